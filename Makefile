@@ -1,0 +1,41 @@
+# Everything here runs from the project's root, with the commands of its own .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+# Spark asks the network for this machine's address unless it is told one.
+export SPARK_LOCAL_IP := 127.0.0.1
+export DAGSTER_DISABLE_TELEMETRY := 1
+
+.PHONY: setup demo up test check bench help
+
+setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
+	@scripts/find_jdk
+
+.venv/.installed: pyproject.toml scripts/install
+	@scripts/install
+	@touch $@
+
+demo: setup ## run the NYC flights through broker, Dagster and Spark, and verify (ARGS="--days 365")
+	@$(BIN)/rmq demo $(ARGS)
+
+up: setup ## start the broker and the Dagster UI; Ctrl-C ends both
+	@$(BIN)/rmq up $(ARGS)
+
+test: setup ## format, lint, types, import contracts, Dagster definitions and every test
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/dagster definitions validate --log-level warning
+	$(BIN)/pytest $(ARGS)
+
+check: test ## the same as test
+
+bench: setup ## measure the engine and the pipeline
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/pipeline.py
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

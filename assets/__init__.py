@@ -1,0 +1,1 @@
+"""Assets of the application: the broker's own background work."""

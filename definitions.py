@@ -1,0 +1,23 @@
+"""What Dagster loads: the broker's background work and the flights example."""
+
+import dagster as dg
+
+from assets import upkeep
+from examples.flights.pipeline import PIPELINE as FLIGHTS
+from resources.deployments import resources
+from sensors.upkeep import DUE_WORK
+
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        assets=upkeep.ASSETS,
+        asset_checks=upkeep.CHECKS,
+        jobs=[*upkeep.WINDOW_JOBS, upkeep.PURGE_JOB],
+        schedules=[upkeep.PURGE_SCHEDULE],
+        sensors=[DUE_WORK],
+        resources=resources(),
+        # A run is one process: the multiprocess executor would add 1.5 s to each, and a step
+        # worker that outlives its killed run.
+        executor=dg.in_process_executor,
+    ),
+    FLIGHTS.definitions(),
+)

@@ -1,0 +1,1 @@
+"""NYC flights of 2013: departures in, aircraft rotations and late aircraft out."""

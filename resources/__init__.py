@@ -1,0 +1,1 @@
+"""Resources of the application, for each place it runs in."""

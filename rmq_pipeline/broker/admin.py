@@ -1,0 +1,259 @@
+"""Creating, altering and deleting topics and consumer groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline import group as groups
+from rmq_pipeline import topic as topics
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.lease_table import WAITING
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.errors import AlreadyExistsError, IllegalTopicError, InUseError, RequestError
+from rmq_pipeline.group import Group
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.topic import DLQ_PREFIX, SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Topic
+
+
+def topic_event(topic: Topic, now_ms: int) -> EventRows:
+    """A topic was created or altered."""
+    return single(Kind.TOPIC, now_ms, topic_id=topic.topic_id, detail=topic.to_json())
+
+
+def schedule_topic(now_ms: int) -> Topic:
+    """The system topic in which messages wait: a queue for each level, and one for other times."""
+    return Topic(SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID, "delay", TIMER_QUEUE + 1, "stored", now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A new home: the system's own topic."""
+
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing when it is there."""
+        if SCHEDULE_TOPIC_ID in state.topics:
+            return Decision()
+        return Decision(events=[topic_event(schedule_topic(now_ms), now_ms)])
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Create a topic; with ``ensure`` one of the same settings may exist."""
+
+    name: str
+    type: str
+    queues: int
+    partition_time: str
+    ensure: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the Topic."""
+        topics.check_name(self.name)
+        topics.check_settings(self.type, self.queues, self.partition_time)
+        known = state.topics.get(state.topic_ids.get(self.name, 0))
+        if known is not None:
+            have, asked = known.topic, (self.type, self.queues, self.partition_time)
+            if self.ensure and (have.type, have.queues, have.partition_time) == asked:
+                return Decision(have)
+            raise AlreadyExistsError(
+                f"Topic {self.name} exists: type {have.type}, {have.queues} queues,"
+                f" partition_time {have.partition_time}."
+            )
+        topic = Topic(
+            self.name,
+            state.next_topic_id,
+            self.type,  # type: ignore[arg-type]  # check_settings has looked
+            self.queues,
+            self.partition_time,
+            now_ms,
+        )
+        return Decision(topic, events=[topic_event(topic, now_ms)])
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTopic:
+    """Other settings for a topic."""
+
+    name: str
+    queues: int | None
+    partition_time: str | None
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the Topic."""
+        topic = state.topic(self.name).topic
+        changed = topic.altered(queues=self.queues, partition_time=self.partition_time)
+        if changed == topic:
+            return Decision(topic)
+        return Decision(changed, events=[topic_event(changed, now_ms)])
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """Delete a topic; receipts of it end, what is scheduled for it is dropped when it is due."""
+
+    name: str
+    force: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Refused while deliveries are in flight or messages scheduled, unless forced."""
+        topic = state.topic(self.name).topic
+        if topic.name == SCHEDULE_TOPIC or topic.name.startswith(DLQ_PREFIX):
+            raise IllegalTopicError(f"Topic {self.name} is the system's.")
+        held = sum(
+            int(np.count_nonzero(c.leases.delivery[c.leases.alive] > WAITING))
+            for key, c in state.consumptions.items()
+            if key[1] == topic.topic_id
+        )
+        scheduled = state.schedule.waiting_for(topic.topic_id)
+        if (held or scheduled) and not self.force:
+            raise InUseError(
+                f"Topic {self.name} has {held} messages in flight and {scheduled} scheduled."
+            )
+        event = single(
+            Kind.TOPIC_DELETED, now_ms, topic_id=topic.topic_id, detail=topic.to_json()
+        )
+        return Decision({"in_flight": held, "scheduled": scheduled}, events=[event])
+
+
+@dataclass(frozen=True, slots=True)
+class CreateGroup:
+    """Create a consumer group and its dead letter topic."""
+
+    name: str
+    order: str
+    max_attempts: int
+    backoff_ms: Sequence[int]
+    on_failure: str
+    ensure: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the Group."""
+        groups.check_name(self.name)
+        backoff = tuple(self.backoff_ms)
+        groups.check_settings(
+            order=self.order,
+            max_attempts=self.max_attempts,
+            backoff_ms=backoff,
+            on_failure=self.on_failure,
+        )
+        known = state.groups.get(state.group_ids.get(self.name, 0))
+        asked = (self.order, self.max_attempts, backoff, self.on_failure)
+        if known is not None:
+            have = (known.order, known.max_attempts, known.backoff_ms, known.on_failure)
+            if self.ensure and have == asked:
+                return Decision(known)
+            raise AlreadyExistsError(
+                f"Group {self.name} exists: order {known.order}, max_attempts"
+                f" {known.max_attempts}, backoff_ms {list(known.backoff_ms)}."
+            )
+        events = []
+        dead = state.topic_ids.get(DLQ_PREFIX + self.name)
+        if dead is None:
+            dead = state.next_topic_id
+            topic = Topic(DLQ_PREFIX + self.name, dead, "normal", 1, "stored", now_ms)
+            events.append(topic_event(topic, now_ms))
+        group = Group(
+            self.name,
+            state.next_group_id,
+            *asked,  # type: ignore[arg-type]  # check_settings has looked
+            created_at_ms=now_ms,
+            dead_letter_topic_id=dead,
+        )
+        events.append(_group_event(group, now_ms))
+        return Decision(group, events=events)
+
+
+def _group_event(group: Group, now_ms: int) -> EventRows:
+    return single(Kind.GROUP, now_ms, group_id=group.group_id, detail=group.to_json())
+
+
+@dataclass(frozen=True, slots=True)
+class AlterGroup:
+    """Other settings for a consumer group; its order stays."""
+
+    name: str
+    changes: dict[str, Any]
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the Group."""
+        group = state.group(self.name)
+        if self.changes.get("order") not in (None, group.order):
+            raise RequestError(
+                f"The order of group {self.name} is {group.order} and stays: create another group."
+            )
+        changed = group.altered(**self.changes)
+        if changed == group:
+            return Decision(group)
+        return Decision(changed, events=[_group_event(changed, now_ms)])
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Delete a consumer group and its progress; its dead letters stay."""
+
+    name: str
+    force: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Refused while deliveries are in flight, unless forced."""
+        group = state.group(self.name)
+        held = sum(
+            int(np.count_nonzero(c.leases.delivery[c.leases.alive] > WAITING))
+            for key, c in state.consumptions.items()
+            if key[0] == group.group_id
+        )
+        if held and not self.force:
+            raise InUseError(f"Group {self.name} has {held} messages in flight.")
+        event = single(
+            Kind.GROUP_DELETED, now_ms, group_id=group.group_id, detail=group.to_json()
+        )
+        return Decision({"in_flight": held}, events=[event])
+
+
+def topics_table(state: State) -> pa.Table:
+    """The topics that clients see, by name."""
+    rows = sorted((t.topic for t in list(state.topics.values())), key=lambda t: t.name)
+    return pa.Table.from_pylist(
+        [row.describe() for row in rows if not topics.is_system(row.name)],
+        schema=pa.schema(
+            [
+                ("name", pa.string()),
+                ("topic_id", pa.int32()),
+                ("type", pa.string()),
+                ("queues", pa.int32()),
+                ("partition_time", pa.string()),
+                ("created_at_ms", pa.int64()),
+            ]
+        ),
+    )
+
+
+def groups_table(state: State) -> pa.Table:
+    """The consumer groups, by name."""
+    rows = sorted(list(state.groups.values()), key=lambda g: g.name)
+    return pa.Table.from_pylist(
+        [row.describe() for row in rows],
+        schema=pa.schema(
+            [
+                ("name", pa.string()),
+                ("group_id", pa.int32()),
+                ("order", pa.string()),
+                ("max_attempts", pa.int32()),
+                ("backoff_ms", pa.list_(pa.int64())),
+                ("on_failure", pa.string()),
+                ("created_at_ms", pa.int64()),
+            ]
+        ),
+    )

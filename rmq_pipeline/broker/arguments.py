@@ -1,0 +1,87 @@
+"""Checking what a caller gave, before anything is asked of the writer."""
+
+from rmq_pipeline import limits
+from rmq_pipeline.broker import queries
+from rmq_pipeline.broker.deliver import Receive
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.filtering import tag_hashes
+from rmq_pipeline.errors import IllegalOffsetError, InvisibleDurationError, RequestError
+
+
+def _whole(value: object, name: str, *, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} is a whole number from {low} to {high}, not {value!r}.")
+    return value
+
+
+def invisible_ms(duration_ms: object) -> int:
+    """An invisible duration in range.
+
+    Raises:
+        InvisibleDurationError: it is not 1 ms to 12 h.
+    """
+    whole = isinstance(duration_ms, int) and not isinstance(duration_ms, bool)
+    if not whole or not limits.INVISIBLE_MIN_MS <= duration_ms <= limits.INVISIBLE_MAX_MS:  # type: ignore[operator]
+        raise InvisibleDurationError(f"An invisible duration of {duration_ms!r} ms.")
+    return int(duration_ms)  # type: ignore[call-overload, no-any-return]
+
+
+def poll_ms(wait_ms: object) -> int:
+    """A time to wait in range."""
+    return _whole(wait_ms, "wait_ms", low=0, high=limits.POLL_MAX_MS)
+
+
+def receive(
+    engine: Engine,
+    topic: str,
+    group: str,
+    *,
+    limit: int,
+    invisible_duration_ms: int,
+    filter: str,
+    client_id: str,
+    window: tuple[str, int] | None,
+) -> Receive:
+    """A receive whose arguments are in range."""
+    engine.state.topic(topic)
+    engine.state.group(group)
+    return Receive(
+        topic=topic,
+        group=group,
+        limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
+        invisible_duration_ms=invisible_ms(invisible_duration_ms),
+        tags=tag_hashes(filter),
+        client_id=client_id,
+        window=(window[0], int(window[1])) if window is not None else None,
+        delivery=engine.new_delivery(),
+    )
+
+
+def reset(
+    engine: Engine,
+    topic: str,
+    *,
+    to_offset: int | None,
+    to_time_ms: int | None,
+    to_latest: bool,
+    to_earliest: bool,
+    queue_id: int | None,
+) -> tuple[dict[int, int], bool]:
+    """The offset asked for of each queue, and whether it is to be clipped to what is kept.
+
+    Raises:
+        RequestError: not exactly one target is given.
+    """
+    given = [to_offset is not None, to_time_ms is not None, to_latest, to_earliest]
+    if sum(given) != 1:
+        raise RequestError("Give one of to_offset, to_time_ms, to_latest, to_earliest.")
+    _, bounds = engine.submit(queries.Offsets(topic))
+    if queue_id is not None and not 0 <= queue_id < len(bounds):
+        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+    chosen = range(len(bounds)) if queue_id is None else [queue_id]
+    if to_offset is not None:
+        _whole(to_offset, "to_offset", low=0, high=2**62)
+        return dict.fromkeys(chosen, to_offset), False
+    if to_time_ms is not None:
+        return {q: queries.offset_at(engine, topic, q, to_time_ms) for q in chosen}, True
+    return {q: bounds[q][1] if to_latest else bounds[q][0] for q in chosen}, True

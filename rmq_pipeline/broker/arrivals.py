@@ -1,0 +1,60 @@
+"""Waking those who wait for a topic: long polls, and the delivery of scheduled messages."""
+
+import threading
+from collections.abc import Iterable
+
+from rmq_pipeline.clock import Clock
+
+
+class _Bell:
+    __slots__ = ("condition", "version")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(threading.Lock())
+        self.version = 0
+
+
+class Arrivals:
+    """A bell for each topic_id, rung when something on it may have become visible."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bells: dict[int, _Bell] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _bell(self, topic_id: int) -> _Bell:
+        found = self._bells.get(topic_id)
+        if found is None:
+            with self._lock:
+                found = self._bells.setdefault(topic_id, _Bell())
+        return found
+
+    def version(self, topic_id: int) -> int:
+        """To be read before looking; ``wait`` returns at once when the bell rang since."""
+        return self._bell(topic_id).version
+
+    def ring(self, topic_ids: Iterable[int]) -> None:
+        """Wake whoever waits for one of these."""
+        for topic_id in topic_ids:
+            bell = self._bell(topic_id)
+            with bell.condition:
+                bell.version += 1
+                bell.condition.notify_all()
+
+    def wait(self, topic_id: int, version: int, *, at_ms: int | None) -> None:
+        """Wait until the bell has rung since ``version`` was read, or until ``at_ms``."""
+        bell = self._bell(topic_id)
+        with bell.condition:
+            if bell.version == version and not self._closed:
+                self._clock.wait_until(bell.condition, at_ms)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the broker is closing: nobody should wait any more."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake everybody for good."""
+        self._closed = True
+        self.ring(list(self._bells))

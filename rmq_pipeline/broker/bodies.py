@@ -1,0 +1,69 @@
+"""Reading messages where they lie: sections of the commit log, or segments once it was dropped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.commit_log import CommitLog
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n messages lie: section position and row."""
+
+    position: Int64s
+    row: Int32s
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+def fetch(commit_log: CommitLog, places: Places, columns: Sequence[str]) -> pa.Table:
+    """The messages at these places, in their order; ``columns`` of schema.MESSAGE."""
+    positions = np.unique(places.position)
+    if len(positions) == 1:
+        batch = commit_log.read(int(positions[0])).batch.select(list(columns))
+        return pa.Table.from_batches([_rows(batch, places.row)])
+    parts, order = [], []
+    for position in positions.tolist():
+        here = np.flatnonzero(places.position == position) if len(positions) < 64 else None
+        if here is None:
+            return _fetch_many(commit_log, places, columns)
+        batch = commit_log.read(position).batch.select(list(columns))
+        parts.append(_rows(batch, places.row[here]))
+        order.append(here)
+    return _in_order(parts, np.concatenate(order))
+
+
+def _fetch_many(commit_log: CommitLog, places: Places, columns: Sequence[str]) -> pa.Table:
+    order = np.argsort(places.position, kind="stable")
+    position = places.position[order]
+    row = places.row[order]
+    starts = np.flatnonzero(np.concatenate(([True], position[1:] != position[:-1])))
+    bounds = [*starts.tolist(), len(order)]
+    names = list(columns)
+    parts = []
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        batch = commit_log.read(int(position[start])).batch.select(names)
+        parts.append(_rows(batch, row[start:stop]))
+    return _in_order(parts, order)
+
+
+def _in_order(parts: list[pa.RecordBatch], order: Int64s) -> pa.Table:
+    table = pa.Table.from_batches(parts)
+    if np.all(order[1:] > order[:-1]):
+        return table
+    back = np.empty(len(order), dtype=np.int64)
+    back[order] = np.arange(len(order))
+    return table.combine_chunks().take(pa.array(back))
+
+
+def _rows(batch: pa.RecordBatch, rows: Int32s) -> pa.RecordBatch:
+    n = len(rows)
+    first = int(rows[0])
+    if int(rows[-1]) - first == n - 1 and (n < 3 or np.all(np.diff(rows) == 1)):
+        return batch.slice(first, n)
+    return batch.take(pa.array(rows))

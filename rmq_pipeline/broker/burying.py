@@ -1,0 +1,58 @@
+"""Bringing doomed messages to the dead letters: find, read, copy and settle."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.dead_letters import Bury, Doomed, FindDoomed, copy_columns
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.placement import locate
+from rmq_pipeline.broker.publish import checked
+from rmq_pipeline.broker.scan import QueueKey
+
+_COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
+_AT_ONCE = 10_000
+
+
+def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int = _AT_ONCE) -> int:
+    """Copy what is doomed in these queues (None: in all) to its dead letters; how many."""
+    buried = 0
+    chosen = tuple(keys) if keys is not None else None
+    while True:
+        found: list[Doomed] = engine.submit(FindDoomed(chosen, min(limit, _AT_ONCE)))
+        if not found:
+            return buried
+        for doomed in found:
+            buried += _bury_queue(engine, doomed)
+        if buried >= limit:
+            return buried
+
+
+def _bury_queue(engine: Engine, doomed: Doomed) -> int:
+    state = engine.state
+    group = state.groups.get(doomed.key.group_id)
+    topic = state.topics.get(doomed.key.topic_id)
+    if group is None or topic is None:
+        return 0
+    queue_id = np.full(len(doomed), doomed.key.queue_id, dtype=np.int32)
+    places = locate(
+        engine,
+        topic_id=doomed.key.topic_id,
+        queue_id=queue_id,
+        offset=doomed.queue_offset,
+        places=Places(doomed.position, doomed.row),
+    )
+    messages: pa.Table = fetch(engine.log, places, _COLUMNS)
+    columns = copy_columns(messages, doomed, topic=topic.topic.name)
+    dead_letters = state.topics[group.dead_letter_topic_id].topic
+    copies = checked(
+        dead_letters,
+        columns,
+        engine.ids,
+        delay_max_ms=engine.settings.delay_max_ms,
+        now_ms=engine.clock.now_ms(),
+    )
+    buried: int = engine.submit(Bury(doomed, copies))
+    return buried

@@ -1,0 +1,204 @@
+"""Receiving: which messages a receive leases, queue by queue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmq_pipeline.broker.consumption import Consumption, Skipped
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.fifo import GroupScan
+from rmq_pipeline.broker.redeliver import ended_leases
+from rmq_pipeline.broker.scan import QueueKey, QueueScan, Taken
+from rmq_pipeline.broker.state import State, TopicState
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.group import Group
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class PageWanted:
+    """Rows of a queue's read-ahead to load: offsets [start, stop)."""
+
+    topic_id: int
+    queue_id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogWanted:
+    """Message groups whose waiting messages are to be looked up before offset ``stop``."""
+
+    key: QueueKey
+    groups: list[int]
+    starts: list[int]
+    stop: int
+    #: Tags wanted; None for all.
+    tags: Int64s | None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What a receive leased, and what it could not decide for lack of something to load."""
+
+    group_id: int
+    topic_id: int
+    delivery: int
+    taken: list[tuple[int, Taken]] = field(default_factory=list)
+    pages: list[PageWanted] = field(default_factory=list)
+    backlogs: list[BacklogWanted] = field(default_factory=list)
+    #: There are rows that are to be dead-lettered.
+    doomed: bool = False
+    #: It stopped at its scan limit: more may be there.
+    scanned_out: bool = False
+    #: When an unsettled message of the group becomes visible; None for none.
+    next_visible_ms: int | None = None
+
+    def __len__(self) -> int:
+        return sum(len(taken) for _, taken in self.taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A receive whose arguments were checked."""
+
+    topic: str
+    group: str
+    limit: int
+    invisible_duration_ms: int
+    #: Tags wanted; None for all.
+    tags: Int64s | None
+    client_id: str
+    window: tuple[str, int] | None
+    #: The random number of this delivery.
+    delivery: int
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Lease up to ``limit`` messages, spread evenly over the queues that have any."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        epoch = state.fence(self.window)
+        answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
+        decision = Decision(answer)
+        scans = self._scans(state, topic, group, now_ms)
+        if not all(scan.consumption.touched for _, scan in scans):
+            decision.events.extend(subscribe_events(state, topic, group, now_ms))
+        self._take(scans, start=now_ms)
+        for queue_id, scan in scans:
+            self._lease(decision, queue_id, scan, epoch=epoch, now_ms=now_ms)
+        return decision
+
+    def _scans(
+        self, state: State, topic: TopicState, group: Group, now_ms: int
+    ) -> list[tuple[int, QueueScan]]:
+        scans = []
+        for queue_id, queue in enumerate(topic.queues):
+            consumption = state.consumption(group, topic.topic.topic_id, queue_id)
+            ended = ended_leases(consumption, group, now_ms)
+            kind = GroupScan if consumption.ordered else QueueScan
+            scans.append((queue_id, kind(queue, consumption, self.tags, ended)))
+        return scans
+
+    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, start: int) -> None:
+        """Fair shares first; then what is left, from wherever there is more."""
+        left = self.limit
+        open_scans = [scan for _, scan in scans if scan.may_have_more()]
+        # Which queue comes first changes from receive to receive, so that none is always last.
+        if open_scans:
+            turn = (start + self.delivery) % len(open_scans)
+            open_scans = open_scans[turn:] + open_scans[:turn]
+        while left > 0 and open_scans:
+            share = max(1, -(-left // len(open_scans)))
+            for scan in open_scans:
+                left -= scan.take(min(share, left))
+                if left <= 0:
+                    break
+            open_scans = [scan for scan in open_scans if scan.may_have_more()]
+
+    def _lease(
+        self, decision: Decision, queue_id: int, scan: QueueScan, *, epoch: int, now_ms: int
+    ) -> None:
+        answer: Delivery = decision.answer
+        key = QueueKey(answer.group_id, answer.topic_id, queue_id)
+        decision.events.extend(key.events(scan.ended.events, now_ms))
+        answer.doomed |= scan.ended.doomed or scan.has_doomed
+        taken = scan.taken()
+        if len(taken):
+            answer.taken.append((queue_id, taken))
+            decision.events.append(
+                EventRows(
+                    kind=Kind.LEASE,
+                    at_ms=now_ms,
+                    group_id=key.group_id,
+                    topic_id=key.topic_id,
+                    queue_id=queue_id,
+                    queue_offset=taken.offset,
+                    attempt=taken.attempt,
+                    visible_at_ms=now_ms + self.invisible_duration_ms,
+                    delivery=self.delivery,
+                    epoch=epoch,
+                    message_group_hash=taken.group,
+                    client_id=self.client_id or None,
+                )
+            )
+        decision.events.extend(key.events(scan.progress_events(taken, now_ms), now_ms))
+        skipped = scan.skipped()
+        if skipped is not None:
+            decision.skipped.append(Skipped(*key, *skipped))
+        if scan.page_wanted is not None:
+            start, stop = scan.page_wanted
+            answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))
+        wanting = scan.backlog_wanted()
+        if wanting:
+            backlog = scan.consumption.backlog
+            starts = [backlog[group].more_from or 0 for group in wanting]
+            stop = scan.consumption.cursor
+            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.tags))
+        answer.scanned_out |= scan.scanned_out
+        visible = next_visible(scan.consumption)
+        if visible is not None:
+            soonest = answer.next_visible_ms
+            answer.next_visible_ms = visible if soonest is None else min(soonest, visible)
+
+
+def next_visible(consumption: Consumption) -> int | None:
+    """A moment before which no unsettled message becomes visible; None without any."""
+    return consumption.leases.next_visible if len(consumption.leases) else None
+
+
+def subscribe_events(
+    state: State, topic: TopicState, group: Group, now_ms: int
+) -> list[EventRows]:
+    """A cursor at the beginning for every queue the group has not touched: all of it is lag."""
+    events = []
+    for queue_id, queue in enumerate(topic.queues):
+        key = (group.group_id, topic.topic.topic_id, queue_id)
+        known = state.consumptions.get(key)
+        if known is None or not known.touched:
+            events.append(
+                single(
+                    Kind.CURSOR,
+                    now_ms,
+                    offset=queue.min_offset,
+                    group_id=key[0],
+                    topic_id=key[1],
+                    queue_id=queue_id,
+                )
+            )
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """From now on the whole topic counts as the group's lag."""
+
+    topic: str
+    group: str
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Cursors where there are none."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        return Decision(events=subscribe_events(state, topic, group, now_ms))

@@ -1,0 +1,167 @@
+"""The parts of an open broker, put together: home, log, database, dispatch, state, writer."""
+
+import logging
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker.admin import Found
+from rmq_pipeline.broker.arrivals import Arrivals
+from rmq_pipeline.broker.home import Home
+from rmq_pipeline.broker.recovery import recover
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.errors import DispatchBehindError, StorageError
+from rmq_pipeline.message import Int64s, MessageIds
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.dispatch import Dispatcher
+from rmq_pipeline.store.events import Kind
+
+log = logging.getLogger(__name__)
+
+SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
+#: Events after which something may be visible to a waiting receive.
+_RINGS = frozenset(
+    {Kind.ACK, Kind.RETRY, Kind.RELEASE, Kind.EXPIRE, Kind.DEAD_LETTER, Kind.RESET, Kind.INVISIBLE}
+)
+
+
+class Engine:
+    """An open store and the thread that writes it. Verbs are functions over it."""
+
+    def __init__(
+        self, home: Home, clock: Clock, settings: Settings, flush: Literal["sync", "async"]
+    ) -> None:
+        self.home = home
+        self.clock = clock
+        self.settings = settings
+        self.flush = flush
+        self.ids = MessageIds()
+        self.arrivals = Arrivals(clock)
+        self.database = Database.open(home.database, memory_bytes=settings.duckdb_memory_bytes)
+        try:
+            commit_log = self._open_log()
+            state = recover(self.database.load_state(), commit_log)
+        except BaseException:
+            self.database.close()
+            raise
+        self.writer = Writer(
+            commit_log, state, clock, committed=self._committed, rebuild=self._rebuild
+        )
+        self.dispatcher = self._dispatcher(commit_log)
+        self.failure: BaseException | None = None
+
+    @classmethod
+    def open(
+        cls, path: Path, *, clock: Clock, settings: Settings, flush: Literal["sync", "async"]
+    ) -> "Engine":
+        """Lock the home, recover, begin to write.
+
+        Raises:
+            HomeLockedError, HomeFormatError, CorruptLogError, StorageError.
+        """
+        home = Home.open(path)
+        try:
+            engine = cls(home, clock, settings, flush)
+            engine.writer.start()
+            engine.dispatcher.start()
+            engine.submit(Found())
+        except BaseException:
+            home.close()
+            raise
+        return engine
+
+    def _open_log(self) -> CommitLog:
+        return CommitLog.open(
+            self.home.log,
+            schemas=SCHEMAS,
+            file_bytes=self.settings.log_file_bytes,
+            reserve_bytes=self.settings.reserve_bytes,
+            flush=self.flush,
+            dispatched_position=self.database.dispatched,
+        )
+
+    def _dispatcher(self, commit_log: CommitLog) -> Dispatcher:
+        return Dispatcher(commit_log, self.database, on_failure=self._dispatch_failed)
+
+    def _dispatch_failed(self, error: BaseException) -> None:
+        log.error("Dispatch has failed; the broker takes nothing more.", exc_info=error)
+        self.failure = error
+
+    @property
+    def log(self) -> CommitLog:
+        """The open commit log; another one after a failed write."""
+        return self.writer.log
+
+    @property
+    def state(self) -> State:
+        """The state. Threads but the writer's may look up topics and groups in it, no more."""
+        return self.writer.state
+
+    def submit(self, request: Request) -> Any:
+        """Have the writer decide and store a request; its answer."""
+        if self.failure is not None:
+            raise StorageError(f"Dispatch has failed: {self.failure}")
+        return self.writer.submit(request)
+
+    def admit(self) -> None:
+        """Refuse more messages while dispatch is far behind.
+
+        Raises:
+            DispatchBehindError: by more than the settings allow.
+        """
+        behind = self.dispatcher.behind_bytes
+        if behind > self.settings.dispatch_behind_bytes:
+            raise DispatchBehindError(f"Dispatch is {behind} bytes behind the commit log.")
+
+    def dispatched(self) -> None:
+        """Wait until dispatch has reached what is on disk now: SQL reads its own writes."""
+        self.dispatcher.wait_for(self.log.synced)
+
+    def new_delivery(self) -> int:
+        """A delivery number nobody can guess."""
+        return secrets.randbits(62) + 1
+
+    def new_deliveries(self, n: int) -> Int64s:
+        """``n`` of them."""
+        numbers = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.int64)
+        return (numbers & np.int64(2**62 - 1)) + np.int64(1)
+
+    def _committed(self, end: int, decisions: Iterable[Decision]) -> None:
+        """A frame is on disk: tell dispatch, and wake who waits."""
+        self.dispatcher.notify(end)
+        topics = set()
+        for decision in decisions:
+            topics.update(placed.topic_id for placed in decision.placed)
+            topics.update(e.topic_id for e in decision.events if e.kind in _RINGS)
+        self.arrivals.ring(topics)
+
+    def _rebuild(self) -> tuple[CommitLog, State]:
+        """Throw the state away and make it again from what is on disk."""
+        self.dispatcher.stop()
+        self.writer.log.close()
+        commit_log = self._open_log()
+        state = recover(self.database.load_state(), commit_log)
+        self.dispatcher = self._dispatcher(commit_log)
+        self.dispatcher.start()
+        return commit_log, state
+
+    def close(self) -> None:
+        """Answer what is asked, dispatch all of it, and let the home go."""
+        self.arrivals.close()
+        self.writer.close()
+        try:
+            if self.failure is None:
+                self.dispatcher.wait_for(self.log.synced)
+        finally:
+            self.dispatcher.stop()
+            self.log.close()
+            self.database.close()
+            self.home.close()

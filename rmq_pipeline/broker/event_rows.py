@@ -1,0 +1,112 @@
+"""Events as the broker makes them and as replay gives them back: runs of one kind on one queue."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline import schema
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+
+_NUMBERS: Final = tuple(
+    (field.name, field.type.to_pandas_dtype()) for field in schema.EVENT if field.type != pa.string()
+)
+_RUN: Final = ("kind", "at_ms", "group_id", "topic_id", "queue_id")
+
+
+def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
+    """Where each run of equal values begins."""
+    if not len(values):
+        return np.zeros(0, dtype=np.intp)
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRows:
+    """n events that share kind, moment, group, topic and queue; columns as store/events.py says."""
+
+    kind: Kind
+    at_ms: int
+    queue_offset: Int64s
+    group_id: int = 0
+    topic_id: int = 0
+    queue_id: int = -1
+    attempt: Int32s | int = 0
+    visible_at_ms: Int64s | int = 0
+    delivery: Int64s | int = 0
+    epoch: Int64s | int = 0
+    message_group_hash: Int64s | int = 0
+    client_id: str | None = None
+    detail: str | Sequence[str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.queue_offset)
+
+    def column(self, name: str, dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+        """A column in full length."""
+        value = getattr(self, name)
+        if isinstance(value, np.ndarray):
+            return value.astype(dtype, copy=False)
+        return np.full(len(self), value, dtype=dtype)
+
+    def detail_of(self, row: int) -> str:
+        """The detail of one row; empty when it has none."""
+        if self.detail is None or isinstance(self.detail, str):
+            return self.detail or ""
+        return self.detail[row] or ""
+
+
+def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | None) -> EventRows:
+    """One event."""
+    return EventRows(kind=kind, at_ms=at_ms, queue_offset=np.array([offset]), **columns)  # type: ignore[arg-type]
+
+
+def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
+    """All events as one batch of schema.EVENT, in order."""
+    columns: list[pa.Array] = []
+    for name, dtype in _NUMBERS:
+        parts = [rows.column(name, dtype) for rows in events]
+        columns.append(pa.array(parts[0] if len(parts) == 1 else np.concatenate(parts)))
+    for name in ("client_id", "detail"):
+        columns.append(_texts([getattr(rows, name) for rows in events], [len(r) for r in events]))
+    return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
+
+
+def _texts(values: Sequence[str | Sequence[str | None] | None], lengths: Sequence[int]) -> pa.Array:
+    if not any(values):
+        return pa.nulls(sum(lengths), pa.string())
+    parts = []
+    for value, n in zip(values, lengths, strict=True):
+        if value is None or value == "":
+            parts.append(pa.nulls(n, pa.string()))
+        elif isinstance(value, str):
+            parts.append(pa.repeat(pa.scalar(value, pa.string()), n))
+        else:
+            parts.append(pa.array(value, pa.string()))
+    return pa.concat_arrays(parts)
+
+
+def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
+    """The runs of a batch of schema.EVENT, in order."""
+    columns = {name: batch.column(name).to_numpy() for name, _ in _NUMBERS}
+    starts = np.zeros(batch.num_rows, dtype=np.bool_)
+    starts[:1] = True
+    for name in _RUN:
+        starts[1:] |= np.diff(columns[name]) != 0
+    bounds = [*np.flatnonzero(starts).tolist(), batch.num_rows]
+    detail, client = batch.column("detail"), batch.column("client_id")
+    plain = detail.null_count == batch.num_rows
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        run = {name: values[start:stop] for name, values in columns.items()}
+        fixed = {name: int(run.pop(name)[0]) for name in _RUN}
+        yield EventRows(
+            kind=Kind(fixed.pop("kind")),
+            **fixed,
+            **run,
+            client_id=client[start].as_py(),
+            detail=None if plain else detail.slice(start, stop - start).to_pylist(),
+        )

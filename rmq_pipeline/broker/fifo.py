@@ -1,0 +1,193 @@
+"""Order by message group: a group is with one receiver at a time, and no group waits for another.
+
+A receive gives a group's next messages in order. The group is then held until each of them is
+settled or its lease has ended; what the cursor passes meanwhile becomes the group's backlog.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_pipeline.broker.consumption import Consumption
+from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.lease_table import WAITING
+from rmq_pipeline.broker.queue_index import IndexRows
+from rmq_pipeline.broker.redeliver import Ended, release
+from rmq_pipeline.broker.scan import QueueScan, Taken
+from rmq_pipeline.broker.state import Queue
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import Kind
+
+#: Message groups of one look-up of waiting messages.
+LOOK_UP_GROUPS = 4096
+
+
+class GroupScan(QueueScan):
+    """A scan that keeps order by message group: ended leases, then backlogs, then the cursor on."""
+
+    def __init__(
+        self, queue: Queue, consumption: Consumption, tags: Int64s | None, ended: Ended
+    ) -> None:
+        super().__init__(queue, consumption, tags, ended)
+        #: How many waiting messages of each ready group were taken.
+        self._from_backlog: dict[int, int] = {}
+        self._ready = iter(list(consumption.ready)) if consumption.ready else iter(())
+        self._ready_left = bool(consumption.ready)
+        self._passed_groups: list[Int64s] = []
+        self._passed_offsets: list[Int64s] = []
+
+    def may_have_more(self) -> bool:
+        """Whether ``take`` might find another message."""
+        return self._ready_left or super().may_have_more()
+
+    def take(self, limit: int) -> int:
+        """Take up to ``limit`` messages; how many there were."""
+        found = self._take_ended(limit)
+        if found < limit and self._ready_left:
+            found += self._take_backlog(limit - found)
+        if found < limit and self._fresh_left():
+            found += self._take_fresh(limit - found)
+        return found
+
+    def _take_backlog(self, limit: int) -> int:
+        """Waiting messages of ready groups, a fair share of each."""
+        backlog = self.consumption.backlog
+        share = max(1, limit // max(1, len(self.consumption.ready)))
+        offsets: list[int] = []
+        groups: list[int] = []
+        while len(offsets) < limit:
+            group = next(self._ready, None)
+            if group is None:
+                self._ready_left = False
+                break
+            known = backlog[group].known
+            n = min(len(known), max(share, 16), limit - len(offsets))
+            if n:
+                offsets.extend(known[i] for i in range(n))
+                groups.extend([group] * n)
+                self._from_backlog[group] = n
+        if offsets:
+            at = np.array(offsets, dtype=np.int64)
+            order = np.argsort(at)
+            at = at[order]
+            position, row = self.queue.index.locate(at)
+            first = np.ones(len(at), dtype=np.int32)
+            group_of = np.array(groups, dtype=np.int64)[order]
+            self._parts.append(Taken(at, first, group_of, position, row))
+        return len(offsets)
+
+    def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
+        """Rows whose group is free and whose tag is wanted; the others' groups are noted."""
+        held, backlog = self.consumption.held, self.consumption.backlog
+        by_tag = super()._wanted(rows)
+        if not held and not backlog:
+            return by_tag
+        groups = rows.message_group_hash
+        blocked = np.fromiter(
+            (group in held or group in backlog for group in groups.tolist()),
+            dtype=np.bool_,
+            count=len(groups),
+        )
+        passed = blocked if by_tag is None else blocked & by_tag
+        self._last_passed = passed
+        free = ~blocked if by_tag is None else by_tag & ~blocked
+        return free
+
+    def _take_fresh(self, limit: int) -> int:
+        found = 0
+        while found < limit and self._fresh_left():
+            rows = self._next_rows(limit - found)
+            if rows is None:
+                break
+            self._last_passed = np.zeros(0, dtype=np.bool_)
+            chosen = self._wanted(rows)
+            stop = min(len(rows), limit - found)
+            if chosen is None:
+                self._deliver(rows, slice(0, stop))
+                found += stop
+                self.cursor += stop
+                continue
+            at = np.flatnonzero(chosen)
+            stop = len(rows)
+            if len(at) > limit - found:
+                at = at[: limit - found]
+                stop = int(at[-1]) + 1
+            self._pass(rows, stop)
+            self.cursor += stop
+            if len(at):
+                self._deliver(rows, at)
+                found += len(at)
+        return found
+
+    def _pass(self, rows: IndexRows, stop: int) -> None:
+        """Note the messages of blocked groups that the cursor goes past."""
+        at = np.flatnonzero(self._last_passed[:stop])
+        if len(at):
+            self._passed_groups.append(rows.message_group_hash[at])
+            self._passed_offsets.append(at + rows.base)
+
+    def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
+        """Cursor, groups that now wait behind it, and groups that have caught up."""
+        events = [*super().progress_events(taken, now_ms), *self._cut_off(taken, now_ms)]
+        behind: dict[int, int] = {}
+        caught_up: list[int] = []
+        backlog = self.consumption.backlog
+        for group, n in self._from_backlog.items():
+            entry = backlog[group]
+            if n < len(entry.known):
+                behind[group] = entry.known[n]
+            elif entry.more_from is not None:
+                behind[group] = max(entry.more_from, entry.known[n - 1] + 1)
+            else:
+                caught_up.append(group)
+        if self._passed_groups:
+            self._note_passed(behind, caught_up)
+        if caught_up:
+            events.append(_of_groups(Kind.CAUGHT_UP, caught_up, [-1] * len(caught_up)))
+        if behind:
+            events.append(_of_groups(Kind.BEHIND, list(behind), list(behind.values())))
+        return events
+
+    def _cut_off(self, taken: Taken, now_ms: int) -> list[EventRows]:
+        """The rest of a group whose delivery has ended, when the limit left no room for it.
+
+        It was only waiting behind the first one: given back now, it is not charged later.
+        """
+        rest = self.ended.slice(self._ended_done, len(self.ended))
+        if not len(rest):
+            return []
+        leases = self.consumption.leases
+        rows = leases.find(rest.offset[np.isin(rest.group, taken.group)])
+        rows = rows[leases.delivery[rows] > WAITING]
+        return release(self.consumption, rows, now_ms) if len(rows) else []
+
+    def _note_passed(self, behind: dict[int, int], caught_up: list[int]) -> None:
+        """Groups that were not behind before, each from its first message passed over."""
+        groups = np.concatenate(self._passed_groups)
+        offsets = np.concatenate(self._passed_offsets)
+        order = np.argsort(groups, kind="stable")
+        groups, offsets = groups[order], offsets[order]
+        firsts = run_starts(groups)
+        gone = set(caught_up)
+        backlog = self.consumption.backlog
+        for group, offset in zip(groups[firsts].tolist(), offsets[firsts].tolist(), strict=True):
+            if group in gone or group not in backlog:
+                behind[group] = offset
+
+    def skipped(self) -> tuple[Int64s, Int64s] | None:
+        """Message groups and offsets that were passed over and wait."""
+        if not self._passed_groups:
+            return None
+        return np.concatenate(self._passed_groups), np.concatenate(self._passed_offsets)
+
+    def backlog_wanted(self) -> list[int]:
+        """Ready groups of which not even the next message is known."""
+        return self.consumption.wanting()[:LOOK_UP_GROUPS] if self.consumption.ready else []
+
+
+def _of_groups(kind: Kind, groups: list[int], offsets: list[int]) -> EventRows:
+    return EventRows(
+        kind=kind,
+        at_ms=0,
+        queue_offset=np.array(offsets, dtype=np.int64),
+        message_group_hash=np.array(groups, dtype=np.int64),
+    )

@@ -1,0 +1,124 @@
+"""Where a consumer group stands, and putting it elsewhere."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOffset:
+    """Put a group at an offset of some queues; its leases and waiting groups there are gone."""
+
+    group: str
+    topic: str
+    #: Offset of each queue; clipped to what the queue keeps when ``clip``.
+    offsets: dict[int, int]
+    clip: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the new offset of each queue."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        decision = Decision({})
+        for queue_id, asked in self.offsets.items():
+            if not 0 <= queue_id < len(topic.queues):
+                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+            queue = topic.queues[queue_id]
+            offset = min(max(asked, queue.min_offset), queue.max_offset)
+            if offset != asked and not self.clip:
+                raise IllegalOffsetError(
+                    f"Queue {queue_id} of topic {self.topic} keeps offsets"
+                    f" {queue.min_offset} to {queue.max_offset}, not {asked}."
+                )
+            decision.answer[queue_id] = offset
+            decision.events.append(
+                single(
+                    Kind.RESET,
+                    now_ms,
+                    offset=offset,
+                    group_id=group.group_id,
+                    topic_id=topic.topic.topic_id,
+                    queue_id=queue_id,
+                )
+            )
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A question: what background work and which consumers have something to do."""
+
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored; the answer is JSON-able."""
+        ended, next_visible, oldest_ended = 0, None, None
+        groups: dict[str, dict[str, object]] = {
+            group.name: {"topics": {}, "window": window_of(state, f"consumer/{group.name}", now_ms)}
+            for group in state.groups.values()
+        }
+        for (group_id, topic_id, queue_id), consumption in state.consumptions.items():
+            topic, group = state.topics.get(topic_id), state.groups.get(group_id)
+            if topic is None or group is None or not consumption.touched:
+                continue
+            leases = consumption.leases
+            open_rows = leases.alive & (leases.delivery >= 0)
+            visible_at = leases.visible_at[open_rows]
+            over = int(np.count_nonzero(visible_at <= now_ms))
+            later = visible_at[visible_at > now_ms]
+            soonest = int(later.min()) if len(later) else None
+            unrecorded = leases.visible_at[
+                leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != 0)
+            ]
+            ended += len(unrecorded)
+            if len(unrecorded):
+                oldest_ended = _earlier(oldest_ended, int(unrecorded.min()))
+            next_visible = _earlier(next_visible, soonest)
+            per_topic = groups[group.name]["topics"]
+            assert isinstance(per_topic, dict)
+            entry = per_topic.setdefault(
+                topic.topic.name, {"ready": 0, "unsettled": 0, "next_visible_ms": None}
+            )
+            fresh = topic.queues[queue_id].max_offset - consumption.cursor
+            entry["ready"] += fresh + over + len(consumption.ready)
+            entry["unsettled"] += len(leases)
+            entry["next_visible_ms"] = _earlier(entry["next_visible_ms"], soonest)
+        jobs = {
+            "deliver_scheduled": {
+                "next_due_ms": state.schedule.next_due_ms(),
+                "due": len(state.schedule.due(now_ms, len(state.schedule))),
+            },
+            "revive": {
+                "next_due_ms": next_visible,
+                "due": ended,
+                "oldest_ended_ms": oldest_ended,
+            },
+            "seal": {"next_due_ms": None, "due": 0},
+        }
+        for name, job in jobs.items():
+            job["window"] = window_of(state, f"upkeep/{name}", now_ms)  # type: ignore[assignment]
+        return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)
+
+
+def window_of(state: State, name: str, now_ms: int) -> dict[str, object] | None:
+    """A window that is live now."""
+    window = state.windows.get(name)
+    if window is None or window.expires_at_ms <= now_ms:
+        return None
+    return {
+        "owner": window.owner,
+        "epoch": window.epoch,
+        "expires_at_ms": window.expires_at_ms,
+    }

@@ -1,0 +1,118 @@
+"""Reading: messages by offset, offsets by time, progress, keyed state, SQL."""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from rmq_pipeline import __version__, schema
+from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.placement import locate
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.errors import IllegalOffsetError, RequestError
+from rmq_pipeline.message import hash64
+
+
+class Offsets:
+    """A question: the topic's id and the (min_offset, max_offset) of its queues."""
+
+    uses_reserve = True
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored."""
+        topic = state.topic(self._topic)
+        bounds = [(queue.min_offset, queue.max_offset) for queue in topic.queues]
+        return Decision((topic.topic, bounds))
+
+
+def read(engine: Engine, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
+    """Messages [offset, offset + limit) of a queue, as schema.READ; fewer at its end.
+
+    Raises:
+        IllegalOffsetError: no such queue, or an offset that it does not keep.
+    """
+    described, bounds = engine.submit(Offsets(topic))
+    if not 0 <= queue_id < len(bounds):
+        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+    low, high = bounds[queue_id]
+    if not low <= offset <= high:
+        raise IllegalOffsetError(f"Queue {queue_id} keeps offsets {low} to {high}, not {offset}.")
+    if limit < 0:
+        raise RequestError("limit is negative.")
+    stop = min(high, offset + limit)
+    offsets = np.arange(offset, stop, dtype=np.int64)
+    if not len(offsets):
+        return schema.READ.empty_table()
+    # The read-ahead belongs to the writer; a read of any part of the log goes by the database.
+    engine.dispatched()
+    unknown = Places(np.full(len(offsets), -1, np.int64), np.zeros(len(offsets), np.int32))
+    places = locate(
+        engine,
+        topic_id=described.topic_id,
+        queue_id=np.full(len(offsets), queue_id, dtype=np.int32),
+        offset=offsets,
+        places=unknown,
+    )
+    return fetch(engine.log, places, schema.READ.names).cast(schema.READ)
+
+
+def offset_at(engine: Engine, topic: str, queue_id: int, at_ms: int) -> int:
+    """The first offset stored at or after a moment; the end of the queue when there is none."""
+    described, bounds = engine.submit(Offsets(topic))
+    if not 0 <= queue_id < len(bounds):
+        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+    low, high = bounds[queue_id]
+    if at_ms < 0:
+        return int(high)
+    engine.dispatched()
+    found = engine.database.offset_at(described.topic_id, queue_id, at_ms=at_ms)
+    return max(low, min(int(found), high))
+
+
+def keyed_state(
+    engine: Engine, group: str, topic: str, message_groups: pa.Table | None
+) -> pa.Table | None:
+    """The keyed state of a consumer: message_group and its own columns; None when never written."""
+    state = engine.state
+    group_id = state.group(group).group_id
+    topic_id = state.topic(topic).topic.topic_id
+    hashes = None
+    if message_groups is not None:
+        asked = message_groups.column("message_group").combine_chunks().cast(pa.string())
+        if isinstance(asked, pa.ChunkedArray):
+            asked = asked.chunk(0) if asked.num_chunks else pa.array([], pa.string())
+        hashes = np.unique(hash64(asked))
+    engine.dispatched()
+    return engine.database.keyed_state(group_id, topic_id, hashes=hashes)
+
+
+def status(engine: Engine, started_at: float, mode: str, fallback: Any) -> dict[str, Any]:
+    """What an operator asks first; sizes in bytes."""
+    process = psutil.Process()
+    log = engine.log
+    return {
+        "version": __version__,
+        "home": str(engine.home.path),
+        "pid": os.getpid(),
+        "uptime_s": round(time.monotonic() - started_at, 1),
+        "upkeep": mode,
+        "flush": engine.flush,
+        "log_first": log.first,
+        "log_end": log.end,
+        "log_synced": log.synced,
+        "dispatched": engine.database.dispatched,
+        "dispatch_behind_bytes": engine.dispatcher.behind_bytes,
+        "memory_bytes": process.memory_info().rss,
+        "topics": len(engine.state.topics),
+        "groups": len(engine.state.groups),
+        "scheduled": len(engine.state.schedule),
+        "last_fallback": fallback,
+    }

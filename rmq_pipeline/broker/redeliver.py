@@ -1,0 +1,217 @@
+"""What happens when a lease ends or a delivery fails: attempts, backoff, the way to dead letters."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_pipeline.broker.consumption import Consumption
+from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.lease_table import DOOMED, WAITING, LeaseTable, Rows
+from rmq_pipeline.group import Group
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Unsettled messages that may be delivered again now."""
+
+    offset: Int64s
+    #: Which delivery the next one is.
+    attempt: Int32s
+    group: Int64s
+    #: Messages that have no attempt left, marked for the dead letters, and those behind them.
+    events: list[EventRows] = field(default_factory=list)
+    doomed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def slice(self, start: int, stop: int) -> "Ended":
+        """Some of the rows."""
+        return Ended(self.offset[start:stop], self.attempt[start:stop], self.group[start:stop])
+
+
+def _nothing() -> Ended:
+    return Ended(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+
+def ended_leases(consumption: Consumption, group: Group, now_ms: int) -> Ended:
+    """What a receive may deliver again: retries that are due and leases that have ended."""
+    rows = consumption.leases.visible(now_ms)
+    if not len(rows):
+        return _nothing()
+    if consumption.ordered:
+        return _ended_in_order(consumption, group, rows, now_ms)
+    leases = consumption.leases
+    exhausted = leases.attempt[rows] >= group.max_attempts
+    again = rows[~exhausted]
+    events = [doom(consumption, rows[exhausted], now_ms)] if exhausted.any() else []
+    return Ended(
+        leases.offset[again],
+        leases.attempt[again] + np.int32(1),
+        leases.group[again],
+        events,
+        bool(events),
+    )
+
+
+def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: int) -> Ended:
+    """The same with order by message group: a group comes again as a whole, from its first on.
+
+    It may when its first unsettled message may. That one's attempt counts; the later ones were
+    only waiting behind it, so theirs does not.
+    """
+    leases = consumption.leases
+    rows = leases.of_groups(np.unique(leases.group[rows]))
+    rows = rows[np.argsort(leases.group[rows], kind="stable")]
+    starts = run_starts(leases.group[rows])
+    heads = rows[starts]
+    visible = (leases.visible_at[heads] <= now_ms) & (leases.delivery[heads] != DOOMED)
+    exhausted = visible & (leases.attempt[heads] >= group.max_attempts)
+    sizes = np.diff(np.append(starts, len(rows)))
+    is_head = np.zeros(len(rows), dtype=np.bool_)
+    is_head[starts] = True
+    events = []
+    if exhausted.any():
+        behind = np.repeat(exhausted, sizes) & ~is_head
+        events.append(doom(consumption, heads[exhausted], now_ms))
+        if behind.any():
+            events.extend(release(consumption, rows[behind], now_ms))
+    again = np.repeat(visible & ~exhausted, sizes) & ~_behind_backoff(leases, rows, starts, now_ms)
+    taken = rows[again]
+    counts = is_head[again] | (leases.delivery[taken] == WAITING)
+    order = np.argsort(leases.offset[taken])
+    taken, counts = taken[order], counts[order]
+    attempt = leases.attempt[taken] + counts.astype(np.int32)
+    if not len(taken) and not events:
+        postpone(consumption, rows, heads, sizes, now_ms)
+    return Ended(leases.offset[taken], attempt, leases.group[taken], events, bool(exhausted.any()))
+
+
+def _behind_backoff(
+    leases: LeaseTable, rows: Rows, starts: Rows, now_ms: int
+) -> npt.NDArray[np.bool_]:
+    """Which rows, sorted by group, wait for a moment yet to come, or lie behind one that does."""
+    delivery = leases.delivery[rows]
+    waits = (delivery == DOOMED) | ((delivery == WAITING) & (leases.visible_at[rows] > now_ms))
+    seen = np.cumsum(waits)
+    before = np.repeat(seen[starts] - waits[starts], np.diff(np.append(starts, len(rows))))
+    behind: npt.NDArray[np.bool_] = seen > before
+    return behind
+
+
+def postpone(
+    consumption: Consumption, rows: Rows, heads: Rows, sizes: Rows, now_ms: int
+) -> None:
+    """Say when to look again, when all that is visible waits behind a message that is not."""
+    leases = consumption.leases
+    open_heads = heads[leases.delivery[heads] != DOOMED]
+    others = leases.alive & (leases.visible_at > now_ms) & (leases.delivery != DOOMED)
+    moments = np.concatenate([leases.visible_at[open_heads], leases.visible_at[others]])
+    leases.next_visible = int(moments.min()) if len(moments) else np.iinfo(np.int64).max
+
+
+def doom(consumption: Consumption, rows: Rows, now_ms: int, *, reason: str = "") -> EventRows:
+    """Mark messages for the dead letters; they are visible to nobody from then on."""
+    return _row_events(
+        consumption, rows, Kind.EXPIRE, visible_at_ms=now_ms, delivery=DOOMED, reason=reason
+    )
+
+
+def release(consumption: Consumption, rows: Rows, visible_at_ms: int | Int64s) -> list[EventRows]:
+    """Give messages back: receipts void, the attempt of a running delivery not counted."""
+    leases = consumption.leases
+    leased = leases.delivery[rows] > WAITING
+    attempt = leases.attempt[rows] - leased.astype(np.int32)
+    return [
+        EventRows(
+            kind=Kind.RELEASE,
+            at_ms=0,
+            queue_offset=leases.offset[rows],
+            attempt=attempt,
+            visible_at_ms=visible_at_ms,
+            delivery=WAITING,
+            message_group_hash=leases.group[rows],
+        )
+    ]
+
+
+def _row_events(
+    consumption: Consumption,
+    rows: Rows,
+    kind: Kind,
+    *,
+    visible_at_ms: int | Int64s,
+    delivery: int,
+    reason: str,
+) -> EventRows:
+    leases = consumption.leases
+    return EventRows(
+        kind=kind,
+        at_ms=0,
+        queue_offset=leases.offset[rows],
+        attempt=leases.attempt[rows],
+        visible_at_ms=visible_at_ms,
+        delivery=delivery,
+        message_group_hash=leases.group[rows],
+        detail=reason or None,
+    )
+
+
+def backoff_ms(group: Group, attempts: Int32s) -> Int64s:
+    """The delay after the n-th delivery has failed."""
+    table = np.array(group.backoff_ms, dtype=np.int64)
+    delays: Int64s = table[np.clip(attempts - 1, 0, len(table) - 1)]
+    return delays
+
+
+def expire(consumption: Consumption, group: Group, now_ms: int, limit: int) -> list[EventRows]:
+    """What the revive job records of leases that have ended: they wait, or go to the dead letters.
+
+    A message that waits already is left alone: it is visible as it is.
+    """
+    leases = consumption.leases
+    rows = leases.visible(now_ms)[:limit]
+    if not len(rows):
+        return []
+    if consumption.ordered:
+        return _expire_in_order(consumption, group, rows, now_ms)
+    exhausted = leases.attempt[rows] >= group.max_attempts
+    ended = rows[~exhausted & (leases.delivery[rows] > WAITING)]
+    events = []
+    if exhausted.any():
+        events.append(doom(consumption, rows[exhausted], now_ms))
+    if len(ended):
+        events.append(_expired(consumption, ended))
+    return events
+
+
+def _expire_in_order(
+    consumption: Consumption, group: Group, rows: Rows, now_ms: int
+) -> list[EventRows]:
+    leases = consumption.leases
+    ended = _ended_in_order(consumption, group, rows, now_ms)
+    events = list(ended.events)
+    rows = leases.find(ended.offset)
+    rows = rows[leases.delivery[rows] > WAITING]
+    by_group = rows[np.argsort(leases.group[rows], kind="stable")]
+    heads = by_group[run_starts(leases.group[by_group])]
+    later = np.setdiff1d(by_group, heads)
+    if len(heads):
+        events.append(_expired(consumption, heads))
+    if len(later):
+        events.extend(release(consumption, later, now_ms))
+    return events
+
+
+def _expired(consumption: Consumption, rows: Rows) -> EventRows:
+    return _row_events(
+        consumption,
+        rows,
+        Kind.EXPIRE,
+        visible_at_ms=consumption.leases.visible_at[rows],
+        delivery=WAITING,
+        reason="",
+    )

@@ -1,0 +1,221 @@
+"""The broker's state in memory: exactly what the commit log says. ``apply`` is its only writer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmq_pipeline.broker.consumption import Consumption, Skipped
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.placed import Placed
+from rmq_pipeline.broker.queue_index import QueueIndex
+from rmq_pipeline.broker.schedule import Schedule
+from rmq_pipeline.errors import (
+    ConsumerGroupNotFoundError,
+    FencedError,
+    TopicNotFoundError,
+)
+from rmq_pipeline.group import Group
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
+
+
+@dataclass(slots=True)
+class Queue:
+    """A message queue: offsets [min_offset, max_offset) exist."""
+
+    min_offset: int = 0
+    max_offset: int = 0
+    index: QueueIndex = field(default_factory=QueueIndex)
+
+
+@dataclass(slots=True)
+class TopicState:
+    """A topic and its queues."""
+
+    topic: Topic
+    queues: list[Queue]
+
+    def messages(self) -> int:
+        """Messages ever stored; also where the round robin over its queues stands."""
+        return sum(queue.max_offset for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The lease under which one run does one kind of background work."""
+
+    name: str
+    owner: str
+    epoch: int
+    expires_at_ms: int
+    #: The last settle that took effect under this name, so that repeating it is answered alike.
+    settle_id: str = ""
+    settle_answer: str = ""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything the verbs decide on."""
+
+    topics: dict[int, TopicState] = field(default_factory=dict)
+    topic_ids: dict[str, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    group_ids: dict[str, int] = field(default_factory=dict)
+    consumptions: dict[tuple[int, int, int], Consumption] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=Schedule)
+    windows: dict[str, Window] = field(default_factory=dict)
+    next_topic_id: int = SCHEDULE_TOPIC_ID + 1
+    next_group_id: int = 1
+    last_at_ms: int = 0
+
+    def topic(self, name: str) -> TopicState:
+        """The topic of that name.
+
+        Raises:
+            TopicNotFoundError: there is none.
+        """
+        found = self.topics.get(self.topic_ids.get(name, 0))
+        if found is None:
+            raise TopicNotFoundError(f"There is no topic {name}.")
+        return found
+
+    def group(self, name: str) -> Group:
+        """The consumer group of that name.
+
+        Raises:
+            ConsumerGroupNotFoundError: there is none.
+        """
+        found = self.groups.get(self.group_ids.get(name, 0))
+        if found is None:
+            raise ConsumerGroupNotFoundError(f"There is no consumer group {name}.")
+        return found
+
+    def consumption(self, group: Group, topic_id: int, queue_id: int) -> Consumption:
+        """What the group has done with the queue; nothing yet, for a new one."""
+        key = (group.group_id, topic_id, queue_id)
+        found = self.consumptions.get(key)
+        if found is None:
+            found = self.consumptions[key] = Consumption(ordered=group.order == "message_group")
+        return found
+
+    def fence(self, window: tuple[str, int] | None) -> int:
+        """The epoch of a window that is still the newest; 0 for none.
+
+        Raises:
+            FencedError: a newer window of that name was opened, or this one was closed.
+        """
+        if window is None:
+            return 0
+        name, epoch = window
+        current = self.windows.get(name)
+        if current is None or current.epoch != epoch or current.expires_at_ms == 0:
+            raise FencedError(
+                f"Window {name} of epoch {epoch} is over"
+                + (f": epoch {current.epoch} belongs to {current.owner}." if current else ".")
+            )
+        return epoch
+
+    def append(self, placed: Placed, position: int) -> None:
+        """Messages were stored in the section at ``position``."""
+        topic = self.topics.get(placed.topic_id)
+        if topic is None:
+            return
+        self.last_at_ms = max(self.last_at_ms, placed.stored_at_ms)
+        if placed.topic_id == SCHEDULE_TOPIC_ID:
+            self.schedule.add(placed.scheduled(position))
+        for queue_id, rows in placed.index_rows(position):
+            queue = topic.queues[queue_id]
+            queue.max_offset = rows.base + len(rows)
+            if placed.topic_id != SCHEDULE_TOPIC_ID:
+                queue.index.append(rows)
+
+    def apply(self, events: EventRows) -> None:
+        """Change the state as the events say; nothing is decided here."""
+        self.last_at_ms = max(self.last_at_ms, events.at_ms)
+        kind = events.kind
+        if kind <= Kind.RESET:
+            group = self.groups.get(events.group_id)
+            if group is not None and events.topic_id in self.topics:
+                self.consumption(group, events.topic_id, events.queue_id).apply(events)
+        elif kind <= Kind.GROUP_DELETED:
+            self._apply_metadata(events)
+        elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED):
+            due = events.column("visible_at_ms", np.int64)
+            self.schedule.remove(events.queue_id, events.queue_offset, due)
+        elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
+            self._apply_window(events)
+
+    def _apply_metadata(self, events: EventRows) -> None:
+        for row in range(len(events)):
+            if events.kind == Kind.TOPIC:
+                self.put_topic(Topic.from_json(events.detail_of(row)))
+            elif events.kind == Kind.TOPIC_DELETED:
+                gone = self.topics.pop(events.topic_id, None)
+                if gone is not None:
+                    del self.topic_ids[gone.topic.name]
+                self._forget(topic_id=events.topic_id)
+            elif events.kind == Kind.GROUP:
+                self.put_group(Group.from_json(events.detail_of(row)))
+            elif events.kind == Kind.GROUP_DELETED:
+                lost = self.groups.pop(events.group_id, None)
+                if lost is not None:
+                    del self.group_ids[lost.name]
+                self._forget(group_id=events.group_id)
+
+    def put_topic(self, topic: Topic) -> TopicState:
+        """A topic was created or altered."""
+        state = self.topics.get(topic.topic_id)
+        if state is None:
+            state = self.topics[topic.topic_id] = TopicState(topic, [])
+        state.topic = topic
+        state.queues.extend(Queue() for _ in range(topic.queues - len(state.queues)))
+        self.topic_ids[topic.name] = topic.topic_id
+        self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
+        return state
+
+    def put_group(self, group: Group) -> None:
+        """A consumer group was created or altered."""
+        self.groups[group.group_id] = group
+        self.group_ids[group.name] = group.group_id
+        self.next_group_id = max(self.next_group_id, group.group_id + 1)
+
+    def _forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
+        gone = [k for k in self.consumptions if k[0] == group_id or k[1] == topic_id]
+        for key in gone:
+            del self.consumptions[key]
+
+    def _apply_window(self, events: EventRows) -> None:
+        name = events.detail_of(0)
+        epoch = int(events.column("epoch", np.int64)[0])
+        if events.kind == Kind.SETTLED:
+            detail: Mapping[str, str] = json.loads(name)
+            current = self.windows.get(detail["window"])
+            if current is not None:
+                self.windows[current.name] = Window(
+                    current.name,
+                    current.owner,
+                    current.epoch,
+                    current.expires_at_ms,
+                    detail["settle_id"],
+                    json.dumps(detail["answer"]),
+                )
+            return
+        before = self.windows.get(name)
+        expires = int(events.column("visible_at_ms", np.int64)[0])
+        self.windows[name] = Window(
+            name,
+            events.client_id or (before.owner if before else ""),
+            epoch,
+            expires if events.kind == Kind.WINDOW else 0,
+            before.settle_id if before else "",
+            before.settle_answer if before else "",
+        )
+
+    def learn(self, skipped: Skipped) -> None:
+        """Keep what a receive saw of groups that it passed over."""
+        key = (skipped.group_id, skipped.topic_id, skipped.queue_id)
+        found = self.consumptions.get(key)
+        if found is not None:
+            found.learn(skipped)

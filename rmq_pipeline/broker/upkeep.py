@@ -1,0 +1,135 @@
+"""Background work by the broker itself: all of it in mode self, what is overdue in mode dagster."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rmq_pipeline.broker.delivering import deliver_scheduled
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.progress import Due
+from rmq_pipeline.broker.reviving import revive
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.store.events import Kind
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["self", "dagster", "none"]
+#: Slice of one call, so that a closing broker does not wait for long.
+_SLICE_MS = 5_000
+_REVIVE_EVERY_MS = 1_000
+_SEAL_EVERY_MS = 60_000
+_LIMIT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class NoteFallback:
+    """The broker did a job that was overdue."""
+
+    job: str
+    overdue_ms: int
+    report: dict[str, Any]
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """One event."""
+        detail = {"job": self.job, "overdue_ms": self.overdue_ms, "report": self.report}
+        return Decision(
+            events=[single(Kind.UPKEEP_FALLBACK, now_ms, detail=json.dumps(detail))]
+        )
+
+
+class Upkeep:
+    """The threads that do background work inside the broker."""
+
+    def __init__(self, engine: Engine, mode: Mode, seal: Callable[[], Any]) -> None:
+        self._engine = engine
+        self._seal = seal
+        self._bell = threading.Condition()
+        self._stopped = False
+        self.last_fallback: dict[str, Any] | None = None
+        jobs: list[Callable[[], None]] = []
+        if mode == "self":
+            jobs = [self._deliver, self._every(_REVIVE_EVERY_MS, self._revive)]
+            jobs.append(self._every(_SEAL_EVERY_MS, self._seal))
+        elif mode == "dagster":
+            jobs = [self._every(_REVIVE_EVERY_MS, self._fall_back)]
+        self._threads = [
+            threading.Thread(target=job, name="rmq-upkeep", daemon=True) for job in jobs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads; wakes them from their waits."""
+        with self._bell:
+            self._stopped = True
+            self._bell.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _deliver(self) -> None:
+        while not self._stopped:
+            self._try(self._deliver_slice)
+
+    def _deliver_slice(self) -> Any:
+        return deliver_scheduled(self._engine, wait_ms=_SLICE_MS, limit=_LIMIT, window=None)
+
+    def _revive(self) -> Any:
+        return revive(self._engine, wait_ms=0, limit=_LIMIT, window=None)
+
+    def _every(self, interval_ms: int, job: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            while True:
+                at_ms = self._engine.clock.now_ms() + interval_ms
+                with self._bell:
+                    if self._stopped:
+                        return
+                    self._engine.clock.wait_until(self._bell, at_ms)
+                    if self._stopped:
+                        return
+                self._try(job)
+
+        return run
+
+    def _try(self, job: Callable[[], Any]) -> None:
+        """A refusal (a full disk, a closing broker) is logged; the next turn tries again."""
+        try:
+            job()
+        except RocketMQError as error:
+            if not self._stopped:
+                log.warning("Background work was refused: %s", error)
+                with self._bell:
+                    if not self._stopped:
+                        self._bell.wait(1.0)
+        except Exception:
+            log.exception("Background work failed; it is tried again.")
+            with self._bell:
+                if not self._stopped:
+                    self._bell.wait(1.0)
+
+    def _fall_back(self) -> None:
+        """Do what Dagster's runs should have done long ago, and leave a trace of it."""
+        due = self._engine.submit(Due())
+        limit_ms = self._engine.settings.fallback_overdue_ms
+        oldest = due["jobs"]["deliver_scheduled"]["next_due_ms"]
+        if oldest is not None and due["now_ms"] - oldest > limit_ms:
+            report = deliver_scheduled(self._engine, wait_ms=0, limit=_LIMIT, window=None)
+            self._note("deliver_scheduled", due["now_ms"] - oldest, report)
+        ended = due["jobs"]["revive"].get("oldest_ended_ms")
+        if ended is not None and due["now_ms"] - ended > limit_ms:
+            self._note("revive", due["now_ms"] - ended, self._revive())
+
+    def _note(self, job: str, overdue_ms: int, report: dict[str, Any]) -> None:
+        self._engine.submit(NoteFallback(job, overdue_ms, report))
+        self.last_fallback = {
+            "job": job,
+            "at_ms": self._engine.clock.now_ms(),
+            "overdue_ms": overdue_ms,
+        }
+        log.warning("The broker did %s itself, overdue by %d ms.", job, overdue_ms)

@@ -1,0 +1,120 @@
+"""Windows: the lease under which one run at a time does a kind of background work."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmq_pipeline import limits
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.redeliver import release
+from rmq_pipeline.broker.scan import QueueKey
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.store.events import Kind
+
+CONSUMER: str = "consumer/"
+
+
+def _check(name: str, duration_ms: int) -> None:
+    kind, _, of = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if kind not in ("upkeep", "consumer") or not of:
+        raise RequestError(f"Window {name!r} is neither upkeep/<job> nor consumer/<group>.")
+    if not 1 <= duration_ms <= limits.WINDOW_MAX_MS:
+        raise RequestError(f"A window is leased for 1 ms to 12 h, not {duration_ms}.")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """Become the one that does this work."""
+
+    name: str
+    owner: str
+    duration_ms: int
+    takeover: bool
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """A new epoch, unless somebody's lease still runs.
+
+        With a consumer's window the deliveries of older epochs are given back at once, their
+        attempts not counted: the run they were given to is gone, and that is no fault of theirs.
+        """
+        _check(self.name, self.duration_ms)
+        group_id = 0
+        if self.name.startswith(CONSUMER):
+            group_id = state.group(self.name.removeprefix(CONSUMER)).group_id
+        current = state.windows.get(self.name)
+        live = current is not None and current.expires_at_ms > now_ms
+        if current is not None and live and not self.takeover:
+            return Decision(
+                {
+                    "yielded_to": current.owner,
+                    "epoch": current.epoch,
+                    "expires_at_ms": current.expires_at_ms,
+                }
+            )
+        epoch = current.epoch + 1 if current is not None else 1
+        expires = now_ms + self.duration_ms
+        decision = Decision({"epoch": epoch, "expires_at_ms": expires})
+        decision.events.append(_event(Kind.WINDOW, self.name, now_ms, epoch, expires, self.owner))
+        if group_id:
+            decision.events.extend(_end_older(state, group_id, epoch, now_ms))
+        return decision
+
+
+def _event(
+    kind: Kind, name: str, now_ms: int, epoch: int, expires_at_ms: int, owner: str | None
+) -> EventRows:
+    return single(
+        kind, now_ms, epoch=epoch, visible_at_ms=expires_at_ms, client_id=owner, detail=name
+    )
+
+
+def _end_older(state: State, group_id: int, epoch: int, now_ms: int) -> list[EventRows]:
+    events = []
+    for key, consumption in state.consumptions.items():
+        leases = consumption.leases
+        if key[0] != group_id or not len(leases):
+            continue
+        old = leases.alive & (leases.delivery > 0) & (leases.epoch > 0) & (leases.epoch < epoch)
+        rows = np.flatnonzero(old)
+        if len(rows):
+            given_back = release(consumption, rows, now_ms)
+            events.extend(QueueKey._make(key).events(given_back, now_ms))
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class RenewWindow:
+    """Hold a window for longer."""
+
+    name: str
+    epoch: int
+    duration_ms: int
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Refused when a newer epoch was opened, or this one closed."""
+        _check(self.name, self.duration_ms)
+        state.fence((self.name, self.epoch))
+        expires = now_ms + self.duration_ms
+        event = _event(Kind.WINDOW, self.name, now_ms, self.epoch, expires, None)
+        return Decision({"epoch": self.epoch, "expires_at_ms": expires}, events=[event])
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWindow:
+    """Let the next one begin; closing twice, or after a newer one, changes nothing."""
+
+    name: str
+    epoch: int
+    uses_reserve: bool = True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """An event, unless it is over already."""
+        current = state.windows.get(self.name)
+        if current is None or current.epoch != self.epoch or current.expires_at_ms == 0:
+            return Decision()
+        event = _event(Kind.WINDOW_CLOSED, self.name, now_ms, self.epoch, 0, None)
+        return Decision(events=[event])

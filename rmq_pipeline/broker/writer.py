@@ -1,0 +1,216 @@
+"""The one thread that changes the state: decide, apply, commit, answer (design §3)."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from rmq_pipeline.broker import event_rows
+from rmq_pipeline.broker.consumption import Skipped
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.placed import Placed
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.errors import RocketMQError, StorageError, StoreFullError
+from rmq_pipeline.store.commit_log import CommitLog
+
+log = logging.getLogger(__name__)
+
+MESSAGES, EVENTS, KEYED_STATE = 1, 2, 3
+#: Requests that share a frame at most, and its size: a frame's answers all wait for its sync.
+FRAME_REQUESTS = 1024
+FRAME_BYTES = 16 * 1024 * 1024
+#: After a full disk, for how long sends are refused without another try.
+FULL_PAUSE_MS = 1000
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a request does: rows to store, and the answer once they are on disk."""
+
+    answer: Any = None
+    placed: list[Placed] = field(default_factory=list)
+    events: list[EventRows] = field(default_factory=list)
+    keyed_state: list[pa.RecordBatch] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def stores(self) -> bool:
+        """Whether anything is to be stored."""
+        return bool(self.placed or self.events or self.keyed_state)
+
+
+class Request(Protocol):
+    """A verb's request: ``decide`` is pure and leaves the state as it is."""
+
+    #: Whether it may use the reserve when the disk is full: all but what adds messages may.
+    uses_reserve: bool
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """What to store and answer; raises RocketMQError to refuse."""
+        ...
+
+
+class _Pending:
+    __slots__ = ("answer", "done", "error", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        # A bare lock is the cheapest way to hand one answer to one waiting thread.
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class Writer:
+    """Takes requests from any thread; one frame, one sync, then all its answers."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        state: State,
+        clock: Clock,
+        *,
+        committed: Callable[[int, Iterable[Decision]], None],
+        rebuild: Callable[[], tuple[CommitLog, State]],
+    ) -> None:
+        self.log = commit_log
+        self.state = state
+        self._clock = clock
+        self._committed = committed
+        self._rebuild = rebuild
+        self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
+        self._full_until_ms = 0
+        self._fatal: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="rmq-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take requests."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> Any:
+        """The answer to a request, once what it stores is on disk."""
+        pending = _Pending(request)
+        self._put([pending])
+        pending.done.acquire()
+        if pending.error is not None:
+            raise pending.error
+        return pending.answer
+
+    def submit_together(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers to requests that share one frame; an error takes its answer's place."""
+        together = [_Pending(request) for request in requests]
+        self._put(together)
+        for pending in together:
+            pending.done.acquire()
+        return [p.answer if p.error is None else p.error for p in together]
+
+    def _put(self, together: list[_Pending]) -> None:
+        if self._closed:
+            raise StorageError("The broker is closed.")
+        if self._fatal is not None:
+            raise StorageError(f"The broker's store has failed: {self._fatal}")
+        self._queue.put(together)
+
+    def close(self) -> None:
+        """Answer what is queued, then end the thread."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            first = self._queue.get()
+            together: list[_Pending] = []
+            item: list[_Pending] | None = first
+            while True:
+                if item is None:
+                    closing = True
+                    break
+                together.extend(item)
+                if len(together) >= FRAME_REQUESTS:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            while together:
+                together = self._frame(together)
+
+    def _frame(self, together: list[_Pending]) -> list[_Pending]:
+        """One frame of these requests; those that did not fit in."""
+        now_ms = max(self._clock.now_ms(), self.state.last_at_ms)
+        decisions: list[Decision] = []
+        answered = 0
+        try:
+            for pending in together:
+                answered += 1
+                decision = self._decide(pending, now_ms)
+                if decision is not None and decision.stores():
+                    decisions.append(decision)
+                if self.log.staged_bytes() > FRAME_BYTES:
+                    break
+            events = [rows for decision in decisions for rows in decision.events]
+            if events:
+                self.log.stage(EVENTS, event_rows.to_batch(events))
+            if decisions:
+                self.log.commit(use_reserve=all(p.request.uses_reserve for p in together))
+        except Exception as error:
+            self._fail(together, error, now_ms)
+            return []
+        for pending in together[:answered]:
+            pending.done.release()
+        if decisions:
+            self._committed(self.log.end, decisions)
+        return together[answered:]
+
+    def _decide(self, pending: _Pending, now_ms: int) -> Decision | None:
+        try:
+            if now_ms < self._full_until_ms and not pending.request.uses_reserve:
+                raise StoreFullError("The disk is full.")
+            decision = pending.request.decide(self.state, now_ms)
+        except RocketMQError as error:
+            pending.error = error
+            return None
+        except Exception as error:
+            log.exception("A request could not be decided; nothing was changed.")
+            pending.error = error
+            return None
+        self._apply(decision)
+        pending.answer = decision.answer
+        return decision
+
+    def _apply(self, decision: Decision) -> None:
+        for placed in decision.placed:
+            position = self.log.stage(MESSAGES, placed.batch)
+            self.state.append(placed, position)
+        for events in decision.events:
+            self.state.apply(events)
+        for skipped in decision.skipped:
+            self.state.learn(skipped)
+        for batch in decision.keyed_state:
+            self.log.stage(KEYED_STATE, batch)
+
+    def _fail(self, together: list[_Pending], error: Exception, now_ms: int) -> None:
+        """Answer an error to all, and make the state again what is on disk."""
+        if isinstance(error, StoreFullError):
+            self._full_until_ms = now_ms + FULL_PAUSE_MS
+        else:
+            log.exception("A frame was not committed; the state is rebuilt from disk.")
+        answer = error if isinstance(error, RocketMQError) else StorageError(str(error))
+        try:
+            self.log, self.state = self._rebuild()
+        except Exception as fatal:
+            log.exception("The state could not be rebuilt.")
+            self._fatal = fatal
+        for pending in together:
+            if pending.error is None:
+                pending.error = answer
+            if pending.done.locked():
+                pending.done.release()

@@ -1,0 +1,109 @@
+"""The command ``rmq`` put together, and what becomes of an error."""
+
+import itertools
+import os
+import sys
+
+import typer
+
+from rmq_pipeline.cli import (
+    broker,
+    dead_letters,
+    demo,
+    groups,
+    lag,
+    messages,
+    offsets,
+    search,
+    sql,
+    topics,
+    up,
+)
+from rmq_pipeline.cli.options import examples
+from rmq_pipeline.cli.output import show_error
+from rmq_pipeline.errors import RocketMQError
+
+#: Exit code of a process that was interrupted from the keyboard, as shells have it.
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rmq",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A message broker with RocketMQ's semantics, for people who run Dagster and Spark.",
+    epilog=examples(
+        "rmq up",
+        "rmq topic create orders --type fifo",
+        "rmq group create billing --order message_group",
+        "rmq send orders --body hello --message-group customer-7",
+        "rmq receive orders billing --ack",
+        "rmq lag billing",
+    ),
+)
+
+app.command(epilog=examples("rmq up", "rmq up --port 3001"))(up.up)
+app.command(epilog=examples("rmq broker", "rmq broker --home /srv/rmq --flight 127.0.0.1:0"))(
+    broker.broker
+)
+app.command(epilog=examples("rmq stop", "rmq stop --home /srv/rmq"))(broker.stop)
+app.command(epilog=examples("rmq status", "rmq status --json | jq -r .flight"))(broker.status)
+app.add_typer(topics.app, name="topic")
+app.add_typer(groups.app, name="group")
+app.command(
+    epilog=examples(
+        "rmq send orders --body hello --tag new --key order-17",
+        "rmq send orders --file orders.ndjson",
+        "generate | rmq send orders --file -",
+        "rmq send reminders --body 'call back' --deliver-at 2030-01-01T09:00:00Z",
+    )
+)(messages.send)
+app.command(
+    epilog=examples(
+        "rmq receive orders billing",
+        "rmq receive orders billing -n 100 --ack --json",
+        "rmq receive orders billing --filter 'new || paid' --wait 10",
+    )
+)(messages.receive)
+app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(lag.lag)
+app.command(
+    epilog=examples(
+        "rmq find orders --key order-17",
+        "rmq find orders --from 2030-01-01T09:00:00Z --to 2030-01-01T10:00:00Z --json",
+    )
+)(search.find)
+app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(search.trace)
+app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(offsets.app, name="offset")
+app.command(
+    epilog=examples(
+        'rmq sql "SELECT topic, count(*) FROM messages GROUP BY topic"',
+        'rmq sql "SELECT * FROM in_flight" --format csv',
+        "rmq sql - --format parquet --output lag.parquet < lag.sql",
+    )
+)(sql.sql)
+app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(demo.demo)
+
+
+def run() -> None:
+    """Run the command of this process's arguments, and exit.
+
+    A refusal of the broker is one line on stderr, JSON when JSON was asked for, and exit code 1;
+    a command line that cannot be read is exit code 2.
+    """
+    try:
+        app()
+    except RocketMQError as error:
+        show_error(error, as_json=_wants_json(sys.argv[1:]))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of the pipe has seen enough; Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    pairs = itertools.pairwise(arguments)
+    return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairs

@@ -1,0 +1,227 @@
+"""``rmq send`` and ``rmq receive``."""
+
+import base64
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from rmq_pipeline.cli import ndjson
+from rmq_pipeline.cli.moments import parse_ms
+from rmq_pipeline.cli.options import MOMENT, AsJson, Flight, Group, Home, Topic, connected
+from rmq_pipeline.cli.output import (
+    print_json,
+    progress,
+    rows_of,
+    show_message,
+    show_rows,
+    text_of,
+)
+from rmq_pipeline.errors import RequestError, RocketMQError
+
+if TYPE_CHECKING:
+    from rmq_pipeline.flight.client import Client
+
+RECEIVED_FIELDS: Final = (
+    "body",
+    "tag",
+    "keys",
+    "message_group",
+    "queue_id",
+    "queue_offset",
+    "delivery_attempt",
+    "message_id",
+    "receipt_handle",
+    "properties",
+)
+RECEIVED_COLUMNS: Final = (
+    "queue_id",
+    "queue_offset",
+    "delivery_attempt",
+    "message_id",
+    "message_group",
+    "tag",
+    "keys",
+    "body",
+)
+#: A receipt lives this long: time to look at what was received, and to settle it.
+INVISIBLE_S: Final = 60.0
+
+
+def send(
+    topic: Topic,
+    *,
+    body: Annotated[str | None, typer.Option(help="Text of one message.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NDJSON",
+            help="A message a line, a JSON object: body or body_base64, and optionally tag, keys, "
+            "message_group, delay_level, deliver_at_ms, born_at_ms, properties. - is stdin. "
+            "The options below are for lines that do not say.",
+        ),
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="What consumers filter by.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="What `rmq find` finds it by; may be repeated.")
+    ] = None,
+    message_group: Annotated[
+        str | None, typer.Option(help="Messages of one group are consumed in order.")
+    ] = None,
+    delay_level: Annotated[
+        int | None, typer.Option(help="Deliver after a delay: level 1 (1 s) to 18 (2 h).")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Deliver not before: {MOMENT}.")
+    ] = None,
+    property: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.")
+    ] = None,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message, or a file of messages in batches; a batch is stored whole or not at all."""
+    defaults = {
+        "tag": tag,
+        "keys": key or None,
+        "message_group": message_group,
+        "delay_level": delay_level,
+        "deliver_at_ms": parse_ms(deliver_at) if deliver_at else None,
+        "properties": _properties(property or []),
+    }
+    if (body is None) == (file is None):
+        raise RequestError("Give either --body or --file.")
+    with connected(home, flight) as client:
+        if file is None:
+            table = ndjson.to_table([{**defaults, "body": _encoded(body or "")}])
+            sent = rows_of(client.send(topic, table))
+        else:
+            sent = _send_file(client, topic, file=file, defaults=defaults, keep=as_json)
+            if not as_json:
+                return
+    show_rows(sent, as_json=as_json, empty="")
+
+
+def receive(
+    topic: Topic,
+    group: Group,
+    *,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="At most this many.")] = 32,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="Acknowledge them once they are printed.")
+    ] = False,
+    filter: Annotated[str, typer.Option(metavar="EXPR", help="Tags joined by ||; * is any.")] = "*",
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait for the first this long.")
+    ] = 0.0,
+    invisible: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Without --ack they are delivered again after this long."
+        ),
+    ] = INVISIBLE_S,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Receive messages of a topic for a consumer group."""
+    with connected(home, flight) as client:
+        received = client.receive(
+            topic,
+            group,
+            limit=limit,
+            invisible_duration_ms=round(invisible * 1000),
+            filter=filter,
+            wait_ms=round(wait * 1000),
+            client_id="rmq",
+        )
+        rows = rows_of(received)
+        if as_json:
+            print_json([_as_json(row) for row in rows])
+        else:
+            empty = f"There is nothing for {group} to receive from {topic} now."
+            show_rows(rows, as_json=False, columns=RECEIVED_COLUMNS, empty=empty)
+        # Printed first: what is lost on the way to the reader comes again.
+        sys.stdout.flush()
+        if ack and rows:
+            client.ack(received)
+
+
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as a program gets it; a body that is no text comes as body_base64, as in a file."""
+    fields = {name: row[name] for name in RECEIVED_FIELDS}
+    fields["body"] = text_of(row["body"])
+    fields["keys"] = row["keys"] or []
+    if fields["body"] is None:
+        fields["body_base64"] = base64.b64encode(row["body"]).decode()
+    return fields
+
+
+def _encoded(text: str) -> bytes:
+    # What the shell passed that was no UTF-8 goes on as the bytes it was.
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _properties(pairs: list[str]) -> dict[str, str] | None:
+    """Raises: RequestError, when there is no = in one."""
+    properties = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise RequestError(f"--property {pair!r} is not KEY=VALUE.")
+        properties[name] = value
+    return properties or None
+
+
+def _send_file(
+    client: "Client", topic: str, *, file: Path, defaults: Mapping[str, Any], keep: bool
+) -> list[dict[str, Any]]:
+    """Send all lines; what was answered for each, if it is to be kept."""
+    answers: list[dict[str, Any]] = []
+    stored = 0
+    with _opened(file) as lines, progress(unit="messages") as bar:
+        size = file.stat().st_size if file.is_file() else None
+        task = bar.add_task(f"sending to {topic}", total=size, done=0)
+        try:
+            for batch in ndjson.batches(lines, defaults):
+                if batch.rows:
+                    sent = _send_batch(client, topic, batch)
+                    answers += sent if keep else []
+                    stored += len(sent)
+                bar.update(task, advance=batch.bytes, done=stored)
+        except RocketMQError as error:
+            if not stored:
+                raise
+            raise type(error)(
+                f"{error.message} The first {stored:,} messages of the file are stored."
+            ) from error
+    if not keep:
+        show_message(f"{stored:,} messages are stored in {topic}.")
+    return answers
+
+
+def _send_batch(client: "Client", topic: str, batch: ndjson.Batch) -> list[dict[str, Any]]:
+    try:
+        return rows_of(client.send(topic, batch.table()))
+    except RocketMQError as error:
+        lines = f"In lines {batch.first_line} to {batch.last_line}"
+        raise type(error)(f"{lines}: {error.message}") from error
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Iterable[bytes]]:
+    """Raises: RequestError, when there is no such file or it cannot be read."""
+    if str(file) == "-":
+        stdin: BinaryIO = sys.stdin.buffer
+        yield stdin
+        return
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
+    with opened:
+        yield opened

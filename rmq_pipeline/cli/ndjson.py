@@ -1,0 +1,133 @@
+"""Messages as lines of JSON: body (text) or body_base64, and what else a message has."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.limits import MIB
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A batch is cut when it has this many messages, or this many bytes of lines.
+BATCH_ROWS: Final = 1_000
+BATCH_BYTES: Final = 8 * MIB
+
+
+@dataclass
+class Batch:
+    """Messages that are sent together, and the lines they were."""
+
+    first_line: int
+    last_line: int = 0
+    bytes: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def table(self) -> "pa.Table":
+        """schema.SEND."""
+        return to_table(self.rows)
+
+
+def to_table(rows: list[dict[str, Any]]) -> "pa.Table":
+    """schema.SEND of messages by column; what is left out is null."""
+    import pyarrow as pa
+
+    from rmq_pipeline.schema import SEND
+
+    return pa.Table.from_pylist(rows, schema=SEND)
+
+
+def batches(lines: Iterable[bytes], defaults: Mapping[str, Any]) -> Iterator[Batch]:
+    """Messages in batches, in the order of the lines; blank lines are passed over.
+
+    Args:
+        defaults: what a line that does not say gets, by column.
+
+    Raises:
+        RequestError: a line is no message; names the line and what is wrong with it.
+    """
+    batch = Batch(first_line=1)
+    for number, line in enumerate(lines, start=1):
+        batch.last_line = number
+        batch.bytes += len(line)
+        if line.strip():
+            batch.rows.append({**defaults, **parse(line, number)})
+        if len(batch.rows) >= BATCH_ROWS or batch.bytes >= BATCH_BYTES:
+            yield batch
+            batch = Batch(first_line=number + 1)
+    if batch.bytes:
+        yield batch
+
+
+def parse(line: bytes, number: int) -> dict[str, Any]:
+    """The columns of a message.
+
+    Raises:
+        RequestError: it is no message; names the line and what is wrong with it.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"Line {number} is not JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise RequestError(f"Line {number} is not a JSON object.")
+    for name, value in fields.items():
+        if name not in _FIELDS:
+            raise RequestError(
+                f"Line {number} has a field {name!r}; a message has {', '.join(_FIELDS)}."
+            )
+        what, fits = _FIELDS[name]
+        if value is not None and not fits(value):
+            raise RequestError(f"Line {number}: {name} is {what}, not {json.dumps(value)}.")
+    fields["body"] = _body(fields, number)
+    fields.pop("body_base64", None)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _body(fields: Mapping[str, Any], number: int) -> bytes:
+    text, encoded = fields.get("body"), fields.get("body_base64")
+    if (text is None) == (encoded is None):
+        raise RequestError(f"Line {number} needs either body or body_base64.")
+    if text is not None:
+        return bytes(text, "utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(str(encoded), validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"Line {number}: body_base64 is not base64: {error}.") from None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
+
+
+def _is_ms(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_text_map(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
+_FIELDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
+    "body": ("text", _is_text),
+    "body_base64": ("text", _is_text),
+    "tag": ("text", _is_text),
+    "keys": ("a list of texts", _is_texts),
+    "message_group": ("text", _is_text),
+    "delay_level": ("a whole number", _is_whole),
+    "deliver_at_ms": ("ms since 1970", _is_ms),
+    "born_at_ms": ("ms since 1970", _is_ms),
+    "properties": ("an object of texts", _is_text_map),
+}

@@ -1,0 +1,58 @@
+"""``rmq offset``: where consumer groups go on."""
+
+from typing import Annotated
+
+import typer
+
+from rmq_pipeline.cli.moments import parse_ms
+from rmq_pipeline.cli.options import MOMENT, AsJson, Flight, Group, Home, Topic, connected, examples
+from rmq_pipeline.cli.output import rows_of, show_rows
+from rmq_pipeline.errors import RequestError
+
+app = typer.Typer(no_args_is_help=True, help="Offsets of consumer groups: reset.")
+
+
+@app.callback()
+def offset() -> None:
+    """Offsets of consumer groups."""
+
+
+@app.command(
+    epilog=examples(
+        "rmq offset reset billing orders --to-earliest",
+        "rmq offset reset billing orders --to-time 2030-01-01T09:00:00Z",
+        "rmq offset reset billing orders --to-offset 100 --queue 3",
+    )
+)
+def reset(
+    group: Group,
+    topic: Topic,
+    *,
+    to_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"To the first message stored at or after: {MOMENT}."),
+    ] = None,
+    to_offset: Annotated[int | None, typer.Option(help="To this offset of every queue.")] = None,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Past all messages.")] = False,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the first message kept.")
+    ] = False,
+    queue: Annotated[int | None, typer.Option(help="Only this queue.")] = None,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a consumer group go on from elsewhere; what it has in flight is given up."""
+    if sum([to_time is not None, to_offset is not None, to_latest, to_earliest]) != 1:
+        raise RequestError("Give one of --to-time, --to-offset, --to-latest, --to-earliest.")
+    with connected(home, flight) as client:
+        offsets = client.reset_offset(
+            group,
+            topic,
+            to_offset=to_offset,
+            to_time_ms=parse_ms(to_time) if to_time is not None else None,
+            to_latest=to_latest,
+            to_earliest=to_earliest,
+            queue_id=queue,
+        )
+    show_rows(rows_of(offsets), as_json=as_json, empty="")

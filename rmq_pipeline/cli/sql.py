@@ -1,0 +1,103 @@
+"""``rmq sql``: one SELECT over the documented views."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
+
+import typer
+
+from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
+from rmq_pipeline.cli.output import print_json, rows_of, show_rows
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.limits import QUERY_TIMEOUT_S
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["table", "json", "csv", "parquet"]
+
+
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT; - reads stdin.")],
+    *,
+    format: Annotated[Format, typer.Option(help="How the answer is printed.")] = "table",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write csv or parquet to a file."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up after this long.")
+    ] = QUERY_TIMEOUT_S,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the broker: one SELECT over its views.
+
+    topics, consumer_groups, messages, in_flight, scheduled, retrying, dead_letters, progress, lag,
+    message_trace, events, windows, sink_files, segments, half, parked.
+    """
+    form = "json" if as_json else format
+    if output is not None and form not in _WRITERS:
+        raise RequestError("--output takes csv or parquet: give --format.")
+    if form == "parquet" and output is None and sys.stdout.isatty():
+        raise RequestError("Parquet is not for a terminal: give --output, or redirect it.")
+    text = sys.stdin.read() if query == "-" else query
+    with connected(home, flight) as client:
+        answer = client.sql(text, timeout_s=timeout)
+    if form in _WRITERS:
+        _write(answer, _WRITERS[form], output=output)
+    elif form == "json":
+        print_json(rows_of(answer))
+    else:
+        show_rows(rows_of(answer), as_json=False, empty="No rows.")
+
+
+def _write(
+    answer: "pa.Table", writer: Callable[["pa.Table", BinaryIO], None], *, output: Path | None
+) -> None:
+    """Raises: RequestError, when the file cannot be written."""
+    if output is None:
+        writer(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with output.open("wb") as file:
+            writer(answer, file)
+    except OSError as error:
+        raise RequestError(f"{output} cannot be written: {error.strerror}.") from error
+
+
+def _write_csv(answer: "pa.Table", file: BinaryIO) -> None:
+    from pyarrow import csv
+
+    csv.write_csv(_without_nesting(answer), file)
+
+
+def _write_parquet(answer: "pa.Table", file: BinaryIO) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(answer, file)
+
+
+def _without_nesting(answer: "pa.Table") -> "pa.Table":
+    """CSV has no lists: they become JSON."""
+    import pyarrow as pa
+
+    for index, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            texts = [_json_text(value) for value in answer.column(index).to_pylist()]
+            answer = answer.set_column(index, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _json_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+_WRITERS: Final[dict[str, Callable[["pa.Table", BinaryIO], None]]] = {
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+}

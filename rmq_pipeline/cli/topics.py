@@ -1,0 +1,101 @@
+"""``rmq topic``: create, alter, delete, list and show topics."""
+
+from typing import Annotated, get_args
+
+import typer
+
+from rmq_pipeline import limits
+from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples
+from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
+from rmq_pipeline.topic import TopicType
+
+app = typer.Typer(no_args_is_help=True, help="Topics: create, alter, delete, list, show.")
+
+TYPES = list(get_args(TopicType))
+COLUMNS = ("name", "type", "queues", "partition_time", "created_at_ms")
+
+PARTITION_HELP = (
+    "What time means for its partitions: stored, born, or the name of a property that holds ms "
+    "since 1970."
+)
+
+
+@app.command(
+    epilog=examples("rmq topic create orders", "rmq topic create orders --type fifo --queues 16")
+)
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    *,
+    type: Annotated[
+        str,
+        typer.Option(help=f"One of {', '.join(TYPES)}.", autocompletion=lambda: TYPES),
+    ] = "normal",
+    queues: Annotated[
+        int, typer.Option(help="Message queues: how far consumers can share its work.")
+    ] = limits.DEFAULT_QUEUES,
+    partition_time: Annotated[str, typer.Option(help=PARTITION_HELP)] = "stored",
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    with connected(home, flight) as client:
+        topic = client.create_topic(name, type=type, queues=queues, partition_time=partition_time)
+    show_fields(topic, as_json=as_json)
+
+
+@app.command(epilog=examples("rmq topic alter orders --queues 32"))
+def alter(
+    name: Topic,
+    *,
+    queues: Annotated[int | None, typer.Option(help="More queues; never fewer.")] = None,
+    partition_time: Annotated[str | None, typer.Option(help=PARTITION_HELP)] = None,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what is given."""
+    with connected(home, flight) as client:
+        topic = client.alter_topic(name, queues=queues, partition_time=partition_time)
+    show_fields(topic, as_json=as_json)
+
+
+@app.command(epilog=examples("rmq topic delete orders", "rmq topic delete orders --force"))
+def delete(
+    name: Topic,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even with messages in flight or scheduled.")
+    ] = False,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a topic and all its messages."""
+    with connected(home, flight) as client:
+        topic = client.delete_topic(name, force=force)
+    if as_json:
+        show_fields(topic, as_json=True)
+    else:
+        show_message(f"Topic {name} is deleted.")
+
+
+@app.command("list", epilog=examples("rmq topic list", "rmq topic list --json"))
+def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
+    """List topics."""
+    with connected(home, flight) as client:
+        rows = rows_of(client.list_topics())
+    show_rows(rows, as_json=as_json, columns=COLUMNS, empty="There are no topics.")
+
+
+@app.command(epilog=examples("rmq topic show orders"))
+def show(name: Topic, *, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
+    """Show a topic's settings, and the offsets of its queues."""
+    with connected(home, flight) as client:
+        topic = client.describe_topic(name)
+    if as_json:
+        show_fields(topic, as_json=True)
+        return
+    offsets = topic.pop("offsets")
+    show_fields(topic, as_json=False)
+    show_rows(offsets, as_json=False, empty="")

@@ -1,0 +1,88 @@
+"""``rmq up``: a broker and Dagster, kept running together."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from rmq_pipeline.cli.broker import (
+    DEFAULT_FLIGHT,
+    ServedFlight,
+    ServedGrpc,
+    address_to_serve,
+    check_grpc,
+)
+from rmq_pipeline.cli.options import Home
+from rmq_pipeline.cli.output import show_message
+from rmq_pipeline.errors import RocketMQError
+
+
+def up(
+    *,
+    home: Home = None,
+    grpc: ServedGrpc = None,
+    flight: ServedFlight = None,
+    port: Annotated[int, typer.Option(help="Of Dagster's UI; 0 picks a free one.")] = 3000,
+    dagster_home: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Default: DAGSTER_HOME, then dagster_home in the project."
+        ),
+    ] = None,
+) -> None:
+    """Run a broker and Dagster, each started again when it dies; Ctrl-C ends both.
+
+    Dagster does the broker's background work, and its sensors start the consumers.
+    """
+    from rmq_pipeline.cli.supervisor import Supervisor
+    from rmq_pipeline.endpoint import default_home
+    from rmq_pipeline.flight.process import SETTINGS_FILE
+    from rmq_pipeline.orchestration.dev_server import DevServer, project_root
+
+    where = (home or default_home()).absolute()
+    check_grpc(grpc)
+    address = address_to_serve(flight)
+    if address is None and not (where / SETTINGS_FILE).exists():
+        address = DEFAULT_FLIGHT
+    # Everything below finds the broker through its home, which knows where a restarted one is.
+    os.environ.pop("RMQ_FLIGHT", None)
+    stopping = _on_signals()
+    failures: list[RocketMQError] = []
+
+    def give_up(error: RocketMQError) -> None:
+        failures.append(error)
+        stopping.set()
+
+    folder = dagster_home or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
+    with Supervisor(
+        where,
+        flight=address,
+        on_restart=lambda endpoint: show_message(f"The broker died; it is back: {endpoint.pid}."),
+        on_failure=give_up,
+    ) as broker:
+        show_message(f"broker   {broker.endpoint.flight}   home {where}")
+        show_message("Dagster  starting …")
+        with DevServer(folder, port=port, env={"RMQ_HOME": str(where)}) as dagster:
+            show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
+            show_message("Ctrl-C ends both.")
+            stopping.wait()
+            show_message("Ending …")
+    if failures:
+        raise failures[0]
+
+
+def _on_signals() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM; a second SIGINT interrupts what is under way."""
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping

@@ -1,0 +1,267 @@
+"""Every error of the system, in one tree; families answer what the caller should do.
+
+RocketMQError
+├── RequestError          change the request
+├── NotFoundError         create it, or look elsewhere
+├── ConflictError         somebody else was first, or the thing is in use
+├── BusyError             wait and retry
+└── OperatorError         an operator must look
+
+Each class carries RocketMQ's v2 status code and a remedy. Doors translate classes, never texts.
+"""
+
+from typing import ClassVar
+
+
+class RocketMQError(Exception):
+    """A refusal by the broker; ``remedy`` says what to do about it."""
+
+    code: ClassVar[int] = 50001
+    remedy: ClassVar[str] = "Look at the broker's log."
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text} {self.remedy}" if text else self.remedy
+
+    @property
+    def message(self) -> str:
+        """What happened, without the remedy."""
+        return super().__str__()
+
+
+class RequestError(RocketMQError):
+    """The request cannot be carried out as it is."""
+
+    code = 40000
+    remedy = "Change the request."
+
+
+class TableSchemaError(RequestError):
+    """A table lacks a column, or a column has the wrong type."""
+
+    remedy = "Give the table the columns that rmq_pipeline.schema names."
+
+
+class IllegalTopicError(RequestError):
+    """A topic name breaks the rules."""
+
+    code = 40002
+    remedy = "Use 1 to 127 of the characters A-Z a-z 0-9 _ - % |."
+
+
+class IllegalConsumerGroupError(RequestError):
+    """A consumer group name breaks the rules."""
+
+    code = 40003
+    remedy = "Use 1 to 120 of the characters A-Z a-z 0-9 _ - % |."
+
+
+class IllegalMessageTagError(RequestError):
+    """A tag is blank, or holds | or a control character."""
+
+    code = 40004
+    remedy = "Use a tag without | and control characters."
+
+
+class IllegalMessageKeyError(RequestError):
+    """A key is blank or holds a control character."""
+
+    code = 40005
+    remedy = "Use keys without spaces and control characters."
+
+
+class IllegalMessageGroupError(RequestError):
+    """A message group is missing, blank, too long, or not taken by the topic."""
+
+    code = 40006
+    remedy = "Give every message of a fifo topic a message_group of under 64 bytes."
+
+
+class IllegalMessagePropertyError(RequestError):
+    """A property has a reserved or blank name, or a control character."""
+
+    code = 40007
+    remedy = "Rename the property."
+
+
+class IllegalMessageIdError(RequestError):
+    """A message id is blank."""
+
+    code = 40009
+    remedy = "Leave message_id out, or give every message its own."
+
+
+class FilterExpressionError(RequestError):
+    """A filter expression does not parse."""
+
+    code = 40010
+    remedy = "A tag filter is * or tags joined by ||."
+
+
+class InvisibleDurationError(RequestError):
+    """An invisible duration is out of range."""
+
+    code = 40011
+    remedy = "Use 1 ms to 12 h."
+
+
+class DeliveryTimeError(RequestError):
+    """A delay level or delivery time is out of range."""
+
+    code = 40012
+    remedy = "Use a level of 1 to 18, or a time at most one year ahead."
+
+
+class ReceiptHandleError(RequestError):
+    """A receipt has ended, was settled, or belongs to another delivery; nothing was changed."""
+
+    code = 40013
+    remedy = "Receive the message again and settle that delivery."
+
+
+class MessageTypeError(RequestError):
+    """The topic does not take messages of this type."""
+
+    code = 40014
+    remedy = "Send it to a topic of its type."
+
+
+class IllegalOffsetError(RequestError):
+    """An offset lies outside what the queue keeps."""
+
+    code = 40019
+    remedy = "Use an offset between the queue's min_offset and max_offset."
+
+
+class MessageBodyTooLargeError(RequestError):
+    """A body is over 4 MiB, or a batch is over its limit."""
+
+    code = 41301
+    remedy = "Keep a body within 4 MiB and a batch within 256 MiB."
+
+
+class MessageBodyEmptyError(RequestError):
+    """A body is empty."""
+
+    code = 41302
+    remedy = "Give every message a body of at least one byte."
+
+
+class MessagePropertiesTooLargeError(RequestError):
+    """Properties, keys and tag together are too large."""
+
+    code = 43101
+    remedy = "Keep them within 128 entries and 16 KiB a message."
+
+
+class QueryError(RequestError):
+    """A SQL query is not one read-only SELECT, does not parse, or ran out of time."""
+
+    remedy = "Give one SELECT over the documented views."
+
+
+class NotFoundError(RocketMQError):
+    """The thing named does not exist."""
+
+    code = 40401
+    remedy = "Create it, or check the name."
+
+
+class TopicNotFoundError(NotFoundError):
+    """No topic has this name."""
+
+    code = 40402
+    remedy = "Create it with `rmq topic create`, or check the name."
+
+
+class ConsumerGroupNotFoundError(NotFoundError):
+    """No consumer group has this name."""
+
+    code = 40403
+    remedy = "Create it with `rmq group create`, or check the name."
+
+
+class ConflictError(RocketMQError):
+    """The state of the broker does not allow it now."""
+
+    code = 40900
+    remedy = "Look at the current state and decide again."
+
+
+class AlreadyExistsError(ConflictError):
+    """It exists already, with other settings."""
+
+    remedy = "Alter it, or ask for the settings it has."
+
+
+class InUseError(ConflictError):
+    """Messages are in flight or scheduled for it."""
+
+    remedy = "Wait until they are settled, or force it."
+
+
+class FencedError(ConflictError):
+    """A newer window of the same name has taken over; nothing was changed."""
+
+    remedy = "End this window: its messages come again in the newer one."
+
+
+class BusyError(RocketMQError):
+    """The broker cannot take more now."""
+
+    code = 42900
+    remedy = "Wait and retry."
+
+
+class DispatchBehindError(BusyError):
+    """Dispatch is too far behind the commit log to take more messages."""
+
+
+class BrokerUnavailableError(BusyError):
+    """No broker answers."""
+
+    code = 50003
+    remedy = "Start it with `rmq broker` or `rmq up`."
+
+
+class OperatorError(RocketMQError):
+    """The store or its home needs an operator."""
+
+
+class StorageError(OperatorError):
+    """A write or sync failed; what was not answered may or may not be stored."""
+
+    remedy = "Check the disk; the broker rebuilds its state from what is on it."
+
+
+class StoreFullError(OperatorError):
+    """The disk has no room for this."""
+
+    code = 50004
+    remedy = "Free space, or let seal and expire drop old log files."
+
+
+class CorruptLogError(OperatorError):
+    """A frame of the commit log does not match its checksum."""
+
+    remedy = "Restore the file from a copy; the broker does not start over a damaged log."
+
+
+class HomeLockedError(OperatorError):
+    """Another process has the home open."""
+
+    remedy = "Connect to that broker, or stop it with `rmq stop`."
+
+
+class HomeFormatError(OperatorError):
+    """The home was written by a newer version."""
+
+    remedy = "Use the version of rmq_pipeline that wrote it, or a newer one."
+
+
+def by_name(name: str) -> type[RocketMQError]:
+    """The error class of that name; RocketMQError when there is none (a newer broker's)."""
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, RocketMQError):
+        return found
+    return RocketMQError

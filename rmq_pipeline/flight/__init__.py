@@ -1,0 +1,1 @@
+"""The table door: Arrow Flight, one exchange a call."""

@@ -1,0 +1,88 @@
+"""The broker's verbs for other processes: the same names, signatures and errors as in process."""
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from rmq_pipeline.flight import process
+from rmq_pipeline.flight.administration import Administration
+from rmq_pipeline.flight.connection import Connection, Target
+from rmq_pipeline.flight.messaging import Messaging
+from rmq_pipeline.flight.sender import Sender
+
+
+class Client(Administration, Messaging):
+    """A connection to a broker, for any number of threads.
+
+    Calls that may be repeated are, while the broker is away, for up to ``retry_s``; others raise
+    BrokerUnavailableError, and may then have been carried out or not.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        home: Path | str | None = None,
+        autostart: bool = False,
+        token: str | None = None,
+        retry_s: float = 30.0,
+    ) -> None:
+        """Find the broker; the first call connects.
+
+        Args:
+            address: host:port of its table door; else the broker of ``home``, else RMQ_FLIGHT,
+                else the broker of RMQ_HOME or of ``.rmq`` in the current project.
+            autostart: start the broker of the home when none serves it.
+            token: refuse another start of the broker than this one; found in the home.
+
+        Raises:
+            OperatorError: the broker was to be started, and did not serve.
+        """
+        target = Target.find(address, home=home, token=token)
+        if autostart and target.home is not None:
+            process.start(target.home)
+        self._connection = Connection(target, retry_s=retry_s)
+        self._sender: Sender | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Send what ``send_async`` and ``send_one_way`` have queued, then disconnect."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send_async(self, topic: str, messages: pa.Table) -> "Future[pa.Table]":
+        """Store messages in the background, in the order of the calls; what ``send`` returns.
+
+        Waits only while 64 MiB are queued.
+        """
+        future: Future[pa.Table] = Future()
+        self._background().put(topic, messages, future=future)
+        return future
+
+    def send_one_way(self, topic: str, messages: pa.Table) -> None:
+        """Store messages in the background; a failure is logged, and nobody told."""
+        self._background().put(topic, messages, future=None)
+
+    def _background(self) -> Sender:
+        with self._lock:
+            if self._sender is None:
+                self._sender = Sender(self.send)
+            return self._sender

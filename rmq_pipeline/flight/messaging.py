@@ -1,0 +1,176 @@
+"""Sending, receiving, settling and reading messages, from another process."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_pipeline import limits
+from rmq_pipeline.flight.calls import Calls, Receipts, Window
+
+
+class Messaging(Calls):
+    """The verbs that producers, consumers and readers use."""
+
+    def send(self, topic: str, messages: pa.Table) -> pa.Table:
+        """Store messages, all or none.
+
+        Args:
+            messages: schema.SEND; nullable columns may be left out.
+
+        Returns:
+            schema.SENT, row for row.
+        """
+        return self._table("send", topic=topic, messages=messages)
+
+    def receive(
+        self,
+        topic: str,
+        group: str,
+        *,
+        limit: int = 32,
+        invisible_duration_ms: int = 60_000,
+        filter: str = "*",
+        wait_ms: int = 0,
+        client_id: str = "",
+        window: Window | None = None,
+    ) -> pa.Table:
+        """Lease messages of a topic to this caller.
+
+        Args:
+            wait_ms: how long to wait while there is none.
+
+        Returns:
+            schema.RECEIVED, ordered by queue_id and within a message group by offset.
+        """
+        return self._table(
+            "receive",
+            topic=topic,
+            group=group,
+            limit=limit,
+            invisible_duration_ms=invisible_duration_ms,
+            filter=filter,
+            wait_ms=wait_ms,
+            client_id=client_id,
+            window=window,
+        )
+
+    def ack(self, receipts: Receipts) -> None:
+        """Settle deliveries as done, all or none.
+
+        Raises:
+            ReceiptHandleError: one of them has ended.
+        """
+        self._connection.call("ack", {"receipts": receipts})
+
+    def change_invisible_duration(self, receipts: Receipts, duration_ms: int) -> pa.Table:
+        """Let leases end ``duration_ms`` from now; the new receipts, row for row.
+
+        Raises:
+            ReceiptHandleError: one of them has ended; none was changed.
+        """
+        return self._table("change_invisible_duration", receipts=receipts, duration_ms=duration_ms)
+
+    def forward_to_dead_letter_queue(self, receipts: Receipts, *, reason: str = "") -> None:
+        """Give deliveries up, all or none.
+
+        Raises:
+            ReceiptHandleError: one of them has ended.
+        """
+        args = {"receipts": receipts, "reason": reason}
+        self._connection.call("forward_to_dead_letter_queue", args)
+
+    def settle(
+        self,
+        group: str,
+        outcomes: pa.Table,
+        *,
+        settle_id: str = "",
+        window: Window | None = None,
+        publish: Mapping[str, pa.Table] | None = None,
+        sink_files: pa.Table | None = None,
+        state: pa.Table | None = None,
+        topic: str = "",
+    ) -> dict[str, Any]:
+        """Settle deliveries and what came of them at once, all or none.
+
+        Args:
+            outcomes: schema.OUTCOME.
+            settle_id: repeating the window's last one is answered the same and does nothing.
+            publish: schema.SEND per topic.
+            sink_files: schema.SINK_FILE, the files that count from now on.
+            state: message_group and the consumer's own columns, a row per changed key.
+            topic: the consumed topic, for ``state``.
+
+        Returns:
+            {"acked", "retried", "dead_lettered", "published"}.
+
+        Raises:
+            FencedError: a newer window has taken over.
+            ReceiptHandleError: a delivery has ended.
+        """
+        return self._facts(
+            "settle",
+            group=group,
+            outcomes=outcomes,
+            settle_id=settle_id,
+            window=window,
+            publish=publish,
+            sink_files=sink_files,
+            state=state,
+            topic=topic,
+        )
+
+    def read(self, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
+        """Messages of a queue from an offset on; schema.READ."""
+        return self._table("read", topic=topic, queue_id=queue_id, offset=offset, limit=limit)
+
+    def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
+        """The first offset stored at or after a time; max_offset when there is none."""
+        args = {"topic": topic, "queue_id": queue_id, "at_ms": at_ms}
+        return int(self._connection.call("offset_at", args))
+
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to_offset: int | None = None,
+        to_time_ms: int | None = None,
+        to_latest: bool = False,
+        to_earliest: bool = False,
+        queue_id: int | None = None,
+    ) -> pa.Table:
+        """Let the group go on from elsewhere; its leases end.
+
+        Returns:
+            queue_id and queue_offset, a row per queue.
+        """
+        return self._table(
+            "reset_offset",
+            group=group,
+            topic=topic,
+            to_offset=to_offset,
+            to_time_ms=to_time_ms,
+            to_latest=to_latest,
+            to_earliest=to_earliest,
+            queue_id=queue_id,
+        )
+
+    def keyed_state(
+        self, group: str, topic: str, *, message_groups: pa.Table | None = None
+    ) -> pa.Table | None:
+        """The state of these message groups, or of all; None when none was ever settled."""
+        return self._table("keyed_state", group=group, topic=topic, message_groups=message_groups)
+
+    def sink_files(self, group: str) -> pa.Table:
+        """Files that count, in the order they were settled; schema.SINK_FILE, epoch and at_ms."""
+        return self._table("sink_files", group=group)
+
+    def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
+        """The rows of one SELECT over the documented views.
+
+        Raises:
+            QueryError: it is something else, does not parse, or ran out of time.
+        """
+        return self._table("sql", query=query, timeout_s=timeout_s)

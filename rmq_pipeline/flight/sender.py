@@ -1,0 +1,121 @@
+"""Sends in the background: what queued up during one call goes with the next."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rmq_pipeline import errors, limits
+from rmq_pipeline.flight import wire
+
+log = logging.getLogger(__name__)
+
+#: A call carries no more than this, unless a single table does.
+CALL_BYTES = 8 * limits.MIB
+CALL_ROWS = 20_000
+#: Beyond this the caller of ``put`` waits.
+WAITING_BYTES = 64 * limits.MIB
+
+Send = Callable[[str, pa.Table], pa.Table]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    topic: str
+    messages: pa.Table
+    future: "Future[pa.Table] | None"
+    bytes: int
+
+
+class Sender:
+    """One thread that sends tables in the order they were put, neighbours together."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._queue: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="rmq-sender", daemon=True)
+        self._thread.start()
+
+    def put(self, topic: str, messages: pa.Table, *, future: "Future[pa.Table] | None") -> None:
+        """Queue a table; waits while WAITING_BYTES wait. Without a future failures are logged."""
+        messages = wire.as_table("messages", messages)
+        waiting = _Waiting(topic, messages, future, messages.nbytes)
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < WAITING_BYTES or self._closing)
+            if self._closing:
+                raise errors.BrokerUnavailableError("This client is closed.")
+            self._queue.append(waiting)
+            self._bytes += waiting.bytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what is queued, then end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while neighbours := self._take():
+            if wanted := [waiting for waiting in neighbours if _begin(waiting)]:
+                self._deliver(wanted)
+
+    def _take(self) -> list[_Waiting]:
+        """The first tables that can go together; none when the sender is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue) or self._closing)
+            taken: list[_Waiting] = []
+            size = rows = 0
+            while self._queue:
+                next_ = self._queue[0]
+                size, rows = size + next_.bytes, rows + next_.messages.num_rows
+                if taken and not (
+                    size <= CALL_BYTES and rows <= CALL_ROWS and _go_together(taken[0], next_)
+                ):
+                    break
+                taken.append(self._queue.popleft())
+            self._bytes -= sum(waiting.bytes for waiting in taken)
+            self._changed.notify_all()
+        return taken
+
+    def _deliver(self, together: list[_Waiting]) -> None:
+        try:
+            sent = self._send(together[0].topic, pa.concat_tables([w.messages for w in together]))
+        except errors.RequestError as error:
+            # Refused whole, so nothing of it is stored: alone, only the faulty one is refused.
+            if len(together) == 1:
+                _fail(together[0], error)
+            for waiting in together if len(together) > 1 else ():
+                self._deliver([waiting])
+        except Exception as error:  # noqa: BLE001 - belongs to the futures, the thread goes on
+            for waiting in together:
+                _fail(waiting, error)
+        else:
+            row = 0
+            for waiting in together:
+                if waiting.future is not None:
+                    waiting.future.set_result(sent.slice(row, waiting.messages.num_rows))
+                row += waiting.messages.num_rows
+
+
+def _begin(waiting: _Waiting) -> bool:
+    """Whether it is still to be sent; from now on it cannot be cancelled."""
+    return waiting.future is None or waiting.future.set_running_or_notify_cancel()
+
+
+def _go_together(first: _Waiting, other: _Waiting) -> bool:
+    return first.topic == other.topic and first.messages.schema.equals(other.messages.schema)
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if waiting.future is not None:
+        waiting.future.set_exception(error)
+    else:
+        log.warning("one-way send to %s failed: %s", waiting.topic, error)

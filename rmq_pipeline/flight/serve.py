@@ -1,0 +1,158 @@
+"""The broker's process: open the home, open the door, serve until told to stop."""
+
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rmq_pipeline import errors
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.endpoint import Endpoint, write_json
+from rmq_pipeline.flight.process import ANY_PORT, HOME_LOCKED, SETTINGS_FILE, Flush, Upkeep
+from rmq_pipeline.flight.server import FlightServer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:8082"
+#: A thread that waits for the GIL asks for it after this long: at the default of 5 ms a single
+#: busy thread makes every sync of the commit log 10 ms late.
+SWITCH_INTERVAL_S: Final = 0.0002
+#: Running calls get this long to end; their clients repeat them, or learn that it is not known.
+_GRACE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Flags:
+    """How a home is served; kept in it, and used again by the next start."""
+
+    flight: str = DEFAULT_ADDRESS
+    upkeep: Upkeep = "self"
+    flush: Flush = "sync"
+
+    @classmethod
+    def remembered(cls, home: Path, **given: Any) -> "Flags":
+        """What is given (not None), else what the last start had, else the defaults."""
+        path = home / SETTINGS_FILE
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
+        return cls(**{**kept, **{name: v for name, v in given.items() if v is not None}})
+
+
+def serve(
+    home: Path,
+    *,
+    flight: str | None = None,
+    upkeep: Upkeep | None = None,
+    flush: Flush | None = None,
+) -> None:
+    """Serve a home in this process until SIGTERM or SIGINT; for the main thread.
+
+    Prints ``ready grpc=- flight=HOST:PORT home=DIR`` when calls are answered. An argument left
+    out is what the home was served with the last time, at first 127.0.0.1:8082, upkeep self, flush
+    sync; where that port is taken, a free one.
+
+    Raises:
+        HomeLockedError: another process has the home open.
+        RequestError: the address is taken, or beyond loopback.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    stopping = _on_signals()
+    home = home.absolute()
+    flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush)
+    with Broker.open(home, upkeep=flags.upkeep, flush=flags.flush) as broker:
+        token = secrets.token_hex(16)
+        server = _listen(broker, flags.flight, token=token, chosen=flight is not None)
+        endpoint = Endpoint(
+            pid=os.getpid(),
+            started_at_ms=time.time_ns() // 1_000_000,
+            token=token,
+            flight=server.address,
+            grpc=None,
+            home=str(home),
+            upkeep=flags.upkeep,
+            flush=flags.flush,
+        )
+        kept = {"flight": server.address, "upkeep": flags.upkeep, "flush": flags.flush}
+        write_json(home / SETTINGS_FILE, kept)
+        _calm_garbage_collection()
+        endpoint.write()
+        try:
+            sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")
+            sys.stdout.flush()
+            stopping.wait()
+        finally:
+            endpoint.remove()
+            server.refuse()
+    _shut(server)
+
+
+def _on_signals() -> threading.Event:
+    stopping = threading.Event()
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        log.info("stopping on %s", signal.Signals(number).name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping
+
+
+def _listen(broker: Broker, address: str, *, token: str, chosen: bool) -> FlightServer:
+    """Open the door; where a port that was only remembered is taken, at a free one."""
+    try:
+        return FlightServer(broker, address, token=token)
+    except errors.RequestError:
+        if chosen:
+            raise
+        log.warning("%s is taken: using another port", address)
+        return FlightServer(broker, ANY_PORT, token=token)
+
+
+def _calm_garbage_collection() -> None:
+    """Keep the collector away from what lives as long as the process, and let it run less often.
+
+    A full collection of the modules of DuckDB, Arrow and pydantic takes tens of ms, in which no
+    call is answered.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _shut(server: FlightServer) -> None:
+    # A call that hangs must not keep the process: the log is closed, nothing can be lost.
+    closing = threading.Thread(target=server.shutdown, name="rmq-flight-shutdown", daemon=True)
+    closing.start()
+    closing.join(_GRACE_S)
+    if closing.is_alive():
+        log.warning("calls still run after %s s: leaving them", _GRACE_S)
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def main() -> int:
+    """What ``process.start`` runs: the home, and its flags as JSON."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        serve(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+    except errors.HomeLockedError as error:
+        sys.stderr.write(f"{error}\n")
+        return HOME_LOCKED
+    except errors.RocketMQError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Dagster: what authors of pipelines import, and what runs the broker's background work."""

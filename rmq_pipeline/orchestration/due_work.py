@@ -1,0 +1,170 @@
+"""Which windows to request: a pure question to what is due and what was requested before."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+from rmq_pipeline.orchestration.topic_assets import identifier
+from rmq_pipeline.orchestration.windows import UpkeepJob
+
+#: A run is up this long after it was requested: work due sooner than this is worth a request now.
+AHEAD_MS: Final = 8_000
+#: A window of 60 s is followed by the next after about this long, so that they overlap.
+HAND_OVER_AFTER_MS: Final = 40_000
+#: Windows follow each other while work was due within this time.
+BUSY_FOR_MS: Final = 10 * 60_000
+#: A run that has not opened its window by now is taken for lost.
+ASK_AGAIN_MS: Final = 20_000
+
+
+@dataclass
+class Asked:
+    """What a sensor remembers of one kind of window."""
+
+    #: Newest epoch seen, and when it was first seen.
+    epoch: int = 0
+    seen_at_ms: int = 0
+    #: The last request: when, and the newest epoch then.
+    at_ms: int = 0
+    after_epoch: int = -1
+    #: Until then the kind counts as busy, because work was due.
+    busy_until_ms: int = 0
+
+    def see(self, window: Mapping[str, Any] | None, now_ms: int) -> None:
+        """Note the window that is open."""
+        if window and int(window["epoch"]) != self.epoch:
+            self.epoch, self.seen_at_ms = int(window["epoch"]), now_ms
+
+    def is_waiting(self, now_ms: int) -> bool:
+        """Whether a request was made that has not led to a window yet, but may."""
+        return self.after_epoch == self.epoch and now_ms - self.at_ms < ASK_AGAIN_MS
+
+    def ask(self, now_ms: int) -> None:
+        """Note that a run is requested."""
+        self.at_ms, self.after_epoch = now_ms, self.epoch
+
+
+@dataclass
+class Memory:
+    """A sensor's cursor. ``serial`` makes run keys: one tick's are its cursor's, whenever run."""
+
+    serial: int = 0
+    asked: dict[str, Asked] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, cursor: str | None) -> Self:
+        """What ``dump`` wrote; empty for a sensor that has never ticked."""
+        if not cursor:
+            return cls()
+        found = json.loads(cursor)
+        asked = {name: Asked(**values) for name, values in found["asked"].items()}
+        return cls(serial=found["serial"], asked=asked)
+
+    def dump(self) -> str:
+        """As a cursor."""
+        return json.dumps({"serial": self.serial, "asked": {k: asdict(v) for k, v in self.items()}})
+
+    def items(self) -> list[tuple[str, Asked]]:
+        """What is remembered, by kind of window."""
+        return list(self.asked.items())
+
+    def of(self, name: str) -> Asked:
+        """What is remembered of a kind of window."""
+        return self.asked.setdefault(name, Asked())
+
+    def next_key(self, name: str, now_ms: int) -> str:
+        """A run key never used before, and the same if this tick is run again.
+
+        Without a cursor it begins with the minute: a sensor that was reset does not meet the keys
+        of its past.
+        """
+        self.serial = max(self.serial + 1, now_ms // 60_000)
+        return f"{name}/{self.serial}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A window to request; ``name`` is that of the job and of the tag that limits it."""
+
+    name: str
+    run_key: str
+    reason: str
+    #: Epoch of the live window that it takes over from.
+    hand_over_from: int = 0
+
+
+def wanted_upkeep(
+    due: Mapping[str, Any], jobs: Mapping[str, UpkeepJob], memory: Memory
+) -> list[Wanted]:
+    """At most one window a job.
+
+    Args:
+        due: what ``Client.due`` answers.
+        jobs: kinds of work.
+        memory: changed to what the sensor is to remember.
+    """
+    now_ms = int(due["now_ms"])
+    wanted = []
+    for name, job in jobs.items():
+        facts, asked = due["jobs"][name], memory.of(name)
+        window = facts.get("window")
+        asked.see(window, now_ms)
+        reason = _due_reason(facts, ahead_ms=AHEAD_MS if job.waits else 0, now_ms=now_ms)
+        if reason and job.waits:
+            asked.busy_until_ms = now_ms + BUSY_FOR_MS
+        if asked.busy_until_ms > now_ms:
+            reason = reason or "busy within the last 10 minutes"
+        if not reason or asked.is_waiting(now_ms):
+            continue
+        if window and (not job.waits or now_ms - asked.seen_at_ms < HAND_OVER_AFTER_MS):
+            continue
+        epoch = asked.epoch if window else 0
+        asked.ask(now_ms)
+        wanted.append(Wanted(name, memory.next_key(name, now_ms), reason, epoch))
+    return wanted
+
+
+def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:
+    if facts.get("due"):
+        return f"{facts['due']} due"
+    next_due_ms = facts.get("next_due_ms")
+    if next_due_ms is not None and next_due_ms <= now_ms + ahead_ms:
+        return f"next due in {next_due_ms - now_ms} ms"
+    return ""
+
+
+def wanted_consumer(
+    due: Mapping[str, Any], *, group: str, topic: str, memory: Memory, orphans: Callable[[], int]
+) -> Wanted | None:
+    """The window of a consumer group, when its topic has messages for it and none is open.
+
+    Args:
+        due: what ``Client.due`` answers; the group is known to the broker.
+        group: the consumer group.
+        topic: the one it reads.
+        memory: changed to what the sensor is to remember.
+        orphans: asks how many messages a window that is gone holds; only asked when it matters.
+    """
+    now_ms = int(due["now_ms"])
+    facts, asked = due["groups"][group], memory.of(group)
+    asked.see(facts.get("window"), now_ms)
+    if facts.get("window") or asked.is_waiting(now_ms):
+        return None
+    reads = facts["topics"].get(topic) or {}
+    reason = _consumer_reason(reads, now_ms)
+    if not reason and reads.get("unsettled") and (held := orphans()):
+        reason = f"{held} messages held by a window that is gone"
+    if not reason:
+        return None
+    asked.ask(now_ms)
+    return Wanted(identifier(group), memory.next_key(group, now_ms), reason)
+
+
+def _consumer_reason(facts: Mapping[str, Any], now_ms: int) -> str:
+    if facts.get("ready"):
+        return f"{facts['ready']} messages ready"
+    next_visible_ms = facts.get("next_visible_ms")
+    if next_visible_ms is not None and next_visible_ms <= now_ms + AHEAD_MS:
+        return f"{facts.get('unsettled', 0)} unsettled, next in {next_visible_ms - now_ms} ms"
+    return ""

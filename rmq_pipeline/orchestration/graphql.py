@@ -1,0 +1,119 @@
+"""What we ask a Dagster webserver: is it ready, which runs are there, end them."""
+
+import json
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: States of a run that is not over.
+UNFINISHED: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
+
+_READY: Final = """{
+  workspaceOrError { ... on Workspace { locationEntries {
+    loadStatus
+    locationOrLoadError { __typename ... on PythonError { message } }
+  } } }
+  instance { daemonHealth { allDaemonStatuses { daemonType required healthy lastHeartbeatTime } } }
+}"""
+_RUNS: Final = """query ($filter: RunsFilter, $limit: Int, $cursor: String) {
+  runsOrError(filter: $filter, limit: $limit, cursor: $cursor) {
+    ... on Runs { results { id runId status jobName } }
+  }
+}"""
+_TERMINATE: Final = """mutation ($ids: [String!]!) {
+  terminateRuns(runIds: $ids, terminatePolicy: SAFE_TERMINATE) { __typename }
+}"""
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """How far a Dagster instance has come up."""
+
+    #: The code location is loaded and the daemons that are needed have sent a heartbeat.
+    ready: bool
+    #: Why the code location cannot be loaded; empty when it can, or is not yet.
+    load_error: str = ""
+
+
+class GraphQL:
+    """The GraphQL door of a webserver at ``http://host:port``."""
+
+    def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
+        self._endpoint = f"{url}/graphql"
+        self._timeout_s = timeout_s
+
+    def ask(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The ``data`` of an answer.
+
+        Raises:
+            OSError: no webserver answers.
+            ValueError: the answer holds errors.
+        """
+        body = json.dumps({"query": query, "variables": variables or {}}).encode()
+        request = urllib.request.Request(  # noqa: S310 - the address is our own webserver's
+            self._endpoint, body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+            answer = json.load(response)
+        if answer.get("errors"):
+            raise ValueError(f"GraphQL: {answer['errors'][0]['message']}")
+        data: dict[str, Any] = answer["data"]
+        return data
+
+    def readiness(self, *, since_s: float) -> Readiness:
+        """Whether sensors tick and runs can start.
+
+        Args:
+            since_s: heartbeats before this time (seconds since 1970) are of an earlier daemon.
+        """
+        data = self.ask(_READY)
+        entries = data["workspaceOrError"].get("locationEntries", [])
+        for entry in entries:
+            location = entry["locationOrLoadError"] or {}
+            if location.get("__typename") == "PythonError":
+                return Readiness(ready=False, load_error=location["message"])
+        loaded = bool(entries) and all(
+            entry["loadStatus"] == "LOADED" and entry["locationOrLoadError"] for entry in entries
+        )
+        daemons = data["instance"]["daemonHealth"]["allDaemonStatuses"]
+        beating = all(
+            daemon["healthy"] and (daemon["lastHeartbeatTime"] or 0) >= since_s
+            for daemon in daemons
+            if daemon["required"]
+        )
+        return Readiness(ready=loaded and beating)
+
+    def runs(self, *, statuses: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        """All runs, newest first: runId, status, jobName.
+
+        Args:
+            statuses: only these; empty for any.
+        """
+        found: list[dict[str, Any]] = []
+        while True:
+            data = self.ask(
+                _RUNS,
+                {
+                    "filter": {"statuses": list(statuses)} if statuses else {},
+                    "limit": _PAGE,
+                    "cursor": found[-1]["runId"] if found else None,
+                },
+            )
+            page = data["runsOrError"]["results"]
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    def runs_by_status(self) -> dict[str, dict[str, int]]:
+        """Number of runs by job and status."""
+        counts = Counter((run["jobName"], run["status"]) for run in self.runs())
+        by_job: dict[str, dict[str, int]] = {}
+        for (job, status), count in sorted(counts.items()):
+            by_job.setdefault(job, {})[status] = count
+        return by_job
+
+    def terminate(self, run_ids: list[str]) -> None:
+        """Ask runs to end; a window closes itself and its run becomes canceled."""
+        self.ask(_TERMINATE, {"ids": run_ids})

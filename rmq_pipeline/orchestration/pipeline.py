@@ -1,0 +1,51 @@
+"""Definitions of a pipeline, put together from its topics and consumers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
+from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
+from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Topics and the consumers between them."""
+
+    name: str
+    topics: Sequence[DeclaredTopic]
+    consumers: Sequence[SparkConsumer]
+
+    def ensure(self, client: Client) -> None:
+        """Make topics and groups at the broker, so that it counts lag from the first message."""
+        for topic in self.topics:
+            topic.ensure(client)
+        for consumer in self.consumers:
+            consumer.group.ensure(client)
+
+    def publishers(self, topic: DeclaredTopic) -> Iterable[dg.AssetKey]:
+        """Assets of the consumers that send to a topic."""
+        return (each.key for each in self.consumers if topic in each.publishes)
+
+    def definitions(self) -> dg.Definitions:
+        """Assets, checks, jobs and sensors; resources come from the application."""
+        return dg.Definitions(
+            assets=[
+                *(topic.spec(self.publishers(topic)) for topic in self.topics),
+                *(consumer.asset for consumer in self.consumers),
+                *(consumer.dead_letters for consumer in self.consumers),
+            ],
+            asset_checks=[check for each in self.consumers for check in each.checks],
+            jobs=[consumer.job for consumer in self.consumers],
+            sensors=[
+                *(consumer.sensor for consumer in self.consumers),
+                topic_report_sensor(
+                    self.topics,
+                    [consumer.group.name for consumer in self.consumers],
+                    name=f"{self.name}_topics",
+                ),
+            ],
+        )

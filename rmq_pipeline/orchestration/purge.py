@@ -1,0 +1,101 @@
+"""Old runs go: Dagster keeps them for ever unless somebody deletes them."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+
+from rmq_pipeline.orchestration.upkeep_assets import GROUP
+
+KEEP_DAYS: Final = 7
+NAME: Final = "purge_runs"
+#: About 10 ms each; the rest waits for the next purge.
+MOST_RUNS: Final = 50_000
+_PAGE: Final = 500
+_FINISHED: Final = (
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+)
+
+
+class PurgeConfig(dg.Config):
+    """Which runs go."""
+
+    keep_days: float = KEEP_DAYS
+    #: A failed run is kept this many times longer.
+    keep_failed_factor: float = 4
+
+
+def purge_asset() -> dg.AssetsDefinition:
+    """The asset whose run deletes old runs with their events and their captured output."""
+
+    @dg.asset(
+        key=[GROUP, NAME],
+        group_name=GROUP,
+        kinds={"dagster"},
+        description="Deletes finished runs that are older than a week, failed ones after four.",
+    )
+    def purge(context: dg.AssetExecutionContext, config: PurgeConfig) -> dg.MaterializeResult[Any]:
+        now = datetime.now(UTC)
+        keep = timedelta(days=config.keep_days)
+        instance = context.instance
+        done = purge_runs(instance, statuses=_FINISHED[:1] + _FINISHED[2:], before=now - keep)
+        failed = purge_runs(
+            instance, statuses=_FINISHED[1:2], before=now - keep * config.keep_failed_factor
+        )
+        left = instance.get_runs_count()
+        return dg.MaterializeResult(
+            metadata={"deleted": done, "deleted_failed": failed, "left": left}
+        )
+
+    return purge
+
+
+def purge_runs(
+    instance: dg.DagsterInstance,
+    *,
+    statuses: tuple[dg.DagsterRunStatus, ...],
+    before: datetime,
+    limit: int = MOST_RUNS,
+) -> int:
+    """Delete runs that ended in one of these ways and were created before a time; how many."""
+    filters = dg.RunsFilter(statuses=list(statuses), created_before=before)
+    deleted = 0
+    while deleted < limit:
+        page = instance.get_runs(filters, limit=min(_PAGE, limit - deleted))
+        if not page:
+            break
+        for run in page:
+            instance.delete_run(run.run_id)
+            _delete_output(instance, run.run_id)
+        deleted += len(page)
+    return deleted
+
+
+def _delete_output(instance: dg.DagsterInstance, run_id: str) -> None:
+    """What the run printed: deleting a run leaves it."""
+    folder = Path(instance.storage_directory()) / run_id
+    if folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def purge_job() -> Any:
+    """The job that purges."""
+    return dg.define_asset_job(
+        NAME,
+        selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, NAME])),
+        executor_def=dg.in_process_executor,
+    )
+
+
+def purge_schedule() -> dg.ScheduleDefinition:
+    """Every night at four, on from the start."""
+    return dg.ScheduleDefinition(
+        name=f"{NAME}_nightly",
+        job_name=NAME,
+        cron_schedule="0 4 * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )

@@ -1,0 +1,116 @@
+"""Questions of the checks to the broker's documented views, as SQL made by sqlglot."""
+
+from typing import Any, cast
+
+import pyarrow as pa
+from sqlglot import exp
+
+from rmq_pipeline.flight.client import Client
+
+_DIALECT = "duckdb"
+
+
+def lag(client: Client, group: str) -> tuple[int, int | None]:
+    """Messages of a group that are not settled, and when the oldest was stored."""
+    query = exp.select("sum(lag) AS lag", "min(oldest_unread_at_ms) AS oldest").from_("lag")
+    row = _row(client, query.where(_is_of(group)))
+    return int(row["lag"] or 0), row["oldest"]
+
+
+def lag_by_group(client: Client, topic: str) -> dict[str, int]:
+    """Messages of a topic that are not settled, for every group that reads it."""
+    query = exp.select("consumer_group", "sum(lag)::BIGINT AS lag").from_("lag")
+    rows = _rows(client, query.where(exp.column("topic").eq(topic)).group_by("consumer_group"))
+    return {row["consumer_group"]: int(row["lag"]) for row in rows}
+
+
+def held_by_windows(client: Client, group: str) -> int:
+    """Messages in flight that were delivered to a window of the group."""
+    query = exp.select("count(*) AS n").from_("in_flight").where(_is_of(group), "epoch > 0")
+    return int(_row(client, query)["n"])
+
+
+def dead_letters(client: Client) -> dict[str, int]:
+    """Dead letters by group."""
+    query = exp.select("consumer_group", "count(*) AS n").from_("dead_letters")
+    rows = _rows(client, query.group_by("consumer_group"))
+    return {row["consumer_group"]: row["n"] for row in rows}
+
+
+def dead_letter_reasons(client: Client, group: str, *, limit: int = 10) -> list[dict[str, Any]]:
+    """The most frequent reasons of a group's dead letters: reason, n."""
+    query = exp.select("reason", "count(*) AS n").from_("dead_letters").where(_is_of(group))
+    return _rows(client, query.group_by("reason").order_by("n DESC", "reason").limit(limit))
+
+
+def fallbacks(client: Client, job: str, *, since_ms: int) -> list[dict[str, Any]]:
+    """When the broker did overdue work of a job itself: at_ms, detail; newest first."""
+    query = (
+        exp.select("at_ms", "detail")
+        .from_("events")
+        .where(exp.column("kind").eq("upkeep_fallback"))
+        .where(exp.column("at_ms") >= since_ms)
+        .where(exp.func("contains", exp.column("detail"), exp.Literal.string(f'"{job}"')))
+    )
+    return _rows(client, query.order_by("at_ms DESC").limit(100))
+
+
+def order_violations(client: Client, group: str) -> int:
+    """Messages settled before an earlier one of their message group.
+
+    Looks at events that are not sealed yet: those of the last minutes.
+    """
+    settled = (
+        exp.select("e.position", "e.queue_offset", "e.topic", "e.queue_id", "m.message_group")
+        .from_("events AS e")
+        .join("messages AS m", using=["topic", "queue_id", "queue_offset"])
+        .where(_is_of(group, table="e"), _settles("e"), "m.message_group IS NOT NULL")
+    )
+    order = "PARTITION BY topic, queue_id, message_group ORDER BY queue_offset"
+    paired = exp.select("position", f"lag(position) OVER ({order}) AS earlier")
+    query = exp.select("count(*) AS n").from_(paired.from_(settled.subquery("s")).subquery("p"))
+    return int(_row(client, query.where("earlier > position"))["n"])
+
+
+def lost(client: Client, group: str) -> int:
+    """Messages that were delivered to a group and are neither settled nor to be given again.
+
+    Looks at events that are not sealed yet, and only behind the last reset of an offset.
+    """
+    key = ("topic", "queue_id", "queue_offset")
+    reset = (
+        exp.select("topic", "queue_id", "max(position) AS reset_at")
+        .from_("events")
+        .where(_is_of(group), exp.column("kind").eq("reset"))
+        .group_by("topic", "queue_id")
+    )
+    delivered = (
+        exp.select(*(f"e.{name}" for name in key))
+        .from_("events AS e")
+        .join(reset.subquery("r"), using=["topic", "queue_id"], join_type="left")
+        .where(_is_of(group, table="e"), exp.column("kind", "e").eq("lease"))
+        .where("e.position > coalesce(r.reset_at, -1)")
+    )
+    settled = exp.select(*key).from_("events").where(_is_of(group), _settles())
+    in_flight = exp.select(*key).from_("in_flight").where(_is_of(group))
+    retrying = exp.select(*key).from_("retrying").where(_is_of(group))
+    left = exp.except_(delivered, settled, in_flight, retrying)
+    query = exp.select("count(*) AS n").from_(left.subquery("missing"))
+    return int(_row(client, query)["n"])
+
+
+def _is_of(group: str, *, table: str | None = None) -> exp.Expression:
+    return exp.column("consumer_group", table).eq(group)
+
+
+def _settles(table: str | None = None) -> exp.Expression:
+    return exp.column("kind", table).isin("ack", "dead_letter")
+
+
+def _rows(client: Client, query: exp.Expression) -> list[dict[str, Any]]:
+    answer: pa.Table = client.sql(query.sql(_DIALECT))
+    return cast(list[dict[str, Any]], answer.to_pylist())
+
+
+def _row(client: Client, query: exp.Expression) -> dict[str, Any]:
+    return _rows(client, query)[0]

@@ -1,0 +1,225 @@
+"""``@spark_consumer``: a handler becomes an asset, its checks, its job and its sensor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import dagster as dg
+import pyarrow as pa
+from dagster_pyspark import LazyPySparkResource
+
+from rmq_pipeline import limits
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks
+from rmq_pipeline.orchestration.consumer_watch import ConsumerWatch
+from rmq_pipeline.orchestration.dead_letters import dead_letter_spec
+from rmq_pipeline.orchestration.sensors import consumer_sensor
+from rmq_pipeline.orchestration.sink_resource import SinkResource
+from rmq_pipeline.orchestration.topic_assets import (
+    KIND,
+    DeclaredGroup,
+    DeclaredTopic,
+    asset_key,
+    identifier,
+)
+from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
+from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
+from rmq_pipeline.spark.handler import Handler
+from rmq_pipeline.spark.session import prepare_environment
+
+SPARK_TAG: Final = "rmq/spark"
+
+
+class ConsumerConfig(dg.Config):
+    """How a consumer's window is run."""
+
+    #: It ends when no message came for this long,
+    idle_seconds: float = 20.0
+    #: or when it has lasted this long.
+    seconds: float = 600.0
+    #: Most messages of a micro-batch; 0 leaves the consumer's own.
+    max_batch: int = 0
+    #: Tasks of a micro-batch.
+    parallelism: int = 2
+
+
+@dataclass(frozen=True)
+class SparkConsumer:
+    """A consumer of a pipeline, and what Dagster needs of it."""
+
+    spec: ConsumerSpec
+    group: DeclaredGroup
+    publishes: tuple[DeclaredTopic, ...]
+    asset: dg.AssetsDefinition
+    checks: tuple[dg.AssetChecksDefinition, ...]
+    dead_letters: dg.AssetSpec
+    job: Any
+    sensor: dg.SensorDefinition
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of its asset."""
+        return self.asset.key
+
+
+def spark_consumer(
+    *,
+    topic: DeclaredTopic,
+    group: str,
+    order_by: Literal["message_group"] | None = None,
+    state: pa.Schema | None = None,
+    sink: str | Path | None = None,
+    sink_schema: pa.Schema | None = None,
+    partition_time: str = "born_at_ms",
+    publishes: Sequence[DeclaredTopic] = (),
+    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
+    backoff_ms: Sequence[int] = limits.BACKOFF_MS,
+    filter: str = "*",
+    thresholds: Thresholds | None = None,
+    description: str = "",
+) -> Callable[[Handler], SparkConsumer]:
+    """Make a consumer of a handler (see rmq_pipeline.spark.handler).
+
+    Args:
+        topic: what it reads.
+        group: the consumer group, made when it is not there; asset and job have its name.
+        order_by: with message_group, each group's messages come in order and may keep state.
+        state: columns of a message group's state.
+        sink: folder of its rows; a relative one lies in the sink resource's root.
+        sink_schema: columns of its rows.
+        partition_time: the sink's column whose hour is a row's partition.
+        publishes: topics that the handler sends to; their assets are downstream of this one.
+        max_attempts: deliveries of a message before it is a dead letter.
+        backoff_ms: delays after the first, second, ... failure.
+        filter: a tag filter.
+        thresholds: when its checks turn yellow.
+        description: shown with the asset.
+
+    Raises:
+        ValueError: what is given does not fit together.
+    """
+    declared = DeclaredGroup(
+        name=group,
+        topic=topic,
+        order=order_by or "none",
+        max_attempts=max_attempts,
+        backoff_ms=tuple(backoff_ms),
+    )
+
+    def decorate(handler: Handler) -> SparkConsumer:
+        spec = ConsumerSpec(
+            name=identifier(group),
+            topic=topic.name,
+            group=group,
+            handler=handler,
+            order_by=order_by,
+            state=state,
+            sink=None if sink is None else Path(sink),
+            sink_schema=sink_schema,
+            partition_time=partition_time,
+            publishes=tuple(each.name for each in publishes),
+            filter=filter,
+        )
+        asset = _asset(
+            spec,
+            declared,
+            publishes=tuple(publishes),
+            description=description or _first_line(handler),
+        )
+        job = _job(spec, asset.key)
+        checks = consumer_checks(
+            group, asset.key, ordered=order_by is not None, thresholds=thresholds or Thresholds()
+        )
+        return SparkConsumer(
+            spec=spec,
+            group=declared,
+            publishes=tuple(publishes),
+            asset=asset,
+            checks=tuple(checks),
+            dead_letters=dead_letter_spec(group, asset.key),
+            job=job,
+            sensor=consumer_sensor(declared, job),
+        )
+
+    return decorate
+
+
+def _first_line(handler: Handler) -> str:
+    return (handler.__doc__ or "").strip().partition("\n")[0]
+
+
+def _job(spec: ConsumerSpec, key: dg.AssetKey) -> Any:
+    return dg.define_asset_job(
+        f"{spec.name}_window",
+        selection=dg.AssetSelection.assets(key),
+        description=f"One window of consumer {spec.name}.",
+        tags={WINDOW_TAG: spec.name, SPARK_TAG: spec.name},
+        executor_def=dg.in_process_executor,
+    )
+
+
+def _asset(
+    spec: ConsumerSpec,
+    group: DeclaredGroup,
+    *,
+    publishes: tuple[DeclaredTopic, ...],
+    description: str,
+) -> dg.AssetsDefinition:
+    key = asset_key(spec.group)
+
+    @dg.asset(
+        key=key,
+        deps=[group.topic.key],
+        group_name="consumers",
+        kinds={KIND, "pyspark"} | ({"parquet"} if spec.sink else set()),
+        description=description,
+        metadata=_declared_metadata(spec),
+    )
+    def window(
+        context: dg.AssetExecutionContext,
+        config: ConsumerConfig,
+        broker: BrokerResource,
+        sinks: SinkResource,
+        spark: LazyPySparkResource,
+    ) -> dg.MaterializeResult[Any]:
+        prepare_environment()
+        with broker.client() as client:
+            watch = ConsumerWatch(context, client, spec=spec, key=key)
+            group.ensure(client)
+            for topic in publishes:
+                topic.ensure(client)
+            report = run_window(
+                _placed(spec, sinks=sinks, config=config),
+                client,
+                lambda: spark.spark_session,
+                owner=context.run_id,
+                idle_s=config.idle_seconds,
+                length_s=config.seconds,
+                on_batch=watch.batch,
+                parallelism=config.parallelism,
+            )
+        return dg.MaterializeResult(metadata=watch.metadata(report))
+
+    return window
+
+
+def _declared_metadata(spec: ConsumerSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "topic": spec.topic,
+        "consumer_group": spec.group,
+        "order_by": spec.order_by or "nothing",
+    }
+    if spec.sink_schema is not None:
+        found["dagster/column_schema"] = dg.TableSchema(
+            columns=[dg.TableColumn(field.name, str(field.type)) for field in spec.sink_schema]
+        )
+    return found
+
+
+def _placed(spec: ConsumerSpec, *, sinks: SinkResource, config: ConsumerConfig) -> ConsumerSpec:
+    return replace(
+        spec,
+        sink=None if spec.sink is None else sinks.folder(spec.sink),
+        max_batch=config.max_batch or spec.max_batch,
+    )

@@ -1,0 +1,128 @@
+"""Topics and groups as a pipeline declares them: made at the broker, shown by Dagster."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import dagster as dg
+
+from rmq_pipeline import limits
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.group import Order
+from rmq_pipeline.topic import TopicType
+
+KIND: Final = "rocketmq"
+_NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_]+")
+
+
+def identifier(name: str) -> str:
+    """A topic's or group's name for Dagster: what it does not allow becomes ``_``."""
+    return _NOT_IN_KEYS.sub("_", name)
+
+
+def asset_key(name: str) -> dg.AssetKey:
+    """The asset key of a topic or consumer group."""
+    return dg.AssetKey(identifier(name))
+
+
+@dataclass(frozen=True)
+class DeclaredTopic:
+    """A topic that a pipeline needs, and its external asset."""
+
+    name: str
+    type: TopicType
+    queues: int
+    partition_time: str
+    description: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of its asset."""
+        return asset_key(self.name)
+
+    def ensure(self, client: Client) -> dict[str, Any]:
+        """Make it at the broker unless it is there.
+
+        Raises:
+            AlreadyExistsError: it is there with other settings.
+        """
+        return client.ensure_topic(
+            self.name, type=self.type, queues=self.queues, partition_time=self.partition_time
+        )
+
+    def spec(self, published_by: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
+        """Its external asset, downstream of the consumers that publish to it."""
+        return dg.AssetSpec(
+            self.key,
+            deps=list(published_by),
+            description=self.description or f"Topic {self.name}.",
+            group_name="topics",
+            kinds={KIND, "topic"},
+            tags=self.tags,
+            metadata={
+                "topic": self.name,
+                "type": self.type,
+                "queues": self.queues,
+                "partition_time": self.partition_time,
+            },
+        )
+
+
+def topic(
+    name: str,
+    *,
+    type: TopicType = "normal",
+    queues: int = limits.DEFAULT_QUEUES,
+    partition_time: str = "stored",
+    description: str = "",
+    tags: dict[str, str] | None = None,
+) -> DeclaredTopic:
+    """Declare a topic.
+
+    Args:
+        name: of the topic; its asset has the same.
+        type: what messages it takes.
+        queues: it gets when it is made.
+        partition_time: stored, born, or a property that holds ms since 1970.
+        description: shown with the asset.
+        tags: of the asset.
+    """
+    return DeclaredTopic(
+        name=name,
+        type=type,
+        queues=queues,
+        partition_time=partition_time,
+        description=description,
+        tags=tags or {},
+    )
+
+
+@dataclass(frozen=True)
+class DeclaredGroup:
+    """A consumer group that a pipeline needs, and the topic it reads."""
+
+    name: str
+    topic: DeclaredTopic
+    order: Order = "none"
+    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
+    backoff_ms: Sequence[int] = limits.BACKOFF_MS
+    on_failure: Literal["dead_letter"] = "dead_letter"
+
+    def ensure(self, client: Client) -> dict[str, Any]:
+        """Make it and its topic unless they are there; the topic counts as its lag from then on.
+
+        Raises:
+            AlreadyExistsError: one of them is there with other settings.
+        """
+        self.topic.ensure(client)
+        group = client.ensure_group(
+            self.name,
+            order=self.order,
+            max_attempts=self.max_attempts,
+            backoff_ms=tuple(self.backoff_ms),
+            on_failure=self.on_failure,
+        )
+        client.subscribe(self.name, self.topic.name)
+        return group

@@ -1,0 +1,117 @@
+"""Assets of the broker's background work: each materialization is what one window did."""
+
+from typing import Any, Final
+
+import dagster as dg
+
+from rmq_pipeline.orchestration import plot
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.topic_assets import KIND
+from rmq_pipeline.orchestration.windows import (
+    WINDOW_S,
+    Slice,
+    UpkeepJob,
+    WindowResult,
+    run_upkeep_window,
+)
+
+GROUP: Final = "upkeep"
+WINDOW_TAG: Final = "rmq/window"
+
+
+class WindowConfig(dg.Config):
+    """How a window is run."""
+
+    seconds: float = WINDOW_S
+    #: Epoch of the live window to take over from; any other live one is yielded to.
+    hand_over_from: int = 0
+
+
+def asset_key(job: str) -> dg.AssetKey:
+    """Key of the asset of a kind of work."""
+    return dg.AssetKey([GROUP, job])
+
+
+def op_name(job: str) -> str:
+    """Name of its op, for run config."""
+    return asset_key(job).to_python_identifier()
+
+
+def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
+    """The asset whose run is a window of this kind of work."""
+
+    @dg.asset(key=asset_key(job.name), group_name=GROUP, kinds={KIND}, description=job.description)
+    def window(
+        context: dg.AssetExecutionContext, config: WindowConfig, broker: BrokerResource
+    ) -> dg.MaterializeResult[Any]:
+        def observe(done: Slice) -> None:
+            if done.work:
+                observation = {"at_s": round(done.at_s, 1), **shown(done.report)}
+                context.log_event(dg.AssetObservation(asset_key(job.name), metadata=observation))
+
+        with broker.client() as client:
+            result = run_upkeep_window(
+                client,
+                job,
+                owner=context.run_id,
+                seconds=config.seconds,
+                hand_over_from=config.hand_over_from,
+                observe=observe,
+            )
+        return dg.MaterializeResult(metadata=metadata(job, result))
+
+    return window
+
+
+def upkeep_job(job: UpkeepJob) -> Any:
+    """The job of the same name; its runs carry the tag that limits them."""
+    return dg.define_asset_job(
+        job.name,
+        selection=dg.AssetSelection.assets(asset_key(job.name)),
+        description=job.description,
+        tags={WINDOW_TAG: job.name},
+        executor_def=dg.in_process_executor,
+    )
+
+
+def shown(report: dict[str, Any]) -> dict[str, Any]:
+    """A report's facts as metadata; those without a value are left out."""
+    return {key: value for key, value in report.items() if value is not None}
+
+
+def metadata(job: UpkeepJob, result: WindowResult) -> dict[str, Any]:
+    """What a window did, for its materialization: totals, rate, and a picture."""
+    if result.yielded_to:
+        return {"yielded_to": result.yielded_to, "epoch": result.epoch}
+    found: dict[str, Any] = {
+        "epoch": result.epoch,
+        "seconds": round(result.seconds, 1),
+        "slices": len(result.slices),
+        "handed_over": result.handed_over,
+        **{key: result.total(key) for key in job.counts},
+    }
+    if result.seconds:
+        found["per_second"] = round(result.work / result.seconds, 1)
+    if levels := result.per_level():
+        found["per_level"] = levels
+    if lateness := result.lateness_ms():
+        found |= {f"lateness_{name}_ms": value for name, value in lateness.items()}
+    if result.slices:
+        found["chart"] = dg.MetadataValue.md(plot.markdown(_panels(result)))
+    return found
+
+
+def _panels(result: WindowResult) -> list[plot.Series]:
+    ends = [one.at_s for one in result.slices]
+    lengths = [end - begin for begin, end in zip([0.0, *ends[:-1]], ends, strict=True)]
+    rates = [s.work / max(length, 1e-3) for s, length in zip(result.slices, lengths, strict=True)]
+    panels = [plot.Series("done per second", ends, rates)]
+    late = [
+        (s.at_s, float((s.report.get("lateness_ms") or {}).get("max") or 0))
+        for s in result.slices
+        if s.work
+    ]
+    if any("lateness_ms" in s.report for s in result.slices) and late:
+        seconds, values = zip(*late, strict=True)
+        panels.append(plot.Series("latest delivery, ms late", seconds, values, color="#d1532c"))
+    return panels

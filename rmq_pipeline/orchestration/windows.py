@@ -1,0 +1,204 @@
+"""Upkeep windows: a run that does one kind of the broker's background work for about a minute."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rmq_pipeline.errors import FencedError, RocketMQError
+from rmq_pipeline.flight.client import Client
+
+Report = dict[str, Any]
+
+#: A verb waits at most this long in the broker before the window looks up.
+SLICE_MS: Final = 4_000
+#: Renewed after every slice; after a kill, the work waits this long at most.
+LEASE_MS: Final = 12_000
+WINDOW_S: Final = 60.0
+#: A busy window stays for its successor at most this much longer.
+OVERTIME_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class UpkeepJob:
+    """A kind of background work: an upkeep verb of the broker."""
+
+    name: str
+    description: str
+    #: Calls the verb.
+    call: Callable[[Client, int, tuple[str, int]], Report]
+    #: Keys of its report that count work done.
+    counts: tuple[str, ...]
+    #: It can wait for work, and a busy window is followed by the next without a gap.
+    waits: bool = True
+
+    @property
+    def window(self) -> str:
+        """Name of its windows at the broker."""
+        return f"upkeep/{self.name}"
+
+    def work_of(self, report: Report) -> int:
+        """How much a report says was done."""
+        return sum(int(report.get(key) or 0) for key in self.counts)
+
+
+def _deliver_scheduled(client: Client, wait_ms: int, window: tuple[str, int]) -> Report:
+    return client.deliver_scheduled(wait_ms=wait_ms, window=window)
+
+
+def _revive(client: Client, wait_ms: int, window: tuple[str, int]) -> Report:
+    return client.revive(wait_ms=wait_ms, window=window)
+
+
+def _seal(client: Client, _wait_ms: int, window: tuple[str, int]) -> Report:
+    return client.seal(window=window)
+
+
+JOBS: Final[Mapping[str, UpkeepJob]] = {
+    job.name: job
+    for job in (
+        UpkeepJob(
+            "deliver_scheduled",
+            "Moves scheduled messages to their topics when their time has come.",
+            _deliver_scheduled,
+            ("delivered", "dropped"),
+        ),
+        UpkeepJob(
+            "revive",
+            "Records leases that have ended, wakes those who wait for the messages, and "
+            "dead-letters what has no attempt left.",
+            _revive,
+            ("revived", "dead_lettered"),
+        ),
+        UpkeepJob(
+            "seal",
+            "Writes the log's older messages and events to Parquet and drops log files.",
+            _seal,
+            ("segments", "event_rows", "dropped_files"),
+            waits=False,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One call of the verb: when it ended, in seconds since the window began, and its report."""
+
+    at_s: float
+    report: Report
+    work: int
+
+
+@dataclass
+class WindowResult:
+    """What a window did."""
+
+    epoch: int = 0
+    #: Owner of the window that was open already; then nothing was done.
+    yielded_to: str = ""
+    #: A newer window has taken over.
+    handed_over: bool = False
+    seconds: float = 0.0
+    slices: list[Slice] = field(default_factory=list)
+
+    @property
+    def work(self) -> int:
+        """How much was done."""
+        return sum(one.work for one in self.slices)
+
+    def total(self, key: str) -> int:
+        """Sum of one of the reports' counts."""
+        return sum(int(one.report.get(key) or 0) for one in self.slices)
+
+    def per_level(self) -> dict[str, int]:
+        """Messages delivered by delay level."""
+        totals: dict[str, int] = {}
+        for one in self.slices:
+            for level, count in one.report.get("per_level", {}).items():
+                totals[str(level)] = totals.get(str(level), 0) + count
+        return totals
+
+    def lateness_ms(self) -> dict[str, float]:
+        """Of scheduled deliveries: the median slice's p50, the worst slice's p99 and max."""
+        found = [
+            one.report["lateness_ms"]
+            for one in self.slices
+            if one.work and one.report.get("lateness_ms")
+        ]
+        if not found:
+            return {}
+        medians = sorted(float(lateness["p50"] or 0) for lateness in found)
+        return {
+            "p50": medians[len(medians) // 2],
+            "p99": max(float(lateness["p99"] or 0) for lateness in found),
+            "max": max(float(lateness["max"] or 0) for lateness in found),
+        }
+
+
+def run_upkeep_window(
+    client: Client,
+    job: UpkeepJob,
+    *,
+    owner: str,
+    seconds: float = WINDOW_S,
+    hand_over_from: int = 0,
+    observe: Callable[[Slice], None] = lambda _: None,
+) -> WindowResult:
+    """Do the job's work in slices until the window's time is over.
+
+    A busy window stays a little longer, until the next one has taken over from it.
+
+    Args:
+        client: of the broker.
+        job: the kind of work.
+        owner: told to those who find the window taken.
+        seconds: how long it lasts.
+        hand_over_from: epoch of a window to take over from; any other live one is yielded to.
+        observe: told of every slice.
+    """
+    opened = _open(client, job.window, owner=owner, hand_over_from=hand_over_from)
+    if "yielded_to" in opened:
+        return WindowResult(epoch=opened["epoch"], yielded_to=opened["yielded_to"] or "another")
+    result = WindowResult(epoch=opened["epoch"])
+    began = time.monotonic()
+    try:
+        while _goes_on(job, result, seconds=seconds):
+            left_ms = max(0, int(1000 * (seconds - result.seconds)))
+            report = job.call(client, min(SLICE_MS, left_ms or SLICE_MS), _key(job, result))
+            client.renew_window(job.window, epoch=result.epoch, duration_ms=LEASE_MS)
+            result.seconds = time.monotonic() - began
+            result.slices.append(Slice(result.seconds, report, job.work_of(report)))
+            observe(result.slices[-1])
+    except FencedError:
+        result.handed_over = True
+    finally:
+        # An interrupted run must not hold the window; a newer one's is not touched by this.
+        with contextlib.suppress(RocketMQError):
+            client.close_window(job.window, epoch=result.epoch)
+    return result
+
+
+def _key(job: UpkeepJob, result: WindowResult) -> tuple[str, int]:
+    return job.window, result.epoch
+
+
+def _open(client: Client, name: str, *, owner: str, hand_over_from: int) -> Report:
+    opened = client.open_window(name, owner=owner, duration_ms=LEASE_MS)
+    # One's own: the answer to an earlier try got lost on the way.
+    mine = opened.get("yielded_to") == owner
+    if mine or ("yielded_to" in opened and opened["epoch"] == hand_over_from):
+        return client.open_window(name, owner=owner, duration_ms=LEASE_MS, takeover=True)
+    return opened
+
+
+def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float) -> bool:
+    if not result.slices:
+        return True
+    if not job.waits:
+        return result.slices[-1].work > 0 and result.seconds < seconds
+    if result.seconds < seconds:
+        return True
+    # Busy: the next window is on its way, and takes over.
+    return result.seconds < seconds + OVERTIME_S and result.work > 0

@@ -1,0 +1,23 @@
+"""What an operator may set for a broker; every default is a choice of limits.py."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rmq_pipeline import limits
+
+
+class Settings(BaseModel):
+    """Settings of one broker; sizes in bytes, times in ms."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log_file_bytes: int = Field(limits.LOG_FILE_BYTES, ge=1 * limits.MIB)
+    reserve_bytes: int = Field(limits.RESERVE_BYTES, ge=0)
+    dispatch_behind_bytes: int = Field(limits.DISPATCH_BEHIND_BYTES, ge=limits.MIB)
+    duckdb_memory_bytes: int = Field(192 * limits.MIB, ge=64 * limits.MIB)
+    #: Rows of consume queues kept ready for receives, 28 bytes each.
+    index_cache_rows: int = Field(2_000_000, ge=100_000)
+    delay_max_ms: int = Field(limits.DELAY_MAX_MS, ge=1000)
+    #: In upkeep mode dagster: what is overdue by more than this the broker does itself.
+    fallback_overdue_ms: int = Field(limits.FALLBACK_OVERDUE_MS, ge=1000)
+    #: Sealed are messages older than this, and whole log files that are full.
+    seal_after_ms: int = Field(10 * 60_000, ge=0)

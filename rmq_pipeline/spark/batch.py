@@ -1,0 +1,125 @@
+"""A micro-batch: received messages in the order of the walk, cut into parts for the tasks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline import schema
+from rmq_pipeline.spark.group_walk import group_starts
+from rmq_pipeline.spark.handler import MESSAGES
+from rmq_pipeline.spark.parcel import Parcel, pack
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages of whole message groups, and where the parts begin and end."""
+
+    number: int
+    #: schema.RECEIVED; with order, groups adjacent and each by offset.
+    received: pa.Table
+    #: len(parts) + 1 rows; no message group is in two parts.
+    bounds: list[int]
+
+    @property
+    def parts(self) -> int:
+        """How many tasks it makes."""
+        return len(self.bounds) - 1
+
+    def message_groups(self) -> pa.Table:
+        """Each message group once, in the column message_group."""
+        found = pc.drop_null(pc.unique(self.received["message_group"]))
+        return pa.table({"message_group": found})
+
+    def parcels(self, folder: Path, state: pa.Table | None) -> Iterator[list[Parcel]]:
+        """What each part's task is to be given: its messages, and the state of their groups."""
+        messages = self.received.select(MESSAGES.names)
+        for part, (start, stop) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
+            mine = messages.slice(start, stop - start)
+            parcels = [pack(mine, folder, part=part, kind="messages")]
+            if state is not None:
+                known = pc.is_in(state["message_group"], mine["message_group"].combine_chunks())
+                parcels.append(pack(state.filter(known), folder, part=part, kind="state"))
+            yield parcels
+
+    def outcomes(self, exceptions: dict[int, pa.Table]) -> pa.Table:
+        """What to settle: every message that is not to be given back untried.
+
+        Args:
+            exceptions: part -> harvest.EXCEPTION, rows counted from the part's beginning.
+
+        Returns:
+            schema.OUTCOME.
+        """
+        n = self.received.num_rows
+        receipts = self.received["receipt_handle"]
+        shifted = [_shifted(t, self.bounds[part]) for part, t in sorted(exceptions.items())]
+        found = pa.concat_tables(shifted) if shifted else None
+        if found is None or not found.num_rows:
+            columns = [
+                receipts,
+                pa.repeat("ack", n),
+                pa.nulls(n, pa.int64()),
+                pa.nulls(n, pa.string()),
+            ]
+            return pa.table(columns, schema=schema.OUTCOME)
+        # The place of a row's exception, null where there is none.
+        place = np.full(n, -1, dtype=np.int64)
+        place[found["row"].to_numpy()] = np.arange(found.num_rows)
+        at = pa.array(place, mask=place < 0)
+        outcome = found["outcome"].take(at).fill_null("ack")
+        columns = [receipts, outcome, found["retry_after_ms"].take(at), found["reason"].take(at)]
+        return pa.table(columns, schema=schema.OUTCOME).filter(pc.not_equal(outcome, "release"))
+
+
+def _shifted(exceptions: pa.Table, by: int) -> pa.Table:
+    row = pc.add(exceptions["row"].cast(pa.int64()), by)
+    return exceptions.set_column(0, "row", row)
+
+
+def cut(received: pa.Table, *, number: int, batches: int, parts: int, ordered: bool) -> list[Batch]:
+    """Sort received messages for the walk and cut them into batches of whole message groups.
+
+    Args:
+        received: schema.RECEIVED, at least one row.
+        number: of the first batch.
+        batches: into how many, at most.
+        parts: tasks of a batch, at most.
+        ordered: keep message groups together, each by offset.
+    """
+    rows, starts = _sorted(received) if ordered else (received, np.arange(received.num_rows))
+    bounds = _even(starts, rows.num_rows, batches * parts)
+    made: list[Batch] = []
+    for first in range(0, len(bounds) - 1, parts):
+        mine = bounds[first : first + parts + 1]
+        piece = rows.slice(mine[0], mine[-1] - mine[0])
+        made.append(Batch(number + len(made), piece, [b - mine[0] for b in mine]))
+    return made
+
+
+def _sorted(received: pa.Table) -> tuple[pa.Table, Int64s]:
+    received = received.combine_chunks()
+    groups = received["message_group"].combine_chunks().dictionary_encode().indices
+    codes = pc.fill_null(groups, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    # Messages without a group have no order among each other, and are spread.
+    alone = np.flatnonzero(codes < 0)
+    codes[alone] = received.num_rows + alone
+    keys = (received["queue_offset"].to_numpy(), received["queue_id"].to_numpy(), codes)
+    order = np.lexsort(keys)
+    if np.any(np.diff(order) != 1):
+        received = received.take(pa.array(order)).combine_chunks()
+    return received, group_starts(received["message_group"])
+
+
+def _even(starts: Int64s, n: int, pieces: int) -> list[int]:
+    """Bounds of at most ``pieces`` pieces of about the same size, each of which begins a group."""
+    wanted = np.arange(1, pieces) * n // pieces
+    at = np.searchsorted(starts, wanted)
+    inner = starts[at[at < len(starts)]]
+    return [int(b) for b in np.unique(np.concatenate(([0], inner, [n])))]

@@ -1,0 +1,67 @@
+"""What a Spark consumer is: its topic, its handler, its state and its sink."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from rmq_pipeline.spark.handler import Handler
+
+DEFAULT_BATCH_ROWS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSpec:
+    """A consumer; what does not fit together is refused with a ValueError."""
+
+    name: str
+    topic: str
+    group: str
+    #: A function of an importable module: workers import it by name.
+    handler: Handler
+    #: "message_group": a call has one group's messages in offset order, and keeps its state.
+    order_by: Literal["message_group"] | None = None
+    #: Columns of a message group's state.
+    state: pa.Schema | None = None
+    #: The sink's folder, this group's alone, and the columns of its rows.
+    sink: Path | None = None
+    sink_schema: pa.Schema | None = None
+    #: The sink's column, ms since 1970 or a timestamp, whose hour is the row's partition.
+    partition_time: str = "born_at_ms"
+    #: Topics the handler may publish to.
+    publishes: tuple[str, ...] = ()
+    #: Most messages of a micro-batch.
+    max_batch: int = DEFAULT_BATCH_ROWS
+    #: A tag filter.
+    filter: str = "*"
+
+    def __post_init__(self) -> None:
+        if self.order_by not in (None, "message_group"):
+            raise ValueError(f"order_by is message_group or None, not {self.order_by!r}.")
+        if self.state is not None and self.order_by is None:
+            raise ValueError(f"Consumer {self.name} keeps state, so it needs order_by.")
+        if (self.sink is None) != (self.sink_schema is None):
+            raise ValueError(f"Consumer {self.name} needs a sink and its schema, or neither.")
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch of consumer {self.name} is {self.max_batch}.")
+        if self.sink_schema is not None:
+            self._check_partition_time(self.sink_schema)
+        reserved = {"message_group", "message_group_hash", "removed"}
+        if self.state is not None and (taken := reserved & set(self.state.names)):
+            raise ValueError(f"State columns {sorted(taken)} are the broker's own.")
+
+    def _check_partition_time(self, schema: pa.Schema) -> None:
+        at = schema.get_field_index(self.partition_time)
+        if at < 0 or not (
+            pa.types.is_int64(kind := schema.types[at]) or pa.types.is_timestamp(kind)
+        ):
+            raise ValueError(
+                f"The sink of consumer {self.name} needs its partition_time"
+                f" {self.partition_time!r} as int64 or timestamp."
+            )
+
+    @property
+    def window(self) -> str:
+        """The name of its windows."""
+        return f"consumer/{self.group}"

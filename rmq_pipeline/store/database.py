@@ -1,0 +1,398 @@
+"""DuckDB: what dispatch derives from the commit log, and the questions that are asked of it.
+
+``state.duckdb`` holds the tables of sql/schema.sql at a log position, ``dispatched``. Writing
+(dispatch, expiry, checkpoint) happens on one connection under a lock; every read has a cursor of
+its own and sees the last committed transaction.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store import fold, keyed_state, query_guard
+from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.statements import named, script
+
+#: What may lie in DuckDB's write-ahead log before dispatch writes it into the tables' blocks. Large
+#: appends bypass it; what goes there costs about a second a GiB on start.
+_CHECKPOINT_THRESHOLD: Final = "32MB"
+#: Disk that queries may use beyond memory.
+_SPILL: Final = "4GB"
+#: Attempts of a transaction that found DuckDB's memory taken by queries.
+_ATTEMPTS: Final = 3
+_EXPORT_ROWS: Final = 122_880
+_STATE_TABLES: Final = (
+    "topics",
+    "groups",
+    "heads",
+    "leases",
+    "cursors",
+    "behind",
+    "scheduled",
+    "windows",
+    "segments",
+    "event_segments",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPage:
+    """Consecutive rows of a queue from offset ``base`` on; columns of equal length."""
+
+    base: int
+    #: Position in the commit log of the section that holds the message, and its row there.
+    position: Int64s
+    row: Int32s
+    message_group_hash: Int64s
+    tag_hash: Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredState:
+    """What a broker starts from, at log position ``dispatched``; columns as sql/state.sql says."""
+
+    dispatched: int
+    last_at_ms: int
+    #: Larger than every id ever given, those of deleted topics and groups included.
+    next_topic_id: int
+    next_group_id: int
+    topics: pa.Table
+    groups: pa.Table
+    heads: pa.Table
+    #: delivery <= 0: waits to be delivered again, or to be dead-lettered.
+    leases: pa.Table
+    cursors: pa.Table
+    behind: pa.Table
+    scheduled: pa.Table
+    windows: pa.Table
+    segments: pa.Table
+    event_segments: pa.Table
+
+
+class Database:
+    """The open ``state.duckdb`` of a home. Any thread may use it."""
+
+    def __init__(self, root: duckdb.DuckDBPyConnection) -> None:
+        #: Only ever asked for cursors: a connection serves one thread at a time.
+        self._root = root
+        self._writer = root.cursor()
+        self._lock = threading.Lock()
+        self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._queries: set[duckdb.DuckDBPyConnection] = set()
+        self._prepare()
+        self._fold = fold.Fold(self._writer)
+        ((self.dispatched, *_),) = self._writer.sql(named("state_reached")).fetchall()
+
+    @classmethod
+    def open(cls, path: Path, *, memory_bytes: int, threads: int = 1) -> Self:
+        """Open the database of a home, or begin one there.
+
+        Raises:
+            StorageError: it cannot be opened.
+        """
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": f"{memory_bytes}B",
+            "threads": threads,
+            "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
+            "max_temp_directory_size": _SPILL,
+            "enable_external_access": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+            "python_enable_replacements": False,
+            "lock_configuration": True,
+        }
+        try:
+            return cls(duckdb.connect(path, config=config))
+        except duckdb.Error as error:
+            raise StorageError(f"Opening {path} failed: {error}.") from error
+
+    def dispatch(self, frames: Sequence[tuple[int, list[Section]]]) -> None:
+        """Move frames into the tables, and ``dispatched`` to the end of the last, or nothing.
+
+        Args:
+            frames: those from ``dispatched`` on without a gap, each with its end position.
+
+        Raises:
+            StorageError: the transaction failed; nothing of it took effect.
+        """
+        if not frames:
+            return
+        end = frames[-1][0]
+        sections = [section for _, some in frames for section in some]
+        with self._lock:
+            self._write("Dispatch", lambda: self._fold.apply(sections, end))
+            self.dispatched = end
+
+    def load_state(self) -> StoredState:
+        """The state tables, all of one moment."""
+        with self._reading() as cursor:
+            cursor.begin()
+            try:
+                ((dispatched, last_at_ms, next_topic_id, next_group_id),) = cursor.sql(
+                    named("state_reached")
+                ).fetchall()
+                return StoredState(
+                    dispatched=dispatched,
+                    last_at_ms=last_at_ms,
+                    next_topic_id=next_topic_id,
+                    next_group_id=next_group_id,
+                    **{name: _table(cursor, f"state_{name}") for name in _STATE_TABLES},
+                )
+            finally:
+                cursor.rollback()
+
+    def index(self, topic_id: int, queue_id: int, *, start: int, stop: int) -> IndexPage:
+        """The rows of a queue in [start, stop) that were dispatched and have not expired."""
+        params = {"topic_id": topic_id, "queue_id": queue_id, "start": start, "stop": stop}
+        with self._reading() as cursor:
+            rows = _table(cursor, "index", params)
+        offsets = _int64s(rows, "queue_offset")
+        base = int(offsets[0]) if len(offsets) else start
+        if len(offsets) and offsets[-1] - base != len(offsets) - 1:
+            raise StorageError(f"Queue {queue_id} of topic {topic_id} has a gap after {base}.")
+        return IndexPage(
+            base,
+            _int64s(rows, "position"),
+            rows.column("row").to_numpy(),
+            _int64s(rows, "message_group_hash"),
+            _int64s(rows, "tag_hash"),
+        )
+
+    def backlog(
+        self,
+        topic_id: int,
+        queue_id: int,
+        *,
+        hashes: Int64s,
+        starts: Int64s,
+        stop: int,
+        limit: int,
+    ) -> tuple[Int64s, Int64s]:
+        """The first ``limit`` messages of each message group from its start on and before ``stop``.
+
+        Returns:
+            message_group_hash and queue_offset of each, in offset order.
+        """
+        if not len(hashes):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        params = {
+            "topic_id": topic_id,
+            "queue_id": queue_id,
+            "first": int(starts.min()),
+            "stop": stop,
+        }
+        # Numbers of 16 bits are sorted several times faster than hashes.
+        small = np.int16 if len(hashes) <= np.iinfo(np.int16).max else np.int32
+        ordinals = np.arange(len(hashes), dtype=small)
+        asked = pa.table({"message_group_hash": hashes, "start": starts, "ordinal": ordinals})
+        with self._reading(asked) as cursor:
+            rows = _table(cursor, "backlog", params)
+        which, offsets = _first_of_each(
+            rows.column("ordinal").to_numpy(), _int64s(rows, "queue_offset"), limit
+        )
+        return hashes[which], offsets
+
+    def offset_at(self, topic_id: int, queue_id: int, *, at_ms: int) -> int:
+        """The first offset stored at or after a time; the queue's max_offset when there is none."""
+        params = {"topic_id": topic_id, "queue_id": queue_id, "at_ms": at_ms}
+        with self._reading() as cursor:
+            ((first, max_offset),) = cursor.sql(named("offset_at"), params=params).fetchall()
+        return int(first if first is not None else max_offset or 0)
+
+    def query(self, sql: str, *, timeout_s: float) -> pa.Table:
+        """The answer to one SELECT over the views.
+
+        Raises:
+            QueryError: it is anything else, fails, or takes longer than ``timeout_s``.
+        """
+        with self._reading() as cursor:
+            views = [name for (name,) in cursor.sql(named("view_names")).fetchall()]
+        query_guard.check(sql, views)
+        cursor = self._root.cursor()
+        self._queries.add(cursor)
+        try:
+            return query_guard.run(cursor, sql, timeout_s=timeout_s)
+        finally:
+            self._queries.discard(cursor)
+            cursor.close()
+
+    def keyed_state(
+        self, group_id: int, topic_id: int, *, hashes: Int64s | None
+    ) -> pa.Table | None:
+        """The state of these message groups, or of all: message_group and the consumer's columns.
+
+        None when there never was any. A hash of two groups gives both.
+        """
+        asked = None if hashes is None else pa.table({"message_group_hash": hashes})
+        with self._reading(asked) as cursor:
+            return keyed_state.read(cursor, group_id, topic_id, some=asked is not None)
+
+    def sink_files(self, group_id: int) -> pa.Table:
+        """The files that count in a group's sink: schema.SINK_FILE, epoch, at_ms, as settled."""
+        with self._reading() as cursor:
+            return _table(cursor, "sink_files", {"group_id": group_id})
+
+    def export_events(self, to_position: int, path: Path) -> int:
+        """Write the events before a position to a Parquet file, not synced; how many there are."""
+        rows = 0
+        with self._reading() as cursor:
+            events = cursor.sql(named("events_before"), params={"to_position": to_position})
+            reader = events.to_arrow_reader(_EXPORT_ROWS)
+            with pq.ParquetWriter(path, reader.schema, compression="zstd") as file:
+                for batch in reader:
+                    file.write_batch(batch)
+                    rows += batch.num_rows
+        return rows
+
+    def delete_events(self, to_position: int) -> None:
+        """Let the events before a position go: they are in event Parquet."""
+        with self._lock:
+            self._write(
+                "Deleting events",
+                lambda: self._run("delete_events", {"to_position": to_position}),
+            )
+
+    def delete_consume_queue(self, topic_id: int, queue_id: int, *, before: int) -> None:
+        """Let the messages of a queue before an offset go; its min_offset becomes that."""
+        params = {"topic_id": topic_id, "queue_id": queue_id, "before": before}
+
+        def expire() -> None:
+            for name in ("expire_messages", "expire_dead_letters", "raise_min_offset"):
+                self._run(name, params)
+
+        with self._lock:
+            self._write("Expiring messages", expire)
+
+    def checkpoint(self) -> None:
+        """Write what is in DuckDB's write-ahead log into its file.
+
+        Raises:
+            StorageError: it failed.
+        """
+        with self._lock, _translated("Checkpoint"):
+            self._writer.checkpoint()
+
+    def close(self) -> None:
+        """Stop queries and let go of the file. Again: nothing happens."""
+        self._stop_queries()
+        with self._lock:
+            for cursor in (*self._idle, self._writer, self._root):
+                cursor.close()
+            self._idle.clear()
+
+    def _prepare(self) -> None:
+        """Make tables and views that are missing, and views as this version has them."""
+        kinds = pa.table(
+            {
+                "kind": pa.array([int(kind) for kind in Kind], pa.int16()),
+                "name": [kind.name.lower() for kind in Kind],
+            }
+        )
+        self._writer.begin()
+        self._writer.execute(script("schema"))
+        self._writer.register("staged_kinds", kinds)
+        for name in ("begin_reached", "clear_kinds", "insert_kinds"):
+            self._run(name)
+        self._writer.unregister("staged_kinds")
+        self._writer.execute(script("views"))
+        self._writer.commit()
+
+    def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
+        self._writer.execute(named(name), params)
+
+    def _write(self, what: str, action: Callable[[], None]) -> None:
+        """Carry out a transaction. Queries that hold the memory it needs are stopped for it."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                with _translated(what):
+                    self._writer.begin()
+                    action()
+                    self._writer.commit()
+                    return
+            except StorageError as error:
+                self._roll_back()
+                short = isinstance(error.__cause__, duckdb.OutOfMemoryException)
+                if not short or attempt == _ATTEMPTS - 1:
+                    raise
+                self._stop_queries()
+
+    def _roll_back(self) -> None:
+        # A transaction that DuckDB has ended itself has nothing to roll back, and a database that
+        # it gave up answers nothing any more: the first error is the one to tell.
+        with suppress(duckdb.Error):
+            self._writer.rollback()
+        with suppress(duckdb.Error):
+            self._fold.forget()
+
+    def _stop_queries(self) -> None:
+        for cursor in tuple(self._queries):
+            cursor.interrupt()
+
+    @contextmanager
+    def _reading(self, asked: pa.Table | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor to read with, where ``asked`` is a relation of that name."""
+        try:
+            cursor = self._idle.pop()
+        except IndexError:
+            cursor = self._root.cursor()
+        with _translated("Reading"):
+            if asked is not None:
+                cursor.register("asked", asked)
+            yield cursor
+            if asked is not None:
+                cursor.unregister("asked")
+        self._idle.append(cursor)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """DuckDB's errors as errors of the store."""
+    try:
+        yield
+    except duckdb.Error as error:
+        full = "No space left on device" in str(error)
+        kind = StoreFullError if full else StorageError
+        raise kind(f"{what} failed in DuckDB: {error}.") from error
+
+
+def _table(
+    cursor: duckdb.DuckDBPyConnection, name: str, params: Mapping[str, int] | None = None
+) -> pa.Table:
+    return cursor.sql(named(name), params=params).to_arrow_table()
+
+
+def _int64s(rows: pa.Table, column: str) -> Int64s:
+    values: Int64s = rows.column(column).to_numpy()
+    return values
+
+
+def _first_of_each(
+    which: npt.NDArray[np.signedinteger], offsets: Int64s, limit: int
+) -> tuple[npt.NDArray[np.signedinteger], Int64s]:
+    """The first ``limit`` rows of each number, in offset order."""
+    if not len(which):
+        return which, offsets
+    if np.any(np.diff(offsets) < 0):
+        by_offset = np.argsort(offsets, kind="stable")
+        which, offsets = which[by_offset], offsets[by_offset]
+    if np.bincount(which).max() <= limit:
+        return which, offsets
+    order = np.argsort(which, kind="stable")
+    ordered = which[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    ranks = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    keep = np.sort(order[ranks < limit])
+    return which[keep], offsets[keep]

@@ -1,0 +1,75 @@
+"""Event kinds: what each says, and which columns of schema.EVENT it fills.
+
+A consumption event names one (group_id, topic_id, queue_id, queue_offset) and holds the whole new
+state of that row, so that the last event of a key is its state: nothing is computed on replay.
+``attempt`` is the number of deliveries that count so far. Unused numbers are 0 or -1, texts null.
+"""
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What happened."""
+
+    #: Delivered: attempt, visible_at_ms (end of lease), delivery, epoch, message_group_hash,
+    #: client_id. Moves the cursor past queue_offset.
+    LEASE = 1
+    #: Settled; the row goes.
+    ACK = 2
+    #: Failed: visible again at visible_at_ms, the attempt counted; detail is the reason.
+    RETRY = 3
+    #: Given back without a fault of its own: visible at visible_at_ms, the attempt not counted.
+    RELEASE = 4
+    #: The revive job saw that the lease had ended: visible at visible_at_ms, the attempt counted.
+    EXPIRE = 5
+    #: Copied to the dead letter topic; the row goes. detail is JSON: reason, attempts.
+    DEAD_LETTER = 6
+    #: A lease got another end and another delivery number.
+    INVISIBLE = 7
+
+    #: Progress of (group_id, topic_id, queue_id): everything before queue_offset was looked at.
+    CURSOR = 10
+    #: Order by message group: the group message_group_hash has messages waiting behind the cursor,
+    #: the first at or after queue_offset.
+    BEHIND = 11
+    #: It has none any more.
+    CAUGHT_UP = 12
+    #: Reset of (group_id, topic_id, queue_id) to queue_offset: leases and waiting groups are gone.
+    RESET = 13
+
+    #: A topic was created, altered or deleted: topic_id, detail is its JSON.
+    TOPIC = 20
+    TOPIC_DELETED = 21
+    #: A consumer group was created, altered or deleted: group_id, detail is its JSON.
+    GROUP = 22
+    GROUP_DELETED = 23
+
+    #: A row of SCHEDULE_TOPIC_XXXX (topic_id, queue_id, queue_offset) went to its target;
+    #: visible_at_ms is when it was due, at_ms when it was delivered.
+    SCHEDULE_DELIVERED = 30
+    #: The same, but its target is gone: dropped.
+    SCHEDULE_DROPPED = 31
+
+    #: A window was opened or renewed: epoch, visible_at_ms (end of its lease), client_id (owner),
+    #: detail is its name.
+    WINDOW = 40
+    WINDOW_CLOSED = 41
+    #: A settle of a window took effect: group_id, epoch, detail is JSON: window, settle_id, answer.
+    SETTLED = 42
+    #: A sink file counts from now on: group_id, epoch, detail is JSON: path rows bytes partition.
+    SINK_FILE = 43
+
+    #: A segment is registered: topic_id, queue_id, queue_offset (base), visible_at_ms unused,
+    #: detail is JSON: path, base, end, rows, bytes.
+    SEGMENT = 50
+    #: Event Parquet is registered: detail is JSON: path, from_position, to_position, rows.
+    EVENT_SEGMENT = 51
+    #: The broker did overdue background work itself: detail is JSON: job, overdue_ms, report.
+    UPKEEP_FALLBACK = 60
+    #: An upkeep verb did work: detail is JSON: job and its report.
+    UPKEEP = 61
+
+
+#: Kinds whose last event is the state of a consumption row, and those of them that remove it.
+CONSUMPTION = frozenset(range(Kind.LEASE, Kind.INVISIBLE + 1))
+REMOVES_ROW = frozenset({Kind.ACK, Kind.DEAD_LETTER})

@@ -1,0 +1,176 @@
+"""Takes the sections of a dispatch transaction into the tables, as their net effect.
+
+The messages come first, then the events: of a message of a consumer group, a window, a topic only
+the last event counts, so what came and went inside the transaction costs next to nothing. Only
+RESET cuts the events into runs, because what precedes it is gone and what follows it stays.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from rmq_pipeline.store import staging
+from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.events import CONSUMPTION, Kind
+from rmq_pipeline.store.keyed_state import KeyedState
+from rmq_pipeline.store.statements import named
+from rmq_pipeline.topic import DLQ_PREFIX, SCHEDULE_TOPIC_ID
+
+_MESSAGES: Final = 1
+_EVENTS: Final = 2
+_KEYED_STATE: Final = 3
+
+#: What runs, in this order, when one of its kinds is among the events between two resets.
+_QUEUE_STATEMENTS: Final = (
+    (CONSUMPTION, ("fold_consumption", "delete_leases", "insert_leases")),
+    ({Kind.LEASE, Kind.CURSOR}, ("raise_cursors",)),
+    ({Kind.BEHIND, Kind.CAUGHT_UP}, ("fold_behind", "delete_behind", "insert_behind")),
+)
+_RESET_STATEMENTS: Final = ("reset_leases", "reset_behind", "reset_cursors")
+#: The same for all events of the transaction; before the messages, and after them.
+_NAMING_STATEMENTS: Final = (
+    ({Kind.TOPIC}, ("set_topics",)),
+    ({Kind.GROUP}, ("set_groups",)),
+)
+_OTHER_STATEMENTS: Final = (
+    ({Kind.WINDOW, Kind.WINDOW_CLOSED}, ("set_windows",)),
+    ({Kind.SETTLED}, ("set_settled",)),
+    ({Kind.SINK_FILE}, ("insert_sink_files",)),
+    ({Kind.SEGMENT}, ("insert_segments",)),
+    ({Kind.EVENT_SEGMENT}, ("insert_event_segments",)),
+)
+_OF_TOPICS: Final = (
+    "store.topics",
+    "store.consume_queue",
+    "store.heads",
+    "store.leases",
+    "store.cursors",
+    "store.behind",
+    "store.dead_letters",
+    "store.segments",
+    "store.keyed_tables",
+)
+_OF_GROUPS: Final = (
+    "store.groups",
+    "store.leases",
+    "store.cursors",
+    "store.behind",
+    "store.sink_files",
+    "store.keyed_tables",
+)
+
+
+class Fold:
+    """Applies sections inside the transaction that its connection has open."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._keyed = KeyedState(connection)
+        self._dead_letter_topics: pa.Array | None = None
+
+    def forget(self) -> None:
+        """The transaction was rolled back: what was learnt in it does not hold."""
+        self._dead_letter_topics = None
+        self._keyed.reload()
+
+    def apply(self, sections: Sequence[Section], end: int) -> None:
+        """Take in sections in log order; the tables then stand for log position ``end``."""
+        by_kind: dict[int, list[Section]] = {_MESSAGES: [], _EVENTS: [], _KEYED_STATE: []}
+        for section in sections:
+            if section.batch.num_rows:
+                by_kind[section.kind].append(section)
+        reached = {"dispatched": end, "at_ms": 0, "topic_id": 0, "group_id": 0}
+        kinds: frozenset[int] = frozenset()
+        events = None
+        if by_kind[_EVENTS]:
+            events = staging.events(by_kind[_EVENTS])
+            kinds = staging.kinds_of(events)
+            reached["at_ms"] = staging.largest(events, "at_ms")
+            reached["topic_id"] = staging.largest(events, "topic_id")
+            reached["group_id"] = staging.largest(events, "group_id")
+            self._connection.register("staged_events", events)
+            self._run_for(kinds, _NAMING_STATEMENTS)
+        if Kind.TOPIC in kinds:
+            self._dead_letter_topics = None
+        if by_kind[_MESSAGES]:
+            stored_at_ms = self._take_messages(by_kind[_MESSAGES])
+            reached["at_ms"] = max(reached["at_ms"], stored_at_ms)
+        if events is not None:
+            self._take_events(events, kinds)
+        for group_id, topic_id, rows in staging.state_runs(by_kind[_KEYED_STATE]):
+            self._keyed.fold(group_id, topic_id, rows)
+        if {Kind.TOPIC_DELETED, Kind.GROUP_DELETED} & kinds:
+            self._forget_deleted(kinds)
+        self._run("set_reached", reached)
+        self._unregister()
+
+    def _take_messages(self, sections: Sequence[Section]) -> int:
+        """Fill the consume queue; when the last message was stored."""
+        rows, origins = staging.messages(sections)
+        self._connection.register("staged_messages", rows)
+        self._run("insert_messages")
+        self._run("raise_heads")
+        if staging.holds(rows, "topic_id", SCHEDULE_TOPIC_ID):
+            self._run("insert_scheduled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
+        letters = staging.dead_letters(origins, self._topics_of_dead_letters())
+        if letters.num_rows:
+            self._connection.register("staged_dead_letters", letters)
+            self._run("insert_dead_letters")
+        return staging.largest(rows, "stored_at_ms")
+
+    def _take_events(self, events: pa.Table, kinds: frozenset[int]) -> None:
+        self._run("insert_events")
+        if Kind.RESET in kinds:
+            for run in staging.runs_between_resets(events):
+                self._take_run(run)
+            self._connection.register("staged_events", events)
+        else:
+            self._run_for(kinds, _QUEUE_STATEMENTS)
+        if {Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED} & kinds:
+            self._run("delete_scheduled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
+        self._run_for(kinds, _OTHER_STATEMENTS)
+
+    def _take_run(self, events: pa.Table) -> None:
+        self._connection.register("staged_events", events)
+        kinds = staging.kinds_of(events)
+        if Kind.RESET in kinds:
+            for name in _RESET_STATEMENTS:
+                self._run(name)
+        else:
+            self._run_for(kinds, _QUEUE_STATEMENTS)
+
+    def _forget_deleted(self, kinds: frozenset[int]) -> None:
+        self._keyed.forget()
+        if Kind.TOPIC_DELETED in kinds:
+            for table in _OF_TOPICS:
+                self._connection.execute(named("forget_topics", table=table))
+        if Kind.GROUP_DELETED in kinds:
+            for table in _OF_GROUPS:
+                self._connection.execute(named("forget_groups", table=table))
+
+    def _topics_of_dead_letters(self) -> pa.Array:
+        if self._dead_letter_topics is None:
+            found = self._connection.sql(
+                named("dead_letter_topics"), params={"prefix": DLQ_PREFIX}
+            ).fetchall()
+            self._dead_letter_topics = pa.array([topic_id for (topic_id,) in found], pa.int32())
+        return self._dead_letter_topics
+
+    def _run_for(
+        self,
+        kinds: frozenset[int],
+        statements: Sequence[tuple[frozenset[int] | set[Kind], tuple[str, ...]]],
+    ) -> None:
+        for wanted, names in statements:
+            if not kinds.isdisjoint(wanted):
+                for name in names:
+                    self._run(name)
+
+    def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
+        self._connection.execute(named(name), params)
+
+    def _unregister(self) -> None:
+        for name in ("staged_messages", "staged_events", "staged_dead_letters"):
+            self._connection.unregister(name)

@@ -1,0 +1,178 @@
+"""The bytes of the commit log: file header, frame, section. Pure: no file is touched here.
+
+A file is one header page, then frames without gaps, then zeros. Numbers are little-endian; frames,
+section headers and payloads start at multiples of 64 bytes, so a mapped payload is read in place.
+
+    file    RMQCLOG1, version, CRC seed, base position, schema fingerprint, CRC; zeros up to 4096
+    frame   64 bytes: RMQFRAME, position, length, synced, sections, CRC; then the sections
+    section 64 bytes: RMQSECTN, position, length, kind, payload CRC, CRC; then payload, zero padding
+
+Every header names its own log position and every header CRC starts from the file's random seed:
+a message whose body is a copy of a log file is never mistaken for a frame of this one. ``synced``
+is how far the log was known to be on disk when the frame was written; it tells a torn tail (what
+follows was written without a sync between) from damage.
+
+A payload is an encapsulated Arrow IPC record batch. Kinds with a fixed schema leave the schema out
+(the file header has its fingerprint); any other kind is a whole IPC stream that brings its own.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from isal import isal_zlib
+
+VERSION: Final = 1
+FILE_HEADER_BYTES: Final = 4096
+HEADER_BYTES: Final = 64
+#: A commit is one system call, and one system call writes less than 2 GiB.
+FRAME_BYTES_MAX: Final = 1 << 30
+
+_FILE_MAGIC: Final = b"RMQCLOG1"
+_FRAME_MAGIC: Final = b"RMQFRAME"
+_SECTION_MAGIC: Final = b"RMQSECTN"
+_FILE: Final = struct.Struct("<8sIIQ32s4x")
+_FRAME: Final = struct.Struct("<8sQQQI24x")
+_SECTION: Final = struct.Struct("<8sQQII28x")
+_CRC: Final = struct.Struct("<I")
+
+
+class FileHeader(NamedTuple):
+    """What the first page of a log file says."""
+
+    version: int
+    seed: int
+    base: int
+    fingerprint: bytes
+
+
+class FrameHeader(NamedTuple):
+    """A frame: ``length`` bytes from ``position``, its header and padding included."""
+
+    position: int
+    length: int
+    synced: int
+    sections: int
+
+
+class SectionHeader(NamedTuple):
+    """A section: its header is at ``position``, then ``length`` bytes of payload."""
+
+    position: int
+    length: int
+    kind: int
+    payload_crc: int
+
+    @property
+    def end(self) -> int:
+        """Where the next section starts, or the frame ends."""
+        return self.position + HEADER_BYTES + aligned(self.length)
+
+
+def aligned(length: int) -> int:
+    """``length`` rounded up to the next multiple of 64."""
+    return (length + 63) & ~63
+
+
+def crc32(data: bytes | memoryview | pa.Buffer, seed: int = 0) -> int:
+    """The CRC-32 of ``data``."""
+    return int(isal_zlib.crc32(data, seed))
+
+
+def fingerprint(schemas: Mapping[int, pa.Schema]) -> bytes:
+    """32 bytes that change when a column of a fixed schema does."""
+    lines = [
+        f"{kind} {field.name} {field.type} {field.nullable}"
+        for kind, schema in sorted(schemas.items())
+        for field in schema
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).digest()
+
+
+def pack_file_header(header: FileHeader) -> bytes:
+    """The first page of a log file."""
+    body = _FILE.pack(_FILE_MAGIC, header.version, header.seed, header.base, header.fingerprint)
+    return (body + _CRC.pack(crc32(body))).ljust(FILE_HEADER_BYTES, b"\0")
+
+
+def unpack_file_header(page: memoryview) -> FileHeader | None:
+    """What the page says; None when it is not the header of a commit log file."""
+    if len(page) < FILE_HEADER_BYTES:
+        return None
+    magic, version, seed, base, print_ = _FILE.unpack_from(page)
+    (crc,) = _CRC.unpack_from(page, _FILE.size)
+    if magic != _FILE_MAGIC or crc != crc32(page[: _FILE.size]):
+        return None
+    return FileHeader(version, seed, base, print_)
+
+
+def pack_frame_header(header: FrameHeader, seed: int) -> bytes:
+    """The 64 bytes before the sections of a frame."""
+    body = _FRAME.pack(_FRAME_MAGIC, *header)
+    return body + _CRC.pack(crc32(body, seed))
+
+
+def unpack_frame_header(
+    data: memoryview, offset: int, *, position: int, seed: int
+) -> FrameHeader | None:
+    """The frame header at ``offset`` if it is the one of ``position``, else None."""
+    if offset + HEADER_BYTES > len(data):
+        return None
+    magic, *fields = _FRAME.unpack_from(data, offset)
+    if magic != _FRAME_MAGIC or fields[0] != position:
+        return None
+    (crc,) = _CRC.unpack_from(data, offset + _FRAME.size)
+    return FrameHeader(*fields) if crc == crc32(data[offset : offset + _FRAME.size], seed) else None
+
+
+def pack_section_header(header: SectionHeader, seed: int) -> bytes:
+    """The 64 bytes before the payload of a section."""
+    body = _SECTION.pack(_SECTION_MAGIC, *header)
+    return body + _CRC.pack(crc32(body, seed))
+
+
+def unpack_section_header(
+    data: memoryview, offset: int, *, position: int, seed: int
+) -> SectionHeader | None:
+    """The section header at ``offset`` if it is the one of ``position``, else None."""
+    if offset + HEADER_BYTES > len(data):
+        return None
+    magic, *fields = _SECTION.unpack_from(data, offset)
+    if magic != _SECTION_MAGIC or fields[0] != position:
+        return None
+    (crc,) = _CRC.unpack_from(data, offset + _SECTION.size)
+    if crc != crc32(data[offset : offset + _SECTION.size], seed):
+        return None
+    return SectionHeader(*fields)
+
+
+def frame_candidates(data: memoryview, *, start: int, stop: int) -> list[int]:
+    """Offsets in [start, stop) of ``data``, multiples of 64, where the magic of a frame stands."""
+    start = aligned(start)
+    count = (min(stop, len(data)) - start) // HEADER_BYTES
+    if count <= 0:
+        return []
+    words = np.frombuffer(data, np.uint64, count * 8, start)[::8]
+    magic = np.frombuffer(_FRAME_MAGIC, np.uint64)[0]
+    return [start + HEADER_BYTES * int(i) for i in np.flatnonzero(words == magic)]
+
+
+def encode(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.Buffer:
+    """The payload of a batch: without its schema when the kind has a fixed one."""
+    if schema is not None:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode(payload: pa.Buffer, schema: pa.Schema | None) -> pa.RecordBatch:
+    """The batch of a payload, over the same memory."""
+    if schema is not None:
+        return pa.ipc.read_record_batch(payload, schema)
+    with pa.ipc.open_stream(payload) as stream:
+        return stream.read_next_batch()

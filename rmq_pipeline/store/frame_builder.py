@@ -1,0 +1,60 @@
+"""A frame on its way to the log: staged sections as buffers that one system call can write."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from rmq_pipeline.store import frame
+from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader, SectionHeader
+from rmq_pipeline.store.log_file import Bytes
+
+#: IOV_MAX: how many buffers one system call takes.
+_BUFFERS_MAX: Final = 1024
+_PADDING: Final = bytes(HEADER_BYTES)
+
+
+class FrameBuilder:
+    """Collects the sections of one frame after another."""
+
+    def __init__(self, schemas: Mapping[int, pa.Schema], *, seed: int) -> None:
+        self._schemas = schemas
+        self._seed = seed
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new frame."""
+        #: The length of the frame so far; 0 when nothing is staged.
+        self.length: int = 0
+        self._sections: int = 0
+        # The first place is kept for the frame header. Payloads stay where Arrow put them.
+        self._buffers: list[Bytes] = [b""]
+
+    def stage(self, kind: int, batch: pa.RecordBatch, *, start: int) -> int:
+        """Add a section to the frame that starts at ``start``; the section's position.
+
+        Raises:
+            ValueError: another schema than its kind's, or a frame of more than 1 GiB.
+        """
+        schema = self._schemas.get(kind)
+        if schema is not None and not batch.schema.equals(schema):
+            raise ValueError(f"A batch of kind {kind} has another schema: {batch.schema}.")
+        payload = frame.encode(batch, schema)
+        position = start + (self.length or HEADER_BYTES)
+        section = SectionHeader(position, payload.size, kind, frame.crc32(payload))
+        if section.end - start > frame.FRAME_BYTES_MAX:
+            raise ValueError("The frame would exceed 1 GiB; commit what is staged first.")
+        header = frame.pack_section_header(section, self._seed)
+        padding = frame.aligned(payload.size) - payload.size
+        self._buffers += (header, payload, _PADDING[:padding])
+        self._sections += 1
+        self.length = section.end - start
+        return position
+
+    def buffers(self, *, start: int, synced: int) -> list[Bytes]:
+        """The bytes of the frame that starts at ``start``."""
+        header = FrameHeader(start, self.length, synced, self._sections)
+        self._buffers[0] = frame.pack_frame_header(header, self._seed)
+        # Above the limit the sections are small, and copying them is cheap.
+        many = len(self._buffers) > _BUFFERS_MAX
+        return [b"".join(self._buffers)] if many else self._buffers

@@ -1,0 +1,170 @@
+"""Lets a query through only when it is one SELECT over the documented views.
+
+Three locks: sqlglot's tree of the query must hold nothing but what is known to be harmless, DuckDB
+must itself take it for one SELECT, and it runs in a read-only transaction of an instance that was
+opened without access to files and with its settings locked.
+"""
+
+import threading
+from collections.abc import Collection
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, SqlglotError
+
+from rmq_pipeline.errors import QueryError
+from rmq_pipeline.limits import MIB
+
+#: The answer of a query is held in memory, outside of DuckDB's limit.
+RESULT_BYTES: Final = 256 * MIB
+_BATCH_ROWS: Final = 65_536
+_TABLE_FUNCTIONS: Final = frozenset(
+    {"unnest", "explode", "generate_series", "range", "json_each", "json_tree"}
+)
+#: Functions that change something, wait, or look beyond the tables.
+_REFUSED_FUNCTIONS: Final = frozenset(
+    {
+        "current_setting",
+        "currval",
+        "getenv",
+        "getvariable",
+        "nextval",
+        "query",
+        "query_table",
+        "read_blob",
+        "read_text",
+        "setseed",
+        "setval",
+        "sleep_ms",
+        "write_log",
+    }
+)
+
+
+def check(sql: str, views: Collection[str]) -> None:
+    """Refuse what is not one SELECT over these views (and its own WITH tables).
+
+    Raises:
+        QueryError: says what is refused, or where the query does not parse.
+    """
+    statements = _parse(sql)
+    if len(statements) != 1:
+        raise QueryError(f"The query has {len(statements)} statements, not one.")
+    tree = statements[0]
+    if not isinstance(tree, exp.Query) or isinstance(tree, exp.Table):
+        raise QueryError(f"A query is a SELECT, not {tree.key.upper()}.")
+    names = {name.lower() for name in views}
+    names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    for node in tree.walk():
+        _check_node(node, names)
+
+
+def run(cursor: duckdb.DuckDBPyConnection, sql: str, *, timeout_s: float) -> pa.Table:
+    """The answer to a checked query, read in a transaction of its own.
+
+    Raises:
+        QueryError: DuckDB refuses it, it takes longer than ``timeout_s``, or its answer is larger
+            than RESULT_BYTES.
+    """
+    timer = threading.Timer(timeout_s, cursor.interrupt)
+    timer.daemon = True
+    try:
+        _refuse_unless_select(cursor, sql)
+        cursor.execute("BEGIN TRANSACTION READ ONLY")
+        timer.start()
+        return _fetch(cursor, sql)
+    except duckdb.InterruptException as error:
+        raise QueryError(f"The query did not end within {timeout_s:g} s.") from error
+    except duckdb.OutOfMemoryException as error:
+        raise QueryError("The query needs more memory than the broker gives to queries.") from error
+    except duckdb.Error as error:
+        raise QueryError(str(error)) from error
+    finally:
+        timer.cancel()
+
+
+def _parse(sql: str) -> list[exp.Expr]:
+    try:
+        parsed = sqlglot.parse(sql, dialect="duckdb")
+    except ParseError as error:
+        raise QueryError(_where(error)) from error
+    except SqlglotError as error:
+        raise QueryError(f"The query does not parse: {error}") from error
+    return [statement for statement in parsed if statement is not None]
+
+
+def _where(error: ParseError) -> str:
+    if not error.errors:
+        return f"The query does not parse: {error}"
+    first = error.errors[0]
+    near = first.get("highlight") or ""
+    return (
+        f"The query does not parse at line {first.get('line')}, column {first.get('col')}, "
+        f"near {near!r}: {first.get('description')}."
+    )
+
+
+def _check_node(node: exp.Expr, names: Collection[str]) -> None:
+    if isinstance(node, exp.Table):
+        _check_table(node, names)
+    elif isinstance(node, exp.CTE):
+        if not isinstance(node.this, exp.Query):
+            raise QueryError(f"WITH {node.alias} is not a SELECT.")
+    elif isinstance(node, (exp.Command, exp.DDL, exp.DML, exp.Into)) and not isinstance(
+        node, exp.Query
+    ):
+        raise QueryError(f"{node.key.upper()} has no place in a query.")
+    elif isinstance(node, exp.Func):
+        _check_function(node)
+
+
+def _check_table(table: exp.Table, names: Collection[str]) -> None:
+    source = table.this
+    if isinstance(source, exp.Func):
+        name = _function_name(source)
+        if name not in _TABLE_FUNCTIONS:
+            raise QueryError(f"The table function {name} is not for queries.")
+        return
+    if table.args.get("db") or table.args.get("catalog"):
+        raise QueryError(f"{table.sql(dialect='duckdb')} is not a view. {_known(names)}")
+    if table.name.lower() not in names:
+        raise QueryError(f"There is no view {table.name}. {_known(names)}")
+
+
+def _check_function(function: exp.Func) -> None:
+    name = _function_name(function)
+    reads_files = name.startswith(("read_", "parquet_", "pragma_", "duckdb_")) or "scan" in name
+    if reads_files or name in _REFUSED_FUNCTIONS:
+        raise QueryError(f"The function {name} is not for queries.")
+
+
+def _function_name(function: exp.Func) -> str:
+    name = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
+    return name.lower()
+
+
+def _known(names: Collection[str]) -> str:
+    return f"There are: {', '.join(sorted(names))}."
+
+
+def _refuse_unless_select(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
+    statements = cursor.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise QueryError("A query is one SELECT.")
+
+
+def _fetch(cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    size = 0
+    batches: list[pa.RecordBatch] = []
+    reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
+    for batch in reader:
+        size += batch.nbytes
+        if size > RESULT_BYTES:
+            raise QueryError(
+                f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
+            )
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema=reader.schema)

@@ -1,0 +1,101 @@
+-- The tables of keyed state. {table}, {view}, {column} are quoted names; {type} is DuckDB's text.
+-- staged_state: message_group, message_group_hash, removed, the consumer's own columns, and
+-- staged_order, their order in the transaction.
+
+-- name: keyed_tables
+-- In: nothing. Out: a row a table.
+SELECT group_id, topic_id, table_name, view_name FROM store.keyed_tables;
+
+-- name: keyed_table
+-- In: $group_id, $topic_id. Out: a row when there is one.
+SELECT table_name FROM store.keyed_tables WHERE group_id = $group_id AND topic_id = $topic_id;
+
+-- name: fold_state
+-- In: staged_state. Out: net_state, the last row of each message group.
+CREATE OR REPLACE TEMP TABLE net_state AS
+SELECT * EXCLUDE (staged_order) FROM staged_state
+WHERE staged_order IN (SELECT max(staged_order) FROM staged_state GROUP BY message_group);
+
+-- name: create_state
+-- In: net_state. Out: {table}, empty.
+CREATE TABLE {table} AS SELECT * EXCLUDE (removed) FROM net_state WHERE false;
+
+-- name: free_view_name
+-- In: $group_id, $topic_id. Out: keyed_state_<group>, or keyed_state_<group>_<topic> when that is
+-- taken, or with the ids when that is taken too; what is no letter, digit or _ becomes _.
+WITH names AS (
+    SELECT regexp_replace(lower(g.name), '[^a-z0-9_]', '_', 'g') AS group_name,
+           regexp_replace(lower(t.name), '[^a-z0-9_]', '_', 'g') AS topic_name
+    FROM (SELECT $group_id AS group_id, $topic_id AS topic_id) AS wanted
+    LEFT JOIN store.groups AS g USING (group_id) LEFT JOIN store.topics AS t USING (topic_id)
+), candidates AS (
+    SELECT unnest(['keyed_state_' || group_name,
+                   'keyed_state_' || group_name || '_' || topic_name,
+                   'keyed_state_' || $group_id || '_' || $topic_id]) AS name,
+           unnest([1, 2, 3]) AS choice
+    FROM names
+)
+SELECT name FROM candidates
+WHERE name IS NOT NULL AND name NOT IN (SELECT view_name FROM store.keyed_tables)
+ORDER BY choice LIMIT 1;
+
+-- name: register_state
+-- In: $group_id, $topic_id, $table_name, $view_name. Out: its row.
+INSERT INTO store.keyed_tables VALUES ($group_id, $topic_id, $table_name, $view_name);
+
+-- name: view_state
+-- In: {table}. Out: {view} over it. The columns of a view are bound when it is made: again after
+-- each change.
+CREATE OR REPLACE VIEW main.{view} AS SELECT * EXCLUDE (message_group_hash) FROM {table};
+
+-- name: changed_columns
+-- In: $table_name; net_state. Out: its columns that the table lacks or has in another type:
+-- column_name, data_type, whether it is new.
+SELECT n.column_name, n.data_type, t.column_name IS NULL AS is_new
+FROM duckdb_columns() AS n
+LEFT JOIN duckdb_columns() AS t
+    ON t.schema_name = 'keyed' AND t.table_name = $table_name
+   AND lower(t.column_name) = lower(n.column_name)
+WHERE n.table_name = 'net_state' AND n.database_name = 'temp' AND n.column_name <> 'removed'
+  AND t.data_type IS DISTINCT FROM n.data_type
+ORDER BY n.column_index;
+
+-- name: add_column
+-- In: {table}, {column}, {type}. Out: the column, null everywhere.
+ALTER TABLE {table} ADD COLUMN {column} {type};
+
+-- name: change_column
+-- In: {table}, {column}, {type}. Out: the column in that type; null where a value has no such form.
+ALTER TABLE {table} ALTER COLUMN {column} SET DATA TYPE {type} USING TRY_CAST({column} AS {type});
+
+-- name: delete_state
+-- In: net_state. Out: the rows it replaces or removes are gone from {table}.
+DELETE FROM {table} AS t USING net_state AS n
+WHERE t.message_group_hash = n.message_group_hash AND t.message_group = n.message_group;
+
+-- name: insert_state
+-- In: net_state. Out: the rows that it leaves, in {table}.
+INSERT INTO {table} BY NAME SELECT * EXCLUDE (removed) FROM net_state WHERE NOT removed;
+
+-- name: forgotten_state
+-- In: staged_events. Out: the tables of deleted topics and groups.
+SELECT group_id, topic_id, view_name FROM store.keyed_tables
+WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = {TOPIC_DELETED})
+   OR group_id IN (SELECT group_id FROM staged_events WHERE kind = {GROUP_DELETED});
+
+-- name: drop_state_view
+-- In: {view}. Out: it is gone.
+DROP VIEW IF EXISTS main.{view};
+
+-- name: drop_state
+-- In: {table}. Out: it is gone.
+DROP TABLE IF EXISTS {table};
+
+-- name: read_state
+-- In: {table}. Out: message_group and the consumer's own columns.
+SELECT * EXCLUDE (message_group_hash) FROM {table};
+
+-- name: read_some_state
+-- In: {table}; asked: message_group_hash. Out: the same, of those message groups.
+SELECT * EXCLUDE (message_group_hash) FROM {table}
+WHERE message_group_hash IN (SELECT message_group_hash FROM asked);

@@ -1,0 +1,141 @@
+-- The tables of state.duckdb. All of them are derived from the commit log by dispatch, in the same
+-- transaction as the log position they stand for. None has an index: rows are found by the ranges
+-- that DuckDB keeps for each block, and a table changes by DELETE and INSERT of whole batches,
+-- which costs less than half of what keeping a primary key does.
+-- Offsets are half-open; times are ms since 1970; "row" is the row inside the section at position.
+
+CREATE SCHEMA IF NOT EXISTS store;
+
+-- A row: how far dispatch has come. There is exactly one.
+-- Written by: every dispatch transaction.
+-- Goes: never.
+CREATE TABLE IF NOT EXISTS store.reached (
+    dispatched BIGINT, last_at_ms BIGINT, next_topic_id INTEGER, next_group_id INTEGER
+);
+
+-- A row: a kind of event and its name.
+-- Written by: opening, from store/events.py.
+-- Goes: at the next opening.
+CREATE TABLE IF NOT EXISTS store.kinds (kind SMALLINT, name VARCHAR);
+
+-- A row: a topic that exists; detail is its JSON.
+-- Written by: TOPIC.
+-- Goes: with TOPIC_DELETED.
+CREATE TABLE IF NOT EXISTS store.topics (topic_id INTEGER, name VARCHAR, detail VARCHAR);
+
+-- A row: a consumer group that exists; detail is its JSON.
+-- Written by: GROUP.
+-- Goes: with GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.groups (group_id INTEGER, name VARCHAR, detail VARCHAR);
+
+-- A row: a message without its body and properties, and where in the commit log it lies.
+-- Written by: every message.
+-- Goes: when its offset expires, or with TOPIC_DELETED.
+CREATE TABLE IF NOT EXISTS store.consume_queue (
+    topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
+    position BIGINT, "row" INTEGER, message_group_hash BIGINT, tag_hash BIGINT,
+    message_id VARCHAR, tag VARCHAR, keys VARCHAR[], message_group VARCHAR,
+    born_at_ms BIGINT, stored_at_ms BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER
+);
+
+-- A row: a message queue that was written to: offsets [min_offset, max_offset) exist.
+-- Written by: every message; expiry raises min_offset.
+-- Goes: with TOPIC_DELETED.
+CREATE TABLE IF NOT EXISTS store.heads (
+    topic_id INTEGER, queue_id INTEGER, min_offset BIGINT, max_offset BIGINT
+);
+
+-- A row: a message that is delivered, or waits to be delivered again (delivery <= 0).
+-- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE: the last one of a key.
+-- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.leases (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
+    attempt INTEGER, visible_at_ms BIGINT, delivery BIGINT, epoch BIGINT,
+    message_group_hash BIGINT, client_id VARCHAR
+);
+
+-- A row: everything before queue_offset was looked at by the group.
+-- Written by: LEASE and CURSOR raise it, RESET sets it.
+-- Goes: with TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.cursors (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT
+);
+
+-- A row: a message group with messages waiting before the cursor, the first at or after the offset.
+-- Written by: BEHIND.
+-- Goes: with CAUGHT_UP, RESET, TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.behind (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, message_group_hash BIGINT,
+    queue_offset BIGINT
+);
+
+-- A row: a message of SCHEDULE_TOPIC_XXXX (offset there) that waits for its time.
+-- Written by: every message of that topic.
+-- Goes: with SCHEDULE_DELIVERED, SCHEDULE_DROPPED.
+CREATE TABLE IF NOT EXISTS store.scheduled (
+    queue_id INTEGER, queue_offset BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER,
+    position BIGINT, "row" INTEGER
+);
+
+-- A row: where a message of a dead letter topic came from, as its properties say.
+-- Written by: every message of a topic named %DLQ%….
+-- Goes: when its offset expires, or with TOPIC_DELETED.
+CREATE TABLE IF NOT EXISTS store.dead_letters (
+    topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
+    origin_topic VARCHAR, origin_message_id VARCHAR, origin_queue_id INTEGER,
+    origin_queue_offset BIGINT, reason VARCHAR, attempts INTEGER
+);
+
+-- A row: the lease under which one run does one kind of work, and its last settle.
+-- Written by: WINDOW, WINDOW_CLOSED (expires at 0), SETTLED.
+-- Goes: never: an epoch is not given twice.
+CREATE TABLE IF NOT EXISTS store.windows (
+    name VARCHAR, owner VARCHAR, epoch BIGINT, expires_at_ms BIGINT,
+    settle_id VARCHAR, settle_answer VARCHAR
+);
+
+-- A row: a file that counts in the sink of a group.
+-- Written by: SINK_FILE.
+-- Goes: with GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.sink_files (
+    group_id INTEGER, path VARCHAR, "rows" BIGINT, bytes BIGINT, "partition" VARCHAR,
+    epoch BIGINT, at_ms BIGINT, position BIGINT, "row" INTEGER
+);
+
+-- A row: a registered Parquet segment of a message queue.
+-- Written by: SEGMENT.
+-- Goes: with TOPIC_DELETED.
+CREATE TABLE IF NOT EXISTS store.segments (
+    topic_id INTEGER, queue_id INTEGER, base BIGINT, "end" BIGINT, path VARCHAR,
+    "rows" BIGINT, bytes BIGINT
+);
+
+-- A row: a registered Parquet file of events.
+-- Written by: EVENT_SEGMENT.
+-- Goes: never.
+CREATE TABLE IF NOT EXISTS store.event_segments (
+    path VARCHAR, from_position BIGINT, to_position BIGINT, "rows" BIGINT
+);
+
+-- A row: an event, as schema.EVENT has it.
+-- Written by: every event.
+-- Goes: when it is in event Parquet.
+CREATE TABLE IF NOT EXISTS store.events (
+    position BIGINT, "row" INTEGER, kind SMALLINT, at_ms BIGINT,
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
+    attempt INTEGER, visible_at_ms BIGINT, delivery BIGINT, epoch BIGINT,
+    message_group_hash BIGINT, client_id VARCHAR, detail VARCHAR
+);
+
+-- A row: a table of keyed state, in schema keyed, and the view that shows it.
+-- Written by: the first keyed state of a (group, topic).
+-- Goes: with TOPIC_DELETED, GROUP_DELETED, and the table and the view with it.
+CREATE TABLE IF NOT EXISTS store.keyed_tables (
+    group_id INTEGER, topic_id INTEGER, table_name VARCHAR, view_name VARCHAR
+);
+
+-- A table: the keyed state of a (group, topic), keyed.state_<group_id>_<topic_id>, a row for each
+-- message group: message_group, message_group_hash, and the consumer's own typed columns.
+-- Written by: sections of keyed state; a column that is new in them is added.
+-- Goes: a row when its last state says removed, the table as keyed_tables says.
+CREATE SCHEMA IF NOT EXISTS keyed;

@@ -1,0 +1,50 @@
+-- What recovery reads: the state tables as they are.
+
+-- name: state_reached
+-- In: nothing. Out: one row.
+SELECT dispatched, last_at_ms, next_topic_id, next_group_id FROM store.reached;
+
+-- name: state_topics
+-- In: nothing. Out: a row a topic.
+SELECT topic_id, detail FROM store.topics ORDER BY topic_id;
+
+-- name: state_groups
+-- In: nothing. Out: a row a group.
+SELECT group_id, detail FROM store.groups ORDER BY group_id;
+
+-- name: state_heads
+-- In: nothing. Out: a row a queue that was written to.
+SELECT topic_id, queue_id, min_offset, max_offset FROM store.heads ORDER BY topic_id, queue_id;
+
+-- name: state_leases
+-- In: nothing. Out: a row an unsettled delivery.
+SELECT group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
+       message_group_hash, client_id
+FROM store.leases ORDER BY group_id, topic_id, queue_id, queue_offset;
+
+-- name: state_cursors
+-- In: nothing. Out: a row a queue that a group has touched.
+SELECT group_id, topic_id, queue_id, queue_offset
+FROM store.cursors ORDER BY group_id, topic_id, queue_id;
+
+-- name: state_behind
+-- In: nothing. Out: a row a message group behind its cursor.
+SELECT group_id, topic_id, queue_id, message_group_hash, queue_offset
+FROM store.behind ORDER BY group_id, topic_id, queue_id, queue_offset;
+
+-- name: state_scheduled
+-- In: nothing. Out: a row a message that waits for its time.
+SELECT queue_id, queue_offset, deliver_at_ms, target_topic_id, position, "row"
+FROM store.scheduled ORDER BY queue_id, queue_offset;
+
+-- name: state_windows
+-- In: nothing. Out: a row a window that was ever opened.
+SELECT name, owner, epoch, expires_at_ms, settle_id, settle_answer FROM store.windows ORDER BY name;
+
+-- name: state_segments
+-- In: nothing. Out: a row a registered segment.
+SELECT topic_id, queue_id, base, "end", path FROM store.segments ORDER BY topic_id, queue_id, base;
+
+-- name: state_event_segments
+-- In: nothing. Out: a row a registered file of events.
+SELECT path, from_position, to_position, "rows" FROM store.event_segments ORDER BY from_position;

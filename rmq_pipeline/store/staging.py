@@ -1,0 +1,108 @@
+"""Sections of frames as the tables that dispatch hands to DuckDB. Bodies are not read."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline import schema
+from rmq_pipeline.message import hash64
+from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.events import Kind
+
+_MESSAGE_COLUMNS: Final = [
+    name for name in schema.MESSAGE.names if name not in ("body", "properties")
+]
+_DEAD_LETTER_COLUMNS: Final = ["topic_id", "queue_id", "queue_offset", "properties"]
+#: Batches smaller than this on average are copied together: DuckDB has a price for each.
+_SMALL_ROWS: Final = 1024
+
+
+def messages(sections: Sequence[Section]) -> tuple[pa.Table, pa.Table]:
+    """The columns that the consume queue keeps, and those that tell where a dead letter is from."""
+    table = pa.Table.from_batches([section.batch for section in sections])
+    kept = _placed(_compact(table.select(_MESSAGE_COLUMNS)), sections)
+    tag_hash = pa.array(hash64(_one_array(kept.column("tag"))))
+    return kept.append_column("tag_hash", tag_hash), table.select(_DEAD_LETTER_COLUMNS)
+
+
+def dead_letters(table: pa.Table, topic_ids: pa.Array) -> pa.Table:
+    """The rows that went to dead letter topics."""
+    return table.filter(pc.is_in(table.column("topic_id"), value_set=topic_ids))
+
+
+def events(sections: Sequence[Section]) -> pa.Table:
+    """The events with their positions, and ``seq``, their order."""
+    table = pa.Table.from_batches([section.batch for section in sections])
+    placed = _placed(_compact(table), sections)
+    return placed.append_column("seq", pa.array(np.arange(placed.num_rows)))
+
+
+def kinds_of(table: pa.Table) -> frozenset[int]:
+    """The kinds of event that occur."""
+    return frozenset(pc.unique(table.column("kind")).to_pylist())
+
+
+def runs_between_resets(table: pa.Table) -> list[pa.Table]:
+    """The events in order, cut so that a run is all RESET or has none."""
+    is_reset = _one_array(pc.equal(table.column("kind"), int(Kind.RESET))).to_numpy(
+        zero_copy_only=False
+    )
+    cuts = np.flatnonzero(np.diff(is_reset)) + 1
+    bounds = [0, *cuts.tolist(), table.num_rows]
+    return [table.slice(start, stop - start) for start, stop in itertools.pairwise(bounds)]
+
+
+def state_runs(sections: Sequence[Section]) -> list[tuple[int, int, pa.Table]]:
+    """Keyed state as (group_id, topic_id, rows in order); a run has one schema."""
+    runs: dict[tuple[int, int], list[list[pa.RecordBatch]]] = {}
+    for section in sections:
+        metadata = section.batch.schema.metadata
+        key = (int(metadata[b"group_id"]), int(metadata[b"topic_id"]))
+        of_key = runs.setdefault(key, [])
+        if of_key and of_key[-1][0].schema.equals(section.batch.schema):
+            of_key[-1].append(section.batch)
+        else:
+            of_key.append([section.batch])
+    return [
+        (group_id, topic_id, _ordered(pa.Table.from_batches(run)))
+        for (group_id, topic_id), of_key in runs.items()
+        for run in of_key
+    ]
+
+
+def holds(table: pa.Table, column: str, value: int) -> bool:
+    """Whether a column has a value somewhere."""
+    return bool(pc.any(pc.equal(table.column(column), value)).as_py())
+
+
+def largest(table: pa.Table, column: str) -> int:
+    """The largest value of a column; 0 when there is none."""
+    return int(pc.max(table.column(column)).as_py() or 0)
+
+
+def _ordered(table: pa.Table) -> pa.Table:
+    return table.append_column("staged_order", pa.array(np.arange(table.num_rows)))
+
+
+def _compact(table: pa.Table) -> pa.Table:
+    chunks = table.column(0).num_chunks
+    return table.combine_chunks() if table.num_rows < chunks * _SMALL_ROWS else table
+
+
+def _placed(table: pa.Table, sections: Sequence[Section]) -> pa.Table:
+    """With the position of each row's section, and its row there."""
+    count = len(sections)
+    counts = np.fromiter((s.batch.num_rows for s in sections), np.int64, count)
+    positions = np.fromiter((s.position for s in sections), np.int64, count)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    rows = (np.arange(len(starts)) - starts).astype(np.int32)
+    placed = table.append_column("position", pa.array(np.repeat(positions, counts)))
+    return placed.append_column("row", pa.array(rows))
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

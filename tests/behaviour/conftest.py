@@ -1,0 +1,229 @@
+"""The doors the promises are tried through, under a clock that tests turn by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.settings import Settings
+
+#: A factory of names or tables; what it takes is in the fixture of its name.
+Make = Callable[..., Any]
+
+DOORS = ("in_process", "flight")
+#: Real seconds after which a wait for another thread is a failure.
+PATIENCE_S = 20.0
+#: Small files, so that logs roll and homes open fast.
+SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
+
+
+class Door:
+    """A home, its broker, and the verbs as one door offers them.
+
+    ``broker`` has the verbs; it is another object after ``reopen``.
+    """
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.name = name
+        self.home = home
+        self.clock = ManualClock()
+        self.pool = ThreadPoolExecutor(8)
+        self._stack = contextlib.ExitStack()
+        self.open()
+
+    def open(self) -> Broker:
+        """Open the home, and the door in front of it; the verbs."""
+        broker = self._stack.enter_context(
+            Broker.open(self.home, clock=self.clock, upkeep="none", settings=SMALL)
+        )
+        self.inside = broker
+        self.broker = broker
+        if self.name == "flight":
+            server = self._stack.enter_context(FlightServer(broker, clock=self.clock))
+            client = self._stack.enter_context(Client(server.address))
+            self.broker = cast(Broker, client)
+        return self.broker
+
+    def close(self) -> None:
+        """Close the door and the home."""
+        self._stack.close()
+
+    def reopen(self) -> Broker:
+        """Close everything and open it again; the new verbs."""
+        self.close()
+        return self.open()
+
+    def advance(self, milliseconds: int) -> None:
+        """Move the broker's time forward."""
+        self.clock.advance(milliseconds)
+
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run a call that waits in another thread; return once it waits for a moment in time."""
+        before = self._moments()
+        future = self.pool.submit(call)
+        until(lambda: future.done() or len(self._moments()) > len(before))
+        return future
+
+    def _moments(self) -> list[int]:
+        with self.clock._lock:
+            return [at for _, at in self.clock._waiting.values() if at is not None]
+
+    def max_offsets(self, topic: str) -> list[int]:
+        """The next offset of every queue, by queue_id."""
+        rows = self.broker.describe_topic(topic)["offsets"]
+        return [row["max_offset"] for row in sorted(rows, key=lambda row: row["queue_id"])]
+
+    def stored(self, topic: str) -> int:
+        """How many messages the topic was ever given."""
+        return sum(self.max_offsets(topic))
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """Every body of the topic, queue by queue."""
+        found: list[bytes] = []
+        for queue_id, stop in enumerate(self.max_offsets(topic)):
+            table = self.broker.read(topic, queue_id, offset=0, limit=max(stop, 1))
+            found += table["body"].to_pylist()
+        return found
+
+    def drain(self, topic: str, group: str, *, limit: int = 10_000) -> list[bytes]:
+        """Receive and acknowledge until nothing comes; the bodies as they came."""
+        found: list[bytes] = []
+        while (got := self.broker.receive(topic, group, limit=limit)).num_rows:
+            self.broker.ack(got)
+            found += got["body"].to_pylist()
+        return found
+
+    def sql(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query."""
+        return cast(list[dict[str, Any]], self.broker.sql(query).to_pylist())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that another thread makes true."""
+    deadline = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the other thread never got there"
+        pause.wait(0.001)
+
+
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
+    """Every door in turn: what a test asks of this fixture is promised at each."""
+    door = Door(request.param, tmp_path / "home")
+    yield door
+    door.close()
+    door.pool.shutdown()
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Iterator[Door]:
+    """The broker in process only, for what no other door can show."""
+    door = Door("in_process", tmp_path / "home")
+    yield door
+    door.close()
+    door.pool.shutdown()
+
+
+@pytest.fixture
+def broker(door: Door) -> Broker:
+    """The verbs of the door."""
+    return door.broker
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> Make:
+    """``topic(name=…, type=…, queues=…)`` creates one and gives its name."""
+    numbers = count()
+
+    def create(name: str | None = None, **settings: Any) -> str:
+        name = name or f"topic-{next(numbers)}"
+        _current(request).broker.create_topic(name, **settings)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Make:
+    """``group(name=…, order=…, max_attempts=…, backoff_ms=…)`` creates one and gives its name."""
+    numbers = count()
+
+    def create(name: str | None = None, **settings: Any) -> str:
+        name = name or f"group-{next(numbers)}"
+        _current(request).broker.create_group(name, **settings)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def messages() -> Make:
+    """``messages(n, groups=[…], **columns)``: bodies b"0", b"1", …; groups are dealt in turn.
+
+    A column is a list of n values, or one value for every row.
+    """
+
+    def make(
+        n: int, *, start: int = 0, groups: Sequence[str] | None = None, **columns: Any
+    ) -> pa.Table:
+        table: dict[str, Any] = {"body": [str(i).encode() for i in range(start, start + n)]}
+        if groups is not None:
+            table["message_group"] = [groups[i % len(groups)] for i in range(n)]
+        for name, value in columns.items():
+            table[name] = value if isinstance(value, list) else [value] * n
+        fields = [schema.SEND.field(name) for name in table]
+        return pa.table(table, schema=pa.schema(fields))
+
+    return make
+
+
+@pytest.fixture
+def outcomes() -> Make:
+    """``outcomes(received, outcome, retry_after_ms=…, reason=…)``: one outcome for every row."""
+
+    def make(
+        received: pa.Table,
+        outcome: str | Sequence[str],
+        retry_after_ms: int | None = None,
+        reason: str | None = None,
+    ) -> pa.Table:
+        n = received.num_rows
+        columns = [
+            received["receipt_handle"].to_pylist(),
+            [outcome] * n if isinstance(outcome, str) else list(outcome),
+            [retry_after_ms] * n,
+            [reason] * n,
+        ]
+        return pa.table(columns, schema=schema.OUTCOME)
+
+    return make
+
+
+@pytest.fixture
+def fail(outcomes: Make, request: pytest.FixtureRequest) -> Make:
+    """``fail(group, received, retry_after_ms=…, reason=…)``: every message failed."""
+
+    def settle(group: str, received: pa.Table, **how: Any) -> dict[str, Any]:
+        return _current(request).broker.settle(group, outcomes(received, "retry", **how))
+
+    return settle
+
+
+def _current(request: pytest.FixtureRequest) -> Door:
+    name = "inside" if "inside" in request.fixturenames else "door"
+    return cast(Door, request.getfixturevalue(name))

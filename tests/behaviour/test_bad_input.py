@@ -1,0 +1,280 @@
+"""What is wrong is refused with an error that names it, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import errors, schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.behaviour.conftest import Door, Make
+
+ONE = pa.table({"body": [b"x"]})
+NO_OUTCOMES = schema.OUTCOME.empty_table()
+
+UNKNOWN_TOPIC: dict[str, Callable[[Broker], object]] = {
+    "send": lambda b: b.send("nowhere", ONE),
+    "receive": lambda b: b.receive("nowhere", "readers"),
+    "read": lambda b: b.read("nowhere", 0, offset=0, limit=1),
+    "offset_at": lambda b: b.offset_at("nowhere", 0, at_ms=0),
+    "reset_offset": lambda b: b.reset_offset("readers", "nowhere", to_latest=True),
+    "subscribe": lambda b: b.subscribe("readers", "nowhere"),
+    "describe_topic": lambda b: b.describe_topic("nowhere"),
+    "alter_topic": lambda b: b.alter_topic("nowhere", queues=9),
+    "delete_topic": lambda b: b.delete_topic("nowhere"),
+    "keyed_state": lambda b: b.keyed_state("readers", "nowhere"),
+    "publish onward": lambda b: b.settle("readers", NO_OUTCOMES, publish={"nowhere": ONE}),
+}
+
+UNKNOWN_GROUP: dict[str, Callable[[Broker], object]] = {
+    "receive": lambda b: b.receive("source", "nobody"),
+    "settle": lambda b: b.settle("nobody", NO_OUTCOMES),
+    "reset_offset": lambda b: b.reset_offset("nobody", "source", to_latest=True),
+    "subscribe": lambda b: b.subscribe("nobody", "source"),
+    "describe_group": lambda b: b.describe_group("nobody"),
+    "alter_group": lambda b: b.alter_group("nobody", max_attempts=2),
+    "delete_group": lambda b: b.delete_group("nobody"),
+    "keyed_state": lambda b: b.keyed_state("nobody", "source"),
+    "sink_files": lambda b: b.sink_files("nobody"),
+    "open_window": lambda b: b.open_window("consumer/nobody", owner="o", duration_ms=1000),
+}
+
+
+@pytest.fixture
+def source(topic: Make, group: Make) -> str:
+    group(name="readers")
+    return str(topic(name="source", queues=1))
+
+
+@pytest.mark.parametrize("verb", UNKNOWN_TOPIC)
+def test_an_unknown_topic_is_named(door: Door, source: str, verb: str) -> None:
+    topics = door.broker.list_topics()
+
+    with pytest.raises(errors.TopicNotFoundError, match="nowhere"):
+        UNKNOWN_TOPIC[verb](door.broker)
+
+    assert door.broker.list_topics().equals(topics)
+    assert door.stored(source) == 0
+
+
+@pytest.mark.parametrize("verb", UNKNOWN_GROUP)
+def test_an_unknown_group_is_named(door: Door, source: str, messages: Make, verb: str) -> None:
+    door.broker.send(source, messages(3))
+    groups = door.broker.list_groups()
+
+    with pytest.raises(errors.ConsumerGroupNotFoundError, match="nobody"):
+        UNKNOWN_GROUP[verb](door.broker)
+
+    assert door.broker.list_groups().equals(groups)
+    assert len(door.drain(source, "readers")) == 3
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+BAD_TABLES = {
+    "without its body": (pa.table({"tag": ["a"]}), "body"),
+    "with a body of numbers": (pa.table({"body": [1.5]}), "body"),
+    "with a tag of lists": (pa.table({"body": [b"x"], "tag": [["a"]]}), "tag"),
+    "with keys of text": (pa.table({"body": [b"x"], "keys": ["a"]}), "keys"),
+    "with a level of text": (
+        pa.table({"body": [b"x"], "delay_level": ["one"]}),
+        "delay_level",
+    ),
+    "with properties of text": (
+        pa.table({"body": [b"x"], "properties": ["a=b"]}),
+        "properties",
+    ),
+    "with a column nobody knows": (
+        pa.table({"body": [b"x"], "message_grop": ["a"]}),
+        "message_grop",
+    ),
+    "with no column": (pa.table({}), "body"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_table_to_send_with_a_wrong_column_is_refused_and_the_column_named(
+    door: Door, source: str, case: str
+) -> None:
+    table, column = BAD_TABLES[case]
+
+    with pytest.raises(errors.TableSchemaError, match=column):
+        door.broker.send(source, table)
+
+    assert door.stored(source) == 0
+
+
+@pytest.mark.parametrize("thing", [None, "text", [b"x"], {"body": [b"x"]}])
+def test_what_is_no_table_is_refused(door: Door, source: str, thing: Any) -> None:
+    with pytest.raises(errors.TableSchemaError):
+        door.broker.send(source, thing)
+
+    assert door.stored(source) == 0
+
+
+def test_receipts_without_their_column_are_refused(door: Door, source: str, messages: Make) -> None:
+    door.broker.send(source, messages(1))
+    got = door.broker.receive(source, "readers")
+    wrong = got.rename_columns([*got.column_names[:-1], "receipt"])
+
+    verbs: list[Callable[[], object]] = [
+        lambda: door.broker.ack(wrong),
+        lambda: door.broker.change_invisible_duration(wrong, 1_000),
+        lambda: door.broker.forward_to_dead_letter_queue(wrong),
+    ]
+    for verb in verbs:
+        with pytest.raises(errors.TableSchemaError, match="receipt_handle"):
+            verb()
+
+    door.broker.ack(got)
+
+
+@pytest.mark.parametrize("column", ["receipt_handle", "outcome"])
+def test_outcomes_without_a_column_are_refused(
+    door: Door, source: str, messages: Make, outcomes: Make, column: str
+) -> None:
+    door.broker.send(source, messages(1))
+    got = door.broker.receive(source, "readers")
+
+    with pytest.raises(errors.TableSchemaError, match=column):
+        door.broker.settle("readers", outcomes(got, "ack").drop_columns([column]))
+
+    door.broker.ack(got)
+
+
+def test_outcomes_may_leave_out_what_may_be_null(
+    door: Door, source: str, messages: Make, outcomes: Make
+) -> None:
+    door.broker.send(source, messages(1))
+    got = door.broker.receive(source, "readers")
+
+    door.broker.settle("readers", outcomes(got, "ack").select(["receipt_handle", "outcome"]))
+
+    door.advance(60_000)
+    assert door.broker.receive(source, "readers").num_rows == 0
+
+
+def test_a_null_receipt_is_refused(door: Door, source: str, messages: Make) -> None:
+    door.broker.send(source, messages(1))
+    got = door.broker.receive(source, "readers")
+    handles = pa.array([got["receipt_handle"][0].as_py(), None], pa.string())
+
+    with pytest.raises((errors.ReceiptHandleError, errors.TableSchemaError)):
+        door.broker.ack(pa.table({"receipt_handle": handles}))
+
+    door.broker.ack(got)
+
+
+# ------------------------------------------------------------------------------------------- sql
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "   ",
+        "nonsense",
+        "SELECT",
+        "SELECT * FROM no_such_view",
+        "SELECT no_such_column FROM progress",
+        "DELETE FROM topics",
+        "INSERT INTO topics SELECT * FROM topics",
+        "UPDATE topics SET name = 'x'",
+        "DROP VIEW progress",
+        "CREATE TABLE t AS SELECT 1",
+        "SELECT 1; SELECT 2",
+        "SELECT 1; DROP VIEW progress",
+        "COPY (SELECT 1) TO '/tmp/rmq-out.csv'",
+        "ATTACH '/tmp/rmq-other.duckdb'",
+        "SET memory_limit = '1GB'",
+        "PRAGMA database_list",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "CHECKPOINT",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT getenv('HOME')",
+    ],
+)
+def test_sql_is_one_reading_select(door: Door, source: str, messages: Make, query: str) -> None:
+    door.broker.send(source, messages(1))
+
+    with pytest.raises(errors.QueryError):
+        door.broker.sql(query)
+
+    assert door.sql("SELECT count(*) AS n FROM messages") == [{"n": 1}]
+
+
+def test_sql_has_a_time_limit(door: Door, source: str) -> None:
+    del source
+    endless = "SELECT count(*) FROM range(10000000) a, range(1000000) b WHERE a.range + b.range = 1"
+
+    with pytest.raises(errors.QueryError):
+        door.broker.sql(endless, timeout_s=0.2)
+
+    assert door.sql("SELECT 1 AS one") == [{"one": 1}]
+
+
+# ------------------------------------------------------------------------------------------ home
+
+
+def test_a_home_is_opened_by_one_broker(inside: Door) -> None:
+    with pytest.raises(errors.HomeLockedError, match=str(os.getpid())):
+        Broker.open(inside.home, clock=ManualClock(), upkeep="none")
+
+    assert inside.broker.list_topics() is not None
+
+
+def test_a_home_of_a_newer_format_is_refused_and_left_alone(
+    inside: Door, topic: Make, messages: Make
+) -> None:
+    name = topic(queues=1)
+    inside.broker.send(name, messages(3))
+    inside.close()
+    mark = inside.home / "format"
+    written = mark.read_text()
+    mark.write_text("".join("999" if c.isdigit() else c for c in written))
+
+    with pytest.raises(errors.HomeFormatError):
+        inside.open()
+
+    mark.write_text(written)
+    inside.open()
+    assert inside.bodies(name) == [b"0", b"1", b"2"]
+
+
+def test_a_closed_broker_refuses(inside: Door, topic: Make, messages: Make) -> None:
+    name = topic()
+    broker = inside.broker
+    inside.close()
+
+    with pytest.raises(errors.RocketMQError):
+        broker.send(name, messages(1))
+    inside.open()
+
+    assert inside.stored(name) == 0
+
+
+# ----------------------------------------------------------------------------------------- flight
+
+
+def test_an_error_crosses_the_door_with_its_class_and_its_words(door: Door, source: str) -> None:
+    with pytest.raises(errors.TopicNotFoundError) as unknown:
+        door.broker.send("nowhere", ONE)
+    with pytest.raises(errors.MessageBodyEmptyError) as empty:
+        door.broker.send(source, pa.table({"body": [b"x", b""]}))
+
+    assert "nowhere" in unknown.value.message
+    assert unknown.value.code == 40402
+    assert "1" in empty.value.message
+    assert str(empty.value).endswith(empty.value.remedy)

@@ -1,0 +1,129 @@
+"""A message group that is blocked, or fails for ever, holds up nobody but itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+if TYPE_CHECKING:
+    from tests.behaviour.conftest import Door, Make
+
+MINUTE = 60_000
+
+
+def test_a_poisoned_group_does_not_hold_up_healthy_ones(
+    door: Door, fifo: str, group: Make, messages: Make, fail: Make
+) -> None:
+    readers = group(order="message_group", max_attempts=3, backoff_ms=[1_000])
+    names = ["poison", *(f"g{i}" for i in range(9))]
+    door.broker.send(fifo, messages(100, groups=names))
+    healthy: dict[str, list[bytes]] = defaultdict(list)
+
+    for _ in range(3):
+        while (got := door.broker.receive(fifo, readers, limit=20)).num_rows:
+            bad = pc.equal(got["message_group"], "poison")
+            if got.filter(bad).num_rows:
+                fail(readers, got.filter(bad).slice(0, 1))
+            good = got.filter(pc.invert(bad))
+            if good.num_rows:
+                door.broker.ack(good)
+            for row in good.to_pylist():
+                healthy[row["message_group"]].append(row["body"])
+        door.advance(1_000)
+    rest = door.broker.receive(fifo, readers, limit=100)
+
+    for i, name in enumerate(names[1:], start=1):
+        assert healthy[name] == [str(n).encode() for n in range(i, 100, 10)]
+    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert rest["message_group"].to_pylist() == ["poison"] * 9
+    assert rest["body"].to_pylist() == [str(n).encode() for n in range(10, 100, 10)]
+    assert rest["delivery_attempt"].to_pylist() == [1] * 9
+
+
+def test_a_blocked_group_that_owns_most_messages_holds_up_nobody(
+    door: Door, topic: Make, group: Make
+) -> None:
+    name = topic(type="fifo", queues=4)
+    readers = group(order="message_group")
+    drain_around_a_whale(door, name, readers, total=24_000, others=400, limit=1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_blocked_group_of_half_a_million_stays_out_of_memory(
+    inside: Door, topic: Make, group: Make
+) -> None:
+    name = topic(type="fifo", queues=4)
+    readers = group(order="message_group")
+    inside.broker.send(name, whale_table(6_000, others=1_000, start=0))
+    inside.broker.receive(name, readers, limit=1)
+    before = psutil.Process().memory_info().rss
+
+    drain_around_a_whale(
+        inside, name, readers, total=600_000, others=10_000, limit=10_000, already=6_000
+    )
+
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < 400 * 1024 * 1024, f"{grown / 1024**2:.0f} MiB more than before"
+
+
+def whale_table(n: int, *, others: int, start: int) -> pa.Table:
+    """``n`` messages, five of six of the group whale, the rest dealt to ``others`` groups."""
+    numbers = range(start, start + n)
+    groups = ["whale" if i % 6 else f"g{i // 6 % others}" for i in numbers]
+    return pa.table({"body": [b"%d" % i for i in numbers], "message_group": groups})
+
+
+def drain_around_a_whale(
+    door: Door,
+    name: str,
+    readers: str,
+    *,
+    total: int,
+    others: int,
+    limit: int,
+    already: int = 0,
+) -> None:
+    """Block the whale by a long lease, drain the others, unblock it, drain it; all in order."""
+    for start in range(already, total, 20_000):
+        n = min(20_000, total - start)
+        door.broker.send(name, whale_table(n, others=others, start=start))
+    whale = None
+    seen: dict[str, int] = {}
+    count = 0
+
+    def take(got: pa.Table) -> int:
+        for one, body in zip(
+            got["message_group"].to_pylist(), got["body"].to_pylist(), strict=True
+        ):
+            assert seen.get(one, -1) < int(body), one
+            seen[one] = int(body)
+        return int(got.num_rows)
+
+    if already:
+        door.advance(MINUTE)
+    while (
+        got := door.broker.receive(name, readers, limit=limit, invisible_duration_ms=10 * MINUTE)
+    ).num_rows:
+        mine = pc.equal(got["message_group"], "whale")
+        if got.filter(mine).num_rows:
+            assert whale is None, "the whale is locked"
+            whale = got.filter(mine)
+        rest = got.filter(pc.invert(mine))
+        if rest.num_rows:
+            door.broker.ack(rest)
+        count += take(rest)
+    assert whale is not None
+    assert count == total // 6
+
+    door.broker.ack(whale)
+    count += take(whale)
+    while (got := door.broker.receive(name, readers, limit=limit)).num_rows:
+        door.broker.ack(got)
+        count += take(got)
+    assert count == total

@@ -1,0 +1,351 @@
+"""Order by message group: one receiver at a time, in order, without holding up the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from rmq_pipeline import errors
+
+if TYPE_CHECKING:
+    from tests.behaviour.conftest import Door, Make
+
+MINUTE = 60_000
+
+
+def by_group(received: pa.Table) -> dict[str, list[tuple[bytes, int]]]:
+    """Body and attempt of each message, by message group, as delivered."""
+    found = defaultdict(list)
+    for row in received.to_pylist():
+        found[row["message_group"]].append((row["body"], row["delivery_attempt"]))
+    return dict(found)
+
+
+def bodies(received: pa.Table) -> list[bytes]:
+    return [bytes(b) for b in received["body"].to_pylist()]
+
+
+def attempts(received: pa.Table) -> list[int]:
+    return [int(n) for n in received["delivery_attempt"].to_pylist()]
+
+
+@pytest.fixture
+def fifo(topic: Make) -> str:
+    return str(topic(type="fifo", queues=2))
+
+
+@pytest.fixture
+def readers(group: Make) -> str:
+    return str(group(order="message_group", backoff_ms=[1_000]))
+
+
+def test_a_message_group_comes_in_the_order_it_was_sent(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    for start in range(0, 90, 9):
+        door.broker.send(fifo, messages(9, start=start, groups=["a", "b", "c"]))
+
+    got = by_group(door.broker.receive(fifo, readers, limit=100))
+
+    for i, name in enumerate("abc"):
+        assert got[name] == [(str(n).encode(), 1) for n in range(i, 90, 3)]
+
+
+def test_a_group_in_flight_is_locked_and_the_others_go_on(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(9, groups=["a", "b", "c"]))
+
+    got = [by_group(door.broker.receive(fifo, readers, limit=1)) for _ in range(4)]
+
+    assert sorted(name for one in got for name in one) == ["a", "b", "c"]
+    assert got[3] == {}
+
+
+def test_new_messages_of_a_locked_group_wait(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(1, groups=["a"]))
+    first = door.broker.receive(fifo, readers)
+    door.broker.send(fifo, messages(2, start=1, groups=["a", "b"]))
+
+    second = by_group(door.broker.receive(fifo, readers))
+    door.broker.ack(first)
+    third = by_group(door.broker.receive(fifo, readers))
+
+    assert second == {"b": [(b"2", 1)]}
+    assert third == {"a": [(b"1", 1)]}
+
+
+def test_a_group_is_free_when_the_last_of_its_delivery_is_settled(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(5, groups=["a"]))
+    first = door.broker.receive(fifo, readers, limit=3)
+
+    door.broker.ack(first.take([0, 2]))
+    locked = door.broker.receive(fifo, readers)
+    door.broker.ack(first.take([1]))
+    free = door.broker.receive(fifo, readers)
+
+    assert locked.num_rows == 0
+    assert bodies(free) == [b"3", b"4"]
+
+
+def test_two_groups_each_keep_their_own_order(
+    door: Door, fifo: str, group: Make, messages: Make
+) -> None:
+    one, other = group(order="message_group"), group(order="message_group")
+    door.broker.send(fifo, messages(4, groups=["a"]))
+    door.broker.receive(fifo, one, limit=2)
+
+    got = door.broker.receive(fifo, other, limit=4)
+
+    assert bodies(got) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_group_without_order_shares_a_message_group(
+    door: Door, fifo: str, group: Make, messages: Make
+) -> None:
+    readers = group(order="none")
+    door.broker.send(fifo, messages(4, groups=["a"]))
+
+    got = [bodies(door.broker.receive(fifo, readers, limit=1)) for _ in range(4)]
+
+    assert got == [[b"0"], [b"1"], [b"2"], [b"3"]]
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def test_a_failure_releases_the_later_ones_without_counting(
+    door: Door, fifo: str, readers: str, messages: Make, fail: Make
+) -> None:
+    door.broker.send(fifo, messages(5, groups=["a"]))
+    got = door.broker.receive(fifo, readers)
+    door.broker.ack(got.take([0]))
+
+    fail(readers, got.take([1]))
+
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(got.take([3]))
+    assert door.broker.receive(fifo, readers).num_rows == 0
+    door.advance(1_000)
+    again = door.broker.receive(fifo, readers)
+    assert bodies(again) == [b"1", b"2", b"3", b"4"]
+    assert attempts(again) == [2, 1, 1, 1]
+
+
+def test_a_failure_holds_its_own_group_only(
+    door: Door, fifo: str, readers: str, messages: Make, fail: Make
+) -> None:
+    door.broker.send(fifo, messages(6, groups=["a", "b"]))
+    got = door.broker.receive(fifo, readers)
+    mine = pc.equal(got["message_group"], "a")
+
+    fail(readers, got.filter(mine).slice(0, 1))
+    door.broker.ack(got.filter(pc.invert(mine)))
+    door.broker.send(fifo, messages(2, start=6, groups=["a", "b"]))
+
+    assert by_group(door.broker.receive(fifo, readers)) == {"b": [(b"7", 1)]}
+
+
+def test_acknowledged_messages_stay_acknowledged_after_a_failure_before_them(
+    door: Door, fifo: str, readers: str, messages: Make, fail: Make
+) -> None:
+    door.broker.send(fifo, messages(5, groups=["a"]))
+    got = door.broker.receive(fifo, readers)
+    door.broker.ack(got.take([1, 3]))
+
+    fail(readers, got.take([0]))
+    door.advance(1_000)
+
+    again = door.broker.receive(fifo, readers)
+    assert bodies(again) == [b"0", b"2", b"4"]
+    assert attempts(again) == [2, 1, 1]
+
+
+def test_a_failed_message_waits_for_unsettled_ones_before_it(
+    door: Door, fifo: str, readers: str, messages: Make, fail: Make
+) -> None:
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    got = door.broker.receive(fifo, readers)
+
+    fail(readers, got.take([1]))
+    door.advance(1_000)
+    held = door.broker.receive(fifo, readers)
+    door.broker.ack(got.take([0]))
+    free = door.broker.receive(fifo, readers)
+
+    assert held.num_rows == 0
+    assert bodies(free) == [b"1", b"2"]
+    assert attempts(free) == [2, 1]
+
+
+def test_a_failed_message_keeps_its_backoff_when_one_before_it_comes_again(
+    door: Door, fifo: str, readers: str, messages: Make, fail: Make
+) -> None:
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=5_000)
+    fail(readers, got.take([1]), retry_after_ms=MINUTE)
+    door.advance(5_000)
+
+    before = door.broker.receive(fifo, readers)
+    door.broker.ack(before)
+    held = door.broker.receive(fifo, readers)
+    door.advance(MINUTE - 5_000)
+    after = door.broker.receive(fifo, readers)
+
+    assert bodies(before) == [b"0"]
+    assert held.num_rows == 0
+    assert bodies(after) == [b"1", b"2"]
+    assert attempts(after) == [2, 1]
+
+
+def test_progress_of_a_message_group_is_a_prefix(
+    door: Door, topic: Make, readers: str, messages: Make, fail: Make
+) -> None:
+    name = topic(type="fifo", queues=1)
+    door.broker.send(name, messages(6, groups=["a"]))
+    got = door.broker.receive(name, readers)
+    door.broker.ack(got.take([0, 1, 4]))
+    fail(readers, got.take([2]))
+
+    [row] = door.sql(
+        f"SELECT committed_offset, cursor FROM progress WHERE consumer_group = '{readers}'"
+        f" AND topic = '{name}'"
+    )
+
+    assert row["committed_offset"] == 2
+
+
+def test_a_failing_message_ends_in_the_dead_letters_and_its_group_goes_on(
+    door: Door, fifo: str, group: Make, messages: Make, fail: Make
+) -> None:
+    readers = group(order="message_group", max_attempts=2, backoff_ms=[0])
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    for _ in range(2):
+        fail(readers, door.broker.receive(fifo, readers, limit=1), retry_after_ms=0)
+
+    rest = door.broker.receive(fifo, readers)
+
+    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert bodies(rest) == [b"1", b"2"]
+    assert attempts(rest) == [1, 1]
+
+
+def test_a_message_of_an_unordered_topic_has_no_group_to_wait_for(
+    door: Door, topic: Make, readers: str, messages: Make
+) -> None:
+    name = topic(queues=1)
+    door.broker.send(name, messages(3))
+
+    got = [bodies(door.broker.receive(name, readers, limit=1)) for _ in range(3)]
+
+    assert got == [[b"0"], [b"1"], [b"2"]]
+
+
+# --------------------------------------------------------------------------------- ended leases
+
+
+def test_an_ended_delivery_counts_an_attempt_for_its_first_message_only(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(4, groups=["a"]))
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=1_000)
+    door.broker.ack(got.take([0]))
+    door.advance(1_000)
+
+    again = door.broker.receive(fifo, readers)
+
+    assert bodies(again) == [b"1", b"2", b"3"]
+    assert attempts(again) == [2, 1, 1]
+
+
+def test_a_released_message_is_not_charged_when_it_comes_in_a_later_receive(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(4, groups=["a"]))
+    door.broker.receive(fifo, readers, invisible_duration_ms=1_000)
+    door.advance(1_000)
+    first = door.broker.receive(fifo, readers, limit=2)
+    door.broker.ack(first)
+
+    rest = door.broker.receive(fifo, readers)
+
+    assert (bodies(first), attempts(first)) == ([b"0", b"1"], [2, 1])
+    assert (bodies(rest), attempts(rest)) == ([b"2", b"3"], [1, 1])
+
+
+def test_many_deliveries_that_end_unread_cost_only_the_first_message_its_attempts(
+    door: Door, fifo: str, group: Make, messages: Make
+) -> None:
+    readers = group(order="message_group", max_attempts=3)
+    door.broker.send(fifo, messages(3, groups=["a"]))
+
+    for _ in range(3):
+        got = door.broker.receive(fifo, readers, invisible_duration_ms=1_000)
+        assert bodies(got) == [b"0", b"1", b"2"]
+        door.advance(1_000)
+    door.broker.receive(fifo, readers)
+    door.broker.revive()
+    rest = door.broker.receive(fifo, readers)
+
+    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert (bodies(rest), attempts(rest)) in [([b"1", b"2"], [1, 1]), ([], [])]
+
+
+def test_a_lease_that_ends_inside_a_delivery_releases_the_later_ones(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(4, groups=["a"]))
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=MINUTE)
+    door.broker.change_invisible_duration(got.take([1]), 5_000)
+    door.advance(5_000)
+
+    locked = door.broker.receive(fifo, readers)
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(got.take([2]))
+    door.broker.ack(got.take([0]))
+    again = door.broker.receive(fifo, readers)
+
+    assert locked.num_rows == 0
+    assert bodies(again) == [b"1", b"2", b"3"]
+    assert attempts(again) == [2, 1, 1]
+
+
+def test_a_longer_lease_of_a_later_message_ends_with_the_earlier_one(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=5_000)
+    longer = door.broker.change_invisible_duration(got.take([2]), MINUTE)
+    door.advance(5_000)
+
+    again = door.broker.receive(fifo, readers)
+
+    assert bodies(again) == [b"0", b"1", b"2"]
+    assert attempts(again) == [2, 1, 1]
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(longer)
+
+
+def test_a_group_is_locked_until_the_last_lease_of_its_delivery_has_ended(
+    door: Door, fifo: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(fifo, messages(2, groups=["a"]))
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=5_000)
+    door.broker.change_invisible_duration(got.take([0]), MINUTE)
+    door.advance(5_000)
+
+    locked = door.broker.receive(fifo, readers)
+    door.advance(MINUTE - 5_000)
+    again = door.broker.receive(fifo, readers)
+
+    assert locked.num_rows == 0
+    assert bodies(again) == [b"0", b"1"]
+    assert attempts(again)[0] == 2

@@ -1,0 +1,139 @@
+"""What settle keeps for a consumer: the state of its keys, and the files that count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+
+if TYPE_CHECKING:
+    from tests.behaviour.conftest import Door, Make
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def source(topic: Make) -> str:
+    return str(topic(name="source", type="fifo", queues=2))
+
+
+@pytest.fixture
+def readers(group: Make) -> str:
+    return str(group(name="readers", order="message_group"))
+
+
+def totals(**by_key: int) -> pa.Table:
+    return pa.table({"message_group": list(by_key), "total": pa.array(by_key.values(), pa.int64())})
+
+
+def state_of(door: Door, **which: Any) -> dict[str, int] | None:
+    found = door.broker.keyed_state("readers", "source", **which)
+    if found is None:
+        return None
+    return {row["message_group"]: row["total"] for row in found.to_pylist()}
+
+
+def files(*names: str) -> pa.Table:
+    n = len(names)
+    columns = [list(names), [10] * n, [1_000] * n, ["hour=1"] * n]
+    return pa.table(columns, schema=schema.SINK_FILE)
+
+
+def open_window(door: Door, owner: str = "run-1", *, takeover: bool = False) -> tuple[str, int]:
+    opened = door.broker.open_window(
+        "consumer/readers", owner=owner, duration_ms=10 * MINUTE, takeover=takeover
+    )
+    return "consumer/readers", opened["epoch"]
+
+
+def settle_state(door: Door, state: pa.Table) -> None:
+    nothing = schema.OUTCOME.empty_table()
+    door.broker.settle("readers", nothing, state=state, topic="source")
+
+
+def test_keyed_state_is_read_back_as_last_written(door: Door, source: str, readers: str) -> None:
+    del source, readers
+    before = state_of(door)
+
+    settle_state(door, totals(a=1, b=2))
+    settle_state(door, totals(b=20, c=3))
+
+    assert before is None
+    assert state_of(door) == {"a": 1, "b": 20, "c": 3}
+
+
+def test_keyed_state_is_read_for_some_message_groups(door: Door, source: str, readers: str) -> None:
+    del source, readers
+    settle_state(door, totals(a=1, b=2, c=3))
+    wanted = pa.table({"message_group": ["c", "unheard of", "a"]})
+
+    found = state_of(door, message_groups=wanted)
+
+    assert found == {"a": 1, "c": 3}
+
+
+def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, readers: str) -> None:
+    del source, readers
+    table = pa.table(
+        {
+            "message_group": ["a", "ž"],
+            "count": pa.array([1, None], pa.int32()),
+            "ratio": [0.5, None],
+            "name": ["x", None],
+            "at": pa.array([1_700_000_000_000, None], pa.timestamp("ms", "UTC")),
+            "done": [True, None],
+            "raw": [b"\x00\xff", None],
+        }
+    )
+
+    settle_state(door, table)
+
+    found = door.broker.keyed_state("readers", "source")
+    assert found is not None
+    assert found.select(table.column_names).schema.equals(table.schema)
+    assert sorted(found.to_pylist(), key=str) == sorted(table.to_pylist(), key=str)
+
+
+def test_keyed_state_belongs_to_one_group_and_topic(
+    door: Door, source: str, readers: str, topic: Make, group: Make
+) -> None:
+    del source
+    other_topic, other_group = topic(type="fifo"), group(order="message_group")
+
+    settle_state(door, totals(a=1))
+
+    assert door.broker.keyed_state(readers, other_topic) is None
+    assert door.broker.keyed_state(other_group, "source") is None
+
+
+# ------------------------------------------------------------------------------------- sink files
+
+
+def test_sink_files_are_listed_in_the_order_settled(
+    door: Door, source: str, readers: str, messages: Make, outcomes: Make
+) -> None:
+    window = open_window(door)
+    for i, names in enumerate([("b.parquet", "a.parquet"), ("c.parquet",)]):
+        door.broker.send(source, messages(1, groups=["a"]))
+        got = door.broker.receive(source, readers, window=window)
+        door.broker.settle(
+            readers,
+            outcomes(got, "ack"),
+            settle_id=str(i),
+            window=window,
+            sink_files=files(*names),
+        )
+        door.advance(1_000)
+
+    listed = door.broker.sink_files(readers)
+
+    start = door.clock.now_ms() - 2_000
+    assert listed["path"].to_pylist() == ["b.parquet", "a.parquet", "c.parquet"]
+    assert listed["rows"].to_pylist() == [10] * 3
+    assert listed["bytes"].to_pylist() == [1_000] * 3
+    assert listed["partition"].to_pylist() == ["hour=1"] * 3
+    assert listed["epoch"].to_pylist() == [window[1]] * 3
+    assert listed["at_ms"].to_pylist() == [start, start, start + 1_000]

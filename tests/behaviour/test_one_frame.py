@@ -1,0 +1,132 @@
+"""Requests that share one frame see one another: each decides on what the one before left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rmq_pipeline import errors
+from rmq_pipeline.broker.deliver import Delivery, Receive
+from rmq_pipeline.broker.publish import Send, Sent, prepare
+from rmq_pipeline.message import MessageIds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tests.behaviour.conftest import Door, Make
+
+# In process only: no door lets a caller choose what shares a frame, so these two go to the writer.
+
+
+def receiving(topic: str, group: str, *, limit: int, delivery: int) -> Receive:
+    return Receive(
+        topic=topic,
+        group=group,
+        limit=limit,
+        invisible_duration_ms=60_000,
+        tags=None,
+        client_id="",
+        window=None,
+        delivery=delivery,
+    )
+
+
+def leased(delivery: Delivery) -> set[tuple[int, int]]:
+    return {
+        (queue_id, offset) for queue_id, taken in delivery.taken for offset in taken.offset.tolist()
+    }
+
+
+def sending(door: Door, topic: str, table: pa.Table) -> Send:
+    state = door.inside.writer.state.topic(topic)
+    return prepare(
+        state.topic,
+        table,
+        MessageIds(),
+        delay_max_ms=1_000,
+        now_ms=door.clock.now_ms(),
+    )
+
+
+def test_two_receives_of_one_frame_lease_different_messages(
+    inside: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=2), group()
+    inside.broker.send(name, messages(10))
+
+    answers = inside.inside.writer.submit_together(
+        [receiving(name, readers, limit=4, delivery=n) for n in (11, 12, 13)]
+    )
+
+    places = [leased(answer) for answer in answers]
+    assert [len(p) for p in places] == [4, 4, 2]
+    assert len(set.union(*places)) == 10
+
+
+def test_two_receives_of_one_frame_do_not_share_a_message_group(
+    inside: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(type="fifo", queues=1), group(order="message_group")
+    inside.broker.send(name, messages(10, groups=["a", "b"]))
+
+    answers = inside.inside.writer.submit_together(
+        [receiving(name, readers, limit=1, delivery=n) for n in (11, 12, 13)]
+    )
+
+    assert sorted(len(leased(answer)) for answer in answers) == [0, 1, 1]
+    assert set.union(*(leased(answer) for answer in answers)) == {(0, 0), (0, 1)}
+
+
+def test_two_sends_of_one_frame_get_different_offsets(
+    inside: Door, topic: Make, messages: Make
+) -> None:
+    name = topic(queues=2)
+    tables = [messages(5, start=start) for start in (0, 5, 10)]
+
+    answers: list[Sent] = inside.inside.writer.submit_together(
+        [sending(inside, name, table) for table in tables]
+    )
+
+    places = [
+        place
+        for answer in answers
+        for place in zip(answer.queue_id.tolist(), answer.queue_offset.tolist(), strict=True)
+    ]
+    assert len(set(places)) == 15
+    assert inside.stored(name) == 15
+    assert sorted(inside.bodies(name)) == sorted(str(i).encode() for i in range(15))
+
+
+def test_what_a_frame_sends_a_later_request_of_it_receives(
+    inside: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+
+    _, delivery = inside.inside.writer.submit_together(
+        [
+            sending(inside, name, messages(3)),
+            receiving(name, readers, limit=5, delivery=11),
+        ]
+    )
+
+    assert leased(delivery) == {(0, 0), (0, 1), (0, 2)}
+    assert inside.bodies(name) == [b"0", b"1", b"2"]
+
+
+def test_a_refused_request_leaves_the_rest_of_its_frame_alone(
+    inside: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    inside.broker.send(name, messages(3))
+
+    refused, delivery = inside.inside.writer.submit_together(
+        [
+            receiving("nowhere", readers, limit=1, delivery=11),
+            receiving(name, readers, limit=5, delivery=12),
+        ]
+    )
+
+    assert isinstance(refused, errors.TopicNotFoundError)
+    assert leased(delivery) == {(0, 0), (0, 1), (0, 2)}
+    assert np.all(delivery.taken[0][1].attempt == 1)

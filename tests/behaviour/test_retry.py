@@ -1,0 +1,314 @@
+"""A failed message comes again after its backoff, and ends in the dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_pipeline import errors, limits, schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tests.behaviour.conftest import Door, Make
+
+
+def test_a_failed_message_returns_after_the_groups_backoff(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group(backoff_ms=[1_000, 5_000])
+    door.broker.send(name, messages(1))
+
+    for attempt, backoff_ms in [(1, 1_000), (2, 5_000), (3, 5_000), (4, 5_000)]:
+        got = door.broker.receive(name, readers)
+        assert got["delivery_attempt"].to_pylist() == [attempt]
+        fail(readers, got)
+        door.advance(backoff_ms - 1)
+        assert door.broker.receive(name, readers).num_rows == 0
+        door.advance(1)
+
+
+def test_the_default_is_seventeen_deliveries_ten_seconds_to_two_hours_apart(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(1))
+    waits = [10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200]
+
+    for attempt, seconds in enumerate(waits, start=1):
+        got = door.broker.receive(name, readers)
+        assert got["delivery_attempt"].to_pylist() == [attempt]
+        fail(readers, got)
+        door.advance(seconds * 1000 - 1)
+        assert door.broker.receive(name, readers).num_rows == 0
+        door.advance(1)
+    last = door.broker.receive(name, readers)
+    fail(readers, last)
+
+    assert last["delivery_attempt"].to_pylist() == [17]
+    assert door.stored(f"%DLQ%{readers}") == 1
+    door.advance(limits.INVISIBLE_MAX_MS)
+    assert door.broker.receive(name, readers).num_rows == 0
+
+
+@pytest.mark.parametrize("retry_after_ms", [0, 1, 777])
+def test_a_failure_may_name_its_own_delay(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make, retry_after_ms: int
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(1))
+    fail(readers, door.broker.receive(name, readers), retry_after_ms=retry_after_ms)
+
+    early = 0
+    if retry_after_ms:
+        door.advance(retry_after_ms - 1)
+        early = door.broker.receive(name, readers).num_rows
+        door.advance(1)
+
+    assert early == 0
+    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2]
+
+
+def test_a_negative_delay_is_refused(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(1))
+    got = door.broker.receive(name, readers)
+
+    with pytest.raises(errors.RequestError):
+        fail(readers, got, retry_after_ms=-1)
+
+    door.broker.ack(got)
+
+
+def test_an_ended_lease_has_no_backoff(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group(backoff_ms=[3_600_000])
+    door.broker.send(name, messages(1))
+    door.broker.receive(name, readers, invisible_duration_ms=1_000)
+
+    door.advance(1_000)
+
+    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2]
+
+
+def test_a_failed_receipt_has_ended(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(1))
+    got = door.broker.receive(name, readers)
+    fail(readers, got)
+
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(got)
+
+
+def test_a_retry_is_the_same_message_in_its_place(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=2), group(backoff_ms=[1])
+    door.broker.send(name, messages(2, tag="t", properties=[[("p", "v")]] * 2))
+    first = door.broker.receive(name, readers)
+    fail(readers, first)
+    door.advance(1)
+
+    second = door.broker.receive(name, readers)
+
+    assert second.select(schema.READ.names).equals(first.select(schema.READ.names))
+    assert door.stored(name) == 2
+
+
+def test_a_retry_does_not_hold_up_new_messages(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(1))
+    fail(readers, door.broker.receive(name, readers))
+    door.broker.send(name, messages(2, start=1))
+
+    assert door.drain(name, readers) == [b"1", b"2"]
+
+
+# ---------------------------------------------------------------------------------- dead letters
+
+
+def fail_to_the_end(door: Door, topic: str, group: str, fail: Make, attempts: int) -> pa.Table:
+    got = None
+    for _ in range(attempts):
+        got = door.broker.receive(topic, group)
+        fail(group, got, retry_after_ms=0, reason="no engine")
+    return got
+
+
+def test_the_last_failure_sends_the_message_to_the_dead_letters(
+    door: Door, topic: Make, group: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=2), group(max_attempts=3)
+    row: dict[str, Any] = {
+        "body": b"body",
+        "tag": "t",
+        "keys": ["k1", "k2"],
+        "born_at_ms": 17,
+        "message_id": "ID-1",
+        "properties": [("colour", "blue")],
+    }
+    fields = [schema.SEND.field(n) for n in row]
+    [sent] = door.broker.send(
+        name, schema_table({n: [v] for n, v in row.items()}, fields)
+    ).to_pylist()
+
+    last = fail_to_the_end(door, name, readers, fail, 3)
+
+    assert last["delivery_attempt"].to_pylist() == [3]
+    assert door.broker.receive(name, readers).num_rows == 0
+    [dead] = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=10).to_pylist()
+    assert {n: dead[n] for n in ("body", "tag", "keys", "born_at_ms")} == {
+        n: row[n] for n in ("body", "tag", "keys", "born_at_ms")
+    }
+    assert dict(dead["properties"]) == {
+        "colour": "blue",
+        "DLQ_ORIGIN_TOPIC": name,
+        "DLQ_ORIGIN_MESSAGE_ID": "ID-1",
+        "DLQ_ORIGIN_QUEUE_ID": str(sent["queue_id"]),
+        "DLQ_ORIGIN_QUEUE_OFFSET": str(sent["queue_offset"]),
+        "DLQ_REASON": "no engine",
+        "DLQ_ATTEMPTS": "3",
+    }
+
+
+def schema_table(columns: dict[str, list[Any]], fields: list[pa.Field]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def test_the_last_ended_lease_sends_the_message_to_the_dead_letters(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=2)
+    door.broker.send(name, messages(1))
+    for _ in range(2):
+        assert door.broker.receive(name, readers, invisible_duration_ms=1_000).num_rows == 1
+        door.advance(1_000)
+
+    again = door.broker.receive(name, readers)
+    door.broker.revive()
+
+    assert again.num_rows == 0
+    [dead] = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=10).to_pylist()
+    assert dict(dead["properties"])["DLQ_ATTEMPTS"] == "2"
+    assert dead["body"] == b"0"
+
+
+def test_revive_finds_the_last_ended_lease_of_a_group_nobody_reads(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=1)
+    door.broker.send(name, messages(5))
+    door.broker.receive(name, readers, limit=3, invisible_duration_ms=1_000)
+    door.advance(1_000)
+
+    report = door.broker.revive()
+    again = door.broker.revive()
+
+    assert report["dead_lettered"] == 3
+    assert again["dead_lettered"] == 0
+    assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
+    assert door.drain(name, readers) == [b"3", b"4"]
+
+
+def test_revive_reports_the_leases_that_ended_and_the_next(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(5))
+    start = door.clock.now_ms()
+    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
+    door.broker.receive(name, readers, limit=3, invisible_duration_ms=9_000)
+
+    nothing = door.broker.revive()
+    door.advance(1_000)
+    report = door.broker.revive()
+
+    assert (nothing["revived"], nothing["next_visible_ms"]) == (0, start + 1_000)
+    assert (report["revived"], report["next_visible_ms"]) == (2, start + 9_000)
+    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2, 2]
+
+
+def test_max_attempts_of_one_gives_no_second_delivery(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=1)
+    door.broker.send(name, messages(3))
+
+    answer = fail(readers, door.broker.receive(name, readers), retry_after_ms=0)
+
+    assert answer == {"acked": 0, "retried": 0, "dead_lettered": 3, "published": 0}
+    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
+
+
+def test_a_message_may_be_forwarded_to_the_dead_letters_at_once(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(2))
+    got = door.broker.receive(name, readers)
+
+    door.broker.forward_to_dead_letter_queue(got.slice(0, 1), reason="unreadable")
+
+    [dead] = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=10).to_pylist()
+    properties = dict(dead["properties"])
+    assert dead["body"] == b"0"
+    assert (properties["DLQ_REASON"], properties["DLQ_ATTEMPTS"]) == ("unreadable", "1")
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(got)
+    door.broker.ack(got.slice(1))
+
+
+def test_a_settle_may_dead_letter_with_a_reason(
+    door: Door, topic: Make, group: Make, messages: Make, outcomes: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    door.broker.send(name, messages(2))
+    got = door.broker.receive(name, readers)
+
+    answer = door.broker.settle(readers, outcomes(got, ["ack", "dead_letter"], reason="why"))
+
+    assert answer == {"acked": 1, "retried": 0, "dead_lettered": 1, "published": 0}
+    assert door.bodies(f"%DLQ%{readers}") == [b"1"]
+
+
+def test_dead_letters_can_be_consumed_like_any_topic(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers, doctors = topic(queues=1), group(), group()
+    door.broker.send(name, messages(3))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, readers))
+
+    assert door.drain(f"%DLQ%{readers}", doctors) == [b"0", b"1", b"2"]
+
+
+def test_the_dead_letter_topic_is_there_from_the_start(door: Door, group: Make) -> None:
+    readers = group()
+
+    described = door.broker.describe_topic(f"%DLQ%{readers}")
+
+    assert described["queues"] == 1
+    assert door.stored(f"%DLQ%{readers}") == 0
+
+
+def test_a_message_one_group_gave_up_is_still_there_for_another(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, one, other = topic(queues=1), group(), group()
+    door.broker.send(name, messages(1))
+
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, one))
+
+    assert door.drain(name, other) == [b"0"]
+    assert door.stored(f"%DLQ%{other}") == 0

@@ -1,0 +1,25 @@
+from collections.abc import Iterator
+
+import pytest
+
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.server import FlightServer
+from tests.flight.echo import Echo
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def server(echo: Echo) -> Iterator[FlightServer]:
+    server = FlightServer(echo, token="right", clock=echo.clock)
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture
+def client(server: FlightServer) -> Iterator[Client]:
+    with Client(server.address, retry_s=0) as client:
+        yield client

@@ -1,0 +1,132 @@
+"""The broker as a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmq_pipeline import errors
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.flight import process
+from rmq_pipeline.flight.client import Client
+
+FREE = '{"flight": "127.0.0.1:0"}'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    home = tmp_path / "home"
+    yield home
+    process.stop(home)
+
+
+def log_of(home: Path) -> str:
+    return (home / process.LOG_FILE).read_text()
+
+
+def kill(endpoint: Endpoint) -> None:
+    os.kill(endpoint.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(endpoint.pid)])
+
+
+def test_started_broker_serves_and_stops(home: Path) -> None:
+    endpoint = process.start(home)
+
+    assert process.start(home) == process.serving(home) == endpoint
+    assert f"ready grpc=- flight={endpoint.flight} home={home}" in log_of(home)
+    with Client(home=home, retry_s=0) as client:
+        assert client.ping() == {"pid": endpoint.pid}
+        assert client.status()["pid"] == endpoint.pid
+
+    assert process.stop(home) == endpoint
+    assert process.stop(home) is None
+    assert process.serving(home) is None
+    assert not psutil.pid_exists(endpoint.pid)
+    assert Endpoint.read(home) is None
+    assert "Traceback" not in log_of(home)
+
+
+def test_broker_does_not_end_with_its_starter(home: Path) -> None:
+    code = "import sys; from rmq_pipeline.flight.client import Client; "
+    code += "Client(home=sys.argv[1], autostart=True).ping()"
+    subprocess.run([sys.executable, "-c", code, str(home)], check=True)
+
+    endpoint = process.serving(home)
+
+    assert endpoint is not None
+    assert os.getsid(endpoint.pid) == endpoint.pid
+
+
+def test_several_starters_end_in_one_broker(home: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        endpoints = list(pool.map(lambda _: process.start(home), range(4)))
+
+    assert len(set(endpoints)) == 1
+    assert log_of(home).count("ready ") == 1
+
+
+def test_ports_and_flags_are_kept(home: Path) -> None:
+    first = process.start(home, upkeep="none", flush="async")
+    process.stop(home)
+
+    second = process.start(home)
+
+    assert second.pid != first.pid
+    assert (second.flight, second.upkeep, second.flush) == (first.flight, "none", "async")
+
+
+def test_kept_port_that_is_taken_is_replaced(home: Path) -> None:
+    first = process.start(home)
+    process.stop(home)
+    with socket.create_server(("127.0.0.1", int(first.flight.split(":")[1]))):
+        second = process.start(home)
+
+    assert second.flight != first.flight
+    assert process.serving(home) == second
+
+
+def test_killed_broker_is_found_again_after_it_was_started_again(home: Path) -> None:
+    with Client(home=home, autostart=True) as client, ThreadPoolExecutor(1) as pool:
+        first = process.serving(home)
+        assert first is not None
+        client.ensure_topic("t")
+        kill(first)
+        with pytest.raises(errors.BrokerUnavailableError):
+            client.create_topic("u")
+        call = pool.submit(client.describe_topic, "t")
+
+        second = process.start(home)
+
+        assert call.result(30)["name"] == "t"
+        assert client.ping() == {"pid": second.pid}
+
+
+def test_broker_that_cannot_start_says_why(home: Path) -> None:
+    with pytest.raises(errors.OperatorError, match="not on loopback"):
+        process.start(home, flight="0.0.0.0:0")
+
+
+def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
+    with Broker.open(home), pytest.raises(errors.HomeLockedError):
+        process.start(home, timeout_s=10)
+
+
+def test_interrupted_broker_leaves_cleanly(home: Path) -> None:
+    command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), FREE]
+    broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert broker.stdout is not None
+    assert broker.stdout.readline().startswith("ready grpc=- flight=127.0.0.1:")
+
+    broker.send_signal(signal.SIGINT)
+
+    assert broker.communicate(timeout=30)[0] == ""
+    assert broker.returncode == 0
+    assert Endpoint.read(home) is None

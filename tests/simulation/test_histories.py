@@ -1,0 +1,237 @@
+"""Histories from one number: whatever happens, the broker keeps what a small model promises."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.settings import Settings
+
+SEEDS = range(12)
+STEPS = 80
+MAX_ATTEMPTS = 3
+BACKOFF_MS = 700
+TOPICS = {"ordered": "fifo", "loose": "normal", "later": "delay"}
+GROUPS = "abcdef"
+
+
+@dataclass
+class Message:
+    """What the model knows of one message; ``free_at`` is when it may be delivered."""
+
+    number: int
+    topic: str
+    group: str
+    free_at: int
+    attempts: int = 0
+    leased_until: int = 0
+    delivery: int = 0
+    receipt: str = ""
+    gone: str = ""
+
+
+@dataclass
+class Model:
+    """The promises, message by message."""
+
+    messages: list[Message] = field(default_factory=list)
+    deliveries: int = 0
+
+    def expire(self, now: int) -> None:
+        """Leases that have ended, the earliest first: what lies behind one is released."""
+        ended = [m for m in self.messages if m.receipt and m.leased_until <= now]
+        for message in sorted(ended, key=lambda m: (m.leased_until, m.number)):
+            if message.receipt:
+                self.fail(message, message.leased_until)
+
+    def fail(self, message: Message, free_at: int) -> None:
+        """A delivery failed or ended; in order, the later ones of it are given back uncharged."""
+        message.receipt = ""
+        message.free_at = free_at
+        if message.attempts >= MAX_ATTEMPTS:
+            message.gone = "dead"
+        if message.topic == "ordered":
+            for other in self.messages:
+                same = other.receipt and other.delivery == message.delivery
+                if same and other.group == message.group and other.number > message.number:
+                    other.receipt = ""
+                    other.attempts -= 1
+
+    def deliverable(self, topic: str, now: int) -> dict[str, list[Message]]:
+        """What may be delivered, by message group in order; unordered ones under their number."""
+        found: dict[str, list[Message]] = defaultdict(list)
+        stopped = {m.group for m in self.messages if m.topic == "ordered" and m.receipt}
+        for message in self.messages:
+            if message.topic != topic or message.gone:
+                continue
+            key = message.group if topic == "ordered" else str(message.number)
+            if message.receipt or message.free_at > now:
+                stopped.add(key)
+            elif key not in stopped:
+                found[key].append(message)
+        return found
+
+
+class History:
+    """A broker and a model that are told the same."""
+
+    def __init__(self, seed: int, home: Path) -> None:
+        self.random = random.Random(seed)
+        self.home = home
+        self.clock = ManualClock()
+        self.model = Model()
+        self.told: list[str] = []
+        self.broker = self.open()
+        for name, kind in TOPICS.items():
+            self.broker.create_topic(name, type=kind, queues=self.random.randint(1, 3))
+            self.broker.create_group(
+                f"of-{name}",
+                order="message_group" if name == "ordered" else "none",
+                max_attempts=MAX_ATTEMPTS,
+                backoff_ms=[BACKOFF_MS],
+            )
+
+    def open(self) -> Broker:
+        settings = Settings(reserve_bytes=0, log_file_bytes=1024 * 1024)
+        return Broker.open(self.home, clock=self.clock, upkeep="none", settings=settings)
+
+    def step(self) -> None:
+        """Something happens."""
+        what = self.random.choices(
+            (self.send, self.receive, self.settle, self.advance, self.upkeep, self.restart),
+            weights=(20, 30, 30, 15, 8, 3),
+        )[0]
+        self.told.append(what.__name__)
+        what()
+
+    def send(self) -> None:
+        topic = self.random.choice(list(TOPICS))
+        now, first = self.clock.now_ms(), len(self.model.messages)
+        new = [
+            Message(first + i, topic, self.random.choice(GROUPS), now)
+            for i in range(self.random.randint(1, 9))
+        ]
+        table: dict[str, Any] = {"body": [str(m.number).encode() for m in new]}
+        if topic == "ordered":
+            table["message_group"] = [m.group for m in new]
+        if topic == "later":
+            for message in new:
+                message.free_at = now + self.random.choice((1, 50, 1_000, 3_000))
+            table["deliver_at_ms"] = [m.free_at for m in new]
+        self.model.messages += new
+        self.broker.send(topic, pa.table(table))
+
+    def receive(self) -> None:
+        self.take(self.random.choice(list(TOPICS)), self.random.choice((1, 3, 8, 100)))
+
+    def take(self, topic: str, limit: int) -> set[str]:
+        """One receive, held against the model; the groups it gave."""
+        now, until = self.clock.now_ms(), self.random.choice((100, 500, 2_000))
+        self.model.expire(now)
+        allowed = self.model.deliverable(topic, now)
+        got = self.broker.receive(
+            topic, f"of-{topic}", limit=limit, invisible_duration_ms=until
+        ).to_pylist()
+        self.model.deliveries += 1
+        given: dict[str, list[int]] = defaultdict(list)
+        for row in got:
+            message = self.model.messages[int(row["body"])]
+            key = message.group if topic == "ordered" else str(message.number)
+            given[key].append(message.number)
+            message.attempts += 1
+            message.leased_until, message.receipt = now + until, row["receipt_handle"]
+            message.delivery = self.model.deliveries
+            assert row["delivery_attempt"] == message.attempts, message
+        for key, numbers in given.items():
+            expected = [m.number for m in allowed.get(key, [])]
+            assert numbers == expected[: len(numbers)], f"{key}: {numbers} of {expected}"
+        assert len(got) <= limit
+        return set(given)
+
+    def settle(self) -> None:
+        """Acknowledge, fail or give up some of what one topic has in flight."""
+        topic = self.random.choice(list(TOPICS))
+        now = self.clock.now_ms()
+        self.model.expire(now)
+        flying = [m for m in self.model.messages if m.topic == topic and m.receipt]
+        some = [m for m in flying if self.random.random() < 0.6]
+        if self.random.random() < 0.6:
+            outcome, after = "ack", None
+        else:
+            outcome, after = self.random.choice((("retry", None), ("retry", 0), ("retry", 90)))
+            firsts = {m.group: m for m in reversed(some)}
+            some = list(firsts.values()) if topic == "ordered" else some
+        rows = [(m.receipt, outcome, after, "") for m in some]
+        columns = [list(c) for c in zip(*rows, strict=True)] if rows else [[]] * 4
+        table = pa.table(columns, schema=schema.OUTCOME)
+        self.broker.settle(f"of-{topic}", table)
+        for message in some:
+            if outcome == "ack":
+                message.receipt, message.gone = "", "acked"
+            else:
+                self.model.fail(message, now + (BACKOFF_MS if after is None else after))
+
+    def advance(self) -> None:
+        self.clock.advance(self.random.choice((1, 49, 100, 400, 1_000)))
+
+    def upkeep(self) -> None:
+        self.broker.deliver_scheduled(limit=self.random.choice((1, 5, 1_000)))
+        self.broker.revive()
+
+    def restart(self) -> None:
+        self.broker.close()
+        self.broker = self.open()
+
+    def take_all(self) -> None:
+        """Everything the model would deliver now is delivered: nothing is lost or forgotten."""
+        while self.broker.deliver_scheduled()["delivered"]:
+            pass
+        self.model.expire(self.clock.now_ms())
+        self.broker.revive()
+        for topic in TOPICS:
+            expected = set(self.model.deliverable(topic, self.clock.now_ms()))
+            given: set[str] = set()
+            while some := self.take(topic, 100):
+                given |= some
+            assert given == expected, topic
+
+    def finish(self) -> None:
+        """Until every message is acknowledged or dead; and the dead are those of the model."""
+        while any(not m.gone for m in self.model.messages):
+            self.clock.advance(4_000)
+            self.take_all()
+            for message in self.model.messages:
+                if message.receipt:
+                    self.broker.ack([message.receipt])
+                    message.receipt, message.gone = "", "acked"
+        for topic in TOPICS:
+            dead = self.broker.read(f"%DLQ%of-{topic}", 0, offset=0, limit=100_000)
+            expected = {
+                m.number for m in self.model.messages if (m.topic, m.gone) == (topic, "dead")
+            }
+            assert sorted(int(b) for b in dead["body"].to_pylist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_happens_the_promises_hold(seed: int, tmp_path: Path) -> None:
+    history = History(seed, tmp_path / "home")
+
+    try:
+        for number in range(STEPS):
+            history.step()
+            if number % 20 == 19:
+                history.take_all()
+        history.finish()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, after {history.told[-12:]}: {error}") from error
+    finally:
+        history.broker.close()

@@ -1,0 +1,25 @@
+"""One Spark session for all tests of the process; sessions cannot be had side by side."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rmq_pipeline.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session with the settings of a window."""
+    with warnings.catch_warnings():
+        # pyspark 4.3 leaves the socket of its launch to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        started = session.start()
+        yield started
+        started.stop()
