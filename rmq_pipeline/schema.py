@@ -74,8 +74,8 @@ RECEIVED: Final = pa.schema(
 #: backoff.
 OUTCOME: Final = pa.schema(
     [
-        ("receipt_handle", pa.string()),
-        ("outcome", pa.string()),
+        pa.field("receipt_handle", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
         ("retry_after_ms", pa.int64()),
         ("reason", pa.string()),
     ]
@@ -83,7 +83,12 @@ OUTCOME: Final = pa.schema(
 
 #: Files of a sink that a settle makes count; ``path`` is relative to the sink's folder.
 SINK_FILE: Final = pa.schema(
-    [("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()), ("partition", pa.string())]
+    [
+        pa.field("path", pa.string(), nullable=False),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("partition", pa.string()),
+    ]
 )
 
 #: An event as the commit log keeps it (section kind 2). Which columns mean what: store/events.py.

@@ -132,7 +132,7 @@ class Consumption:
 
     def _count(self, groups: Int64s, sign: int) -> None:
         """Held deliveries came or went."""
-        distinct, counts = np.unique(groups, return_counts=True)
+        distinct, counts = np.unique(groups[groups != 0], return_counts=True)
         held = self.held
         for group, n in zip(distinct.tolist(), counts.tolist(), strict=True):
             left = held.get(group, 0) + sign * n
@@ -228,12 +228,11 @@ class Consumption:
     def expired_before(self, rows: Rows, now_ms: int) -> Rows:
         """Which of these leased rows are void because an earlier one of their group has ended."""
         none = np.zeros(0, dtype=np.intp)
-        if not self.ordered or now_ms < self.leases.next_visible:
-            return none
         leases = self.leases
-        ended = np.flatnonzero(
-            leases.alive & ((leases.visible_at <= now_ms) | (leases.delivery == DOOMED))
-        )
+        if not self.ordered or now_ms < leases.next_visible:
+            return none
+        over = (leases.visible_at <= now_ms) | (leases.delivery == DOOMED)
+        ended = np.flatnonzero(leases.alive & over & (leases.group != 0))
         if not len(ended):
             return none
         order = np.lexsort((leases.offset[ended], leases.group[ended]))

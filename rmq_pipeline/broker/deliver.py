@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmq_pipeline.broker.consumption import Consumption, Skipped
+from rmq_pipeline.broker.consumption import Skipped
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.fifo import GroupScan
 from rmq_pipeline.broker.redeliver import ended_leases
+from rmq_pipeline.broker.progress import earlier
 from rmq_pipeline.broker.scan import QueueKey, QueueScan, Taken
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.writer import Decision
@@ -53,7 +54,7 @@ class Delivery:
     doomed: bool = False
     #: It stopped at its scan limit: more may be there.
     scanned_out: bool = False
-    #: When an unsettled message of the group becomes visible; None for none.
+    #: When the next unsettled message becomes visible, if it leased none; None for never.
     next_visible_ms: int | None = None
 
     def __len__(self) -> int:
@@ -157,15 +158,9 @@ class Receive:
             stop = scan.consumption.cursor
             answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.tags))
         answer.scanned_out |= scan.scanned_out
-        visible = next_visible(scan.consumption)
-        if visible is not None:
-            soonest = answer.next_visible_ms
-            answer.next_visible_ms = visible if soonest is None else min(soonest, visible)
-
-
-def next_visible(consumption: Consumption) -> int | None:
-    """A moment before which no unsettled message becomes visible; None without any."""
-    return consumption.leases.next_visible if len(consumption.leases) else None
+        if not len(answer) and len(scan.consumption.leases):
+            soonest = scan.consumption.leases.next_after(now_ms)
+            answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
 
 
 def subscribe_events(

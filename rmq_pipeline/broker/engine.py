@@ -2,13 +2,14 @@
 
 import logging
 import secrets
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from rmq_pipeline import schema
+from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
@@ -25,6 +26,9 @@ from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
 
 log = logging.getLogger(__name__)
+
+#: How long a reader waits for dispatch; it is 0.3 s behind at most unless the disk is stuck.
+_DISPATCH_WAIT_S = 60.0
 
 SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
 #: Events after which something may be visible to a waiting receive.
@@ -57,6 +61,7 @@ class Engine:
         )
         self.dispatcher = self._dispatcher(commit_log)
         self.failure: BaseException | None = None
+        self._closing = threading.Event()
 
     @classmethod
     def open(
@@ -71,8 +76,10 @@ class Engine:
         try:
             engine = cls(home, clock, settings, flush)
             engine.writer.start()
-            engine.dispatcher.start()
+            engine._start_dispatch(engine.log)
             engine.submit(Found())
+            if flush == "async":
+                threading.Thread(target=engine._sync_regularly, name="rmq-sync").start()
         except BaseException:
             home.close()
             raise
@@ -122,8 +129,26 @@ class Engine:
             raise DispatchBehindError(f"Dispatch is {behind} bytes behind the commit log.")
 
     def dispatched(self) -> None:
-        """Wait until dispatch has reached what is on disk now: SQL reads its own writes."""
-        self.dispatcher.wait_for(self.log.synced)
+        """Wait until dispatch has reached what was answered by now: SQL reads its own writes.
+
+        Raises:
+            DispatchBehindError: it takes too long.
+        """
+        if self.flush == "async":
+            self._sync()
+        if not self.dispatcher.wait_for(self.log.synced, _DISPATCH_WAIT_S):
+            raise DispatchBehindError("Dispatch does not reach what was written.")
+
+    def _sync(self) -> None:
+        self.log.sync()
+        self.dispatcher.notify(self.log.synced)
+
+    def _sync_regularly(self) -> None:
+        while not self._closing.wait(limits.ASYNC_SYNC_MS / 1000):
+            try:
+                self._sync()
+            except StorageError:  # the writer meets it at its next frame, and rebuilds
+                log.exception("The regular sync has failed.")
 
     def new_delivery(self) -> int:
         """A delivery number nobody can guess."""
@@ -134,9 +159,9 @@ class Engine:
         numbers = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.int64)
         return (numbers & np.int64(2**62 - 1)) + np.int64(1)
 
-    def _committed(self, end: int, decisions: Iterable[Decision]) -> None:
+    def _committed(self, decisions: Iterable[Decision]) -> None:
         """A frame is on disk: tell dispatch, and wake who waits."""
-        self.dispatcher.notify(end)
+        self.dispatcher.notify(self.log.synced)
         topics = set()
         for decision in decisions:
             topics.update(placed.topic_id for placed in decision.placed)
@@ -150,16 +175,21 @@ class Engine:
         commit_log = self._open_log()
         state = recover(self.database.load_state(), commit_log)
         self.dispatcher = self._dispatcher(commit_log)
-        self.dispatcher.start()
+        self._start_dispatch(commit_log)
         return commit_log, state
+
+    def _start_dispatch(self, commit_log: CommitLog) -> None:
+        self.dispatcher.start()
+        self.dispatcher.notify(commit_log.synced)
 
     def close(self) -> None:
         """Answer what is asked, dispatch all of it, and let the home go."""
+        self._closing.set()
         self.arrivals.close()
         self.writer.close()
         try:
             if self.failure is None:
-                self.dispatcher.wait_for(self.log.synced)
+                self.dispatched()
         finally:
             self.dispatcher.stop()
             self.log.close()

@@ -102,8 +102,15 @@ class LeaseTable:
         self.next_visible = min(now_ms, later) if len(found) else later
         return found
 
+    def next_after(self, now_ms: int) -> int | None:
+        """When the next row that is not visible yet becomes so; None when there is none."""
+        later = self.visible_at[self.alive & (self.delivery != DOOMED) & (self.visible_at > now_ms)]
+        return int(later.min()) if len(later) else None
+
     def of_groups(self, groups: Int64s) -> Rows:
         """Alive rows of these message groups, in offset order."""
+        if not len(groups):
+            return np.zeros(0, dtype=np.intp)
         if len(groups) == 1:
             return np.flatnonzero(self.alive & (self.group == groups[0]))
         return np.flatnonzero(self.alive & np.isin(self.group, groups))

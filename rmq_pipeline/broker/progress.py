@@ -78,8 +78,8 @@ class Due:
             ]
             ended += len(unrecorded)
             if len(unrecorded):
-                oldest_ended = _earlier(oldest_ended, int(unrecorded.min()))
-            next_visible = _earlier(next_visible, soonest)
+                oldest_ended = earlier(oldest_ended, int(unrecorded.min()))
+            next_visible = earlier(next_visible, soonest)
             per_topic = groups[group.name]["topics"]
             assert isinstance(per_topic, dict)
             entry = per_topic.setdefault(
@@ -88,7 +88,7 @@ class Due:
             fresh = topic.queues[queue_id].max_offset - consumption.cursor
             entry["ready"] += fresh + over + len(consumption.ready)
             entry["unsettled"] += len(leases)
-            entry["next_visible_ms"] = _earlier(entry["next_visible_ms"], soonest)
+            entry["next_visible_ms"] = earlier(entry["next_visible_ms"], soonest)
         jobs = {
             "deliver_scheduled": {
                 "next_due_ms": state.schedule.next_due_ms(),
@@ -106,7 +106,8 @@ class Due:
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
+def earlier(one: int | None, other: int | None) -> int | None:
+    """The earlier of two moments, of which either may be never."""
     if one is None or other is None:
         return one if other is None else other
     return min(one, other)

@@ -66,7 +66,7 @@ def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: 
     leases = consumption.leases
     rows = leases.of_groups(np.unique(leases.group[rows]))
     rows = rows[np.argsort(leases.group[rows], kind="stable")]
-    starts = run_starts(leases.group[rows])
+    starts = group_starts(leases.group[rows])
     heads = rows[starts]
     visible = (leases.visible_at[heads] <= now_ms) & (leases.delivery[heads] != DOOMED)
     exhausted = visible & (leases.attempt[heads] >= group.max_attempts)
@@ -85,9 +85,14 @@ def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: 
     order = np.argsort(leases.offset[taken])
     taken, counts = taken[order], counts[order]
     attempt = leases.attempt[taken] + counts.astype(np.int32)
-    if not len(taken) and not events:
-        postpone(consumption, rows, heads, sizes, now_ms)
     return Ended(leases.offset[taken], attempt, leases.group[taken], events, bool(exhausted.any()))
+
+
+def group_starts(groups: Int64s) -> Rows:
+    """Where each message group begins in sorted hashes; without a group each row is its own."""
+    starts = run_starts(groups)
+    alone = np.flatnonzero(groups == 0)
+    return np.union1d(starts, alone) if len(alone) else starts
 
 
 def _behind_backoff(
@@ -100,17 +105,6 @@ def _behind_backoff(
     before = np.repeat(seen[starts] - waits[starts], np.diff(np.append(starts, len(rows))))
     behind: npt.NDArray[np.bool_] = seen > before
     return behind
-
-
-def postpone(
-    consumption: Consumption, rows: Rows, heads: Rows, sizes: Rows, now_ms: int
-) -> None:
-    """Say when to look again, when all that is visible waits behind a message that is not."""
-    leases = consumption.leases
-    open_heads = heads[leases.delivery[heads] != DOOMED]
-    others = leases.alive & (leases.visible_at > now_ms) & (leases.delivery != DOOMED)
-    moments = np.concatenate([leases.visible_at[open_heads], leases.visible_at[others]])
-    leases.next_visible = int(moments.min()) if len(moments) else np.iinfo(np.int64).max
 
 
 def doom(consumption: Consumption, rows: Rows, now_ms: int, *, reason: str = "") -> EventRows:
@@ -197,7 +191,7 @@ def _expire_in_order(
     rows = leases.find(ended.offset)
     rows = rows[leases.delivery[rows] > WAITING]
     by_group = rows[np.argsort(leases.group[rows], kind="stable")]
-    heads = by_group[run_starts(leases.group[by_group])]
+    heads = by_group[group_starts(leases.group[by_group])]
     later = np.setdiff1d(by_group, heads)
     if len(heads):
         events.append(_expired(consumption, heads))

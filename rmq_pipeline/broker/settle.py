@@ -264,7 +264,7 @@ class Settle:
             if group in stopped:
                 continue
             keep.append(failed[i])
-            if retried[i]:
+            if retried[i] and group:
                 stopped.add(group)
         return np.array(keep, dtype=np.intp)
 
@@ -309,7 +309,8 @@ def released_behind(
 ) -> list[EventRows]:
     """What of the failed messages' groups lies behind them and is unsettled is given back."""
     leases = consumption.leases
-    of_groups = leases.of_groups(np.unique(leases.group[failed]))
+    failed_groups = np.unique(leases.group[failed])
+    of_groups = leases.of_groups(failed_groups[failed_groups != 0])
     gone = np.concatenate([settled, leases.offset[failed]])
     rest = of_groups[~np.isin(leases.offset[of_groups], gone)]
     if not len(rest):

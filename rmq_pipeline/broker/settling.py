@@ -137,6 +137,8 @@ def _sink_files(files: pa.Table | None) -> tuple[str, ...]:
     if files is None or not files.num_rows:
         return ()
     columns = columns_of(files, schema.SINK_FILE)
+    if columns["path"].null_count:
+        raise TableSchemaError("Column path of the sink files has a null.")
     rows = pa.table(columns).to_pylist()
     return tuple(json.dumps(row) for row in rows)
 

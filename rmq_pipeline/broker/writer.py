@@ -75,7 +75,7 @@ class Writer:
         state: State,
         clock: Clock,
         *,
-        committed: Callable[[int, Iterable[Decision]], None],
+        committed: Callable[[Iterable[Decision]], None],
         rebuild: Callable[[], tuple[CommitLog, State]],
     ) -> None:
         self.log = commit_log
@@ -167,7 +167,7 @@ class Writer:
         for pending in together[:answered]:
             pending.done.release()
         if decisions:
-            self._committed(self.log.end, decisions)
+            self._committed(decisions)
         return together[answered:]
 
     def _decide(self, pending: _Pending, now_ms: int) -> Decision | None:

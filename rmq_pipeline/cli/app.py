@@ -1,7 +1,6 @@
 """The command ``rmq`` put together, and what becomes of an error."""
 
 import itertools
-import os
 import sys
 
 import typer
@@ -21,10 +20,7 @@ from rmq_pipeline.cli import (
 )
 from rmq_pipeline.cli.options import examples
 from rmq_pipeline.cli.output import show_error
-from rmq_pipeline.errors import RocketMQError
-
-#: Exit code of a process that was interrupted from the keyboard, as shells have it.
-INTERRUPTED = 130
+from rmq_pipeline.errors import RequestError, RocketMQError
 
 app = typer.Typer(
     name="rmq",
@@ -88,20 +84,21 @@ app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(demo.demo
 def run() -> None:
     """Run the command of this process's arguments, and exit.
 
-    A refusal of the broker is one line on stderr, JSON when JSON was asked for, and exit code 1;
-    a command line that cannot be read is exit code 2.
+    A refusal is one line on stderr, JSON when JSON was asked for, and exit code 1; a command line
+    that cannot be read is exit code 2.
     """
     try:
         app()
     except RocketMQError as error:
-        show_error(error, as_json=_wants_json(sys.argv[1:]))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of the pipe has seen enough; Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _fail(error)
+    except OSError as error:
+        # A folder that cannot be made, a file that cannot be read: the system's words say it.
+        _fail(RequestError(f"{error.strerror or error}: {error.filename}"))
+
+
+def _fail(error: RocketMQError) -> None:
+    show_error(error, as_json=_wants_json(sys.argv[1:]))
+    sys.exit(1)
 
 
 def _wants_json(arguments: list[str]) -> bool:

@@ -65,8 +65,9 @@ def broker(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     where = home or default_home()
+    address = address_to_serve(flight)
     check_grpc(grpc)
-    serve(where, flight=address_to_serve(flight), upkeep=upkeep, flush=flush)
+    serve(where, flight=address, upkeep=upkeep, flush=flush)
 
 
 def stop(*, home: Home = None, as_json: AsJson = False) -> None:
@@ -105,8 +106,17 @@ def _doors(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def address_to_serve(flight: str | None) -> str | None:
-    """The address asked for, else RMQ_FLIGHT; None: what the home remembers, then the default."""
-    return flight or os.environ.get("RMQ_FLIGHT") or None
+    """The address asked for, else RMQ_FLIGHT; None: what the home remembers, then the default.
+
+    Raises:
+        RequestError: it is no HOST:PORT, or lies beyond loopback; nothing has been made yet.
+    """
+    from rmq_pipeline.flight.server import loopback
+
+    address = flight or os.environ.get("RMQ_FLIGHT") or None
+    if address:
+        loopback(address)
+    return address
 
 
 def check_grpc(grpc: str | None) -> None:

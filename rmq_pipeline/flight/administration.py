@@ -118,6 +118,7 @@ class Administration(Calls):
         self,
         name: str,
         *,
+        order: str | None = None,
         max_attempts: int | None = None,
         backoff_ms: Sequence[int] | None = None,
         on_failure: str | None = None,
@@ -126,6 +127,7 @@ class Administration(Calls):
         return self._facts(
             "alter_group",
             name=name,
+            order=order,
             max_attempts=max_attempts,
             backoff_ms=None if backoff_ms is None else list(backoff_ms),
             on_failure=on_failure,

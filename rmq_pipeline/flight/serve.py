@@ -1,5 +1,6 @@
 """The broker's process: open the home, open the door, serve until told to stop."""
 
+import faulthandler
 import gc
 import json
 import logging
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
@@ -53,8 +54,8 @@ def serve(
     flight: str | None = None,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
-) -> None:
-    """Serve a home in this process until SIGTERM or SIGINT; for the main thread.
+) -> NoReturn:
+    """Serve a home until SIGTERM or SIGINT, then end the process; for the main thread.
 
     Prints ``ready grpc=- flight=HOST:PORT home=DIR`` when calls are answered. An argument left
     out is what the home was served with the last time, at first 127.0.0.1:8082, upkeep self, flush
@@ -65,34 +66,37 @@ def serve(
         RequestError: the address is taken, or beyond loopback.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # SIGUSR1 writes what every thread does to stderr, which tells why a broker hangs.
+    faulthandler.register(signal.SIGUSR1)
     stopping = _on_signals()
     home = home.absolute()
     flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush)
-    with Broker.open(home, upkeep=flags.upkeep, flush=flags.flush) as broker:
-        token = secrets.token_hex(16)
+    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush)
+    token = secrets.token_hex(16)
+    try:
         server = _listen(broker, flags.flight, token=token, chosen=flight is not None)
-        endpoint = Endpoint(
-            pid=os.getpid(),
-            started_at_ms=time.time_ns() // 1_000_000,
-            token=token,
-            flight=server.address,
-            grpc=None,
-            home=str(home),
-            upkeep=flags.upkeep,
-            flush=flags.flush,
-        )
-        kept = {"flight": server.address, "upkeep": flags.upkeep, "flush": flags.flush}
-        write_json(home / SETTINGS_FILE, kept)
-        _calm_garbage_collection()
-        endpoint.write()
-        try:
-            sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")
-            sys.stdout.flush()
-            stopping.wait()
-        finally:
-            endpoint.remove()
-            server.refuse()
-    _shut(server)
+    except errors.RequestError:
+        broker.close()
+        raise
+    endpoint = Endpoint(
+        pid=os.getpid(),
+        started_at_ms=time.time_ns() // 1_000_000,
+        token=token,
+        flight=server.address,
+        grpc=None,
+        home=str(home),
+        upkeep=flags.upkeep,
+        flush=flags.flush,
+    )
+    kept = {"flight": server.address, "upkeep": flags.upkeep, "flush": flags.flush}
+    write_json(home / SETTINGS_FILE, kept)
+    _calm_garbage_collection()
+    endpoint.write()
+    sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")
+    sys.stdout.flush()
+    stopping.wait()
+    endpoint.remove()
+    _end(broker, server)
 
 
 def _on_signals() -> threading.Event:
@@ -129,15 +133,27 @@ def _calm_garbage_collection() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def _shut(server: FlightServer) -> None:
-    # A call that hangs must not keep the process: the log is closed, nothing can be lost.
+def _end(broker: Broker, server: FlightServer) -> NoReturn:
+    """Close the home, let running calls end, then the process.
+
+    The interpreter is not taken apart: that takes longer, and threads of gRPC and DuckDB may hang
+    in it.
+    """
+    server.refuse()
+    code = 0
+    try:
+        broker.close()
+    except Exception:
+        log.exception("the home was not closed cleanly: the next start recovers it")
+        code = 1
     closing = threading.Thread(target=server.shutdown, name="rmq-flight-shutdown", daemon=True)
     closing.start()
     closing.join(_GRACE_S)
     if closing.is_alive():
         log.warning("calls still run after %s s: leaving them", _GRACE_S)
-        sys.stdout.flush()
-        os._exit(0)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def main() -> int:
@@ -151,7 +167,6 @@ def main() -> int:
     except errors.RocketMQError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Final, Self
 
@@ -20,7 +20,7 @@ import psutil
 
 from rmq_pipeline.errors import HomeLockedError, OperatorError
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
-from rmq_pipeline.orchestration.lost_runs import fail_lost_runs
+from rmq_pipeline.orchestration.instance_home import prepare
 
 LOG: Final = logging.getLogger(__name__)
 LOCATION: Final = "rmq_pipeline"
@@ -29,6 +29,12 @@ SESSION: Final = "RMQ_DAGSTER_SESSION"
 CODE_SERVER_THREADS: Final = 32
 RUNS_END_S: Final = 10.0
 PROCESSES_END_S: Final = 6.0
+
+
+class DagsterStartError(OperatorError):
+    """Dagster did not come up."""
+
+    remedy = "Look at the logs in DAGSTER_HOME."
 
 
 def project_root() -> Path:
@@ -106,14 +112,17 @@ class DevServer:
 
         Raises:
             HomeLockedError: another process does this for the same DAGSTER_HOME.
-            OperatorError: the code cannot be loaded, or it took too long; names the log.
+            DagsterStartError: the code cannot be loaded, or it took too long; names the log.
         """
         self._prepare()
         since_s = time.time()
         try:
-            for name in self._commands():
-                self._spawn(name)
-            self._wait_ready(since_s, timeout_s)
+            # The others take a code server that does not answer yet for one that is broken.
+            self._spawn("code_server")
+            self._wait(self._serves_code, timeout_s)
+            self._spawn("daemon")
+            self._spawn("webserver")
+            self._wait(lambda: self._is_ready(since_s), timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -148,7 +157,7 @@ class DevServer:
         if not settings.exists():
             shutil.copyfile(project_root() / "dagster_home" / "dagster.yaml", settings)
         _kill_session(str(self.dagster_home))
-        fail_lost_runs(self.dagster_home)
+        prepare(self.dagster_home)
         # Sockets, because their path is short here and a free port may be taken by another.
         self._sockets = Path(tempfile.mkdtemp(prefix="rmq_dagster_"))
         self._pipe = os.pipe()
@@ -216,22 +225,29 @@ class DevServer:
         """Where webserver, daemon or code_server writes what it says."""
         return self.dagster_home / "logs" / f"{name}.log"
 
-    def _wait_ready(self, since_s: float, timeout_s: float) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
+        while not condition():
             for name, child in self._children.items():
                 if child.poll() is not None:
-                    raise OperatorError(
+                    raise DagsterStartError(
                         f"Dagster's {name} ended with {child.returncode}: {self.log_path(name)}."
                     )
-            with contextlib.suppress(OSError, ValueError):
-                readiness = self.graphql.readiness(since_s=since_s)
-                if readiness.load_error:
-                    raise OperatorError(f"Dagster cannot load the code: {readiness.load_error}.")
-                if readiness.ready:
-                    return
-            time.sleep(0.2)
-        raise OperatorError(f"Dagster was not ready after {timeout_s:.0f} s: {self.dagster_home}.")
+            if time.monotonic() > end:
+                raise DagsterStartError(f"Dagster was not ready after {timeout_s:.0f} s.")
+            self._stopping.wait(0.1)
+
+    def _serves_code(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self._socket)) == 0
+
+    def _is_ready(self, since_s: float) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            readiness = self.graphql.readiness(since_s=since_s)
+            if readiness.load_error:
+                raise DagsterStartError(f"Dagster cannot load the code: {readiness.load_error}.")
+            return readiness.ready
+        return False
 
     def _keep_alive(self) -> None:
         while not self._stopping.wait(1.0):
@@ -255,7 +271,7 @@ class DevServer:
                 if new := [run_id for run_id in running if run_id not in asked]:
                     self.graphql.terminate(new)
                     asked.update(new)
-                time.sleep(0.2)
+                threading.Event().wait(0.2)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         child = self._children.get(name)

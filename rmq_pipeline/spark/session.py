@@ -16,6 +16,7 @@ LOCAL_MASTER: Final = "local[2]"
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -50,9 +51,7 @@ def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "
     builder = SparkSession.builder.appName(name)
     for key, value in settings(overrides).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    return builder.getOrCreate()
 
 
 def prepare_environment() -> None:

@@ -8,22 +8,24 @@ its own and sees the last committed transaction.
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import duckdb
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.message import Int32s, Int64s
-from rmq_pipeline.store import fold, keyed_state, query_guard
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store import consume_queue, keyed_state, query_guard, stored_state
 from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.consume_queue import IndexPage
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.statements import named, script
+from rmq_pipeline.store.stored_state import StoredState
+
+__all__ = ["Database", "IndexPage", "StoredState"]
 
 #: What may lie in DuckDB's write-ahead log before dispatch writes it into the tables' blocks. Large
 #: appends bypass it; what goes there costs about a second a GiB on start.
@@ -33,52 +35,6 @@ _SPILL: Final = "4GB"
 #: Attempts of a transaction that found DuckDB's memory taken by queries.
 _ATTEMPTS: Final = 3
 _EXPORT_ROWS: Final = 122_880
-_STATE_TABLES: Final = (
-    "topics",
-    "groups",
-    "heads",
-    "leases",
-    "cursors",
-    "behind",
-    "scheduled",
-    "windows",
-    "segments",
-    "event_segments",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexPage:
-    """Consecutive rows of a queue from offset ``base`` on; columns of equal length."""
-
-    base: int
-    #: Position in the commit log of the section that holds the message, and its row there.
-    position: Int64s
-    row: Int32s
-    message_group_hash: Int64s
-    tag_hash: Int64s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredState:
-    """What a broker starts from, at log position ``dispatched``; columns as sql/state.sql says."""
-
-    dispatched: int
-    last_at_ms: int
-    #: Larger than every id ever given, those of deleted topics and groups included.
-    next_topic_id: int
-    next_group_id: int
-    topics: pa.Table
-    groups: pa.Table
-    heads: pa.Table
-    #: delivery <= 0: waits to be delivered again, or to be dead-lettered.
-    leases: pa.Table
-    cursors: pa.Table
-    behind: pa.Table
-    scheduled: pa.Table
-    windows: pa.Table
-    segments: pa.Table
-    event_segments: pa.Table
 
 
 class Database:
@@ -92,8 +48,10 @@ class Database:
         self._idle: list[duckdb.DuckDBPyConnection] = []
         self._queries: set[duckdb.DuckDBPyConnection] = set()
         self._prepare()
-        self._fold = fold.Fold(self._writer)
-        ((self.dispatched, *_),) = self._writer.sql(named("state_reached")).fetchall()
+        self._fold = Fold(self._writer)
+        ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
+        #: The log position that the tables stand for; what is before it is durably in them.
+        self.dispatched: int = reached
 
     @classmethod
     def open(cls, path: Path, *, memory_bytes: int, threads: int = 1) -> Self:
@@ -139,37 +97,14 @@ class Database:
     def load_state(self) -> StoredState:
         """The state tables, all of one moment."""
         with self._reading() as cursor:
-            cursor.begin()
-            try:
-                ((dispatched, last_at_ms, next_topic_id, next_group_id),) = cursor.sql(
-                    named("state_reached")
-                ).fetchall()
-                return StoredState(
-                    dispatched=dispatched,
-                    last_at_ms=last_at_ms,
-                    next_topic_id=next_topic_id,
-                    next_group_id=next_group_id,
-                    **{name: _table(cursor, f"state_{name}") for name in _STATE_TABLES},
-                )
-            finally:
-                cursor.rollback()
+            return stored_state.load(cursor)
 
     def index(self, topic_id: int, queue_id: int, *, start: int, stop: int) -> IndexPage:
         """The rows of a queue in [start, stop) that were dispatched and have not expired."""
-        params = {"topic_id": topic_id, "queue_id": queue_id, "start": start, "stop": stop}
         with self._reading() as cursor:
-            rows = _table(cursor, "index", params)
-        offsets = _int64s(rows, "queue_offset")
-        base = int(offsets[0]) if len(offsets) else start
-        if len(offsets) and offsets[-1] - base != len(offsets) - 1:
-            raise StorageError(f"Queue {queue_id} of topic {topic_id} has a gap after {base}.")
-        return IndexPage(
-            base,
-            _int64s(rows, "position"),
-            rows.column("row").to_numpy(),
-            _int64s(rows, "message_group_hash"),
-            _int64s(rows, "tag_hash"),
-        )
+            return consume_queue.index(
+                cursor, topic_id=topic_id, queue_id=queue_id, start=start, stop=stop
+            )
 
     def backlog(
         self,
@@ -186,31 +121,23 @@ class Database:
         Returns:
             message_group_hash and queue_offset of each, in offset order.
         """
-        if not len(hashes):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        params = {
-            "topic_id": topic_id,
-            "queue_id": queue_id,
-            "first": int(starts.min()),
-            "stop": stop,
-        }
-        # Numbers of 16 bits are sorted several times faster than hashes.
-        small = np.int16 if len(hashes) <= np.iinfo(np.int16).max else np.int32
-        ordinals = np.arange(len(hashes), dtype=small)
-        asked = pa.table({"message_group_hash": hashes, "start": starts, "ordinal": ordinals})
-        with self._reading(asked) as cursor:
-            rows = _table(cursor, "backlog", params)
-        which, offsets = _first_of_each(
-            rows.column("ordinal").to_numpy(), _int64s(rows, "queue_offset"), limit
-        )
-        return hashes[which], offsets
+        with self._reading() as cursor:
+            return consume_queue.backlog(
+                cursor,
+                topic_id=topic_id,
+                queue_id=queue_id,
+                hashes=hashes,
+                starts=starts,
+                stop=stop,
+                limit=limit,
+            )
 
     def offset_at(self, topic_id: int, queue_id: int, *, at_ms: int) -> int:
         """The first offset stored at or after a time; the queue's max_offset when there is none."""
-        params = {"topic_id": topic_id, "queue_id": queue_id, "at_ms": at_ms}
         with self._reading() as cursor:
-            ((first, max_offset),) = cursor.sql(named("offset_at"), params=params).fetchall()
-        return int(first if first is not None else max_offset or 0)
+            return consume_queue.offset_at(
+                cursor, topic_id=topic_id, queue_id=queue_id, at_ms=at_ms
+            )
 
     def query(self, sql: str, *, timeout_s: float) -> pa.Table:
         """The answer to one SELECT over the views.
@@ -236,14 +163,14 @@ class Database:
 
         None when there never was any. A hash of two groups gives both.
         """
-        asked = None if hashes is None else pa.table({"message_group_hash": hashes})
-        with self._reading(asked) as cursor:
-            return keyed_state.read(cursor, group_id, topic_id, some=asked is not None)
+        with self._reading() as cursor:
+            return keyed_state.read(cursor, group_id=group_id, topic_id=topic_id, hashes=hashes)
 
     def sink_files(self, group_id: int) -> pa.Table:
         """The files that count in a group's sink: schema.SINK_FILE, epoch, at_ms, as settled."""
         with self._reading() as cursor:
-            return _table(cursor, "sink_files", {"group_id": group_id})
+            files = cursor.sql(named("sink_files"), params={"group_id": group_id})
+            return files.to_arrow_table()
 
     def export_events(self, to_position: int, path: Path) -> int:
         """Write the events before a position to a Parquet file, not synced; how many there are."""
@@ -315,19 +242,20 @@ class Database:
 
     def _write(self, what: str, action: Callable[[], None]) -> None:
         """Carry out a transaction. Queries that hold the memory it needs are stopped for it."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with _translated(what):
                     self._writer.begin()
                     action()
                     self._writer.commit()
-                    return
-            except StorageError as error:
+            except BaseException as error:
                 self._roll_back()
                 short = isinstance(error.__cause__, duckdb.OutOfMemoryException)
-                if not short or attempt == _ATTEMPTS - 1:
+                if not short or attempt == _ATTEMPTS:
                     raise
                 self._stop_queries()
+            else:
+                return
 
     def _roll_back(self) -> None:
         # A transaction that DuckDB has ended itself has nothing to roll back, and a database that
@@ -342,18 +270,14 @@ class Database:
             cursor.interrupt()
 
     @contextmanager
-    def _reading(self, asked: pa.Table | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor to read with, where ``asked`` is a relation of that name."""
+    def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor to read with; one that failed is not used again."""
         try:
             cursor = self._idle.pop()
         except IndexError:
             cursor = self._root.cursor()
         with _translated("Reading"):
-            if asked is not None:
-                cursor.register("asked", asked)
             yield cursor
-            if asked is not None:
-                cursor.unregister("asked")
         self._idle.append(cursor)
 
 
@@ -366,33 +290,3 @@ def _translated(what: str) -> Iterator[None]:
         full = "No space left on device" in str(error)
         kind = StoreFullError if full else StorageError
         raise kind(f"{what} failed in DuckDB: {error}.") from error
-
-
-def _table(
-    cursor: duckdb.DuckDBPyConnection, name: str, params: Mapping[str, int] | None = None
-) -> pa.Table:
-    return cursor.sql(named(name), params=params).to_arrow_table()
-
-
-def _int64s(rows: pa.Table, column: str) -> Int64s:
-    values: Int64s = rows.column(column).to_numpy()
-    return values
-
-
-def _first_of_each(
-    which: npt.NDArray[np.signedinteger], offsets: Int64s, limit: int
-) -> tuple[npt.NDArray[np.signedinteger], Int64s]:
-    """The first ``limit`` rows of each number, in offset order."""
-    if not len(which):
-        return which, offsets
-    if np.any(np.diff(offsets) < 0):
-        by_offset = np.argsort(offsets, kind="stable")
-        which, offsets = which[by_offset], offsets[by_offset]
-    if np.bincount(which).max() <= limit:
-        return which, offsets
-    order = np.argsort(which, kind="stable")
-    ordered = which[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    ranks = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    keep = np.sort(order[ranks < limit])
-    return which[keep], offsets[keep]

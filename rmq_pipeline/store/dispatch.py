@@ -1,26 +1,168 @@
-"""TEMPORARY by the lead so that others can run the broker; the store helper replaces this file."""
+"""The dispatch thread: moves synced frames of the commit log into DuckDB, many at a time."""
+
 import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.commit_log import CommitLog, Section
+from rmq_pipeline.store.database import Database
+
+#: A transaction takes frames up to this many bytes or rows, and at least one.
+TRANSACTION_BYTES: Final = 64 * MIB
+TRANSACTION_ROWS: Final = 200_000
+#: How long a synced frame waits for company when nobody waits for it.
+DELAY_S: Final = 0.2
+
+_Frame = tuple[int, list[Section]]
+
+
 class Dispatcher:
-    def __init__(self, log, database, on_failure):
-        self.log=log; self.db=database; self.lock=threading.Lock(); self.stopped=False; self.ev=threading.Event(); self.on_failure=on_failure
-    def start(self):
-        self.t=threading.Thread(target=self.run,daemon=True); self.t.start()
-    def run(self):
-        while not self.stopped:
-            self.ev.wait(0.3); self.ev.clear()
-            try: self.step()
-            except BaseException as e: self.on_failure(e); return
-    def step(self):
-        with self.lock:
-            stop=self.log.synced
-            fr=[]
-            for f in (self.log.frames(self.db.dispatched, stop) if self.db.dispatched<stop else []):
-                fr.append(f)
-                if len(fr)>=200: self.db.dispatch(fr); fr=[]
-            if fr: self.db.dispatch(fr)
-    def wait_for(self, pos, timeout_s=30):
-        while self.db.dispatched<pos: self.step()
-    def notify(self,end): pass
+    """Keeps a database at most 0.3 s behind its log. Begins with what the log has already.
+
+    Args:
+        on_failure: called once, from the dispatch thread, when a transaction fails: the thread has
+            ended and the broker must too. Not called when the log has failed or was closed: its
+            owner knows, and makes another dispatcher with another log.
+        on_full: called, from the dispatch thread, when the disk is full; True when it has made
+            room, and the transaction is tried again.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        database: Database,
+        *,
+        on_failure: Callable[[Exception], None],
+        on_full: Callable[[StoreFullError], bool] = lambda _: False,
+    ) -> None:
+        self._log = log
+        self._database = database
+        self._on_failure = on_failure
+        self._on_full = on_full
+        self._lock = threading.Lock()
+        #: Wakes the dispatch thread, and those who wait for it.
+        self._work = threading.Condition(self._lock)
+        self._done = threading.Condition(self._lock)
+        #: The largest positions told of, and waited for.
+        self._noticed = 0
+        self._wanted = 0
+        self._sleeps = False
+        self._over = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
+
     @property
-    def behind_bytes(self): return self.log.end-self.db.dispatched
-    def stop(self): self.stopped=True; self.ev.set(); self.t.join()
+    def behind_bytes(self) -> int:
+        """How much of the synced log is not in the database."""
+        return max(0, self._log.synced - self._database.dispatched)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the transaction it is in; the log keeps the rest."""
+        self._end(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def notify(self, position: int) -> None:
+        """The log has frames up to a position. For the writer thread, after every frame."""
+        self._noticed = position
+        # Waking a thread for every frame would take the interpreter from the writer: in between
+        # dispatch looks for itself. It says that it sleeps before it looks whether there is work.
+        if self._sleeps or self._is_pressing():
+            with self._lock:
+                self._work.notify()
+
+    def wait_for(self, position: int, timeout_s: float | None = None) -> bool:
+        """Wait until everything before a synced position is in the database; False: time ran out.
+
+        Raises:
+            StorageError: dispatch has failed or was stopped.
+        """
+        if self._database.dispatched >= position:
+            return True
+        with self._lock:
+            self._wanted = max(self._wanted, position)
+            self._work.notify()
+            self._done.wait_for(
+                lambda: self._over or self._database.dispatched >= position, timeout_s
+            )
+        if self._database.dispatched >= position:
+            return True
+        if self._over:
+            raise StorageError("Dispatch has ended.") from self._failure
+        return False
+
+    def _run(self) -> None:
+        try:
+            while self._rest():
+                self._move()
+        except _LogGoneError as error:
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 whatever it was, the broker must hear of it
+            self._end(error)
+            self._on_failure(error)
+
+    def _end(self, failure: Exception | None) -> None:
+        with self._lock:
+            self._over = True
+            self._failure = self._failure or failure
+            self._work.notify()
+            self._done.notify_all()
+
+    def _rest(self) -> bool:
+        """Wait for work, and then for more of it; False at the end."""
+        with self._lock:
+            while not self._over:
+                self._sleeps = True
+                if self.behind_bytes:
+                    break
+                # With flush = async a frame is told of before it is on disk: look again.
+                self._sleeps = self._noticed <= self._log.synced
+                self._work.wait(None if self._sleeps else DELAY_S)
+            self._sleeps = False
+            self._work.wait_for(lambda: self._over or self._is_pressing(), DELAY_S)
+            return not self._over
+
+    def _is_pressing(self) -> bool:
+        reached, synced = self._database.dispatched, self._log.synced
+        return min(self._wanted, synced) > reached or synced - reached >= TRANSACTION_BYTES
+
+    def _move(self) -> None:
+        frames = self._log.frames(self._database.dispatched, self._log.synced)
+        while not self._over and (some := self._take(frames)):
+            self._dispatch(some)
+            with self._lock:
+                self._done.notify_all()
+
+    def _take(self, frames: Iterator[_Frame]) -> list[_Frame]:
+        """The frames of one transaction."""
+        taken: list[_Frame] = []
+        start, rows = self._database.dispatched, 0
+        try:
+            for end, sections in frames:
+                taken.append((end, sections))
+                rows += sum(section.batch.num_rows for section in sections)
+                if rows >= TRANSACTION_ROWS or end - start >= TRANSACTION_BYTES:
+                    break
+        except StorageError as error:
+            raise _LogGoneError from error
+        return taken
+
+    def _dispatch(self, frames: list[_Frame]) -> None:
+        while True:
+            try:
+                self._database.dispatch(frames)
+            except StoreFullError as error:
+                if not self._on_full(error):
+                    raise
+            else:
+                return
+
+
+class _LogGoneError(Exception):
+    """The log takes and gives nothing more."""

@@ -100,7 +100,7 @@ class Fold:
         if events is not None:
             self._take_events(events, kinds)
         for group_id, topic_id, rows in staging.state_runs(by_kind[_KEYED_STATE]):
-            self._keyed.fold(group_id, topic_id, rows)
+            self._keyed.fold(rows, group_id=group_id, topic_id=topic_id)
         if {Kind.TOPIC_DELETED, Kind.GROUP_DELETED} & kinds:
             self._forget_deleted(kinds)
         self._run("set_reached", reached)

@@ -3,6 +3,7 @@
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.statements import named, quoted
 
 
@@ -22,7 +23,7 @@ class KeyedState:
         self._views = {(group, topic): view for group, topic, _, view in rows}
         self._schemas.clear()
 
-    def fold(self, group_id: int, topic_id: int, rows: pa.Table) -> None:
+    def fold(self, rows: pa.Table, *, group_id: int, topic_id: int) -> None:
         """Take in rows of one schema, in order: the last of a message group is its state.
 
         A column whose type has changed is converted; a value without such a form becomes null.
@@ -30,7 +31,7 @@ class KeyedState:
         table = qualified(group_id, topic_id)
         self._connection.register("staged_state", rows)
         self._connection.execute(named("fold_state"))
-        self._shape(group_id, topic_id, rows.schema)
+        self._shape(rows.schema, group_id=group_id, topic_id=topic_id)
         self._connection.execute(named("delete_state", table=table))
         self._connection.execute(named("insert_state", table=table))
         self._connection.unregister("staged_state")
@@ -44,7 +45,7 @@ class KeyedState:
             self._views.pop((group_id, topic_id), None)
             self._schemas.pop((group_id, topic_id), None)
 
-    def _shape(self, group_id: int, topic_id: int, schema: pa.Schema) -> None:
+    def _shape(self, schema: pa.Schema, *, group_id: int, topic_id: int) -> None:
         """See to it that the table is there with the columns of net_state."""
         key = (group_id, topic_id)
         if self._schemas.get(key) == schema:
@@ -84,18 +85,17 @@ class KeyedState:
 
 
 def read(
-    connection: duckdb.DuckDBPyConnection, group_id: int, topic_id: int, *, some: bool
+    cursor: duckdb.DuckDBPyConnection, *, group_id: int, topic_id: int, hashes: Int64s | None
 ) -> pa.Table | None:
-    """The state of all message groups, or of ``some``: those in the relation ``asked``.
-
-    None when there never was any.
-    """
+    """The state of these message groups, or of all; None when there never was any."""
     ids = {"group_id": group_id, "topic_id": topic_id}
-    if not connection.sql(named("keyed_table"), params=ids).fetchall():
+    if not cursor.sql(named("keyed_table"), params=ids).fetchall():
         return None
     table = qualified(group_id, topic_id)
-    statement = named("read_some_state" if some else "read_state", table=table)
-    return connection.sql(statement).to_arrow_table()
+    if hashes is None:
+        return cursor.sql(named("read_state", table=table)).to_arrow_table()
+    cursor.register("asked", pa.table({"message_group_hash": hashes}))
+    return cursor.sql(named("read_some_state", table=table)).to_arrow_table()
 
 
 def qualified(group_id: int, topic_id: int) -> str:

@@ -17,6 +17,7 @@ from sqlglot.errors import ParseError, SqlglotError
 
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.statements import named
 
 #: The answer of a query is held in memory, outside of DuckDB's limit.
 RESULT_BYTES: Final = 256 * MIB
@@ -55,7 +56,8 @@ def check(sql: str, views: Collection[str]) -> None:
         raise QueryError(f"The query has {len(statements)} statements, not one.")
     tree = statements[0]
     if not isinstance(tree, exp.Query) or isinstance(tree, exp.Table):
-        raise QueryError(f"A query is a SELECT, not {tree.key.upper()}.")
+        what = tree.name if isinstance(tree, exp.Command) else tree.key
+        raise QueryError(f"A query is a SELECT, not {what.upper()}.")
     names = {name.lower() for name in views}
     names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     for node in tree.walk():
@@ -73,7 +75,7 @@ def run(cursor: duckdb.DuckDBPyConnection, sql: str, *, timeout_s: float) -> pa.
     timer.daemon = True
     try:
         _refuse_unless_select(cursor, sql)
-        cursor.execute("BEGIN TRANSACTION READ ONLY")
+        cursor.execute(named("begin_query"))
         timer.start()
         return _fetch(cursor, sql)
     except duckdb.InterruptException as error:
@@ -92,7 +94,8 @@ def _parse(sql: str) -> list[exp.Expr]:
     except ParseError as error:
         raise QueryError(_where(error)) from error
     except SqlglotError as error:
-        raise QueryError(f"The query does not parse: {error}") from error
+        place = error.__cause__ or error
+        raise QueryError(f"The query does not parse: {place}.") from error
     return [statement for statement in parsed if statement is not None]
 
 

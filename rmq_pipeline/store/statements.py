@@ -1,7 +1,7 @@
 """The SQL of the store: named statements and scripts from ``store/sql``.
 
 A statement begins with a line ``-- name: …`` and the comments that say what goes in and what comes
-out. ``{ACK}`` and the like become the numbers of store/events.py; lower-case ``{table}`` is for
+out. ``$ACK`` and the like become the numbers of store/events.py; ``"{table}"`` and the like are for
 ``named`` to fill in.
 """
 
@@ -30,7 +30,7 @@ def named(name: str, **placeholders: str) -> str:
     """
     text = statements()[name]
     for placeholder, value in placeholders.items():
-        text = text.replace(f"{{{placeholder}}}", value)
+        text = text.replace(f'"{{{placeholder}}}"', value)
     return text
 
 
@@ -58,4 +58,4 @@ def statements() -> dict[str, str]:
 
 
 def _with_kinds(text: str) -> str:
-    return re.sub(r"\{([A-Z_]+)\}", lambda match: str(int(Kind[match[1]])), text)
+    return re.sub(r"\$([A-Z][A-Z_]+)\b", lambda match: str(int(Kind[match[1]])), text)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -20,13 +18,14 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.settings import Settings
+from tests.behaviour.waiting import until
 
 #: A factory of names or tables; what it takes is in the fixture of its name.
 Make = Callable[..., Any]
 
 DOORS = ("in_process", "flight")
-#: Real seconds after which a wait for another thread is a failure.
-PATIENCE_S = 20.0
+NUMBERS = count()
+FAILED = pytest.StashKey[bool]()
 #: Small files, so that logs roll and homes open fast.
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
 
@@ -61,6 +60,11 @@ class Door:
     def close(self) -> None:
         """Close the door and the home."""
         self._stack.close()
+
+    def end(self) -> None:
+        """Close everything for good."""
+        self.close()
+        self.pool.shutdown()
 
     def reopen(self) -> Broker:
         """Close everything and open it again; the new verbs."""
@@ -112,22 +116,50 @@ class Door:
         return cast(list[dict[str, Any]], self.broker.sql(query).to_pylist())
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that another thread makes true."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the other thread never got there"
-        pause.wait(0.001)
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
+    """Every door in turn, over a home of its own."""
+    door = Door(request.param, tmp_path / "home")
+    yield door
+    door.end()
+
+
+@pytest.fixture(scope="session")
+def open_doors() -> Iterator[dict[str, Door]]:
+    """Doors that tests share, by name."""
+    doors: dict[str, Door] = {}
+    yield doors
+    for door in doors.values():
+        door.end()
 
 
 @pytest.fixture(params=DOORS)
-def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
-    """Every door in turn: what a test asks of this fixture is promised at each."""
-    door = Door(request.param, tmp_path / "home")
-    yield door
-    door.close()
-    door.pool.shutdown()
+def shared_door(
+    request: pytest.FixtureRequest,
+    open_doors: dict[str, Door],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Door]:
+    """Every door in turn, over a home that other tests use too.
+
+    For tests that only ask about topics and groups they have made themselves.
+    """
+    if request.param not in open_doors:
+        home = tmp_path_factory.mktemp(request.param) / "home"
+        open_doors[request.param] = Door(request.param, home)
+    yield open_doors[request.param]
+    if request.node.stash.get(FAILED, False):
+        open_doors.pop(request.param).end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember that a test has failed: what it leaves behind is not for others."""
+    report = yield
+    if call.excinfo is not None:
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest.fixture
@@ -135,23 +167,21 @@ def inside(tmp_path: Path) -> Iterator[Door]:
     """The broker in process only, for what no other door can show."""
     door = Door("in_process", tmp_path / "home")
     yield door
-    door.close()
-    door.pool.shutdown()
+    door.end()
 
 
 @pytest.fixture
-def broker(door: Door) -> Broker:
-    """The verbs of the door."""
-    return door.broker
+def unused() -> str:
+    """A name that nothing has."""
+    return f"name-{next(NUMBERS)}"
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> Make:
     """``topic(name=…, type=…, queues=…)`` creates one and gives its name."""
-    numbers = count()
 
     def create(name: str | None = None, **settings: Any) -> str:
-        name = name or f"topic-{next(numbers)}"
+        name = name or f"topic-{next(NUMBERS)}"
         _current(request).broker.create_topic(name, **settings)
         return name
 
@@ -161,10 +191,9 @@ def topic(request: pytest.FixtureRequest) -> Make:
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Make:
     """``group(name=…, order=…, max_attempts=…, backoff_ms=…)`` creates one and gives its name."""
-    numbers = count()
 
     def create(name: str | None = None, **settings: Any) -> str:
-        name = name or f"group-{next(numbers)}"
+        name = name or f"group-{next(NUMBERS)}"
         _current(request).broker.create_group(name, **settings)
         return name
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 MINUTE = 60_000
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def by_group(received: pa.Table) -> dict[str, list[tuple[bytes, int]]]:
     """Body and attempt of each message, by message group, as delivered."""
     found = defaultdict(list)

@@ -83,7 +83,6 @@ def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, rea
             "count": pa.array([1, None], pa.int32()),
             "ratio": [0.5, None],
             "name": ["x", None],
-            "at": pa.array([1_700_000_000_000, None], pa.timestamp("ms", "UTC")),
             "done": [True, None],
             "raw": [b"\x00\xff", None],
         }
@@ -95,6 +94,53 @@ def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, rea
     assert found is not None
     assert found.select(table.column_names).schema.equals(table.schema)
     assert sorted(found.to_pylist(), key=str) == sorted(table.to_pylist(), key=str)
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        pa.timestamp("ms", "UTC"),
+        pa.timestamp("us"),
+        pa.date32(),
+        pa.int8(),
+        pa.uint64(),
+        pa.float32(),
+        pa.decimal128(10, 2),
+        pa.list_(pa.int64()),
+        pa.struct([("a", pa.int64()), ("b", pa.string())]),
+    ],
+    ids=str,
+)
+def test_keyed_state_of_any_type_is_read_back(
+    door: Door, source: str, readers: str, type: pa.DataType
+) -> None:
+    del source, readers
+    value: Any = {"a": 1, "b": "x"} if pa.types.is_struct(type) else 1
+    column = pa.array([[1, 2]] if pa.types.is_list(type) else [value], type)
+    table = pa.table({"message_group": ["a"], "it": column})
+
+    settle_state(door, table)
+
+    found = door.broker.keyed_state("readers", "source")
+    assert found is not None
+    assert found.select(["message_group", "it"]).equals(table)
+
+
+def test_the_last_row_of_a_key_counts(door: Door, source: str, readers: str) -> None:
+    del source, readers
+    settle_state(door, pa.table({"message_group": ["a", "b", "a"], "total": [1, 2, 3]}))
+
+    assert state_of(door) == {"a": 3, "b": 2}
+
+
+def test_a_removed_key_is_gone(door: Door, source: str, readers: str) -> None:
+    del source, readers
+    settle_state(door, totals(a=1, b=2))
+    gone = pa.table({"message_group": ["a"], "removed": [True], "total": pa.nulls(1, pa.int64())})
+
+    settle_state(door, gone)
+
+    assert state_of(door) == {"b": 2}
 
 
 def test_keyed_state_belongs_to_one_group_and_topic(

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 MINUTE = 60_000
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def test_message_returns_after_its_invisible_duration(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

@@ -27,6 +27,11 @@ QUEUE_OF_GROUP = {
 }
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def test_every_message_gets_an_offset_of_its_own_dense_per_queue(
     door: Door, topic: Make, messages: Make
 ) -> None:

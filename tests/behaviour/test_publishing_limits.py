@@ -86,6 +86,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[errors.RocketMQError]]] = {
 }
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def row_of(columns: dict[str, Any]) -> pa.Table:
     columns = {"body": [b"x"], **columns}
     fields = [schema.SEND.field(n).with_nullable(True) for n in columns]

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def test_receive_gives_every_message_once(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
 
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
 def test_a_failed_message_returns_after_the_groups_backoff(
     door: Door, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
@@ -202,41 +207,6 @@ def test_the_last_ended_lease_sends_the_message_to_the_dead_letters(
     [dead] = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=10).to_pylist()
     assert dict(dead["properties"])["DLQ_ATTEMPTS"] == "2"
     assert dead["body"] == b"0"
-
-
-def test_revive_finds_the_last_ended_lease_of_a_group_nobody_reads(
-    door: Door, topic: Make, group: Make, messages: Make
-) -> None:
-    name, readers = topic(queues=1), group(max_attempts=1)
-    door.broker.send(name, messages(5))
-    door.broker.receive(name, readers, limit=3, invisible_duration_ms=1_000)
-    door.advance(1_000)
-
-    report = door.broker.revive()
-    again = door.broker.revive()
-
-    assert report["dead_lettered"] == 3
-    assert again["dead_lettered"] == 0
-    assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
-    assert door.drain(name, readers) == [b"3", b"4"]
-
-
-def test_revive_reports_the_leases_that_ended_and_the_next(
-    door: Door, topic: Make, group: Make, messages: Make
-) -> None:
-    name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(5))
-    start = door.clock.now_ms()
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
-    door.broker.receive(name, readers, limit=3, invisible_duration_ms=9_000)
-
-    nothing = door.broker.revive()
-    door.advance(1_000)
-    report = door.broker.revive()
-
-    assert (nothing["revived"], nothing["next_visible_ms"]) == (0, start + 1_000)
-    assert (report["revived"], report["next_visible_ms"]) == (2, start + 9_000)
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2, 2]
 
 
 def test_max_attempts_of_one_gives_no_second_delivery(

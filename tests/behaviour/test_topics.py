@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
 
-def test_a_topic_is_what_it_was_made_as(door: Door) -> None:
-    made = door.broker.create_topic("flights", type="fifo", queues=4, partition_time="born")
+@pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
 
-    described = door.broker.describe_topic("flights")
 
-    fields = {"name": "flights", "type": "fifo", "queues": 4, "partition_time": "born"}
+def test_a_topic_is_what_it_was_made_as(door: Door, unused: str) -> None:
+    made = door.broker.create_topic(unused, type="fifo", queues=4, partition_time="born")
+
+    described = door.broker.describe_topic(unused)
+
+    fields = {"name": unused, "type": "fifo", "queues": 4, "partition_time": "born"}
     assert {k: made[k] for k in fields} == fields
     assert {k: described[k] for k in fields} == fields
     assert described["topic_id"] == made["topic_id"]
     assert made["created_at_ms"] == door.clock.now_ms()
-    assert door.max_offsets("flights") == [0] * 4
+    assert door.max_offsets(unused) == [0] * 4
 
 
 def test_a_topic_has_eight_queues_unless_it_says_otherwise(door: Door, topic: Make) -> None:
@@ -41,25 +46,25 @@ def test_a_name_is_taken_once(door: Door, topic: Make, messages: Make) -> None:
     assert door.stored(name) == 3
 
 
-def test_ensuring_a_topic_twice_is_as_good_as_once(door: Door) -> None:
-    first = door.broker.ensure_topic("t", type="delay", queues=3)
+def test_ensuring_a_topic_twice_is_as_good_as_once(door: Door, unused: str) -> None:
+    first = door.broker.ensure_topic(unused, type="delay", queues=3)
 
-    second = door.broker.ensure_topic("t", type="delay", queues=3)
+    second = door.broker.ensure_topic(unused, type="delay", queues=3)
 
     assert first == second
 
 
 @pytest.mark.parametrize("other", [{"type": "fifo"}, {"queues": 2}, {"partition_time": "born"}])
 def test_ensuring_a_topic_with_other_settings_is_a_conflict(
-    door: Door, other: dict[str, Any]
+    door: Door, unused: str, other: dict[str, Any]
 ) -> None:
-    settings = {"type": "delay", "queues": 3, "partition_time": "stored"}
-    made = door.broker.ensure_topic("t", **settings)
+    settings: dict[str, Any] = {"type": "delay", "queues": 3, "partition_time": "stored"}
+    made = door.broker.ensure_topic(unused, **settings)
 
     with pytest.raises(errors.AlreadyExistsError):
-        door.broker.ensure_topic("t", **{**settings, **other})
+        door.broker.ensure_topic(unused, **{**settings, **other})
 
-    assert door.broker.ensure_topic("t", **settings) == made
+    assert door.broker.ensure_topic(unused, **settings) == made
 
 
 def test_topics_are_listed(door: Door, topic: Make) -> None:
@@ -101,18 +106,20 @@ def test_a_topic_name_that_breaks_the_rules_is_refused(door: Door, name: str) ->
         {"partition_time": ""},
     ],
 )
-def test_topic_settings_out_of_range_are_refused(door: Door, settings: dict[str, Any]) -> None:
+def test_topic_settings_out_of_range_are_refused(
+    door: Door, unused: str, settings: dict[str, Any]
+) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.create_topic("t", **settings)
+        door.broker.create_topic(unused, **settings)
 
     with pytest.raises(errors.TopicNotFoundError):
-        door.broker.describe_topic("t")
+        door.broker.describe_topic(unused)
 
 
-def test_a_topic_may_have_1024_queues(door: Door) -> None:
-    door.broker.create_topic("wide", queues=limits.QUEUES)
+def test_a_topic_may_have_1024_queues(door: Door, unused: str) -> None:
+    door.broker.create_topic(unused, queues=limits.QUEUES)
 
-    assert door.max_offsets("wide") == [0] * limits.QUEUES
+    assert door.max_offsets(unused) == [0] * limits.QUEUES
 
 
 def test_a_topic_may_grow(door: Door, topic: Make, group: Make, messages: Make) -> None:
@@ -229,23 +236,23 @@ def test_a_topic_in_use_may_be_deleted_by_force(
 
 
 def test_a_topic_made_again_shares_nothing_with_the_deleted_one(
-    door: Door, group: Make, messages: Make
+    door: Door, unused: str, group: Make, messages: Make
 ) -> None:
     readers = group(order="message_group")
-    old = door.broker.create_topic("t", type="fifo", queues=1)
-    door.broker.send("t", messages(6, groups=["a", "b"]))
-    late = door.broker.receive("t", readers, limit=3)
-    door.broker.delete_topic("t", force=True)
+    old = door.broker.create_topic(unused, type="fifo", queues=1)
+    door.broker.send(unused, messages(6, groups=["a", "b"]))
+    late = door.broker.receive(unused, readers, limit=3)
+    door.broker.delete_topic(unused, force=True)
 
-    new = door.broker.create_topic("t", type="fifo", queues=1)
+    new = door.broker.create_topic(unused, type="fifo", queues=1)
 
     assert new["topic_id"] != old["topic_id"]
-    assert door.max_offsets("t") == [0]
-    assert door.broker.receive("t", readers).num_rows == 0
-    door.broker.send("t", messages(2, start=6, groups=["a", "b"]))
+    assert door.max_offsets(unused) == [0]
+    assert door.broker.receive(unused, readers).num_rows == 0
+    door.broker.send(unused, messages(2, start=6, groups=["a", "b"]))
     with pytest.raises((errors.ReceiptHandleError, errors.TopicNotFoundError)):
         door.broker.ack(late)
-    got = door.broker.receive("t", readers)
+    got = door.broker.receive(unused, readers)
     assert got["body"].to_pylist() == [b"6", b"7"]
     assert got["queue_offset"].to_pylist() == [0, 1]
     assert got["delivery_attempt"].to_pylist() == [1, 1]

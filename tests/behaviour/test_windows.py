@@ -131,10 +131,12 @@ def test_a_higher_epoch_gets_the_older_ones_messages_at_once(
     got = door.broker.receive(name, readers, window=("consumer/readers", new))
 
     assert late.num_rows == 6
-    assert got.num_rows == 10
-    assert got["delivery_attempt"].to_pylist() == [1] * 10
+    assert set(late["body"].to_pylist()) <= set(got["body"].to_pylist())
+    assert set(got["delivery_attempt"].to_pylist()) == {1}
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(late)
+    door.broker.ack(got)
+    assert got.num_rows + len(door.drain(name, readers)) == 10
 
 
 def test_a_higher_epoch_after_the_window_ended_gets_them_too(
@@ -189,71 +191,3 @@ def test_a_window_of_no_known_work_is_refused(door: Door, name: str) -> None:
 def test_a_window_of_an_unknown_group_is_refused(door: Door) -> None:
     with pytest.raises(errors.ConsumerGroupNotFoundError):
         opening(door, "run-1", "consumer/nobody")
-
-
-# ------------------------------------------------------------------------------------------- due
-
-
-def test_due_says_what_the_schedule_holds(door: Door, topic: Make, messages: Make) -> None:
-    name = topic(type="delay")
-    now = door.clock.now_ms()
-    nothing = door.broker.due()["jobs"]["deliver_scheduled"]
-    door.broker.send(name, messages(3, delay_level=[1, 1, 2]))
-    waiting = door.broker.due()["jobs"]["deliver_scheduled"]
-    door.advance(1_000)
-
-    ready = door.broker.due()
-
-    assert (nothing["due"], nothing["next_due_ms"]) == (0, None)
-    assert (waiting["due"], waiting["next_due_ms"]) == (0, now + 1_000)
-    job = ready["jobs"]["deliver_scheduled"]
-    assert (job["due"], job["next_due_ms"]) == (2, now + 1_000)
-    assert ready["now_ms"] == now + 1_000
-
-
-def test_due_says_which_leases_have_ended(
-    door: Door, topic: Make, group: Make, messages: Make
-) -> None:
-    name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(3))
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
-    end = door.clock.now_ms() + 1_000
-    waiting = door.broker.due()["jobs"]["revive"]
-    door.advance(1_000)
-
-    ended = door.broker.due()["jobs"]["revive"]
-
-    assert (waiting["due"], waiting["next_due_ms"]) == (0, end)
-    assert ended["due"] == 2
-
-
-def test_due_says_what_a_group_has_to_do(
-    door: Door, topic: Make, group: Make, messages: Make
-) -> None:
-    name, readers = topic(queues=2), group()
-    door.broker.subscribe(readers, name)
-    idle = door.broker.due()["groups"][readers]["topics"][name]
-    door.broker.send(name, messages(10))
-    fresh = door.broker.due()["groups"][readers]["topics"][name]
-    door.broker.receive(name, readers, limit=4, invisible_duration_ms=1_000)
-
-    busy = door.broker.due()["groups"][readers]["topics"][name]
-
-    assert (idle["ready"], idle["unsettled"]) == (0, 0)
-    assert (fresh["ready"], fresh["unsettled"]) == (10, 0)
-    assert (busy["ready"], busy["unsettled"]) == (6, 4)
-    assert busy["next_visible_ms"] == door.clock.now_ms() + 1_000
-
-
-def test_due_names_the_windows_that_are_open(door: Door, group: Make) -> None:
-    readers = group()
-    before = door.broker.due()
-    opening(door, "run-1", "upkeep/revive")
-    opening(door, "run-2", f"consumer/{readers}")
-
-    after = door.broker.due()
-
-    assert before["jobs"]["revive"]["window"] is None
-    assert before["groups"][readers]["window"] is None
-    assert after["jobs"]["revive"]["window"]["owner"] == "run-1"
-    assert after["groups"][readers]["window"]["owner"] == "run-2"

@@ -21,7 +21,7 @@ STEPS = 80
 MAX_ATTEMPTS = 3
 BACKOFF_MS = 700
 TOPICS = {"ordered": "fifo", "loose": "normal", "later": "delay"}
-GROUPS = "abcdef"
+GROUPS = "abc"
 
 
 @dataclass

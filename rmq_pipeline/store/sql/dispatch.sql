@@ -1,6 +1,6 @@
 -- What dispatch does with the events of a transaction.
 -- staged_events: schema.EVENT, + position, "row", and seq, their order in the transaction.
--- {LEASE} and the like are the numbers of store/events.py.
+-- $LEASE and the like are replaced by the numbers of store/events.py.
 
 -- name: insert_events
 -- In: staged_events. Out: each, kept.
@@ -16,7 +16,7 @@ SELECT kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
        message_group_hash, client_id
 FROM staged_events
 WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind BETWEEN {LEASE} AND {INVISIBLE}
+    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $INVISIBLE
     GROUP BY group_id, topic_id, queue_id, queue_offset
 );
 
@@ -31,15 +31,15 @@ WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.que
 INSERT INTO store.leases
 SELECT group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
        message_group_hash, client_id
-FROM net_consumption WHERE kind NOT IN ({ACK}, {DEAD_LETTER});
+FROM net_consumption WHERE kind NOT IN ($ACK, $DEAD_LETTER);
 
 -- name: raise_cursors
 -- In: staged_events. Out: cursors at least where CURSOR says and past what was leased.
 MERGE INTO store.cursors AS c
 USING (
     SELECT group_id, topic_id, queue_id,
-           max(queue_offset + (kind = {LEASE})::BIGINT) AS queue_offset
-    FROM staged_events WHERE kind IN ({LEASE}, {CURSOR}) GROUP BY group_id, topic_id, queue_id
+           max(queue_offset + (kind = $LEASE)::BIGINT) AS queue_offset
+    FROM staged_events WHERE kind IN ($LEASE, $CURSOR) GROUP BY group_id, topic_id, queue_id
 ) AS n
 ON c.group_id = n.group_id AND c.topic_id = n.topic_id AND c.queue_id = n.queue_id
 WHEN MATCHED THEN UPDATE SET queue_offset = greatest(c.queue_offset, n.queue_offset)
@@ -51,7 +51,7 @@ CREATE OR REPLACE TEMP TABLE net_behind AS
 SELECT kind, group_id, topic_id, queue_id, message_group_hash, queue_offset
 FROM staged_events
 WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind IN ({BEHIND}, {CAUGHT_UP})
+    SELECT max(seq) FROM staged_events WHERE kind IN ($BEHIND, $CAUGHT_UP)
     GROUP BY group_id, topic_id, queue_id, message_group_hash
 );
 
@@ -65,7 +65,7 @@ WHERE b.group_id = n.group_id AND b.topic_id = n.topic_id AND b.queue_id = n.que
 -- In: net_behind. Out: the rows that it leaves.
 INSERT INTO store.behind
 SELECT group_id, topic_id, queue_id, message_group_hash, queue_offset
-FROM net_behind WHERE kind = {BEHIND};
+FROM net_behind WHERE kind = $BEHIND;
 
 -- name: reset_leases
 -- In: staged_events, all RESET. Out: no leases of those queues.
@@ -93,7 +93,7 @@ WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.topic_id, n.queue_id, n.queue
 MERGE INTO store.topics AS t
 USING (
     SELECT topic_id, arg_max(detail, seq) AS detail
-    FROM staged_events WHERE kind = {TOPIC} GROUP BY topic_id
+    FROM staged_events WHERE kind = $TOPIC GROUP BY topic_id
 ) AS n
 ON t.topic_id = n.topic_id
 WHEN MATCHED THEN UPDATE SET name = n.detail ->> '$.name', detail = n.detail
@@ -104,7 +104,7 @@ WHEN NOT MATCHED THEN INSERT VALUES (n.topic_id, n.detail ->> '$.name', n.detail
 MERGE INTO store.groups AS g
 USING (
     SELECT group_id, arg_max(detail, seq) AS detail
-    FROM staged_events WHERE kind = {GROUP} GROUP BY group_id
+    FROM staged_events WHERE kind = $GROUP GROUP BY group_id
 ) AS n
 ON g.group_id = n.group_id
 WHEN MATCHED THEN UPDATE SET name = n.detail ->> '$.name', detail = n.detail
@@ -112,18 +112,18 @@ WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.detail ->> '$.name', n.detail
 
 -- name: forget_topics
 -- In: staged_events; {table}, one with a topic_id. Out: no rows of deleted topics in it.
-DELETE FROM {table}
-WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = {TOPIC_DELETED});
+DELETE FROM "{table}"
+WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = $TOPIC_DELETED);
 
 -- name: forget_groups
 -- In: staged_events; {table}, one with a group_id. Out: no rows of deleted groups in it.
-DELETE FROM {table}
-WHERE group_id IN (SELECT group_id FROM staged_events WHERE kind = {GROUP_DELETED});
+DELETE FROM "{table}"
+WHERE group_id IN (SELECT group_id FROM staged_events WHERE kind = $GROUP_DELETED);
 
 -- name: delete_scheduled
 -- In: staged_events; $schedule_topic_id. Out: messages delivered or dropped no longer wait.
 DELETE FROM store.scheduled AS s USING staged_events AS n
-WHERE n.kind IN ({SCHEDULE_DELIVERED}, {SCHEDULE_DROPPED}) AND n.topic_id = $schedule_topic_id
+WHERE n.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED) AND n.topic_id = $schedule_topic_id
   AND s.queue_id = n.queue_id AND s.queue_offset = n.queue_offset;
 
 -- name: set_windows
@@ -133,8 +133,8 @@ MERGE INTO store.windows AS w
 USING (
     SELECT detail AS name, arg_max(nullif(client_id, ''), seq) AS owner,
            arg_max(epoch, seq) AS epoch,
-           arg_max(CASE kind WHEN {WINDOW} THEN visible_at_ms ELSE 0 END, seq) AS expires_at_ms
-    FROM staged_events WHERE kind IN ({WINDOW}, {WINDOW_CLOSED}) GROUP BY detail
+           arg_max(CASE kind WHEN $WINDOW THEN visible_at_ms ELSE 0 END, seq) AS expires_at_ms
+    FROM staged_events WHERE kind IN ($WINDOW, $WINDOW_CLOSED) GROUP BY detail
 ) AS n
 ON w.name = n.name
 WHEN MATCHED THEN UPDATE SET
@@ -148,7 +148,7 @@ UPDATE store.windows AS w SET settle_id = n.settle_id, settle_answer = n.answer
 FROM (
     SELECT detail ->> '$.window' AS name, arg_max(detail ->> '$.settle_id', seq) AS settle_id,
            arg_max((detail -> '$.answer')::VARCHAR, seq) AS answer
-    FROM staged_events WHERE kind = {SETTLED} GROUP BY ALL
+    FROM staged_events WHERE kind = $SETTLED GROUP BY ALL
 ) AS n
 WHERE w.name = n.name;
 
@@ -157,21 +157,21 @@ WHERE w.name = n.name;
 INSERT INTO store.sink_files
 SELECT group_id, detail ->> '$.path', (detail ->> '$.rows')::BIGINT, (detail ->> '$.bytes')::BIGINT,
        detail ->> '$.partition', epoch, at_ms, position, "row"
-FROM staged_events WHERE kind = {SINK_FILE} ORDER BY seq;
+FROM staged_events WHERE kind = $SINK_FILE ORDER BY seq;
 
 -- name: insert_segments
 -- In: staged_events. Out: a row for each SEGMENT.
 INSERT INTO store.segments
 SELECT topic_id, queue_id, (detail ->> '$.base')::BIGINT, (detail ->> '$.end')::BIGINT,
        detail ->> '$.path', (detail ->> '$.rows')::BIGINT, (detail ->> '$.bytes')::BIGINT
-FROM staged_events WHERE kind = {SEGMENT} ORDER BY seq;
+FROM staged_events WHERE kind = $SEGMENT ORDER BY seq;
 
 -- name: insert_event_segments
 -- In: staged_events. Out: a row for each EVENT_SEGMENT.
 INSERT INTO store.event_segments
 SELECT detail ->> '$.path', (detail ->> '$.from_position')::BIGINT,
        (detail ->> '$.to_position')::BIGINT, (detail ->> '$.rows')::BIGINT
-FROM staged_events WHERE kind = {EVENT_SEGMENT} ORDER BY seq;
+FROM staged_events WHERE kind = $EVENT_SEGMENT ORDER BY seq;
 
 -- name: set_reached
 -- In: $dispatched, and the largest of the transaction: $at_ms, $topic_id and $group_id of what was

@@ -1,4 +1,5 @@
--- The tables of keyed state. {table}, {view}, {column} are quoted names; {type} is DuckDB's text.
+-- The tables of keyed state. "{table}", "{view}", "{column}" are replaced by quoted names, "{type}"
+-- by what DuckDB calls the type.
 -- staged_state: message_group, message_group_hash, removed, the consumer's own columns, and
 -- staged_order, their order in the transaction.
 
@@ -18,7 +19,7 @@ WHERE staged_order IN (SELECT max(staged_order) FROM staged_state GROUP BY messa
 
 -- name: create_state
 -- In: net_state. Out: {table}, empty.
-CREATE TABLE {table} AS SELECT * EXCLUDE (removed) FROM net_state WHERE false;
+CREATE TABLE "{table}" AS SELECT * EXCLUDE (removed) FROM net_state WHERE false;
 
 -- name: free_view_name
 -- In: $group_id, $topic_id. Out: keyed_state_<group>, or keyed_state_<group>_<topic> when that is
@@ -46,7 +47,7 @@ INSERT INTO store.keyed_tables VALUES ($group_id, $topic_id, $table_name, $view_
 -- name: view_state
 -- In: {table}. Out: {view} over it. The columns of a view are bound when it is made: again after
 -- each change.
-CREATE OR REPLACE VIEW main.{view} AS SELECT * EXCLUDE (message_group_hash) FROM {table};
+CREATE OR REPLACE VIEW main."{view}" AS SELECT * EXCLUDE (message_group_hash) FROM "{table}";
 
 -- name: changed_columns
 -- In: $table_name; net_state. Out: its columns that the table lacks or has in another type:
@@ -62,40 +63,41 @@ ORDER BY n.column_index;
 
 -- name: add_column
 -- In: {table}, {column}, {type}. Out: the column, null everywhere.
-ALTER TABLE {table} ADD COLUMN {column} {type};
+ALTER TABLE "{table}" ADD COLUMN "{column}" "{type}";
 
 -- name: change_column
 -- In: {table}, {column}, {type}. Out: the column in that type; null where a value has no such form.
-ALTER TABLE {table} ALTER COLUMN {column} SET DATA TYPE {type} USING TRY_CAST({column} AS {type});
+ALTER TABLE "{table}" ALTER COLUMN "{column}" SET DATA TYPE "{type}"
+USING TRY_CAST("{column}" AS "{type}");
 
 -- name: delete_state
 -- In: net_state. Out: the rows it replaces or removes are gone from {table}.
-DELETE FROM {table} AS t USING net_state AS n
+DELETE FROM "{table}" AS t USING net_state AS n
 WHERE t.message_group_hash = n.message_group_hash AND t.message_group = n.message_group;
 
 -- name: insert_state
 -- In: net_state. Out: the rows that it leaves, in {table}.
-INSERT INTO {table} BY NAME SELECT * EXCLUDE (removed) FROM net_state WHERE NOT removed;
+INSERT INTO "{table}" BY NAME SELECT * EXCLUDE (removed) FROM net_state WHERE NOT removed;
 
 -- name: forgotten_state
 -- In: staged_events. Out: the tables of deleted topics and groups.
 SELECT group_id, topic_id, view_name FROM store.keyed_tables
-WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = {TOPIC_DELETED})
-   OR group_id IN (SELECT group_id FROM staged_events WHERE kind = {GROUP_DELETED});
+WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = $TOPIC_DELETED)
+   OR group_id IN (SELECT group_id FROM staged_events WHERE kind = $GROUP_DELETED);
 
 -- name: drop_state_view
 -- In: {view}. Out: it is gone.
-DROP VIEW IF EXISTS main.{view};
+DROP VIEW IF EXISTS main."{view}";
 
 -- name: drop_state
 -- In: {table}. Out: it is gone.
-DROP TABLE IF EXISTS {table};
+DROP TABLE IF EXISTS "{table}";
 
 -- name: read_state
 -- In: {table}. Out: message_group and the consumer's own columns.
-SELECT * EXCLUDE (message_group_hash) FROM {table};
+SELECT * EXCLUDE (message_group_hash) FROM "{table}";
 
 -- name: read_some_state
 -- In: {table}; asked: message_group_hash. Out: the same, of those message groups.
-SELECT * EXCLUDE (message_group_hash) FROM {table}
+SELECT * EXCLUDE (message_group_hash) FROM "{table}"
 WHERE message_group_hash IN (SELECT message_group_hash FROM asked);

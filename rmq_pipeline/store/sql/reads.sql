@@ -9,8 +9,8 @@ WHERE topic_id = $topic_id AND queue_id = $queue_id
 ORDER BY queue_offset;
 
 -- name: backlog
--- In: asked: message_group_hash, start, ordinal; $topic_id, $queue_id, $first (the least start),
--- $stop. Out: ordinal and offset of the rows of those message groups from their start on.
+-- In: asked: message_group_hash, start, ordinal; $topic_id, $queue_id, $first, $stop. Out: ordinal
+-- and offset of the rows in [first, stop) of those message groups, each from its start on.
 SELECT a.ordinal, q.queue_offset
 FROM store.consume_queue AS q JOIN asked AS a ON q.message_group_hash = a.message_group_hash
 WHERE q.topic_id = $topic_id AND q.queue_id = $queue_id
@@ -30,10 +30,6 @@ SELECT (
 -- In: $group_id. Out: schema.SINK_FILE + epoch, at_ms, in the order of their settles.
 SELECT path, "rows", bytes, "partition", epoch, at_ms
 FROM store.sink_files WHERE group_id = $group_id ORDER BY position, "row";
-
--- name: count_events
--- In: $to_position. Out: how many events lie before it.
-SELECT count(*) FROM store.events WHERE position < $to_position;
 
 -- name: events_before
 -- In: $to_position. Out: the events before it, in their order: that of the table, which is read by
@@ -60,6 +56,10 @@ WHERE topic_id = $topic_id AND queue_id = $queue_id AND queue_offset < $before;
 -- In: $topic_id, $queue_id, $before. Out: the queue's min_offset is at least that.
 UPDATE store.heads SET min_offset = greatest(min_offset, least($before, max_offset))
 WHERE topic_id = $topic_id AND queue_id = $queue_id;
+
+-- name: begin_query
+-- In: nothing. Out: a transaction that can change nothing.
+BEGIN TRANSACTION READ ONLY;
 
 -- name: view_names
 -- In: nothing. Out: the views that a query may read.

@@ -1,0 +1,229 @@
+"""The registered segments of a home, and the messages in them by (topic_id, queue_id, offset)."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmq_pipeline import schema
+from rmq_pipeline.errors import StorageError
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.database import StoredState
+from rmq_pipeline.store.segments import Segment
+
+#: Decoded row groups, and footers of open files, that are kept.
+_GROUPS_BYTES: Final = 48 << 20
+_FOOTERS_BYTES: Final = 16 << 20
+#: A footer takes this much more memory than it has bytes.
+_FOOTER_FACTOR: Final = 8
+
+_QueueKey: TypeAlias = tuple[int, int]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Segments:
+    """The segments that the log has registered. For any thread.
+
+    Args:
+        topics: the folder of all topics.
+        kept_bytes: how much of what was decoded stays; what was not read for longest goes first.
+    """
+
+    def __init__(self, topics: Path, *, kept_bytes: int = _GROUPS_BYTES) -> None:
+        self.topics = topics
+        #: Held while segments are written: one seal at a time.
+        self.sealing = threading.Lock()
+        #: False until ``load``, and again when what is registered is in doubt.
+        self.loaded = False
+        #: The log before this position is in registered files.
+        self.sealed_to = 0
+        self._lock = threading.Lock()
+        self._queues: dict[_QueueKey, list[Segment]] = {}
+        self._bases: dict[_QueueKey, Int64s] = {}
+        self._groups: _Kept[tuple[Segment, int], pa.RecordBatch] = _Kept(kept_bytes)
+        self._files: _Kept[Segment, _File] = _Kept(_FOOTERS_BYTES)
+
+    def load(self, stored: StoredState) -> None:
+        """Take over what the tables say is registered."""
+        segments = [
+            Segment.from_path(path.partition("/")[2])
+            for path in stored.segments.column("path").to_pylist()
+        ]
+        with self._lock:
+            self._queues.clear()
+            self._bases.clear()
+            self._insert(segments)
+            ends = stored.event_segments.column("to_position").to_numpy()
+            self.sealed_to = int(ends.max()) if len(ends) else 0
+            self.loaded = True
+
+    def add(self, segments: Iterable[Segment], *, sealed_to: int) -> None:
+        """Take in what was registered just now."""
+        with self._lock:
+            self._insert(segments)
+            self.sealed_to = sealed_to
+
+    def forget(self, topic_id: int) -> None:
+        """The topic is gone."""
+        with self._lock:
+            for key in [key for key in self._queues if key[0] == topic_id]:
+                del self._queues[key], self._bases[key]
+
+    def by_topic(self) -> dict[tuple[str, int], list[Segment]]:
+        """The segments of each (topic, topic_id), by queue and offset."""
+        found: dict[tuple[str, int], list[Segment]] = {}
+        with self._lock:
+            for _, segments in sorted(self._queues.items()):
+                for segment in segments:
+                    found.setdefault((segment.topic, segment.topic_id), []).append(segment)
+        return found
+
+    def read(
+        self, topic_id: int, queue_id: int, *, offsets: Int64s, columns: Sequence[str]
+    ) -> pa.Table:
+        """The messages at these offsets of a queue, in that order; ``columns`` of schema.MESSAGE.
+
+        Raises:
+            LookupError: an offset is in no registered segment.
+            StorageError: a file cannot be read.
+        """
+        order = np.argsort(offsets, kind="stable")
+        ascending = offsets[order]
+        parts: list[pa.RecordBatch] = []
+        done = 0
+        while done < len(ascending):
+            segment = self._segment_of(topic_id, queue_id, offset=int(ascending[done]))
+            stop = int(np.searchsorted(ascending, segment.end))
+            parts.extend(self._read_segment(segment, ascending[done:stop] - segment.base))
+            done = stop
+        found = _with_constants(pa.Table.from_batches(parts), segment, columns)
+        if np.all(order[1:] > order[:-1]):
+            return found
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return found.combine_chunks().take(pa.array(back))
+
+    def _insert(self, segments: Iterable[Segment]) -> None:
+        changed = set()
+        for segment in segments:
+            key = segment.topic_id, segment.queue_id
+            self._queues.setdefault(key, []).append(segment)
+            changed.add(key)
+        for key in changed:
+            self._queues[key].sort(key=lambda segment: segment.base)
+            self._bases[key] = np.array([s.base for s in self._queues[key]], dtype=np.int64)
+
+    def _segment_of(self, topic_id: int, queue_id: int, *, offset: int) -> Segment:
+        key = topic_id, queue_id
+        with self._lock:
+            bases = self._bases.get(key)
+            at = -1 if bases is None else int(np.searchsorted(bases, offset, side="right")) - 1
+            segment = self._queues[key][at] if at >= 0 else None
+        if segment is None or offset >= segment.end:
+            raise LookupError(f"No segment has offset {offset} of queue {queue_id}, {topic_id}.")
+        return segment
+
+    def _read_segment(self, segment: Segment, rows: Int64s) -> list[pa.RecordBatch]:
+        """Ascending rows of a segment, a batch for each row group they are in."""
+        file = self._file(segment)
+        groups = np.searchsorted(file.starts, rows, side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
+        parts = []
+        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+            group = int(groups[start])
+            batch = self._group(segment, file, group)
+            parts.append(_rows(batch, rows[start:stop] - file.starts[group]))
+        return parts
+
+    def _file(self, segment: Segment) -> "_File":
+        found = self._files.get(segment)
+        if found is None:
+            found = _File(self.topics / segment.relative, rows=segment.rows)
+            self._files.put(segment, found, found.memory_bytes)
+        return found
+
+    def _group(self, segment: Segment, file: "_File", group: int) -> pa.RecordBatch:
+        found = self._groups.get((segment, group))
+        if found is None:
+            found = file.read(group)
+            self._groups.put((segment, group), found, found.nbytes)
+        return found
+
+
+class _File:
+    """An open segment; ``starts`` are the rows its row groups begin with."""
+
+    def __init__(self, path: Path, *, rows: int) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._file = pq.ParquetFile(path)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{path} cannot be read: {error}.") from error
+        footer = self._file.metadata
+        if footer.num_rows != rows:
+            raise StorageError(f"{path} holds {footer.num_rows} messages, not {rows}.")
+        counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        self.starts = np.cumsum([0, *counts[:-1]], dtype=np.int64)
+        self.memory_bytes = footer.serialized_size * _FOOTER_FACTOR
+
+    def read(self, group: int) -> pa.RecordBatch:
+        try:
+            with self._lock:
+                table = self._file.read_row_group(group, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{self._path} cannot be read: {error}.") from error
+        (batch,) = table.combine_chunks().to_batches()
+        return batch
+
+
+class _Kept(Generic[_Key, _Value]):
+    """Values within a budget of bytes; the one not asked for longest goes first."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._used_bytes = 0
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
+
+    def get(self, key: _Key) -> _Value | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
+
+    def put(self, key: _Key, value: _Value, cost_bytes: int) -> None:
+        with self._lock:
+            self._used_bytes += cost_bytes - self._kept.pop(key, (value, 0))[1]
+            self._kept[key] = (value, cost_bytes)
+            while self._used_bytes > self._budget_bytes:
+                self._used_bytes -= self._kept.popitem(last=False)[1][1]
+
+
+def _rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
+    first = int(rows[0])
+    if int(rows[-1]) - first == len(rows) - 1 and np.all(np.diff(rows) == 1):
+        return batch.slice(first, len(rows))
+    return batch.take(pa.array(rows))
+
+
+def _with_constants(table: pa.Table, segment: Segment, columns: Sequence[str]) -> pa.Table:
+    """These columns, with those that the path of a segment says instead of the file."""
+    constants = {"topic_id": segment.topic_id, "queue_id": segment.queue_id}
+    arrays = []
+    for name in columns:
+        field = schema.MESSAGE.field(name)
+        if name in table.column_names:
+            arrays.append(table.column(name).cast(field.type))
+        else:
+            value = pa.scalar(constants.get(name), field.type)
+            arrays.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
+    return pa.Table.from_arrays(arrays, schema=pa.schema([schema.MESSAGE.field(c) for c in columns]))

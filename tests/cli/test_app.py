@@ -1,0 +1,152 @@
+"""Help, completion, exit codes, and how errors look."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import RMQ, Rmq, Served
+
+COMMANDS = (
+    "up broker stop status topic group send receive lag find trace dead-letters offset sql demo"
+).split()
+
+
+def test_help_names_every_command(no_broker: Rmq) -> None:
+    told = no_broker("--help")
+
+    assert told.code == 0
+    assert all(f" {command} " in told.text for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *([command] for command in COMMANDS),
+        *(["topic", verb] for verb in ("create", "alter", "delete", "list", "show")),
+        *(["group", verb] for verb in ("create", "alter", "delete", "list", "show")),
+        ["dead-letters", "list"],
+        ["offset", "reset"],
+    ],
+)
+def test_every_command_has_help(no_broker: Rmq, command: list[str]) -> None:
+    told = no_broker(*command, "--help")
+
+    assert told.code == 0
+    if command not in (["topic"], ["group"], ["dead-letters"], ["offset"]):
+        assert "Examples:" in told.text
+
+
+def test_a_listing_takes_json(no_broker: Rmq) -> None:
+    listings = ("status", "receive", "lag", "find", "trace", "sql", "stop", "send")
+    nested = [("topic", "list"), ("group", "list"), ("dead-letters", "list"), ("offset", "reset")]
+
+    for command in [*((each,) for each in listings), *nested]:
+        assert "--json" in no_broker(*command, "--help").text
+
+
+def test_help_does_not_import_what_is_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['rmq', '--help']\n"
+        "from rmq_pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyarrow', 'numpy', 'duckdb', 'dagster', 'pyspark', 'pandas', 'sqlglot'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_client_command_does_not_import_the_broker() -> None:
+    code = (
+        "import sys; sys.argv = ['rmq', 'lag', '--home', '/nobody']\n"
+        "from rmq_pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'rmq_pipeline.broker', 'duckdb', 'dagster', 'pyspark', 'pandas', 'sqlglot'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize(("shell", "says"), [("bash", "complete"), ("zsh", "#compdef")])
+def test_completion_script_prints(shell: str, says: str) -> None:
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+
+    told = subprocess.run(
+        [RMQ, "--show-completion", shell], capture_output=True, text=True, env=environment
+    )
+
+    assert told.returncode == 0
+    assert says in told.stdout
+
+
+def test_completes_the_names_of_topics(rmq: Rmq, topic: str, served: Served) -> None:
+    environment = {
+        **os.environ,
+        "RMQ_HOME": str(served.home),
+        "_RMQ_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"rmq topic show {topic[:-1]}",
+        "COMP_CWORD": "3",
+    }
+
+    told = subprocess.run([RMQ], capture_output=True, text=True, env=environment)
+
+    assert topic in told.stdout.split()
+
+
+def test_a_refusal_is_one_line_with_its_remedy(rmq: Rmq) -> None:
+    told = rmq("topic", "show", "nothing")
+
+    assert told.code == 1
+    assert told.out == b""
+    assert told.err == (
+        "TopicNotFoundError: There is no topic nothing. "
+        "Create it with `rmq topic create`, or check the name.\n"
+    )
+
+
+def test_a_refusal_is_json_when_json_was_asked_for(rmq: Rmq) -> None:
+    told = rmq("topic", "show", "nothing", "--json")
+
+    assert told.code == 1
+    assert json.loads(told.err) == {
+        "error": "TopicNotFoundError",
+        "message": "There is no topic nothing.",
+        "remedy": "Create it with `rmq topic create`, or check the name.",
+    }
+
+
+@pytest.mark.parametrize("arguments", [["fetch"], ["send"], ["topic", "list", "--nope"]])
+def test_a_command_line_that_cannot_be_read_is_exit_code_2(
+    no_broker: Rmq, arguments: list[str]
+) -> None:
+    told = no_broker(*arguments)
+
+    assert told.code == 2
+    assert told.out == b""
+    assert "Error" in told.err
+
+
+@pytest.mark.parametrize("command", ["lag", "status", "topic list", "sql 'select 1'"])
+def test_without_a_broker_says_how_to_start_one(no_broker: Rmq, command: str) -> None:
+    told = no_broker(*command.replace("'", "").split(maxsplit=1))
+
+    assert told.code == 1
+    assert "No broker serves" in told.err
+    assert "rmq broker" in told.err
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8082", "example.org:1", "8082", "127.0.0.1:x"])
+def test_an_address_that_is_not_on_loopback_is_refused(no_broker: Rmq, address: str) -> None:
+    for arguments in (["lag", "--flight"], ["broker", "--flight"], ["broker", "--grpc"]):
+        told = no_broker(*arguments, address)
+
+        assert told.code == 1
+        assert "loopback" in told.err or "HOST:PORT" in told.err

@@ -1,0 +1,117 @@
+"""``rmq broker``, ``rmq stop``, ``rmq status``."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import RMQ, Rmq, Served, end, serve
+
+
+def test_prints_one_line_when_it_serves(home: Path) -> None:
+    served = serve(home)
+
+    rest = end(served)
+
+    assert re.fullmatch(rf"ready grpc=- flight=127\.0\.0\.1:\d+ home={home}\n", served.ready)
+    assert rest == ""
+    assert served.process.returncode == 0
+
+
+def test_status_tells_the_port_that_was_picked(rmq: Rmq, served: Served) -> None:
+    status = rmq("status", "--json").json
+
+    assert f"flight={status['flight']} " in served.ready
+    assert status["grpc"] is None
+    assert status["pid"] == served.process.pid
+    assert status["home"] == str(served.home)
+    assert status["upkeep"] == "self"
+    assert "token" not in status
+    assert status["flight"] in rmq("status").text
+
+
+def test_a_second_broker_of_a_home_is_told_of_the_first(rmq: Rmq, served: Served) -> None:
+    second = subprocess.run(
+        [RMQ, "broker", "--home", served.home, "--flight", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert second.returncode == 1
+    assert second.stdout == ""
+    assert second.stderr.startswith("HomeLockedError: ")
+    assert str(served.process.pid) in second.stderr
+
+
+def test_stop_ends_the_broker_and_keeps_its_flags(
+    no_broker: Rmq, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_HOME", str(home))
+    served = serve(home, "--upkeep", "dagster", "--flush", "async")
+
+    stopped = no_broker("stop", "--json").json
+    served.process.communicate(timeout=30)
+
+    assert stopped == {"stopped": True, "pid": served.process.pid, "home": str(home)}
+    assert served.process.returncode == 0
+    again = subprocess.Popen([RMQ, "broker"], stdout=subprocess.PIPE, text=True)
+    assert again.stdout is not None
+    assert again.stdout.readline() == served.ready
+    status = no_broker("status", "--json").json
+    assert (status["upkeep"], status["flush"]) == ("dagster", "async")
+    again.terminate()
+    again.communicate(timeout=30)
+
+
+def test_stop_without_a_broker_is_done(no_broker: Rmq) -> None:
+    told = no_broker("stop")
+
+    assert told.code == 0
+    assert "No broker serves" in told.text
+    assert no_broker("stop", "--json").json["stopped"] is False
+
+
+def test_a_killed_broker_is_no_broker(
+    no_broker: Rmq, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_HOME", str(home))
+    served = serve(home)
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.process.communicate(timeout=30)
+
+    told = no_broker("status")
+
+    assert told.code == 1
+    assert "No broker serves" in told.err
+
+
+def test_a_port_0_in_the_environment_means_that_of_the_home(
+    rmq: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_FLIGHT", "127.0.0.1:0")
+
+    assert rmq("topic", "list").code == 0
+
+
+def test_an_address_finds_the_broker_without_its_home(
+    rmq: Rmq, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flight = rmq("status", "--json").json["flight"]
+    monkeypatch.setenv("RMQ_HOME", str(tmp_path))
+
+    assert rmq("topic", "list", "--flight", flight).code == 0
+    monkeypatch.setenv("RMQ_FLIGHT", flight)
+    assert rmq("topic", "list").code == 0
+
+
+def test_a_home_that_cannot_be_made_is_one_line(no_broker: Rmq) -> None:
+    told = subprocess.run(
+        [RMQ, "broker", "--home", "/dev/null/home"], capture_output=True, text=True
+    )
+
+    assert told.returncode == 1
+    assert told.stderr.count("\n") == 1
+    assert "/dev/null/home" in told.stderr

@@ -1,0 +1,215 @@
+"""``rmq send`` and ``rmq receive``."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Name, Rmq
+
+RECEIVED = [
+    "body",
+    "tag",
+    "keys",
+    "message_group",
+    "queue_id",
+    "queue_offset",
+    "delivery_attempt",
+    "message_id",
+    "receipt_handle",
+    "properties",
+]
+
+
+def ndjson(*messages: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+
+
+def test_what_was_sent_is_received(rmq: Rmq, topic: str, group: str) -> None:
+    sent = rmq(
+        *("send", topic, "--body", "grüße", "--tag", "new", "--key", "a", "--key", "b"),
+        *("--property", "x=1", "--property", "y=2=3", "--json"),
+    ).json
+
+    [received] = rmq("receive", topic, group, "--ack", "--json").json
+
+    assert list(received) == RECEIVED
+    assert received["body"] == "grüße"
+    assert (received["tag"], received["keys"]) == ("new", ["a", "b"])
+    assert received["properties"] == {"x": "1", "y": "2=3"}
+    assert received["delivery_attempt"] == 1
+    assert [received[name] for name in sent[0]] == list(sent[0].values())
+    assert rmq("lag", group, "--json").json[0]["lag"] == 0
+
+
+def test_without_ack_messages_stay_in_flight(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--body", "x")
+
+    assert "x" in rmq("receive", topic, group).text
+    assert rmq("receive", topic, group, "--json").json == []
+    assert rmq("lag", group, "--json").json[0]["in_flight"] == 1
+
+
+def test_an_unacknowledged_message_comes_again(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--body", "x")
+    rmq("receive", topic, group, "--invisible", "0.001")
+
+    [again] = rmq("receive", topic, group, "--wait", "10", "--json").json
+
+    assert again["delivery_attempt"] == 2
+
+
+def test_receive_takes_as_many_as_asked_for(rmq: Rmq, topic: str, group: str) -> None:
+    lines = ndjson(*({"body": str(i), "tag": "ab"[i % 2]} for i in range(10)))
+    rmq("send", topic, "--file", "-", stdin=lines)
+
+    some = rmq("receive", topic, group, "-n", "3", "--filter", "b", "--json").json
+
+    assert [message["body"] for message in some] == ["1", "3", "5"]
+
+
+def test_a_file_has_every_field(rmq: Rmq, name: Name, group: str, tmp_path: Path) -> None:
+    topic = name("mixed")
+    rmq("topic", "create", topic, "--type", "fifo", "--queues", "1")
+    file = tmp_path / "messages.ndjson"
+    body = bytes([0, 255])
+    file.write_bytes(
+        ndjson(
+            {"body": "text", "message_group": "g", "tag": "t", "keys": ["k"], "born_at_ms": 5},
+            {"body_base64": base64.b64encode(body).decode(), "message_group": "h"},
+        )
+        + b"\n"
+        + ndjson({"body": "last", "message_group": "g", "properties": {"p": "v"}})
+    )
+
+    sent = rmq("send", topic, "--file", str(file), "--json").json
+    received = rmq("receive", topic, group, "--json").json
+    found = rmq("find", topic, "--key", "k", "--json").json
+
+    assert [row["queue_offset"] for row in sent] == [0, 1, 2]
+    by_offset = {message["queue_offset"]: message for message in received}
+    assert by_offset[0]["body"] == "text"
+    assert by_offset[1]["body"] is None
+    assert base64.b64decode(by_offset[1]["body_base64"]) == body
+    assert by_offset[2]["properties"] == {"p": "v"}
+    assert found[0]["born_at_ms"] == 5
+
+
+def test_options_are_for_lines_that_do_not_say(rmq: Rmq, topic: str, group: str) -> None:
+    lines = ndjson({"body": "a"}, {"body": "b", "tag": "own"})
+
+    rmq("send", topic, "--file", "-", "--tag", "given", stdin=lines)
+
+    received = rmq("receive", topic, group, "--json").json
+    assert [message["tag"] for message in received] == ["given", "own"]
+
+
+def test_a_long_file_is_sent_in_batches(rmq: Rmq, topic: str) -> None:
+    lines = ndjson(*({"body": str(i)} for i in range(2_500)))
+
+    told = rmq("send", topic, "--file", "-", stdin=lines)
+
+    assert told.text == f"2,500 messages are stored in {topic}.\n"
+    [queue] = rmq("topic", "show", topic, "--json").json["offsets"]
+    assert queue["max_offset"] == 2_500
+
+
+def test_a_refused_batch_says_what_is_stored(rmq: Rmq, topic: str) -> None:
+    lines = ndjson(*({"body": str(i)} for i in range(1_000)), {"body": "ok"}, {"body": ""})
+
+    told = rmq("send", topic, "--file", "-", stdin=lines)
+
+    assert told.code == 1
+    assert "lines 1001 to 1002" in told.err
+    assert "first 1,000 messages of the file are stored" in told.err
+    [queue] = rmq("topic", "show", topic, "--json").json["offsets"]
+    assert queue["max_offset"] == 1_000
+
+
+def test_a_message_may_wait_for_its_time(rmq: Rmq, name: Name, group: str) -> None:
+    topic = name("later")
+    rmq("topic", "create", topic, "--type", "delay", "--queues", "1")
+
+    rmq("send", topic, "--body", "level", "--delay-level", "18")
+    rmq("send", topic, "--body", "iso", "--deliver-at", "2100-01-01T00:00:00Z")
+
+    query = f"SELECT delay_level, deliver_at_ms FROM scheduled WHERE topic = '{topic}' ORDER BY 1"
+    assert rmq("receive", topic, group, "--json").json == []
+    [level, iso] = rmq("sql", query, "--json").json
+    assert level["delay_level"] == 18
+    assert iso["deliver_at_ms"] == 4_102_444_800_000
+
+
+def test_a_delayed_message_comes(rmq: Rmq, name: Name, group: str) -> None:
+    topic = name("soon")
+    rmq("topic", "create", topic, "--type", "delay", "--queues", "1")
+    rmq("send", topic, "--body", "x", "--delay-level", "1")
+
+    [received] = rmq("receive", topic, group, "--wait", "20", "--json").json
+
+    assert received["body"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "Line 1 is not JSON"),
+        (b"[]", "Line 1 is not a JSON object"),
+        (b'{"tag": "t"}', "either body or body_base64"),
+        (b'{"body": "a", "body_base64": "YQ=="}', "either body or body_base64"),
+        (b'{"body": 7}', "body is text, not 7"),
+        (b'{"body": "a", "keys": "k"}', "keys is a list of texts"),
+        (b'{"body": "a", "deliver_at_ms": "soon"}', "deliver_at_ms is ms since 1970"),
+        (b'{"body": "a", "properties": {"n": 1}}', "properties is an object of texts"),
+        (b'{"body": "a", "delay_level": true}', "delay_level is a whole number"),
+        (b'{"body": "a", "key": "k"}', "has a field 'key'"),
+        (b'{"body_base64": "?"}', "is not base64"),
+        (b"\xff\xfe", "Line 1 is not JSON"),
+    ],
+)
+def test_a_line_that_is_no_message_is_refused(rmq: Rmq, topic: str, line: bytes, says: str) -> None:
+    told = rmq("send", topic, "--file", "-", stdin=line)
+
+    assert told.code == 1
+    assert says in told.err
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "either --body or --file"),
+        (["--body", "a", "--file", "-"], "either --body or --file"),
+        (["--file", "/nowhere/at.all"], "cannot be read"),
+        (["--body", ""], "body is empty"),
+        (["--body", "a", "--property", "x"], "KEY=VALUE"),
+        (["--body", "a", "--deliver-at", "soon"], "is no time"),
+        (["--body", "a", "--message-group", "g"], "message_group"),
+        (["--body", "a", "--tag", "a|b"], "tag"),
+        (["--body", "a", "--delay-level", "19"], "delay"),
+    ],
+)
+def test_bad_input_is_refused(rmq: Rmq, topic: str, arguments: list[str], says: str) -> None:
+    told = rmq("send", topic, *arguments)
+
+    assert told.code == 1
+    assert says in told.err.lower() or says in told.err
+
+
+def test_receive_refuses_bad_input(rmq: Rmq, topic: str, group: str) -> None:
+    assert rmq("receive", topic, "nobody").err.startswith("ConsumerGroupNotFoundError: ")
+    assert rmq("receive", "nothing", group).err.startswith("TopicNotFoundError: ")
+    assert rmq("receive", topic, group, "-n", "0").code == 1
+    assert rmq("receive", topic, group, "--filter", "a ||").err.startswith("FilterExpression")
+    assert rmq("receive", topic, group, "--invisible", "0").err.startswith("InvisibleDuration")
+
+
+def test_what_is_shown_cannot_command_the_terminal(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--body", "\x1b[31mred [bold]")
+
+    shown = rmq("receive", topic, group).text
+
+    assert "\x1b" not in shown
+    assert "red [bold]" in shown

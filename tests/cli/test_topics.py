@@ -1,0 +1,69 @@
+"""``rmq topic``."""
+
+import pytest
+
+from tests.cli.conftest import Name, Rmq
+
+
+def test_round_trip(rmq: Rmq, name: Name) -> None:
+    orders = name("orders")
+
+    created = rmq("topic", "create", orders, "--type", "fifo", "--queues", "3", "--json").json
+    altered = rmq("topic", "alter", orders, "--queues", "5", "--partition-time", "born", "--json")
+    shown = rmq("topic", "show", orders, "--json").json
+    listed = rmq("topic", "list", "--json").json
+
+    assert (created["name"], created["type"], created["queues"]) == (orders, "fifo", 3)
+    assert altered.json == {**created, "queues": 5, "partition_time": "born"}
+    assert len(shown["offsets"]) == 5
+    assert shown["offsets"][0] == {"queue_id": 0, "min_offset": 0, "max_offset": 0}
+    assert orders in [topic["name"] for topic in listed]
+
+
+def test_people_see_tables(rmq: Rmq, topic: str) -> None:
+    listed, shown = rmq("topic", "list").text, rmq("topic", "show", topic).text
+
+    assert listed.split()[:5] == ["name", "type", "queues", "partition_time", "created_at"]
+    assert topic in listed
+    assert "max_offset" in shown
+
+
+def test_delete(rmq: Rmq, topic: str) -> None:
+    assert topic in rmq("topic", "delete", topic).text
+
+    assert rmq("topic", "show", topic).code == 1
+
+
+def test_delete_of_a_topic_in_use_needs_force(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--body", "x")
+    rmq("receive", topic, group)
+
+    refused = rmq("topic", "delete", topic)
+
+    assert refused.code == 1
+    assert refused.err.startswith("InUseError: ")
+    assert rmq("topic", "delete", topic, "--force", "--json").json["name"] == topic
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["create", "a b"], "characters"),
+        (["create", "ok", "--type", "odd"], "normal, fifo, delay"),
+        (["create", "ok", "--queues", "0"], "queues"),
+        (["alter", "nothing", "--queues", "9"], "no topic nothing"),
+        (["delete", "nothing"], "no topic nothing"),
+    ],
+)
+def test_bad_input_is_refused(rmq: Rmq, arguments: list[str], says: str) -> None:
+    told = rmq("topic", *arguments)
+
+    assert told.code == 1
+    assert says in told.err
+
+
+def test_a_name_is_given_once(rmq: Rmq, topic: str) -> None:
+    told = rmq("topic", "create", topic)
+
+    assert told.code == 1
+    assert told.err.startswith("AlreadyExistsError: ")
