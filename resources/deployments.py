@@ -17,12 +17,16 @@ from rmq_pipeline.spark.session import settings
 DEPLOYMENTS: Final = ("local", "production")
 
 
+#: A small table would else be cut into a task a core, and a part lose its state to the other.
+ONE_BATCH_ONE_TASK: Final = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
+
+
 def local() -> dict[str, Any]:
     """A broker on this machine, found by RMQ_FLIGHT or RMQ_HOME, and Spark in local mode."""
     return {
         "broker": BrokerResource(),
         "sinks": SinkResource(),
-        "spark": LazyPySparkResource(spark_config=settings()),
+        "spark": LazyPySparkResource(spark_config=settings(ONE_BATCH_ONE_TASK)),
     }
 
 
@@ -45,7 +49,8 @@ def _cluster(master: str | None) -> dict[str, str]:
     if master and master.startswith("sc://"):
         # The server has its own settings; a client may only say where it is.
         return {"spark.remote": master}
-    return settings({"spark.master": master} if master else None)
+    chosen = {"spark.master": master} if master else {}
+    return settings({**ONE_BATCH_ONE_TASK, **chosen})
 
 
 def resources(deployment: str | None = None) -> dict[str, Any]:

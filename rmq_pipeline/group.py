@@ -84,7 +84,9 @@ def check_settings(
     if order not in get_args(Order):
         raise RequestError(f"Order {order!r} is none of {', '.join(get_args(Order))}.")
     if on_failure not in get_args(OnFailure):
-        raise RequestError(f"on_failure {on_failure!r} is none of {', '.join(get_args(OnFailure))}.")
+        raise RequestError(
+            f"on_failure {on_failure!r} is none of {', '.join(get_args(OnFailure))}."
+        )
     whole = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
     if not whole or not 1 <= max_attempts <= limits.MAX_ATTEMPTS:
         raise RequestError(f"max_attempts is 1 to {limits.MAX_ATTEMPTS}, not {max_attempts!r}.")

@@ -36,7 +36,9 @@ _POWERS_31: Final = _powers(31, np.uint32)
 def _bytes_of(texts: pa.StringArray) -> tuple[np.ndarray, Int64s, Int64s]:
     """The UTF-8 bytes of non-null texts, with the start and length of each."""
     buffers = texts.buffers()
-    offsets = np.frombuffer(buffers[1], dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    offsets = np.frombuffer(buffers[1], dtype=np.int32)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.zeros(0, np.uint8)

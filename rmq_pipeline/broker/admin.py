@@ -12,7 +12,7 @@ from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.lease_table import WAITING
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import AlreadyExistsError, IllegalTopicError, InUseError, RequestError
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
@@ -30,10 +30,8 @@ def schedule_topic(now_ms: int) -> Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Request):
     """A new home: the system's own topic."""
-
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing when it is there."""
@@ -43,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopic:
+class CreateTopic(Request):
     """Create a topic; with ``ensure`` one of the same settings may exist."""
 
     name: str
@@ -51,7 +49,6 @@ class CreateTopic:
     queues: int
     partition_time: str
     ensure: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
@@ -78,13 +75,12 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class AlterTopic:
+class AlterTopic(Request):
     """Other settings for a topic."""
 
     name: str
     queues: int | None
     partition_time: str | None
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
@@ -96,12 +92,11 @@ class AlterTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopic:
+class DeleteTopic(Request):
     """Delete a topic; receipts of it end, what is scheduled for it is dropped when it is due."""
 
     name: str
     force: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Refused while deliveries are in flight or messages scheduled, unless forced."""
@@ -118,14 +113,12 @@ class DeleteTopic:
             raise InUseError(
                 f"Topic {self.name} has {held} messages in flight and {scheduled} scheduled."
             )
-        event = single(
-            Kind.TOPIC_DELETED, now_ms, topic_id=topic.topic_id, detail=topic.to_json()
-        )
+        event = single(Kind.TOPIC_DELETED, now_ms, topic_id=topic.topic_id, detail=topic.to_json())
         return Decision({"in_flight": held, "scheduled": scheduled}, events=[event])
 
 
 @dataclass(frozen=True, slots=True)
-class CreateGroup:
+class CreateGroup(Request):
     """Create a consumer group and its dead letter topic."""
 
     name: str
@@ -134,7 +127,6 @@ class CreateGroup:
     backoff_ms: Sequence[int]
     on_failure: str
     ensure: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Group."""
@@ -178,12 +170,11 @@ def _group_event(group: Group, now_ms: int) -> EventRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AlterGroup:
+class AlterGroup(Request):
     """Other settings for a consumer group; its order stays."""
 
     name: str
     changes: dict[str, Any]
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Group."""
@@ -199,12 +190,11 @@ class AlterGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteGroup:
+class DeleteGroup(Request):
     """Delete a consumer group and its progress; its dead letters stay."""
 
     name: str
     force: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Refused while deliveries are in flight, unless forced."""
@@ -216,9 +206,7 @@ class DeleteGroup:
         )
         if held and not self.force:
             raise InUseError(f"Group {self.name} has {held} messages in flight.")
-        event = single(
-            Kind.GROUP_DELETED, now_ms, group_id=group.group_id, detail=group.to_json()
-        )
+        event = single(Kind.GROUP_DELETED, now_ms, group_id=group.group_id, detail=group.to_json())
         return Decision({"in_flight": held}, events=[event])
 
 
@@ -242,7 +230,7 @@ def topics_table(state: State) -> pa.Table:
 
 def groups_table(state: State) -> pa.Table:
     """The consumer groups, by name."""
-    rows = sorted(list(state.groups.values()), key=lambda g: g.name)
+    rows = sorted(state.groups.values(), key=lambda g: g.name)
     return pa.Table.from_pylist(
         [row.describe() for row in rows],
         schema=pa.schema(

@@ -20,10 +20,15 @@ def invisible_ms(duration_ms: object) -> int:
     Raises:
         InvisibleDurationError: it is not 1 ms to 12 h.
     """
-    whole = isinstance(duration_ms, int) and not isinstance(duration_ms, bool)
-    if not whole or not limits.INVISIBLE_MIN_MS <= duration_ms <= limits.INVISIBLE_MAX_MS:  # type: ignore[operator]
-        raise InvisibleDurationError(f"An invisible duration of {duration_ms!r} ms.")
-    return int(duration_ms)  # type: ignore[call-overload, no-any-return]
+    try:
+        return _whole(
+            duration_ms,
+            "An invisible duration",
+            low=limits.INVISIBLE_MIN_MS,
+            high=limits.INVISIBLE_MAX_MS,
+        )
+    except RequestError as error:
+        raise InvisibleDurationError(error.message) from error
 
 
 def poll_ms(wait_ms: object) -> int:

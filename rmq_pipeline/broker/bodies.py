@@ -1,5 +1,6 @@
 """Reading messages where they lie: sections of the commit log, or segments once it was dropped."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def _fetch_many(commit_log: CommitLog, places: Places, columns: Sequence[str]) -
     bounds = [*starts.tolist(), len(order)]
     names = list(columns)
     parts = []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         batch = commit_log.read(int(position[start])).batch.select(names)
         parts.append(_rows(batch, row[start:stop]))
     return _in_order(parts, order)

@@ -60,9 +60,7 @@ class Broker:
             CorruptLogError: the log is damaged; names the place.
         """
         chosen = settings or Settings()
-        engine = Engine.open(
-            Path(home), clock=clock or SystemClock(), settings=chosen, flush=flush
-        )
+        engine = Engine.open(Path(home), clock=clock or SystemClock(), settings=chosen, flush=flush)
         return cls(engine, upkeep)
 
     def close(self) -> None:
@@ -184,7 +182,7 @@ class Broker:
         return described
 
     def delete_group(self, name: str, *, force: bool = False) -> dict[str, Any]:
-        """Delete a group and its progress; InUseError while messages are in flight, unless forced."""
+        """Delete a group and its progress; InUseError with messages in flight, unless forced."""
         dropped: dict[str, Any] = self._engine.submit(admin.DeleteGroup(name, force))
         return dropped
 
@@ -278,7 +276,7 @@ class Broker:
 
         Args:
             outcomes: schema.OUTCOME.
-            settle_id: repeated with the window's last one, it is answered the same and does nothing.
+            settle_id: the window's last one again is answered the same and does nothing.
             publish: topic -> schema.SEND.
             sink_files: schema.SINK_FILE.
             state: message_group, an optional ``removed``, and the consumer's own columns.
@@ -377,9 +375,7 @@ class Broker:
 
         A new epoch of consumer/<group> ends the leases of the older ones at once.
         """
-        answer: dict[str, Any] = self._engine.submit(
-            OpenWindow(name, owner, duration_ms, takeover)
-        )
+        answer: dict[str, Any] = self._engine.submit(OpenWindow(name, owner, duration_ms, takeover))
         return answer
 
     def renew_window(self, name: str, *, epoch: int, duration_ms: int) -> dict[str, Any]:
@@ -413,6 +409,4 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         """What an operator asks first."""
-        return queries.status(
-            self._engine, self._started, self._mode, self._upkeep.last_fallback
-        )
+        return queries.status(self._engine, self._started, self._mode, self._upkeep.last_fallback)

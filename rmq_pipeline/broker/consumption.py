@@ -1,5 +1,6 @@
 """What one consumer group has done with one message queue, and how events change it."""
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -173,7 +174,7 @@ class Consumption:
         groups = skipped.message_group_hash[order]
         offsets = skipped.queue_offset[order]
         bounds = [*run_starts(groups).tolist(), len(groups)]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             entry = self.backlog.get(int(groups[start]))
             if entry is None:
                 continue
@@ -220,9 +221,7 @@ class Consumption:
         groups = np.array(empty, dtype=np.int64)
         offsets = np.full(len(empty), -1, dtype=np.int64)
         return [
-            EventRows(
-                kind=Kind.CAUGHT_UP, at_ms=0, queue_offset=offsets, message_group_hash=groups
-            )
+            EventRows(kind=Kind.CAUGHT_UP, at_ms=0, queue_offset=offsets, message_group_hash=groups)
         ]
 
     def expired_before(self, rows: Rows, now_ms: int) -> Rows:
@@ -242,4 +241,5 @@ class Consumption:
         at[at == len(firsts)] = 0
         same = groups[firsts][at] == leases.group[rows]
         earlier = leases.offset[ended][order][firsts][at] < leases.offset[rows]
-        return rows[same & earlier]
+        void: Rows = rows[same & earlier]
+        return void

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.lease_table import DOOMED
 from rmq_pipeline.broker.publish import Send, place
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
@@ -34,17 +34,18 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
-class FindDoomed:
+class FindDoomed(Request):
     """A question: what is to be dead-lettered, in all queues or in these."""
 
     keys: tuple[QueueKey, ...] | None
     limit: int
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is a list of Doomed."""
         found = []
-        keys = self.keys if self.keys is not None else tuple(map(QueueKey._make, state.consumptions))
+        keys = (
+            self.keys if self.keys is not None else tuple(map(QueueKey._make, state.consumptions))
+        )
         left = self.limit
         for key in keys:
             consumption = state.consumptions.get(key)
@@ -100,12 +101,11 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class Bury(Request):
     """Copy doomed messages and settle them, in one step."""
 
     doomed: Doomed
     copies: Send
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Only what is still doomed; the answer is how many there were."""
@@ -145,5 +145,4 @@ def subset(send: Send, rows: Int64s) -> Send:
         tag_hash=send.tag_hash[rows],
         group_queue=None if send.group_queue is None else send.group_queue[rows],
         delay_max_ms=send.delay_max_ms,
-        uses_reserve=send.uses_reserve,
     )

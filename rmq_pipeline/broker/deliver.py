@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rmq_pipeline.broker.consumption import Skipped
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.fifo import GroupScan
-from rmq_pipeline.broker.redeliver import ended_leases
 from rmq_pipeline.broker.progress import earlier
+from rmq_pipeline.broker.redeliver import ended_leases
 from rmq_pipeline.broker.scan import QueueKey, QueueScan, Taken
 from rmq_pipeline.broker.state import State, TopicState
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
@@ -62,7 +60,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(Request):
     """A receive whose arguments were checked."""
 
     topic: str
@@ -75,7 +73,6 @@ class Receive:
     window: tuple[str, int] | None
     #: The random number of this delivery.
     delivery: int
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Lease up to ``limit`` messages, spread evenly over the queues that have any."""
@@ -163,9 +160,7 @@ class Receive:
             answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
 
 
-def subscribe_events(
-    state: State, topic: TopicState, group: Group, now_ms: int
-) -> list[EventRows]:
+def subscribe_events(state: State, topic: TopicState, group: Group, now_ms: int) -> list[EventRows]:
     """A cursor at the beginning for every queue the group has not touched: all of it is lag."""
     events = []
     for queue_id, queue in enumerate(topic.queues):
@@ -186,12 +181,11 @@ def subscribe_events(
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Request):
     """From now on the whole topic counts as the group's lag."""
 
     topic: str
     group: str
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Cursors where there are none."""

@@ -14,7 +14,7 @@ from rmq_pipeline.broker.placed import Placed
 from rmq_pipeline.broker.publish import Heads, Send, checked, place
 from rmq_pipeline.broker.schedule import Scheduled
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE
@@ -34,12 +34,11 @@ _AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class FindDue:
+class FindDue(Request):
     """A question: which scheduled messages are due."""
 
     limit: int
     window: tuple[str, int] | None
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is (rows, when the next one is due)."""
@@ -48,14 +47,13 @@ class FindDue:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Request):
     """Copies of due messages for their topics, and the end of their wait, in one step."""
 
     rows: Scheduled
     #: For each target topic which of the rows, and the send of their copies.
     sends: tuple[tuple[Int64s, Send], ...]
     window: tuple[str, int] | None
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Only what still waits; the answer is (rows delivered, rows dropped, lateness in ms)."""

@@ -162,7 +162,7 @@ class Engine:
     def _committed(self, decisions: Iterable[Decision]) -> None:
         """A frame is on disk: tell dispatch, and wake who waits."""
         self.dispatcher.notify(self.log.synced)
-        topics = set()
+        topics: set[int] = set()
         for decision in decisions:
             topics.update(placed.topic_id for placed in decision.placed)
             topics.update(e.topic_id for e in decision.events if e.kind in _RINGS)

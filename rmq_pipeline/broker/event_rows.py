@@ -1,5 +1,6 @@
 """Events as the broker makes them and as replay gives them back: runs of one kind on one queue."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,9 @@ from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
 _NUMBERS: Final = tuple(
-    (field.name, field.type.to_pandas_dtype()) for field in schema.EVENT if field.type != pa.string()
+    (field.name, field.type.to_pandas_dtype())
+    for field in schema.EVENT
+    if field.type != pa.string()
 )
 _RUN: Final = ("kind", "at_ms", "group_id", "topic_id", "queue_id")
 
@@ -62,7 +65,8 @@ class EventRows:
 
 def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | None) -> EventRows:
     """One event."""
-    return EventRows(kind=kind, at_ms=at_ms, queue_offset=np.array([offset]), **columns)  # type: ignore[arg-type]
+    row = np.array([offset])
+    return EventRows(kind=kind, at_ms=at_ms, queue_offset=row, **columns)  # type: ignore[arg-type]
 
 
 def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
@@ -72,7 +76,8 @@ def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
         parts = [rows.column(name, dtype) for rows in events]
         columns.append(pa.array(parts[0] if len(parts) == 1 else np.concatenate(parts)))
     for name in ("client_id", "detail"):
-        columns.append(_texts([getattr(rows, name) for rows in events], [len(r) for r in events]))
+        values = [getattr(rows, name) for rows in events]
+        columns.append(_texts(values, [len(rows) for rows in events]))
     return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
 
 
@@ -100,12 +105,12 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
     bounds = [*np.flatnonzero(starts).tolist(), batch.num_rows]
     detail, client = batch.column("detail"), batch.column("client_id")
     plain = detail.null_count == batch.num_rows
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         run = {name: values[start:stop] for name, values in columns.items()}
         fixed = {name: int(run.pop(name)[0]) for name in _RUN}
         yield EventRows(
             kind=Kind(fixed.pop("kind")),
-            **fixed,
+            **fixed,  # type: ignore[arg-type]  # the names come from the schema
             **run,
             client_id=client[start].as_py(),
             detail=None if plain else detail.slice(start, stop - start).to_pylist(),

@@ -89,8 +89,7 @@ class GroupScan(QueueScan):
         )
         passed = blocked if by_tag is None else blocked & by_tag
         self._last_passed = passed
-        free = ~blocked if by_tag is None else by_tag & ~blocked
-        return free
+        return ~blocked if by_tag is None else by_tag & ~blocked
 
     def _take_fresh(self, limit: int) -> int:
         found = 0
@@ -169,9 +168,8 @@ class GroupScan(QueueScan):
         firsts = run_starts(groups)
         gone = set(caught_up)
         backlog = self.consumption.backlog
-        for group, offset in zip(groups[firsts].tolist(), offsets[firsts].tolist(), strict=True):
-            if group in gone or group not in backlog:
-                behind[group] = offset
+        heads = zip(groups[firsts].tolist(), offsets[firsts].tolist(), strict=True)
+        behind.update({g: o for g, o in heads if g in gone or g not in backlog})
 
     def skipped(self) -> tuple[Int64s, Int64s] | None:
         """Message groups and offsets that were passed over and wait."""

@@ -1,11 +1,14 @@
 """The unsettled deliveries of one consumer group on one queue, as columns sorted by offset."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from rmq_pipeline.message import Int32s, Int64s
 
 Rows = npt.NDArray[np.intp]
+Columns = dict[str, npt.NDArray[Any]]
 FAR = np.iinfo(np.int64).max
 #: ``delivery`` of a row that waits to be delivered again, and of one that is to be dead-lettered.
 WAITING = 0
@@ -130,7 +133,7 @@ class LeaseTable:
         group: Int64s,
     ) -> Rows:
         """Set these rows; indices into the arguments of those that were not there before."""
-        columns = {
+        columns: Columns = {
             "_attempt": attempt,
             "_visible_at": visible_at,
             "_delivery": delivery,
@@ -140,7 +143,7 @@ class LeaseTable:
         open_rows = delivery != DOOMED
         if open_rows.any():
             self.next_visible = min(self.next_visible, int(visible_at[open_rows].min()))
-        if self._n == 0 or offsets[0] > self._offset[self._n - 1]:
+        if self._n == 0 or offsets.min() > self._offset[self._n - 1]:
             order = np.arange(len(offsets))
             if len(offsets) > 1 and np.any(np.diff(offsets) <= 0):
                 order = np.argsort(offsets, kind="stable")
@@ -159,7 +162,7 @@ class LeaseTable:
             self._merge(offsets[new], {name: values[new] for name, values in columns.items()})
         return np.concatenate([revived, new]) if len(revived) else new
 
-    def _append(self, offsets: Int64s, columns: dict[str, npt.NDArray[np.generic]]) -> None:
+    def _append(self, offsets: Int64s, columns: Columns) -> None:
         start, stop = self._n, self._n + len(offsets)
         if stop > len(self._offset):
             self._grow(stop)
@@ -175,7 +178,7 @@ class LeaseTable:
         for name, values in old.items():
             getattr(self, f"_{name}")[: self._n] = values
 
-    def _merge(self, offsets: Int64s, columns: dict[str, npt.NDArray[np.generic]]) -> None:
+    def _merge(self, offsets: Int64s, columns: Columns) -> None:
         self._append(offsets, columns)
         order = np.argsort(self.offset, kind="stable")
         for name in self._COLUMNS:

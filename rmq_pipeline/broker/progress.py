@@ -6,13 +6,13 @@ import numpy as np
 
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.store.events import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class ResetOffset:
+class ResetOffset(Request):
     """Put a group at an offset of some queues; its leases and waiting groups there are gone."""
 
     group: str
@@ -20,7 +20,6 @@ class ResetOffset:
     #: Offset of each queue; clipped to what the queue keeps when ``clip``.
     offsets: dict[int, int]
     clip: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the new offset of each queue."""
@@ -51,10 +50,8 @@ class ResetOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class Due(Request):
     """A question: what background work and which consumers have something to do."""
-
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is JSON-able."""

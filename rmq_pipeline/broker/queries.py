@@ -13,15 +13,13 @@ from rmq_pipeline.broker.bodies import Places, fetch
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.placement import locate
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError
 from rmq_pipeline.message import hash64
 
 
-class Offsets:
+class Offsets(Request):
     """A question: the topic's id and the (min_offset, max_offset) of its queues."""
-
-    uses_reserve = True
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -66,12 +64,13 @@ def read(engine: Engine, topic: str, queue_id: int, *, offset: int, limit: int) 
 
 def offset_at(engine: Engine, topic: str, queue_id: int, at_ms: int) -> int:
     """The first offset stored at or after a moment; the end of the queue when there is none."""
+    bounds: list[tuple[int, int]]
     described, bounds = engine.submit(Offsets(topic))
     if not 0 <= queue_id < len(bounds):
         raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
     low, high = bounds[queue_id]
     if at_ms < 0:
-        return int(high)
+        return high
     engine.dispatched()
     found = engine.database.offset_at(described.topic_id, queue_id, at_ms=at_ms)
     return max(low, min(int(found), high))

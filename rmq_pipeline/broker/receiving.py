@@ -14,18 +14,17 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.placement import locate, tags_of
 from rmq_pipeline.broker.queue_index import IndexRows
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.receipt import Receipts
 
 
 @dataclass(frozen=True, slots=True)
-class _FillIndex:
+class _FillIndex(Request):
     """Read-ahead that was loaded, to be put in by the writer, who reads it."""
 
     topic_id: int
     queue_id: int
     rows: IndexRows
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored: the read-ahead is no state."""
@@ -36,14 +35,13 @@ class _FillIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class _FillBacklog:
+class _FillBacklog(Request):
     """Waiting messages of message groups, found in the consume queue."""
 
     wanted: BacklogWanted
     #: For each group what was found, and from where there may be more.
     offsets: list[list[int]]
     more_from: list[int | None]
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Take them in; groups that turn out to have none have caught up."""
@@ -51,9 +49,7 @@ class _FillBacklog:
         if consumption is None:
             return Decision()
         wanted = self.wanted
-        consumption.found(
-            wanted.groups, self.offsets, more_from=self.more_from, stop=wanted.stop
-        )
+        consumption.found(wanted.groups, self.offsets, more_from=self.more_from, stop=wanted.stop)
         return Decision(events=wanted.key.events(consumption.empty_backlogs(), now_ms))
 
 
@@ -88,9 +84,7 @@ def load_missing(engine: Engine, delivery: Delivery) -> bool:
 
 
 def _load_page(engine: Engine, page: PageWanted) -> None:
-    found = engine.database.index(
-        page.topic_id, page.queue_id, start=page.start, stop=page.stop
-    )
+    found = engine.database.index(page.topic_id, page.queue_id, start=page.start, stop=page.stop)
     rows = IndexRows(
         found.base, found.position, found.row, found.message_group_hash, found.tag_hash
     )

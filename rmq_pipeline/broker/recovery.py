@@ -1,5 +1,7 @@
 """The state at start: DuckDB's tables at their log position, and the frames after it."""
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 
@@ -83,10 +85,10 @@ def _runs(kind: Kind, table: pa.Table) -> list[EventRows]:
         changes[1:] |= np.diff(columns[name]) != 0
     bounds = [*np.flatnonzero(changes).tolist(), table.num_rows]
     runs = []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         run = {name: values[start:stop] for name, values in columns.items()}
         fixed = {name: int(run.pop(name)[0]) for name in keys}
-        runs.append(EventRows(kind=kind, at_ms=0, **fixed, **run))
+        runs.append(EventRows(kind=kind, at_ms=0, **fixed, **run))  # type: ignore[arg-type]
     return runs
 
 

@@ -1,4 +1,4 @@
-"""What happens when a lease ends or a delivery fails: attempts, backoff, the way to dead letters."""
+"""What happens when a lease ends or a delivery fails: attempts, backoff, dead letters."""
 
 from dataclasses import dataclass, field
 

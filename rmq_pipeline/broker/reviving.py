@@ -9,7 +9,7 @@ from rmq_pipeline.broker.lease_table import DOOMED, FAR, WAITING
 from rmq_pipeline.broker.redeliver import expire
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.store.events import Kind
 
 #: No topic has this id: the bell that nobody rings, for a wait that only time ends.
@@ -17,12 +17,11 @@ _NO_TOPIC = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Revive:
+class Revive(Request):
     """Record ended leases of all groups."""
 
     limit: int
     window: tuple[str, int] | None
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is (revived, doomed, when the next lease ends)."""

@@ -65,7 +65,11 @@ def _joined(parts: Sequence[Taken]) -> Taken:
 
 
 NOTHING = Taken(
-    *(np.zeros(0, dtype) for dtype in (np.int64, np.int32, np.int64, np.int64, np.int32))
+    offset=np.zeros(0, np.int64),
+    attempt=np.zeros(0, np.int32),
+    group=np.zeros(0, np.int64),
+    position=np.zeros(0, np.int64),
+    row=np.zeros(0, np.int32),
 )
 
 

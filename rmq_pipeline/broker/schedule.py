@@ -1,6 +1,7 @@
 """Messages that wait for their time: the open rows of SCHEDULE_TOPIC_XXXX, and their delivery."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +34,22 @@ class Scheduled:
         return keys
 
 
+def _joined(columns: list[Any]) -> Any:
+    return np.concatenate(columns)
+
+
 def join(parts: list[Scheduled]) -> Scheduled:
     """All rows, in order."""
-    return Scheduled(
-        *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Scheduled))
-    )
+    return Scheduled(*(_joined([getattr(p, f.name) for p in parts]) for f in fields(Scheduled)))
 
 
 EMPTY = Scheduled(
-    *(np.zeros(0, dtype) for dtype in (np.int64, np.int32, np.int64, np.int64, np.int32, np.int32))
+    deliver_at=np.zeros(0, np.int64),
+    queue_id=np.zeros(0, np.int32),
+    queue_offset=np.zeros(0, np.int64),
+    position=np.zeros(0, np.int64),
+    row=np.zeros(0, np.int32),
+    target_topic_id=np.zeros(0, np.int32),
 )
 
 

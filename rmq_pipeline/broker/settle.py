@@ -1,5 +1,6 @@
 """Settling deliveries: ack, failure, a longer or shorter lease, and all of it in one step."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from rmq_pipeline.broker.publish import Heads, Send, place
 from rmq_pipeline.broker.redeliver import backoff_ms, release
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import ReceiptHandleError, RequestError
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
@@ -48,14 +49,14 @@ def by_queue(receipts: Receipts, state: State, now_ms: int) -> Iterator[OnQueue]
     """
     if not len(receipts):
         return
-    ids = (receipts.group_id, receipts.topic_id, receipts.queue_id)
-    order = np.lexsort((receipts.queue_offset, *reversed(ids)))
+    ids = [receipts.group_id, receipts.topic_id, receipts.queue_id]
+    order: Rows = np.lexsort([receipts.queue_offset, *reversed(ids)])  # type: ignore[arg-type]
     changes = np.zeros(len(order), dtype=np.bool_)
     changes[0] = True
     for column in ids:
         changes[1:] |= np.diff(column[order]) != 0
     bounds = [*np.flatnonzero(changes).tolist(), len(order)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         chosen = order[start:stop]
         first = chosen[0]
         key = QueueKey(*(int(column[first]) for column in ids))
@@ -148,7 +149,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Request):
     """Outcomes, messages to publish, files and keyed state: all of it, or nothing."""
 
     outcomes: Outcomes
@@ -159,7 +160,6 @@ class Settle:
     #: JSON of each sink file.
     sink_files: tuple[str, ...] = ()
     keyed_state: pa.RecordBatch | None = None
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Check everything first; then the events of every queue."""
@@ -327,14 +327,13 @@ def released_behind(
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeInvisible:
+class ChangeInvisible(Request):
     """Deliveries get another end; their old receipts are void."""
 
     receipts: Receipts
     duration_ms: int
     #: New delivery numbers, one each.
     deliveries: Int64s
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """One event for each queue."""

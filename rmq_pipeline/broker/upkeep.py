@@ -13,7 +13,7 @@ from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.progress import Due
 from rmq_pipeline.broker.reviving import revive
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.store.events import Kind
 
@@ -28,20 +28,17 @@ _LIMIT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class NoteFallback:
+class NoteFallback(Request):
     """The broker did a job that was overdue."""
 
     job: str
     overdue_ms: int
     report: dict[str, Any]
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """One event."""
         detail = {"job": self.job, "overdue_ms": self.overdue_ms, "report": self.report}
-        return Decision(
-            events=[single(Kind.UPKEEP_FALLBACK, now_ms, detail=json.dumps(detail))]
-        )
+        return Decision(events=[single(Kind.UPKEEP_FALLBACK, now_ms, detail=json.dumps(detail))])
 
 
 class Upkeep:
@@ -91,14 +88,14 @@ class Upkeep:
                     if self._stopped:
                         return
                     self._engine.clock.wait_until(self._bell, at_ms)
-                    if self._stopped:
-                        return
                 self._try(job)
 
         return run
 
     def _try(self, job: Callable[[], Any]) -> None:
         """A refusal (a full disk, a closing broker) is logged; the next turn tries again."""
+        if self._stopped:
+            return
         try:
             job()
         except RocketMQError as error:

@@ -9,7 +9,7 @@ from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.redeliver import release
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.writer import Decision
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.store.events import Kind
 
@@ -17,7 +17,7 @@ CONSUMER: str = "consumer/"
 
 
 def _check(name: str, duration_ms: int) -> None:
-    kind, _, of = name.partition("/") if isinstance(name, str) else ("", "", "")
+    kind, _, of = str(name).partition("/")
     if kind not in ("upkeep", "consumer") or not of:
         raise RequestError(f"Window {name!r} is neither upkeep/<job> nor consumer/<group>.")
     if not 1 <= duration_ms <= limits.WINDOW_MAX_MS:
@@ -25,14 +25,13 @@ def _check(name: str, duration_ms: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenWindow:
+class OpenWindow(Request):
     """Become the one that does this work."""
 
     name: str
     owner: str
     duration_ms: int
     takeover: bool
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """A new epoch, unless somebody's lease still runs.
@@ -57,14 +56,23 @@ class OpenWindow:
         epoch = current.epoch + 1 if current is not None else 1
         expires = now_ms + self.duration_ms
         decision = Decision({"epoch": epoch, "expires_at_ms": expires})
-        decision.events.append(_event(Kind.WINDOW, self.name, now_ms, epoch, expires, self.owner))
+        decision.events.append(
+            _event(
+                Kind.WINDOW,
+                self.name,
+                now_ms,
+                epoch=epoch,
+                expires_at_ms=expires,
+                owner=self.owner,
+            )
+        )
         if group_id:
             decision.events.extend(_end_older(state, group_id, epoch, now_ms))
         return decision
 
 
 def _event(
-    kind: Kind, name: str, now_ms: int, epoch: int, expires_at_ms: int, owner: str | None
+    kind: Kind, name: str, now_ms: int, *, epoch: int, expires_at_ms: int, owner: str | None
 ) -> EventRows:
     return single(
         kind, now_ms, epoch=epoch, visible_at_ms=expires_at_ms, client_id=owner, detail=name
@@ -86,35 +94,37 @@ def _end_older(state: State, group_id: int, epoch: int, now_ms: int) -> list[Eve
 
 
 @dataclass(frozen=True, slots=True)
-class RenewWindow:
+class RenewWindow(Request):
     """Hold a window for longer."""
 
     name: str
     epoch: int
     duration_ms: int
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Refused when a newer epoch was opened, or this one closed."""
         _check(self.name, self.duration_ms)
         state.fence((self.name, self.epoch))
         expires = now_ms + self.duration_ms
-        event = _event(Kind.WINDOW, self.name, now_ms, self.epoch, expires, None)
+        event = _event(
+            Kind.WINDOW, self.name, now_ms, epoch=self.epoch, expires_at_ms=expires, owner=None
+        )
         return Decision({"epoch": self.epoch, "expires_at_ms": expires}, events=[event])
 
 
 @dataclass(frozen=True, slots=True)
-class CloseWindow:
+class CloseWindow(Request):
     """Let the next one begin; closing twice, or after a newer one, changes nothing."""
 
     name: str
     epoch: int
-    uses_reserve: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """An event, unless it is over already."""
         current = state.windows.get(self.name)
         if current is None or current.epoch != self.epoch or current.expires_at_ms == 0:
             return Decision()
-        event = _event(Kind.WINDOW_CLOSED, self.name, now_ms, self.epoch, 0, None)
+        event = _event(
+            Kind.WINDOW_CLOSED, self.name, now_ms, epoch=self.epoch, expires_at_ms=0, owner=None
+        )
         return Decision(events=[event])

@@ -3,9 +3,10 @@
 import logging
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -43,15 +44,15 @@ class Decision:
         return bool(self.placed or self.events or self.keyed_state)
 
 
-class Request(Protocol):
+class Request(ABC):
     """A verb's request: ``decide`` is pure and leaves the state as it is."""
 
     #: Whether it may use the reserve when the disk is full: all but what adds messages may.
-    uses_reserve: bool
+    uses_reserve: ClassVar[bool] = True
 
+    @abstractmethod
     def decide(self, state: State, now_ms: int) -> Decision:
         """What to store and answer; raises RocketMQError to refuse."""
-        ...
 
 
 class _Pending:
@@ -161,7 +162,7 @@ class Writer:
                 self.log.stage(EVENTS, event_rows.to_batch(events))
             if decisions:
                 self.log.commit(use_reserve=all(p.request.uses_reserve for p in together))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk
             self._fail(together, error, now_ms)
             return []
         for pending in together[:answered]:
@@ -202,7 +203,8 @@ class Writer:
         if isinstance(error, StoreFullError):
             self._full_until_ms = now_ms + FULL_PAUSE_MS
         else:
-            log.exception("A frame was not committed; the state is rebuilt from disk.")
+            text = "A frame was not committed; the state is rebuilt from disk."
+            log.error(text, exc_info=error)
         answer = error if isinstance(error, RocketMQError) else StorageError(str(error))
         try:
             self.log, self.state = self._rebuild()

@@ -93,9 +93,9 @@ def delete(
 ) -> None:
     """Delete a consumer group and its progress."""
     with connected(home, flight) as client:
-        group = client.delete_group(name, force=force)
+        dropped = client.delete_group(name, force=force)
     if as_json:
-        show_fields(group, as_json=True)
+        show_fields({"name": name, **dropped}, as_json=True)
     else:
         show_message(f"Consumer group {name} is deleted.")
 

@@ -73,9 +73,9 @@ def delete(
 ) -> None:
     """Delete a topic and all its messages."""
     with connected(home, flight) as client:
-        topic = client.delete_topic(name, force=force)
+        dropped = client.delete_topic(name, force=force)
     if as_json:
-        show_fields(topic, as_json=True)
+        show_fields({"name": name, **dropped}, as_json=True)
     else:
         show_message(f"Topic {name} is deleted.")
 

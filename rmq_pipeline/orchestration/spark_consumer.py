@@ -199,7 +199,7 @@ def _asset(
                 on_batch=watch.batch,
                 parallelism=config.parallelism,
             )
-        return dg.MaterializeResult(metadata=watch.metadata(report))
+            return dg.MaterializeResult(metadata=watch.metadata(report))
 
     return window
 

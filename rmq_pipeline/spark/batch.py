@@ -1,6 +1,5 @@
 """A micro-batch: received messages in the order of the walk, cut into parts for the tasks."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import schema
 from rmq_pipeline.spark.group_walk import group_starts
 from rmq_pipeline.spark.handler import MESSAGES
-from rmq_pipeline.spark.parcel import Parcel, pack
+from rmq_pipeline.spark.parcel import Given, Parcel, pack
 
 Int64s = npt.NDArray[np.int64]
 
@@ -37,16 +36,18 @@ class Batch:
         found = pc.drop_null(pc.unique(self.received["message_group"]))
         return pa.table({"message_group": found})
 
-    def parcels(self, folder: Path, state: pa.Table | None) -> Iterator[list[Parcel]]:
+    def given(self, folder: Path, state: pa.Table | None) -> list[Given]:
         """What each part's task is to be given: its messages, and the state of their groups."""
         messages = self.received.select(MESSAGES.names)
+        parts = []
         for part, (start, stop) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
             mine = messages.slice(start, stop - start)
-            parcels = [pack(mine, folder, part=part, kind="messages")]
+            known = Parcel(None, None)
             if state is not None:
-                known = pc.is_in(state["message_group"], mine["message_group"].combine_chunks())
-                parcels.append(pack(state.filter(known), folder, part=part, kind="state"))
-            yield parcels
+                of_mine = pc.is_in(state["message_group"], mine["message_group"].combine_chunks())
+                known = pack(state.filter(of_mine), folder, label=f"{part}-state")
+            parts.append(Given(part, *pack(mine, folder, label=f"{part}-messages"), *known))
+        return parts
 
     def outcomes(self, exceptions: dict[int, pa.Table]) -> pa.Table:
         """What to settle: every message that is not to be given back untried.

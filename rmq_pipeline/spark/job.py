@@ -3,17 +3,31 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.group_walk import Rules, walk
-from rmq_pipeline.spark.parcel import PARCEL_DDL, Parcel, from_rows, pack, to_batch, unpack
+from rmq_pipeline.spark.parcel import (
+    ANSWER,
+    ANSWER_DDL,
+    GIVEN,
+    Answer,
+    Given,
+    answers,
+    given,
+    pack,
+    to_batch,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+EXCEPTIONS: Final = "exceptions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,7 @@ class JobResult:
     publish: dict[str, pa.Table]
 
 
-def run(spark: "SparkSession", parts: list[list[Parcel]], job: Job) -> JobResult:
+def run(spark: "SparkSession", parts: list[Given], job: Job) -> JobResult:
     """Walk the parts of a micro-batch, each in a task of its own.
 
     Raises:
@@ -48,29 +62,24 @@ def run(spark: "SparkSession", parts: list[list[Parcel]], job: Job) -> JobResult
     """
 
     def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _tasks(batches, job)
+        for batch in batches:
+            for part in given(batch):
+                yield to_batch(_work(part, job), ANSWER)
 
-    # One record batch is one partition.
-    rows = pa.Table.from_batches([to_batch(parcels) for parcels in parts])
-    answer = spark.createDataFrame(rows).mapInArrow(tasks, PARCEL_DDL).toArrow()
-    result = _gathered(from_rows(answer))
-    if sorted(result.exceptions) != list(range(len(parts))):
-        raise RuntimeError(f"{len(parts)} parts, and answers from {sorted(result.exceptions)}.")
-    return result
-
-
-def _tasks(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
-    parts: dict[int, dict[str, pa.Table]] = {}
-    for batch in batches:
-        for parcel in from_rows(batch):
-            parts.setdefault(parcel.part, {})[parcel.kind] = unpack(parcel)
-    for part, tables in parts.items():
-        yield to_batch(_work(part, tables, job))
+    rows = pa.Table.from_batches([to_batch(parts, GIVEN)])
+    table = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL).toArrow()
+    found = answers(table)
+    answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
+    if answered != [given_part.part for given_part in parts]:
+        raise RuntimeError(f"{len(parts)} parts, and answers from {answered}.")
+    return _gathered(found)
 
 
-def _work(part: int, tables: dict[str, pa.Table], job: Job) -> list[Parcel]:
-    walked = walk(tables["messages"], tables.get("state"), job.rules)
-    found: list[tuple[str, str, pa.Table]] = [("exceptions", "", walked.exceptions)]
+def _work(part: Given, job: Job) -> list[Answer]:
+    messages = unpack(part.messages, part.messages_path)
+    state = unpack(part.state, part.state_path) if part.state or part.state_path else None
+    walked = walk(messages, state, job.rules)
+    found: list[tuple[str, str, pa.Table]] = [(EXCEPTIONS, "", walked.exceptions)]
     if walked.rows is not None and job.sink is not None:
         files = sink.stage(
             job.sink,
@@ -84,20 +93,21 @@ def _work(part: int, tables: dict[str, pa.Table], job: Job) -> list[Parcel]:
         found.append(("state", "", walked.state))
     found += [("publish", topic, table) for topic, table in walked.publish.items()]
     return [
-        pack(table, job.handoff, part=part, kind=kind, name=name) for kind, name, table in found
+        Answer(part.part, kind, name, *pack(table, job.handoff, label=f"{part.part}-{kind}"))
+        for kind, name, table in found
     ]
 
 
-def _gathered(parcels: list[Parcel]) -> JobResult:
+def _gathered(found: list[Answer]) -> JobResult:
+    exceptions: dict[int, pa.Table] = {}
     tables: dict[tuple[str, str], list[pa.Table]] = {}
-    exceptions = {}
-    for parcel in parcels:
-        table = unpack(parcel)
-        if parcel.kind == "exceptions":
-            exceptions[parcel.part] = table
+    for answer in found:
+        table = unpack(answer.payload, answer.path)
+        if answer.kind == EXCEPTIONS:
+            exceptions[answer.part] = table
         else:
-            tables.setdefault((parcel.kind, parcel.name), []).append(table)
-    whole = {key: pa.concat_tables(found) for key, found in tables.items()}
+            tables.setdefault((answer.kind, answer.name), []).append(table)
+    whole = {key: pa.concat_tables(parts) for key, parts in tables.items()}
     return JobResult(
         exceptions=exceptions,
         files=whole.get(("files", ""), schema.SINK_FILE.empty_table()),

@@ -50,4 +50,5 @@ class Publication:
             logger.warning("staged files kept group=%s why=%s", self._group, error)
 
     def _named(self) -> pa.Table:
-        return self._verbs.sink_files(self._group).select(schema.SINK_FILE.names)
+        named = self._verbs.sink_files(self._group)
+        return named.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)

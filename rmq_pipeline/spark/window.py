@@ -16,7 +16,7 @@ from rmq_pipeline.errors import BrokerUnavailableError, FencedError, ReceiptHand
 from rmq_pipeline.spark import job
 from rmq_pipeline.spark.batch import Batch, cut
 from rmq_pipeline.spark.group_walk import Rules
-from rmq_pipeline.spark.parcel import Parcel
+from rmq_pipeline.spark.parcel import Given
 from rmq_pipeline.spark.publication import Publication
 from rmq_pipeline.spark.report import BatchReport, Ended
 from rmq_pipeline.spark.settling import settle
@@ -216,7 +216,7 @@ class Window:
             state = self._verbs.keyed_state(spec.group, spec.topic, message_groups=groups)
         folder = self._handoff / f"{epoch}-{batch.number}"
         folder.mkdir()
-        parts = list(batch.parcels(folder, state))
+        parts = batch.given(folder, state)
         this = job.Job(self._rules, folder, sink=spec.sink, epoch=epoch, batch=batch.number)
         return _Pending(batch, folder, received_at, stage.submit(_timed, spark, parts, this))
 
@@ -260,8 +260,6 @@ def _rules(spec: ConsumerSpec, verbs: Verbs) -> Rules:
     )
 
 
-def _timed(
-    spark: "SparkSession", parts: list[list[Parcel]], this: job.Job
-) -> tuple[job.JobResult, float]:
+def _timed(spark: "SparkSession", parts: list[Given], this: job.Job) -> tuple[job.JobResult, float]:
     started = time.monotonic()
     return job.run(spark, parts, this), time.monotonic() - started

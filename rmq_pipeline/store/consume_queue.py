@@ -83,7 +83,7 @@ def backlog(
     which, offsets = _first_of_each(
         np.concatenate([part for part, _ in parts]),
         np.concatenate([part for _, part in parts]),
-        limit,
+        limit=limit,
     )
     return hashes[which], offsets
 

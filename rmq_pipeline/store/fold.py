@@ -112,7 +112,7 @@ class Fold:
         self._connection.register("staged_messages", rows)
         self._run("insert_messages")
         self._run("raise_heads")
-        if staging.holds(rows, "topic_id", SCHEDULE_TOPIC_ID):
+        if staging.holds(rows, "topic_id", value=SCHEDULE_TOPIC_ID):
             self._run("insert_scheduled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
         letters = staging.dead_letters(origins, self._topics_of_dead_letters())
         if letters.num_rows:

@@ -74,7 +74,7 @@ def state_runs(sections: Sequence[Section]) -> list[tuple[int, int, pa.Table]]:
     ]
 
 
-def holds(table: pa.Table, column: str, value: int) -> bool:
+def holds(table: pa.Table, column: str, *, value: int) -> bool:
     """Whether a column has a value somewhere."""
     return bool(pc.any(pc.equal(table.column(column), value)).as_py())
 

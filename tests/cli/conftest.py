@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,13 @@ def end(served: Served) -> str:
     served.process.terminate()
     rest, _ = served.process.communicate(timeout=30)
     return rest
+
+
+def process(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a process of its own to its end."""
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, **environment}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import RMQ, Rmq, Served, end, serve
+from tests.cli.conftest import RMQ, Rmq, Served, end, process, serve
 
 
 def test_prints_one_line_when_it_serves(home: Path) -> None:
@@ -33,12 +33,8 @@ def test_status_tells_the_port_that_was_picked(rmq: Rmq, served: Served) -> None
     assert status["flight"] in rmq("status").text
 
 
-def test_a_second_broker_of_a_home_is_told_of_the_first(rmq: Rmq, served: Served) -> None:
-    second = subprocess.run(
-        [RMQ, "broker", "--home", served.home, "--flight", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-    )
+def test_a_second_broker_of_a_home_is_told_of_the_first(served: Served) -> None:
+    second = process(RMQ, "broker", "--home", str(served.home), "--flight", "127.0.0.1:0")
 
     assert second.returncode == 1
     assert second.stdout == ""
@@ -107,10 +103,8 @@ def test_an_address_finds_the_broker_without_its_home(
     assert rmq("topic", "list").code == 0
 
 
-def test_a_home_that_cannot_be_made_is_one_line(no_broker: Rmq) -> None:
-    told = subprocess.run(
-        [RMQ, "broker", "--home", "/dev/null/home"], capture_output=True, text=True
-    )
+def test_a_home_that_cannot_be_made_is_one_line() -> None:
+    told = process(RMQ, "broker", "--home", "/dev/null/home")
 
     assert told.returncode == 1
     assert told.stderr.count("\n") == 1

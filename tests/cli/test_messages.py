@@ -2,11 +2,13 @@
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmq_pipeline.cli.moments import format_ms
 from tests.cli.conftest import Name, Rmq
 
 RECEIVED = [
@@ -133,13 +135,14 @@ def test_a_message_may_wait_for_its_time(rmq: Rmq, name: Name, group: str) -> No
     rmq("topic", "create", topic, "--type", "delay", "--queues", "1")
 
     rmq("send", topic, "--body", "level", "--delay-level", "18")
-    rmq("send", topic, "--body", "iso", "--deliver-at", "2100-01-01T00:00:00Z")
+    tomorrow = format_ms(time.time_ns() // 1_000_000 + 86_400_000)
+    rmq("send", topic, "--body", "iso", "--deliver-at", tomorrow)
 
     query = f"SELECT delay_level, deliver_at_ms FROM scheduled WHERE topic = '{topic}' ORDER BY 1"
     assert rmq("receive", topic, group, "--json").json == []
     [level, iso] = rmq("sql", query, "--json").json
     assert level["delay_level"] == 18
-    assert iso["deliver_at_ms"] == 4_102_444_800_000
+    assert format_ms(iso["deliver_at_ms"]) == tomorrow
 
 
 def test_a_delayed_message_comes(rmq: Rmq, name: Name, group: str) -> None:
@@ -202,7 +205,7 @@ def test_receive_refuses_bad_input(rmq: Rmq, topic: str, group: str) -> None:
     assert rmq("receive", topic, "nobody").err.startswith("ConsumerGroupNotFoundError: ")
     assert rmq("receive", "nothing", group).err.startswith("TopicNotFoundError: ")
     assert rmq("receive", topic, group, "-n", "0").code == 1
-    assert rmq("receive", topic, group, "--filter", "a ||").err.startswith("FilterExpression")
+    assert rmq("receive", topic, group, "--filter", "||").err.startswith("FilterExpression")
     assert rmq("receive", topic, group, "--invisible", "0").err.startswith("InvisibleDuration")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmq_pipeline.cli.moments import format_ms
-from tests.cli.conftest import Name, Rmq
+from tests.cli.conftest import Rmq
 
 
 def send(rmq: Rmq, topic: str, *keys: str) -> list[str]:
@@ -125,6 +125,6 @@ def test_dead_letters(rmq: Rmq, topic: str, group: str) -> None:
     assert refused.err.startswith("QueryError: ")
 
 
-def test_no_dead_letters(rmq: Rmq, name: Name, group: str) -> None:
+def test_no_dead_letters(rmq: Rmq, group: str) -> None:
     assert rmq("dead-letters", "list", group, "--json").json == []
     assert "no such dead letters" in rmq("dead-letters", "list", group).text

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
+from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.database import Database
 from tests.store.log_batches import SCHEMAS, OpenLog
 
 
@@ -23,3 +25,24 @@ def open_log(tmp_path: Path) -> Iterator[OpenLog]:
     yield open_it
     for log in opened:
         log.close()
+
+
+class OpenDatabase(Protocol):
+    """Opens the database of this test, again and again."""
+
+    def __call__(self) -> Database: ...
+
+
+@pytest.fixture
+def open_database(tmp_path: Path) -> Iterator[OpenDatabase]:
+    opened: list[Database] = []
+
+    def open_it() -> Database:
+        if opened:
+            opened[-1].close()
+        opened.append(Database.open(tmp_path / "state.duckdb", memory_bytes=128 * MIB))
+        return opened[-1]
+
+    yield open_it
+    if opened:
+        opened[-1].close()

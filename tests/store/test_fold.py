@@ -1,0 +1,353 @@
+"""Dispatch leaves what its messages and events say, however they are cut into transactions."""
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.events import CONSUMPTION, REMOVES_ROW, Kind
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
+from tests.store import rows
+from tests.store.conftest import OpenDatabase
+from tests.store.rows import Row, dispatch, event, events, message, messages, on_queue, rows_of
+
+LEASE_COLUMNS = ("attempt", "visible_at_ms", "delivery", "epoch", "message_group_hash", "client_id")
+
+
+@pytest.fixture
+def database(open_database: OpenDatabase) -> Database:
+    return open_database()
+
+
+@dataclass
+class Model:
+    """The state tables as dicts, changed event by event."""
+
+    topics: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
+    leases: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
+    cursors: dict[tuple[int, ...], int] = field(default_factory=dict)
+    behind: dict[tuple[int, ...], int] = field(default_factory=dict)
+    scheduled: dict[tuple[int, ...], int] = field(default_factory=dict)
+    heads: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
+    windows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    #: Forgotten at the end of a transaction as it is at once: their ids are never used again.
+    dead: set[tuple[str, int]] = field(default_factory=set)
+
+    def take_message(self, row: Row) -> None:
+        queue = (row["topic_id"], row["queue_id"])
+        low, _ = self.heads.get(queue, (row["queue_offset"], 0))
+        self.heads[queue] = (low, row["queue_offset"] + 1)
+        if row["topic_id"] == SCHEDULE_TOPIC_ID:
+            self.scheduled[(row["queue_id"], row["queue_offset"])] = row["deliver_at_ms"]
+
+    def take_event(self, row: Row) -> bool:
+        """Whether a broker could say this now; if so, it is taken in."""
+        kind = Kind(row["kind"])
+        queue = (row["group_id"], row["topic_id"], row["queue_id"])
+        key = (*queue, row["queue_offset"])
+        if kind in REMOVES_ROW:
+            self.leases.pop(key, None)
+        elif kind in CONSUMPTION:
+            self.leases[key] = tuple(row[name] for name in LEASE_COLUMNS)
+        if kind in (Kind.LEASE, Kind.CURSOR):
+            reached = row["queue_offset"] + (kind == Kind.LEASE)
+            self.cursors[queue] = max(self.cursors.get(queue, 0), reached)
+        elif kind == Kind.BEHIND:
+            self.behind[(*queue, row["message_group_hash"])] = row["queue_offset"]
+        elif kind == Kind.CAUGHT_UP:
+            self.behind.pop((*queue, row["message_group_hash"]), None)
+        elif kind == Kind.RESET:
+            self.cursors[queue] = row["queue_offset"]
+            self.forget(lambda key: key[:3] == queue, leases=True)
+        elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED):
+            place = (row["queue_id"], row["queue_offset"])
+            return self.scheduled.pop(place, None) is not None
+        elif kind == Kind.SETTLED:
+            return self.take_settled(json.loads(row["detail"]))
+        else:
+            self.take_other(kind, row)
+        return True
+
+    def take_settled(self, said: Row) -> bool:
+        kept = self.windows.get(said["window"])
+        if kept is not None:
+            self.windows[said["window"]] = (*kept[:3], said["settle_id"], said["answer"])
+        return kept is not None
+
+    def take_other(self, kind: Kind, row: Row) -> None:
+        if kind == Kind.TOPIC:
+            self.topics[row["topic_id"]] = row["detail"]
+        elif kind == Kind.GROUP:
+            self.groups[row["group_id"]] = row["detail"]
+        elif kind == Kind.TOPIC_DELETED:
+            self.dead.add(("topic", row["topic_id"]))
+        elif kind == Kind.GROUP_DELETED:
+            self.dead.add(("group", row["group_id"]))
+        elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED):
+            owner, _, _, *settled = self.windows.get(row["detail"], ("", 0, 0, "", ""))
+            expires = row["visible_at_ms"] if kind == Kind.WINDOW else 0
+            window = (row["client_id"] or owner, row["epoch"], expires, *settled)
+            self.windows[row["detail"]] = window
+
+    def forget(self, condition: Any, *, leases: bool = False, cursors: bool = False) -> None:
+        tables: list[dict[Any, Any]] = [self.behind]
+        tables += [self.leases] if leases else []
+        tables += [self.cursors] if cursors else []
+        for table in tables:
+            for key in [key for key in table if condition(key)]:
+                del table[key]
+
+    def end(self) -> None:
+        """What is dead is gone."""
+        for what, number in self.dead:
+            place = 0 if what == "group" else 1
+            self.forget(lambda key, n=number, p=place: key[p] == n, leases=True, cursors=True)
+            (self.groups if what == "group" else self.topics).pop(number, None)
+            if what == "topic":
+                self.heads = {key: v for key, v in self.heads.items() if key[0] != number}
+
+
+def state_of(database: Database) -> Model:
+    """The state tables as a model."""
+    stored = database.load_state()
+    n = len(LEASE_COLUMNS)
+    windows = {
+        name: (*kept, settle_id, json.loads(answer) if answer else "")
+        for name, *kept, settle_id, answer in rows_of(stored.windows)
+    }
+    return Model(
+        topics=dict(rows_of(stored.topics)),
+        groups=dict(rows_of(stored.groups)),
+        leases={row[:-n]: row[-n:] for row in rows_of(stored.leases)},
+        cursors={row[:-1]: row[-1] for row in rows_of(stored.cursors)},
+        behind={row[:-1]: row[-1] for row in rows_of(stored.behind)},
+        scheduled={row[:2]: row[2] for row in rows_of(stored.scheduled)},
+        heads={row[:2]: row[2:] for row in rows_of(stored.heads)},
+        windows=windows,
+    )
+
+
+small = st.integers(0, 3)
+number = st.integers(0, 5)
+text = st.sampled_from(["", "a", "b"]).map(lambda t: t or None)
+places = {
+    "group_id": st.integers(1, 2),
+    "topic_id": st.integers(2, 3),
+    "queue_id": st.integers(0, 1),
+}
+
+
+def made(kinds: list[Kind], **columns: st.SearchStrategy[Any]) -> st.SearchStrategy[Row]:
+    return st.builds(event, st.sampled_from(kinds), **columns)
+
+
+consumption = made(
+    [Kind(kind) for kind in sorted(CONSUMPTION)],
+    **places,
+    queue_offset=number,
+    attempt=small,
+    visible_at_ms=number,
+    delivery=small,
+    epoch=small,
+    message_group_hash=small,
+    client_id=text,
+)
+moves = made([Kind.CURSOR, Kind.RESET], **places, queue_offset=number)
+waits = made([Kind.BEHIND, Kind.CAUGHT_UP], **places, queue_offset=number, message_group_hash=small)
+deliveries = made(
+    [Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED],
+    topic_id=st.just(SCHEDULE_TOPIC_ID),
+    queue_id=small,
+    queue_offset=number,
+)
+windows = made(
+    [Kind.WINDOW, Kind.WINDOW_CLOSED],
+    detail=st.sampled_from(["consumer/a", "upkeep/b"]),
+    epoch=small,
+    client_id=text,
+    visible_at_ms=number,
+)
+settles = made(
+    [Kind.SETTLED],
+    detail=st.fixed_dictionaries(
+        {
+            "window": st.sampled_from(["consumer/a", "upkeep/b"]),
+            "settle_id": st.sampled_from(["s1", "s2"]),
+            "answer": st.fixed_dictionaries({"acked": small}),
+        }
+    ),
+)
+names = st.one_of(
+    st.builds(rows.topic, places["topic_id"], st.sampled_from(["t", "u"])),
+    st.builds(rows.group, places["group_id"], st.sampled_from(["g", "h"])),
+)
+deletions = st.one_of(
+    made([Kind.TOPIC_DELETED], topic_id=st.just(3)), made([Kind.GROUP_DELETED], group_id=st.just(2))
+)
+an_event = st.one_of(
+    consumption, consumption, consumption, moves, waits, waits, deliveries, windows, settles, names
+)
+#: What becomes of one frame: events, and how many messages go to each of two queues.
+frame = st.tuples(st.lists(an_event, max_size=12), st.tuples(small, small), st.booleans())
+
+
+@settings(max_examples=60)
+@given(
+    transactions=st.lists(st.lists(frame, min_size=1, max_size=3), min_size=1, max_size=4),
+    deletion=st.none() | deletions,
+)
+def test_tables_are_the_state_after_the_last_event(
+    transactions: list[list[tuple[list[Row], tuple[int, int], bool]]], deletion: Row | None
+) -> None:
+    model = Model()
+    offsets: dict[tuple[int, int], int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database.open(Path(folder) / "state.duckdb", memory_bytes=100_000_000)
+
+        for number_of, frames in enumerate(transactions):
+            parts = []
+            is_last = number_of == len(transactions) - 1
+            for some_events, counts, is_scheduled in frames:
+                sent = placed(counts, is_scheduled=is_scheduled, offsets=offsets)
+                for row in sent:
+                    model.take_message(row)
+                told = [row for row in some_events if model.take_event(row)]
+                parts.append([messages(*sent), events(*told)])
+            if is_last and deletion is not None:
+                parts.append([events(deletion)])
+                model.take_event(deletion)
+            dispatch(database, *parts)
+        model.end()
+        found = state_of(database)
+        database.close()
+
+    model.dead.clear()
+    assert found == model
+
+
+def placed(
+    counts: tuple[int, int], *, is_scheduled: bool, offsets: dict[tuple[int, int], int]
+) -> list[Row]:
+    """Messages on two queues, at the offsets that follow."""
+    topic_id = SCHEDULE_TOPIC_ID if is_scheduled else 2
+    sent = []
+    for queue_id, n in enumerate(counts):
+        first = offsets.get((topic_id, queue_id), 0)
+        offsets[(topic_id, queue_id)] = first + n
+        columns = {"deliver_at_ms": 9, "target_topic_id": 2} if is_scheduled else {}
+        sent += [message(topic_id, queue_id, first + i, **columns) for i in range(n)]
+    return sent
+
+
+def test_the_position_and_the_tables_move_together(database: Database) -> None:
+    dispatch(database, [messages(message(2, 0, 0)), events(on_queue(Kind.LEASE, 0))])
+    before = database.dispatched
+
+    with pytest.raises(KeyError):
+        dispatch(database, [messages(message(2, 0, 1)), (9, messages(message(2, 0, 2))[1])])
+
+    assert database.dispatched == before == database.load_state().dispatched
+    assert rows_of(database.load_state().heads) == [(2, 0, 0, 1)]
+    dispatch(database, [messages(message(2, 0, 1))])
+    assert rows_of(database.load_state().heads) == [(2, 0, 0, 2)]
+
+
+def test_reset_keeps_what_follows_it_in_the_same_transaction(database: Database) -> None:
+    dispatch(
+        database,
+        [
+            events(
+                on_queue(Kind.LEASE, 7, delivery=1),
+                on_queue(Kind.BEHIND, 5, message_group_hash=9),
+                on_queue(Kind.RESET, 3),
+                on_queue(Kind.LEASE, 3, delivery=2),
+            )
+        ],
+    )
+
+    stored = database.load_state()
+    assert rows_of(stored.cursors) == [(1, 2, 0, 4)]
+    assert [row[3] for row in rows_of(stored.leases)] == [3]
+    assert stored.behind.num_rows == 0
+
+
+def test_time_and_ids_are_the_largest_ever_seen(database: Database) -> None:
+    dispatch(database, [events(rows.topic(7, "t"), rows.group(4, "g"))])
+    dispatch(
+        database,
+        [
+            events(
+                event(Kind.TOPIC_DELETED, topic_id=7, at_ms=rows.START_MS + 50),
+                event(Kind.GROUP_DELETED, group_id=4),
+            )
+        ],
+    )
+    dispatch(database, [messages(message(2, 0, 0, stored_at_ms=rows.START_MS + 20))])
+
+    stored = database.load_state()
+
+    assert (stored.next_topic_id, stored.next_group_id) == (8, 5)
+    assert stored.last_at_ms == rows.START_MS + 50
+    assert stored.topics.num_rows == stored.groups.num_rows == 0
+
+
+def test_registered_files_are_kept_in_their_order(database: Database) -> None:
+    file = {"rows": 10, "bytes": 1000, "partition": "hour=1"}
+    segment = {"path": "a/0.parquet", "base": 0, "end": 10, "rows": 10, "bytes": 99}
+    archive = {"path": "events/0.parquet", "from_position": 0, "to_position": 640, "rows": 3}
+    dispatch(
+        database,
+        [
+            events(
+                event(Kind.SINK_FILE, group_id=1, epoch=3, detail={**file, "path": "b"}),
+                event(Kind.SINK_FILE, group_id=1, epoch=3, detail={**file, "path": "a"}),
+                event(Kind.SEGMENT, topic_id=2, queue_id=0, queue_offset=0, detail=segment),
+                event(Kind.EVENT_SEGMENT, detail=archive),
+            )
+        ],
+    )
+
+    stored = database.load_state()
+
+    assert rows_of(database.sink_files(1)) == [
+        ("b", 10, 1000, "hour=1", 3, rows.START_MS),
+        ("a", 10, 1000, "hour=1", 3, rows.START_MS),
+    ]
+    assert database.sink_files(2).num_rows == 0
+    assert rows_of(stored.segments) == [(2, 0, 0, 10, "a/0.parquet")]
+    assert rows_of(stored.event_segments) == [("events/0.parquet", 0, 640, 3)]
+
+
+def test_many_small_sections_are_one_transaction(database: Database) -> None:
+    frames = [
+        [messages(message(2, 0, i, tag=f"tag-{i % 3}")), events(on_queue(Kind.LEASE, i))]
+        for i in range(300)
+    ]
+
+    dispatch(database, *frames)
+
+    page = database.index(2, 0, start=0, stop=1000)
+    assert page.position.tolist() == [64 + 320 * i for i in range(300)]
+    assert set(page.row.tolist()) == {0}
+    assert len(set(page.tag_hash.tolist())) == 3
+    assert database.load_state().leases.num_rows == 300
+
+
+def test_empty_sections_and_frames_only_move_the_position(database: Database) -> None:
+    dispatch(database, [messages(), events()], [])
+
+    assert database.dispatched == 384
+    assert database.load_state().dispatched == 384
+
+
+def test_nothing_to_dispatch_is_nothing(database: Database) -> None:
+    database.dispatch([])
+
+    assert database.dispatched == 0

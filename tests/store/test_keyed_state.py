@@ -1,0 +1,156 @@
+"""Keyed state: the last row of a message group, typed as its consumer typed it."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.store.database import Database
+from tests.store import rows
+from tests.store.conftest import OpenDatabase
+from tests.store.rows import dispatch, events, hash_of, keyed, rows_of
+
+
+@pytest.fixture
+def database(open_database: OpenDatabase) -> Database:
+    database = open_database()
+    names = [rows.topic(2, "departures"), rows.topic(3, "late-aircraft"), rows.group(1, "Turn-1")]
+    dispatch(database, [events(*names, rows.group(4, "turn_1"))])
+    return database
+
+
+def state(database: Database, *, topic_id: int = 2) -> dict[str, tuple[object, ...]]:
+    found = database.keyed_state(1, topic_id, hashes=None)
+    assert found is not None
+    return {row[0]: row[1:] for row in rows_of(found)}
+
+
+def test_last_row_of_a_message_group_wins(database: Database) -> None:
+    first = keyed([{"message_group": "a", "n": 1}, {"message_group": "b", "n": 1}], n=pa.int64())
+    second = keyed([{"message_group": "a", "n": 2}, {"message_group": "a", "n": 3}], n=pa.int64())
+    third = keyed([{"message_group": "c", "n": 9}, {"message_group": "b", "n": 7}], n=pa.int64())
+
+    dispatch(database, [first, second])
+    dispatch(database, [third])
+
+    assert state(database) == {"a": (3,), "b": (7,), "c": (9,)}
+
+
+def test_removed_state_is_gone_until_written_again(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": g, "n": 1} for g in "abc"], n=pa.int64())])
+
+    gone = [{"message_group": g, "removed": True} for g in "ab"]
+    dispatch(database, [keyed([*gone, {"message_group": "a", "n": 5}], n=pa.int64())])
+
+    assert state(database) == {"a": (5,), "c": (1,)}
+
+
+def test_types_are_those_of_the_consumer(database: Database) -> None:
+    at = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
+    row = {"leg": 2, "late": True, "delay": 1.5, "at": at, "stops": ["EWR"], "plane": {"id": "N1"}}
+    types = {
+        "leg": pa.int32(),
+        "late": pa.bool_(),
+        "delay": pa.float64(),
+        "at": pa.timestamp("us", "UTC"),
+        "stops": pa.list_(pa.string()),
+        "plane": pa.struct([("id", pa.string())]),
+    }
+
+    dispatch(database, [keyed([{"message_group": "a", **row}], **types)])
+
+    found = database.keyed_state(1, 2, hashes=None)
+    assert found is not None
+    assert found.drop_columns(["message_group"]).to_pylist() == [row]
+    assert [found.schema.field(name).type for name in ("leg", "late", "delay")] == [
+        pa.int32(),
+        pa.bool_(),
+        pa.float64(),
+    ]
+
+
+def test_schema_may_grow_and_change_inside_a_transaction(database: Database) -> None:
+    old = keyed([{"message_group": g, "n": 1} for g in "ab"], n=pa.int32())
+    grown = keyed([{"message_group": "b", "n": 2, "why": "x"}], n=pa.int64(), why=pa.string())
+    changed = keyed(
+        [{"message_group": "c", "why": "y", "n": "many"}], why=pa.string(), n=pa.string()
+    )
+
+    dispatch(database, [old])
+    dispatch(database, [grown, changed])
+
+    found = database.query("SELECT * FROM keyed_state_turn_1 ORDER BY message_group", timeout_s=30)
+    assert found.to_pylist() == [
+        {"message_group": "a", "n": "1", "why": None},
+        {"message_group": "b", "n": "2", "why": "x"},
+        {"message_group": "c", "n": "many", "why": "y"},
+    ]
+
+
+def test_a_narrower_schema_leaves_the_other_columns_null(database: Database) -> None:
+    both = {"n": pa.int64(), "m": pa.int64()}
+    dispatch(database, [keyed([{"message_group": g, "n": 1, "m": 1} for g in "ab"], **both)])
+
+    dispatch(database, [keyed([{"message_group": "a", "n": 2}], n=pa.int64())])
+
+    assert state(database) == {"a": (2, None), "b": (1, 1)}
+
+
+def test_state_without_own_columns_is_a_set(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": "a"}, {"message_group": "b"}])])
+
+    assert state(database) == {"a": (), "b": ()}
+
+
+def test_each_topic_of_a_group_has_its_own(database: Database) -> None:
+    dispatch(
+        database,
+        [
+            keyed([{"message_group": "a", "n": 1}], n=pa.int64()),
+            keyed([{"message_group": "a", "t": "x"}], topic_id=3, t=pa.string()),
+            keyed([{"message_group": "a", "n": 4}], group_id=4, n=pa.int64()),
+        ],
+    )
+
+    assert state(database) == {"a": (1,)}
+    assert state(database, topic_id=3) == {"a": ("x",)}
+    for view, value in [
+        ("keyed_state_turn_1", (1,)),
+        ("keyed_state_turn_1_late_aircraft", ("x",)),
+        ("keyed_state_turn_1_departures", (4,)),
+    ]:
+        found = database.query(f"SELECT * FROM {view}", timeout_s=30)
+        assert rows_of(found) == [("a", *value)]
+
+
+def test_only_the_groups_asked_for_are_read(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": g, "n": 1} for g in "abcd"], n=pa.int64())])
+    hashes = np.array([hash_of("d"), hash_of("b"), hash_of("unknown")])
+
+    found = database.keyed_state(1, 2, hashes=hashes)
+
+    assert found is not None
+    assert sorted(found.column("message_group").to_pylist()) == ["b", "d"]
+    assert database.keyed_state(1, 9, hashes=hashes) is None
+
+
+def test_state_outlives_reopening(database: Database, open_database: OpenDatabase) -> None:
+    dispatch(database, [keyed([{"message_group": "a", "n": 1}], n=pa.int64())])
+
+    again = open_database()
+    dispatch(again, [keyed([{"message_group": "b", "n": 2, "m": 3}], n=pa.int64(), m=pa.int64())])
+
+    assert state(again) == {"a": (1, None), "b": (2, 3)}
+
+
+def test_a_failed_transaction_leaves_the_state_as_it_was(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": "a", "n": 1}], n=pa.int64())])
+    broken = (9, keyed([{"message_group": "z"}])[1])
+    added = keyed([{"message_group": "b", "n": 2, "m": 3}], n=pa.int64(), m=pa.int64())
+
+    with pytest.raises(KeyError):
+        dispatch(database, [added, broken])
+    dispatch(database, [added])
+
+    assert state(database) == {"a": (1, None), "b": (2, 3)}

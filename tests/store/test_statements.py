@@ -1,0 +1,101 @@
+import re
+from collections.abc import Iterator
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.store import staging
+from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.statements import named, quoted, script, statements
+from tests.store import rows
+
+PREPARABLE = {
+    duckdb.StatementType.SELECT,
+    duckdb.StatementType.INSERT,
+    duckdb.StatementType.UPDATE,
+    duckdb.StatementType.DELETE,
+}
+#: What each placeholder of a table stands for where it is used.
+TABLES = {"forget_topics": "store.topics", "forget_groups": "store.groups"}
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    """The tables and views, and every relation that statements read from Python."""
+    with duckdb.connect() as made:
+        made.execute(script("schema"))
+        made.execute(script("views"))
+        kept, origins = staging.messages([Section(0, *rows.messages(rows.message(2, 0, 0)))])
+        state = staging.state_runs(
+            [Section(0, *rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
+        )[0][2]
+        made.register("staged_messages", kept)
+        made.register("staged_dead_letters", origins)
+        made.register(
+            "staged_events", staging.events([Section(0, *rows.events(rows.event(Kind.ACK)))])
+        )
+        made.register("staged_state", state)
+        made.register("staged_kinds", pa.table({"kind": [1], "name": ["lease"]}))
+        made.register("asked", pa.table({"message_group_hash": [1], "start": [0], "ordinal": [0]}))
+        for name in ("fold_consumption", "fold_behind", "fold_state"):
+            made.execute(named(name))
+        made.execute(named("create_state", table="keyed.state_1_2"))
+        made.execute(named("view_state", table="keyed.state_1_2", view='"keyed_state_a"'))
+        yield made
+
+
+@pytest.mark.parametrize("name", sorted(statements()))
+def test_statement_fits_the_schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    table = TABLES.get(name, "keyed.state_3_4" if name == "create_state" else "keyed.state_1_2")
+    column = quoted("more" if name == "add_column" else "total")
+    text = named(name, table=table, view='"keyed_state_a"', column=column, type="BIGINT")
+
+    (statement,) = connection.extract_statements(text)
+
+    assert '"{' not in re.sub(r"^--.*$", "", text, flags=re.MULTILINE)
+    if statement.type in PREPARABLE:
+        connection.execute(f"PREPARE checked AS {text}")
+        connection.execute("DEALLOCATE checked")
+        return
+    # DuckDB prepares no MERGE, CREATE, ALTER, DROP.
+    if statement.type != duckdb.StatementType.TRANSACTION:
+        connection.begin()
+    try:
+        connection.execute(text)
+    finally:
+        connection.rollback()
+
+
+@pytest.mark.parametrize("name", sorted(statements()))
+def test_statement_says_what_goes_in_and_what_comes_out(name: str) -> None:
+    comment = "".join(re.findall(r"^--.*$", named(name), flags=re.MULTILINE))
+
+    assert "In: " in comment
+    assert "Out: " in comment
+
+
+def test_every_table_says_what_a_row_is_who_writes_it_and_when_it_goes() -> None:
+    for match in re.finditer(r"((?:^--.*\n)+)CREATE TABLE", script("schema"), re.MULTILINE):
+        assert re.search(r"-- A row: .*\n-- Written by: .*\n-- Goes: ", match[1]), match[1]
+
+
+def test_kinds_are_their_numbers() -> None:
+    assert f"NOT IN ({int(Kind.ACK)}, {int(Kind.DEAD_LETTER)})" in named("insert_leases")
+
+
+def test_every_column_of_events_and_messages_has_a_place(
+    connection: duckdb.DuckDBPyConnection,
+) -> None:
+    columns = {
+        table: {row[0] for row in connection.sql(f"DESCRIBE store.{table}").fetchall()}
+        for table in ("events", "consume_queue")
+    }
+
+    assert columns["events"] == {*schema.EVENT.names, "position", "row"}
+    assert columns["consume_queue"] == {*schema.MESSAGE.names, "position", "row", "tag_hash"} - {
+        "body",
+        "properties",
+    }
