@@ -18,7 +18,7 @@ from rmq_pipeline.broker.receiving import receive
 from rmq_pipeline.broker.reviving import revive
 from rmq_pipeline.broker.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.windows import CloseWindow, OpenWindow, RenewWindow
-from rmq_pipeline.broker.writer import Writer
+from rmq_pipeline.broker.writer import Request, Writer
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.settings import Settings
 
@@ -85,34 +85,27 @@ class Broker:
         """The parts of the open broker."""
         return self._engine
 
-    # Topics
+    def _described(self, request: Request) -> dict[str, Any]:
+        described: dict[str, Any] = self._engine.submit(request).describe()
+        return described
 
     def create_topic(
         self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
     ) -> dict[str, Any]:
         """Create a topic; AlreadyExistsError when there is one."""
-        return self._topic(name, type=type, queues=queues, time=partition_time, ensure=False)
+        return self._described(admin.CreateTopic(name, type, queues, partition_time, False))
 
     def ensure_topic(
         self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
     ) -> dict[str, Any]:
         """The topic, created if need be; AlreadyExistsError when it has other settings."""
-        return self._topic(name, type=type, queues=queues, time=partition_time, ensure=True)
-
-    def _topic(
-        self, name: str, *, type: str, queues: int, time: str, ensure: bool
-    ) -> dict[str, Any]:
-        request = admin.CreateTopic(name, type, queues, time, ensure)
-        described: dict[str, Any] = self._engine.submit(request).describe()
-        return described
+        return self._described(admin.CreateTopic(name, type, queues, partition_time, True))
 
     def alter_topic(
         self, name: str, *, queues: int | None = None, partition_time: str | None = None
     ) -> dict[str, Any]:
         """Give a topic more queues, or another partition time."""
-        topic = self._engine.submit(admin.AlterTopic(name, queues, partition_time))
-        described: dict[str, Any] = topic.describe()
-        return described
+        return self._described(admin.AlterTopic(name, queues, partition_time))
 
     def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Delete a topic; InUseError while messages are in flight or scheduled, unless forced."""
@@ -132,8 +125,6 @@ class Broker:
         ]
         return {**topic.describe(), "offsets": offsets}
 
-    # Consumer groups
-
     def create_group(
         self,
         name: str,
@@ -145,8 +136,7 @@ class Broker:
     ) -> dict[str, Any]:
         """Create a consumer group and its dead letter topic; AlreadyExistsError when it exists."""
         request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, False)
-        described: dict[str, Any] = self._engine.submit(request).describe()
-        return described
+        return self._described(request)
 
     def ensure_group(
         self,
@@ -159,8 +149,7 @@ class Broker:
     ) -> dict[str, Any]:
         """The group, created if need be; AlreadyExistsError when it has other settings."""
         request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, True)
-        described: dict[str, Any] = self._engine.submit(request).describe()
-        return described
+        return self._described(request)
 
     def alter_group(
         self,
@@ -178,8 +167,7 @@ class Broker:
             "backoff_ms": backoff_ms,
             "on_failure": on_failure,
         }
-        described: dict[str, Any] = self._engine.submit(admin.AlterGroup(name, changes)).describe()
-        return described
+        return self._described(admin.AlterGroup(name, changes))
 
     def delete_group(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Delete a group and its progress; InUseError with messages in flight, unless forced."""
@@ -197,8 +185,6 @@ class Broker:
     def subscribe(self, group: str, topic: str) -> None:
         """From now on the whole topic counts as the group's lag."""
         self._engine.submit(Subscribe(topic, group))
-
-    # Messages
 
     def send(self, topic: str, messages: pa.Table) -> pa.Table:
         """Store a table of schema.SEND, whole or not at all; answers schema.SENT row for row."""
@@ -301,8 +287,6 @@ class Broker:
             topic=topic,
         )
 
-    # Reading
-
     def read(self, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
         """Messages [offset, offset + limit) of a queue as schema.READ, without a group."""
         return queries.read(self._engine, topic, queue_id, offset=offset, limit=limit)
@@ -360,8 +344,6 @@ class Broker:
         """One SELECT over the documented views; it sees everything answered before."""
         self._engine.dispatched()
         return self._engine.database.query(query, timeout_s=timeout_s)
-
-    # Background work
 
     def due(self) -> dict[str, Any]:
         """What background work is due, and which groups have something to receive."""

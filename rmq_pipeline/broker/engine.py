@@ -13,11 +13,13 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
+from rmq_pipeline.broker.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.recovery import recover
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.trimming import TrimIndex
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import DispatchBehindError, StorageError
+from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError
 from rmq_pipeline.message import Int64s, MessageIds
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.commit_log import CommitLog
@@ -78,8 +80,7 @@ class Engine:
             engine.writer.start()
             engine._start_dispatch(engine.log)
             engine.submit(Found())
-            if flush == "async":
-                threading.Thread(target=engine._sync_regularly, name="rmq-sync").start()
+            threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
         except BaseException:
             home.close()
             raise
@@ -143,12 +144,17 @@ class Engine:
         self.log.sync()
         self.dispatcher.notify(self.log.synced)
 
-    def _sync_regularly(self) -> None:
+    def _keep_house(self) -> None:
+        """Sync regularly in async mode; keep the read-ahead within its bound."""
         while not self._closing.wait(limits.ASYNC_SYNC_MS / 1000):
             try:
-                self._sync()
-            except StorageError:  # the writer meets it at its next frame, and rebuilds
-                log.exception("The regular sync has failed.")
+                if self.flush == "async":
+                    self._sync()
+                rows = self.settings.index_cache_rows
+                self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
+            except RocketMQError:  # the writer meets a failed disk at its next frame, and rebuilds
+                if not self._closing.is_set():
+                    log.exception("Housekeeping has failed; it is tried again.")
 
     def new_delivery(self) -> int:
         """A delivery number nobody can guess."""

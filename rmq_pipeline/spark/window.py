@@ -123,6 +123,8 @@ class Window:
             self._tenure.reopen()
         except FencedError:
             self._tenure.lose()
+        # Messages are to come again: that is no time to be idle.
+        self._last_message = time.monotonic()
         return not self._tenure.lost
 
     def _discard_pending(self) -> None:

@@ -211,6 +211,24 @@ def test_a_failed_message_keeps_its_backoff_when_one_before_it_comes_again(
     assert attempts(after) == [2, 1]
 
 
+@pytest.mark.parametrize("first", ["retry", "dead_letter"])
+def test_an_earlier_failure_does_not_shorten_a_later_ones_backoff(
+    door: Door, fifo: str, readers: str, messages: Make, outcomes: Make, first: str
+) -> None:
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    got = door.broker.receive(fifo, readers)
+    door.broker.settle(readers, outcomes(got.take([1]), "retry", retry_after_ms=MINUTE))
+    door.broker.settle(readers, outcomes(got.take([0]), first, retry_after_ms=90))
+    door.advance(90)
+
+    before = door.drain(fifo, readers)
+    door.advance(MINUTE - 90)
+    after = door.broker.receive(fifo, readers)
+
+    assert before == ([b"0"] if first == "retry" else [])
+    assert (bodies(after), attempts(after)) == ([b"1", b"2"], [2, 1])
+
+
 def test_progress_of_a_message_group_is_a_prefix(
     door: Door, topic: Make, readers: str, messages: Make, fail: Make
 ) -> None:

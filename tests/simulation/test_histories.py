@@ -16,7 +16,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 
-SEEDS = range(12)
+SEEDS = range(20)
 STEPS = 80
 MAX_ATTEMPTS = 3
 BACKOFF_MS = 700
@@ -107,8 +107,11 @@ class History:
     def step(self) -> None:
         """Something happens."""
         what = self.random.choices(
-            (self.send, self.receive, self.settle, self.advance, self.upkeep, self.restart),
-            weights=(20, 30, 30, 15, 8, 3),
+            (
+                *(self.send, self.receive, self.settle, self.change),
+                *(self.advance, self.upkeep, self.restart),
+            ),
+            weights=(20, 30, 30, 5, 15, 8, 3),
         )[0]
         self.told.append(what.__name__)
         what()
@@ -167,7 +170,8 @@ class History:
         if self.random.random() < 0.6:
             outcome, after = "ack", None
         else:
-            outcome, after = self.random.choice((("retry", None), ("retry", 0), ("retry", 90)))
+            outcome = self.random.choice(("retry", "retry", "retry", "dead_letter"))
+            after = self.random.choice((None, 0, 90))
             firsts = {m.group: m for m in reversed(some)}
             some = list(firsts.values()) if topic == "ordered" else some
         rows = [(m.receipt, outcome, after, "") for m in some]
@@ -177,8 +181,21 @@ class History:
         for message in some:
             if outcome == "ack":
                 message.receipt, message.gone = "", "acked"
+            elif outcome == "dead_letter":
+                self.model.fail(message, now)
+                message.gone = "dead"
             else:
                 self.model.fail(message, now + (BACKOFF_MS if after is None else after))
+
+    def change(self) -> None:
+        """Other ends for some leases; one inside a delivery in order is test_fifo's matter."""
+        now, until = self.clock.now_ms(), self.random.choice((1, 300, 5_000))
+        self.model.expire(now)
+        flying = [m for m in self.model.messages if m.topic != "ordered" and m.receipt]
+        some = [m for m in flying if self.random.random() < 0.4]
+        renewed = self.broker.change_invisible_duration([m.receipt for m in some], until)
+        for message, receipt in zip(some, renewed["receipt_handle"].to_pylist(), strict=True):
+            message.receipt, message.leased_until = receipt, now + until
 
     def advance(self) -> None:
         self.clock.advance(self.random.choice((1, 49, 100, 400, 1_000)))

@@ -1,0 +1,208 @@
+"""The dispatch thread follows the log, at once for whoever waits, and says when it cannot."""
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.store import dispatch as dispatch_module
+from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.dispatch import Dispatcher
+from rmq_pipeline.store.events import Kind
+from tests.conftest import Eventually
+from tests.store.conftest import OpenDatabase, OpenLog
+from tests.store.rows import Part, events, message, messages, on_queue
+
+SCHEMAS = {1: schema.MESSAGE, 2: schema.EVENT}
+WITHIN_S = 60.0
+
+
+class Store:
+    """A log, its database, and the dispatcher between them."""
+
+    def __init__(self, log: CommitLog, database: Database) -> None:
+        self.log = log
+        self.database = database
+        self.failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self.room = False
+        self.full: list[StoreFullError] = []
+        self.dispatcher = Dispatcher(
+            log, database, on_failure=self.failures.put, on_full=self.make_room
+        )
+
+    def make_room(self, error: StoreFullError) -> bool:
+        self.full.append(error)
+        return self.room
+
+    def commit(self, *parts: Part) -> int:
+        for kind, batch in parts:
+            self.log.stage(kind, batch)
+        return self.log.commit()
+
+    def count(self) -> int:
+        return len(self.database.index(2, 0, start=0, stop=100_000).row)
+
+
+@pytest.fixture
+def store(open_log: OpenLog, open_database: OpenDatabase) -> Iterator[Store]:
+    made = Store(open_log(schemas=SCHEMAS, file_bytes=1 << 20), open_database())
+    yield made
+    made.dispatcher.stop()
+
+
+def test_what_the_log_had_before_is_dispatched_from_the_start(store: Store) -> None:
+    end = store.commit(messages(message(2, 0, 0)), events(on_queue(Kind.LEASE, 0)))
+
+    assert store.dispatcher.behind_bytes == end
+    store.dispatcher.start()
+
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert store.count() == 1
+    assert store.dispatcher.behind_bytes == 0
+
+
+def test_notified_frames_arrive_though_nobody_waits(store: Store, eventually: Eventually) -> None:
+    store.dispatcher.start()
+    for i in range(50):
+        store.dispatcher.notify(store.commit(messages(message(2, 0, i))))
+
+    eventually(lambda: store.database.dispatched == store.log.end)
+
+    assert store.count() == 50
+
+
+def test_frames_join_in_a_transaction_until_somebody_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_module, "DELAY_S", 3600.0)
+    store.dispatcher.start()
+    for i in range(20):
+        store.dispatcher.notify(store.commit(messages(message(2, 0, i))))
+    before = store.database.dispatched
+
+    arrived = store.dispatcher.wait_for(store.log.end, WITHIN_S)
+
+    assert before == 0
+    assert arrived
+    assert store.count() == 20
+
+
+def test_a_full_transaction_does_not_wait_for_more(
+    store: Store, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_module, "DELAY_S", 3600.0)
+    monkeypatch.setattr(dispatch_module, "TRANSACTION_BYTES", 100_000)
+    store.dispatcher.start()
+
+    for i in range(3):
+        store.dispatcher.notify(store.commit(messages(message(2, 0, i, body=b"x" * 60_000))))
+
+    eventually(lambda: store.database.dispatched > 0)
+
+
+@pytest.mark.parametrize("limit", ["TRANSACTION_BYTES", "TRANSACTION_ROWS"])
+def test_a_backlog_is_cut_into_transactions(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(dispatch_module, limit, 1)
+    for i in range(5):
+        end = store.commit(messages(message(2, 0, i)))
+    transactions = []
+    original = store.database.dispatch
+    monkeypatch.setattr(
+        store.database, "dispatch", lambda some: (transactions.append(len(some)), original(some))
+    )
+
+    store.dispatcher.start()
+
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert transactions == [1] * 5
+
+
+def test_waiting_has_an_end(store: Store) -> None:
+    store.dispatcher.start()
+
+    assert not store.dispatcher.wait_for(store.log.end + 1, 0.05)
+
+
+def test_with_flush_async_only_synced_frames_are_dispatched(
+    open_log: OpenLog, open_database: OpenDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(schemas=SCHEMAS, flush="async", file_bytes=1 << 20)
+    store = Store(log, open_database())
+    monkeypatch.setattr(dispatch_module, "DELAY_S", 0.01)
+    store.dispatcher.start()
+
+    store.dispatcher.notify(store.commit(messages(message(2, 0, 0))))
+    early = store.dispatcher.wait_for(log.end, 0.05)
+    log.sync()
+
+    assert not early
+    assert store.dispatcher.wait_for(log.end, WITHIN_S)
+    store.dispatcher.stop()
+
+
+def test_a_failure_is_told_once_and_ends_the_waiting(store: Store) -> None:
+    end = store.commit(messages(message(2, 0, 0)))
+    store.database.close()
+    store.dispatcher.start()
+
+    with pytest.raises(StorageError, match="Dispatch has ended"):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    assert isinstance(store.failures.get(timeout=WITHIN_S), StorageError)
+    assert store.failures.empty()
+    assert store.dispatcher.behind_bytes == end
+
+
+def test_a_log_that_was_closed_ends_dispatch_without_a_failure(store: Store) -> None:
+    end = store.commit(messages(message(2, 0, 0)))
+    store.log.close()
+    store.dispatcher.start()
+
+    with pytest.raises(StorageError, match="Dispatch has ended"):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    assert store.failures.empty()
+
+
+def test_stopped_dispatch_leaves_the_rest_to_the_next(
+    store: Store, open_database: OpenDatabase
+) -> None:
+    store.dispatcher.start()
+    store.dispatcher.stop()
+    end = store.commit(messages(message(2, 0, 0)))
+    with pytest.raises(StorageError):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    following = Store(store.log, open_database())
+    following.dispatcher.start()
+
+    assert following.dispatcher.wait_for(end, WITHIN_S)
+    following.dispatcher.stop()
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_on_a_full_disk_the_broker_is_asked_for_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    end = store.commit(messages(message(2, 0, 0)))
+    store.room = room
+    original = store.database.dispatch
+
+    def refuse_at_first(some: object) -> None:
+        if not store.full:
+            raise StoreFullError("No room.")
+        original(some)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.database, "dispatch", refuse_at_first)
+    store.dispatcher.start()
+
+    if room:
+        assert store.dispatcher.wait_for(end, WITHIN_S)
+    else:
+        assert isinstance(store.failures.get(timeout=WITHIN_S), StoreFullError)
+    assert len(store.full) == 1
