@@ -6,6 +6,7 @@ the departures is the doing of Dagster's sensors.
 """
 
 import argparse
+import logging
 import os
 import shutil
 import signal
@@ -59,6 +60,9 @@ def run(
     expected = verify.expected(days)
     display = Display(as_json=as_json, total=expected.published)
     folder = Path(tempfile.mkdtemp(prefix="rmq_demo_"))
+    logging.basicConfig(
+        filename=folder / "demo.log", format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
     demo = Demo(folder, days=days, expected=expected, display=display)
     is_right = False
     try:
@@ -129,9 +133,7 @@ class Demo:
         return Supervisor(
             self._home,
             flight="127.0.0.1:0",
-            on_restart=lambda endpoint: self._display.say(
-                f"The broker died; it is back as process {endpoint.pid}."
-            ),
+            tell=self._display.say,
             on_failure=self._broken.append,
         )
 

@@ -46,6 +46,8 @@ class OpenWindow(Request):
         current = state.windows.get(self.name)
         live = current is not None and current.expires_at_ms > now_ms
         if current is not None and live and not self.takeover:
+            if current.owner == self.owner:  # it asks again, because the answer got lost
+                return Decision({"epoch": current.epoch, "expires_at_ms": current.expires_at_ms})
             return Decision(
                 {
                     "yielded_to": current.owner,

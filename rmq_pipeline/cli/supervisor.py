@@ -22,27 +22,30 @@ RETRY_S: Final = 2.0
 
 
 class Supervisor:
-    """Keeps the broker of a home running, for background work done by Dagster, until ``stop``."""
+    """Keeps the broker of a home running, with its background work left to Dagster, until ``stop``.
+
+    A broker that was stopped on purpose stays stopped; one that somebody starts then is watched.
+    """
 
     def __init__(
         self,
         home: Path,
         *,
         flight: str | None = None,
-        on_restart: Callable[[Endpoint], None] | None = None,
-        on_failure: Callable[[RocketMQError], None] | None = None,
+        tell: Callable[[str], None] = log.warning,
+        on_failure: Callable[[RocketMQError], None] = lambda _: None,
     ) -> None:
         """Nothing is started yet.
 
         Args:
             flight: address of the table door; None: what the home remembers.
-            on_restart: told, in the watching thread, of every broker but the first.
-            on_failure: told that the broker cannot be started again, and nobody tries any more.
+            tell: told, in the watching thread, what became of the broker, a sentence each time.
+            on_failure: told that the broker does not start again, and nobody tries any more.
         """
         self.home = home.absolute()
         self.restarts = 0
         self._flight = flight
-        self._on_restart = on_restart
+        self._tell = tell
         self._on_failure = on_failure
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="rmq-supervisor", daemon=True)
@@ -53,7 +56,7 @@ class Supervisor:
         return self._endpoint
 
     def start(self) -> Endpoint:
-        """The endpoint of the home's broker; one that Dagster's upkeep left running is taken over.
+        """The endpoint of the home's broker; one that was left running for Dagster is taken over.
 
         Raises:
             ConflictError: a broker with another upkeep serves the home.
@@ -92,29 +95,40 @@ class Supervisor:
         while not self._stopping.wait(WATCH_S):
             if self._endpoint.is_alive():
                 continue
-            log.warning("the broker, process %s, has ended: starting it", self._endpoint.pid)
-            if not self._restart():
+            # A broker takes its endpoint with it when it ends in order, not when it dies.
+            left = Endpoint.read(self.home)
+            if left is None:
+                self._tell("The broker was stopped; it stays so until `rmq broker` starts it.")
+                left = self._wait_for_another()
+            if left is not None and left.is_alive():
+                self._endpoint = left
+            elif not self._stopping.is_set() and not self._restart():
                 return
 
+    def _wait_for_another(self) -> Endpoint | None:
+        """The endpoint that somebody else's broker has left; None when we are to end."""
+        while not self._stopping.wait(WATCH_S):
+            if found := Endpoint.read(self.home):
+                return found
+        return None
+
     def _restart(self) -> bool:
-        """Whether there is a broker again, or none is wanted any more."""
-        failures = 0
-        while not self._stopping.is_set():
-            started_s = time.monotonic()
+        """Start the broker again; False when it will not."""
+        died_s = time.monotonic()
+        for attempt in range(1, TRIES + 1):
             try:
                 self._endpoint = process.start(self.home)
             except RocketMQError as error:
-                failures += 1
                 log.warning("the broker does not start: %s", error)
-                if failures == TRIES:
-                    if self._on_failure:
-                        self._on_failure(error)
+                if attempt == TRIES:
+                    self._on_failure(error)
+                elif self._stopping.wait(RETRY_S):
                     return False
-                self._stopping.wait(RETRY_S)
                 continue
-            log.info("the broker is back after %.1f s", time.monotonic() - started_s)
             self.restarts += 1
-            if self._on_restart:
-                self._on_restart(self._endpoint)
+            away_s = time.monotonic() - died_s
+            self._tell(
+                f"The broker died; it is back as process {self._endpoint.pid} after {away_s:.1f} s."
+            )
             return True
-        return True
+        return False

@@ -38,11 +38,14 @@ def up(
 
     Dagster does the broker's background work, and its sensors start the consumers.
     """
+    import logging
+
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.process import SETTINGS_FILE
     from rmq_pipeline.orchestration.dev_server import DevServer, project_root
 
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     where = (home or default_home()).absolute()
     check_grpc(grpc)
     address = address_to_serve(flight)
@@ -61,7 +64,7 @@ def up(
     with Supervisor(
         where,
         flight=address,
-        on_restart=lambda endpoint: show_message(f"The broker died; it is back: {endpoint.pid}."),
+        tell=show_message,
         on_failure=give_up,
     ) as broker:
         show_message(f"broker   {broker.endpoint.flight}   home {where}")

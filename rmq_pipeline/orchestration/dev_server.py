@@ -27,7 +27,7 @@ LOCATION: Final = "rmq_pipeline"
 #: Every process of a session has it in its environment, whatever group it put itself in.
 SESSION: Final = "RMQ_DAGSTER_SESSION"
 CODE_SERVER_THREADS: Final = 32
-RUNS_END_S: Final = 10.0
+RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
 
 

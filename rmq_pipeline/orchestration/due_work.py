@@ -6,10 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from rmq_pipeline.orchestration.topic_assets import identifier
-from rmq_pipeline.orchestration.windows import UpkeepJob
+from rmq_pipeline.orchestration.windows import AHEAD_MS, UpkeepJob
 
-#: A run is up this long after it was requested: work due sooner than this is worth a request now.
-AHEAD_MS: Final = 8_000
 #: A window of 60 s is followed by the next after about this long, so that they overlap.
 HAND_OVER_AFTER_MS: Final = 40_000
 #: Windows follow each other while work was due within this time.
@@ -110,7 +108,7 @@ def wanted_upkeep(
         facts, asked = due["jobs"][name], memory.of(name)
         window = facts.get("window")
         asked.see(window, now_ms)
-        reason = _due_reason(facts, ahead_ms=AHEAD_MS if job.waits else 0, now_ms=now_ms)
+        reason = _due_reason(facts, ahead_ms=job.ahead_ms, now_ms=now_ms)
         if reason and job.waits:
             asked.busy_until_ms = now_ms + BUSY_FOR_MS
         if asked.busy_until_ms > now_ms:
@@ -129,7 +127,7 @@ def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:
     if facts.get("due"):
         return f"{facts['due']} due"
     next_due_ms = facts.get("next_due_ms")
-    if next_due_ms is not None and next_due_ms <= now_ms + ahead_ms:
+    if ahead_ms and next_due_ms is not None and next_due_ms <= now_ms + ahead_ms:
         return f"next due in {next_due_ms - now_ms} ms"
     return ""
 

@@ -13,6 +13,8 @@ Report = dict[str, Any]
 
 #: A verb waits at most this long in the broker before the window looks up.
 SLICE_MS: Final = 4_000
+#: A run is up this long after it was requested.
+AHEAD_MS: Final = 8_000
 #: Renewed after every slice; after a kill, the work waits this long at most.
 LEASE_MS: Final = 12_000
 WINDOW_S: Final = 60.0
@@ -32,6 +34,8 @@ class UpkeepJob:
     counts: tuple[str, ...]
     #: It can wait for work, and a busy window is followed by the next without a gap.
     waits: bool = True
+    #: Work due sooner than this is worth a window now: a run takes that long to come up.
+    ahead_ms: int = 0
 
     @property
     def window(self) -> str:
@@ -63,6 +67,7 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
             "Moves scheduled messages to their topics when their time has come.",
             _deliver_scheduled,
             ("delivered", "dropped"),
+            ahead_ms=AHEAD_MS,
         ),
         UpkeepJob(
             "revive",

@@ -8,12 +8,13 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import dispatch as dispatch_module
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.commit_log import CommitLog, Section
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
 from tests.conftest import Eventually
-from tests.store.conftest import OpenDatabase, OpenLog
+from tests.store.conftest import OpenDatabase
+from tests.store.log_batches import OpenLog
 from tests.store.rows import Part, events, message, messages, on_queue
 
 SCHEMAS = {1: schema.MESSAGE, 2: schema.EVENT}
@@ -108,13 +109,15 @@ def test_a_backlog_is_cut_into_transactions(
     store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(dispatch_module, limit, 1)
-    for i in range(5):
-        end = store.commit(messages(message(2, 0, i)))
+    end = [store.commit(messages(message(2, 0, i))) for i in range(5)][-1]
     transactions = []
     original = store.database.dispatch
-    monkeypatch.setattr(
-        store.database, "dispatch", lambda some: (transactions.append(len(some)), original(some))
-    )
+
+    def dispatch(frames: list[tuple[int, list[Section]]]) -> None:
+        transactions.append(len(frames))
+        original(frames)
+
+    monkeypatch.setattr(store.database, "dispatch", dispatch)
 
     store.dispatcher.start()
 

@@ -1,0 +1,1 @@
+"""What lies on disk: the commit log, and what is derived from it."""
