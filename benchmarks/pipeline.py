@@ -153,7 +153,7 @@ def drain(
     started = time.perf_counter()
     for start in range(0, messages, SEND_ROWS):
         n = min(SEND_ROWS, messages - start)
-        bench.client.send(topic, _messages(random, n, groups))
+        bench.client.send(topic, _messages(random, n, groups=groups))
     sent_at = time.perf_counter()
     settled_at: list[float] = []
     report = bench.window(
@@ -162,7 +162,7 @@ def drain(
     return sent_at - started, settled_at[-1] - sent_at, report
 
 
-def _messages(random: np.random.Generator, n: int, groups: int) -> pa.Table:
+def _messages(random: np.random.Generator, n: int, *, groups: int) -> pa.Table:
     offsets = np.arange(0, (n + 1) * BODY_BYTES, BODY_BYTES, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(random.bytes(n * BODY_BYTES))]
     names = [f"group-{i}" for i in random.integers(0, groups, n)]

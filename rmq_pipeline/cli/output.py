@@ -89,8 +89,8 @@ def show_fields(fields: Row, *, as_json: bool) -> None:
 
 
 def show_message(text: str) -> None:
-    """Print a line that says what was done."""
-    print(text)
+    """Print a line that says what was done; at once, also where stdout is a pipe."""
+    print(text, flush=True)
 
 
 def show_error(error: RocketMQError, *, as_json: bool) -> None:

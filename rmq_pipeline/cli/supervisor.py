@@ -34,6 +34,7 @@ class Supervisor:
         flight: str | None = None,
         tell: Callable[[str], None] = log.warning,
         on_failure: Callable[[RocketMQError], None] = lambda _: None,
+        retry_s: float = RETRY_S,
     ) -> None:
         """Nothing is started yet.
 
@@ -41,12 +42,14 @@ class Supervisor:
             flight: address of the table door; None: what the home remembers.
             tell: told, in the watching thread, what became of the broker, a sentence each time.
             on_failure: told that the broker does not start again, and nobody tries any more.
+            retry_s: the pause after a start that failed.
         """
         self.home = home.absolute()
         self.restarts = 0
         self._flight = flight
         self._tell = tell
         self._on_failure = on_failure
+        self._retry_s = retry_s
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="rmq-supervisor", daemon=True)
 
@@ -122,7 +125,7 @@ class Supervisor:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:
                     self._on_failure(error)
-                elif self._stopping.wait(RETRY_S):
+                elif self._stopping.wait(self._retry_s):
                     return False
                 continue
             self.restarts += 1

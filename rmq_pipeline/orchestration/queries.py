@@ -1,11 +1,9 @@
-"""Questions of the checks to the broker's documented views, as SQL made by sqlglot.
-
-It is imported where it is used: a run that asks nothing starts 0.3 s sooner.
-"""
+"""Questions of the checks to the broker's documented views, as SQL made by sqlglot."""
 
 from typing import Any, cast
 
 import pyarrow as pa
+from sqlglot import exp
 
 from rmq_pipeline.flight.client import Client
 

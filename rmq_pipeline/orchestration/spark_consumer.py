@@ -193,7 +193,7 @@ def _asset(
                 _placed(spec, sinks=sinks, config=config),
                 client,
                 lambda: spark.spark_session,
-                owner=context.run_id,
+                owner=context.run.run_id,
                 idle_s=config.idle_seconds,
                 length_s=config.seconds,
                 on_batch=watch.batch,

@@ -53,7 +53,7 @@ def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
             result = run_upkeep_window(
                 client,
                 job,
-                owner=context.run_id,
+                owner=context.run.run_id,
                 seconds=config.seconds,
                 hand_over_from=config.hand_over_from,
                 observe=observe,

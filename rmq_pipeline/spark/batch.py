@@ -95,7 +95,7 @@ def cut(received: pa.Table, *, number: int, batches: int, parts: int, ordered: b
         ordered: keep message groups together, each by offset.
     """
     rows, starts = _sorted(received) if ordered else (received, np.arange(received.num_rows))
-    bounds = _even(starts, rows.num_rows, batches * parts)
+    bounds = _even(starts, rows.num_rows, pieces=batches * parts)
     made: list[Batch] = []
     for first in range(0, len(bounds) - 1, parts):
         mine = bounds[first : first + parts + 1]
@@ -118,7 +118,7 @@ def _sorted(received: pa.Table) -> tuple[pa.Table, Int64s]:
     return received, group_starts(received["message_group"])
 
 
-def _even(starts: Int64s, n: int, pieces: int) -> list[int]:
+def _even(starts: Int64s, n: int, *, pieces: int) -> list[int]:
     """Bounds of at most ``pieces`` pieces of about the same size, each of which begins a group."""
     wanted = np.arange(1, pieces) * n // pieces
     at = np.searchsorted(starts, wanted)

@@ -52,7 +52,7 @@ class _Failure(str):
     __slots__ = ()
 
 
-def walk(messages: pa.Table, state: pa.Table | None, rules: Rules) -> Walked:
+def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
     """Give every message to the handler, group by group.
 
     Args:
@@ -75,7 +75,7 @@ def walk(messages: pa.Table, state: pa.Table | None, rules: Rules) -> Walked:
 
 def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None:
     n = stop - start
-    effects = _call(this.messages.slice(start, n), before, this.rules)
+    effects = _call(this.messages.slice(start, n), before, rules=this.rules)
     if isinstance(effects, _Failure):
         if n == 1:
             this.harvest.failed(start, effects)
@@ -94,7 +94,7 @@ def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None
 def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None:
     state, changed = before, None
     for row in range(start, stop):
-        effects = _call(this.messages.slice(row, 1), state, this.rules)
+        effects = _call(this.messages.slice(row, 1), state, rules=this.rules)
         if isinstance(effects, _Failure):
             this.harvest.failed(row, effects)
             this.harvest.release(row + 1, stop)
@@ -111,27 +111,27 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
 def _walk_unordered(this: _Walk, start: int) -> None:
     given = this.messages.slice(start, UNORDERED_CALL_ROWS)
     nothing = NO_STATE.empty_table()
-    effects = _call(given, nothing, this.rules)
+    effects = _call(given, nothing, rules=this.rules)
     if not isinstance(effects, _Failure):
         this.harvest.keep_with_results(effects, group_row=None, start=start)
         return
     for row in range(start, start + given.num_rows):
-        single = _call(this.messages.slice(row, 1), nothing, this.rules)
+        single = _call(this.messages.slice(row, 1), nothing, rules=this.rules)
         if isinstance(single, _Failure):
             this.harvest.failed(row, single)
         else:
             this.harvest.keep_single(single, row=row)
 
 
-def _call(messages: pa.Table, state: pa.Table, rules: Rules) -> "Effects | _Failure":
+def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> "Effects | _Failure":
     """Call the handler and check what it returns; whatever goes wrong is the messages' failure."""
     try:
-        return _checked(rules.handler(messages, state), messages, rules)
+        return _checked(rules.handler(messages, state), messages, rules=rules)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
         return _Failure(f"{type(error).__name__}: {error}"[:REASON_LENGTH])
 
 
-def _checked(outcome: Outcome, messages: pa.Table, rules: Rules) -> Effects:
+def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
     if not isinstance(outcome, Outcome):
         raise OutcomeError(f"The handler returned {type(outcome).__name__}, not an Outcome.")
     rows = outcome.rows

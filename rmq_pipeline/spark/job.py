@@ -54,7 +54,7 @@ class JobResult:
     publish: dict[str, pa.Table]
 
 
-def run(spark: "SparkSession", parts: list[Given], job: Job) -> JobResult:
+def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
     """Walk the parts of a micro-batch, each in a task of its own.
 
     Raises:
@@ -78,7 +78,7 @@ def run(spark: "SparkSession", parts: list[Given], job: Job) -> JobResult:
 def _work(part: Given, job: Job) -> list[Answer]:
     messages = unpack(part.messages, part.messages_path)
     state = unpack(part.state, part.state_path) if part.state or part.state_path else None
-    walked = walk(messages, state, job.rules)
+    walked = walk(messages, state, rules=job.rules)
     found: list[tuple[str, str, pa.Table]] = [(EXCEPTIONS, "", walked.exceptions)]
     if walked.rows is not None and job.sink is not None:
         files = sink.stage(

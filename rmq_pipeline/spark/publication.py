@@ -45,7 +45,7 @@ class Publication:
             return
         try:
             # Asked again: a refusal may answer the repetition of a settle that had its effect.
-            sink.delete_staged(self._folder, staged, self._named())
+            sink.delete_staged(self._folder, staged, files=self._named())
         except RocketMQError as error:
             logger.warning("staged files kept group=%s why=%s", self._group, error)
 

@@ -129,13 +129,13 @@ def published(tables: Mapping[str, pa.Table], allowed: Mapping[str, str]) -> lis
     if not isinstance(tables, Mapping):
         raise OutcomeError(f"publish is a {type(tables).__name__}, not a mapping of tables.")
     return [
-        (topic, _sendable(table, topic, allowed))
+        (topic, _sendable(table, topic, allowed=allowed))
         for topic, table in tables.items()
         if not (isinstance(table, pa.Table) and table.num_rows == 0)
     ]
 
 
-def _sendable(table: pa.Table, topic: str, allowed: Mapping[str, str]) -> pa.Table:
+def _sendable(table: pa.Table, topic: str, *, allowed: Mapping[str, str]) -> pa.Table:
     what = f"messages for {topic}"
     if topic not in allowed:
         raise OutcomeError(f"Topic {topic} is not among those the consumer publishes.")
@@ -148,11 +148,11 @@ def _sendable(table: pa.Table, topic: str, allowed: Mapping[str, str]) -> pa.Tab
         raise OutcomeError(f"{what} have an empty body.")
     if lengths["max"] > limits.BODY_BYTES:
         raise OutcomeError(f"{what} have a body of {lengths['max']} bytes, over 4 MiB.")
-    _check_type(table, topic, allowed[topic])
+    _check_type(table, topic, type_=allowed[topic])
     return table
 
 
-def _check_type(table: pa.Table, topic: str, type_: str) -> None:
+def _check_type(table: pa.Table, topic: str, *, type_: str) -> None:
     n = table.num_rows
     grouped = n - table["message_group"].null_count
     delayed = n - table["delay_level"].null_count + n - table["deliver_at_ms"].null_count

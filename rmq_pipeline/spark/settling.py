@@ -1,7 +1,7 @@
 """Settling a micro-batch: one verb, asked again while the broker is busy."""
 
 import logging
-import time
+import threading
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,9 +20,9 @@ _TRIES: Final = 240
 def settle(
     verbs: Verbs,
     spec: ConsumerSpec,
+    *,
     outcomes: pa.Table,
     result: JobResult,
-    *,
     fence: Fence,
     number: int,
 ) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def settle(
         FencedError, ReceiptHandleError: nothing was changed.
         BusyError: for a minute the broker could not take it, or does not answer.
     """
+    pause = threading.Event()
     for tries_left in reversed(range(_TRIES)):
         try:
             return verbs.settle(
@@ -50,5 +51,5 @@ def settle(
             if isinstance(error, BrokerUnavailableError) or not tries_left:
                 raise
             logger.info("settle waits group=%s number=%d why=%s", spec.group, number, error)
-            time.sleep(_PAUSE_S)
+            pause.wait(_PAUSE_S)
     raise AssertionError("unreachable")

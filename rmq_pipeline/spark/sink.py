@@ -67,7 +67,7 @@ def _write(sink: Path, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str
 
 
 def publish_manifest(sink: Path, files: pa.Table) -> None:
-    """Let readers see exactly these files (schema.SINK_FILE's columns); repeating it is harmless."""
+    """Let readers see exactly these files, schema.SINK_FILE; repeating it is harmless."""
     listed = files.select(schema.SINK_FILE.names).to_pylist()
     sink.mkdir(parents=True, exist_ok=True)
     temporary = sink / f"{MANIFEST}.{uuid.uuid4().hex[:12]}.tmp"
@@ -101,7 +101,7 @@ def delete_unnamed(sink: Path, files: pa.Table, *, epoch: int) -> list[str]:
     return [str(path.relative_to(sink)) for path in unnamed]
 
 
-def delete_staged(sink: Path, staged: pa.Table, files: pa.Table) -> None:
+def delete_staged(sink: Path, staged: pa.Table, *, files: pa.Table) -> None:
     """Delete the files of a batch that was refused, unless ``files`` names them after all."""
     named = set(files["path"].to_pylist())
     for path in staged["path"].to_pylist():
@@ -110,7 +110,7 @@ def delete_staged(sink: Path, staged: pa.Table, files: pa.Table) -> None:
 
 
 def sink_files(sink: Path) -> pa.Table:
-    """The files that the sink's manifest lists, schema.SINK_FILE; none when there is no manifest."""
+    """The files that the sink's manifest lists, schema.SINK_FILE; none without a manifest."""
     try:
         listed = json.loads((sink / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:

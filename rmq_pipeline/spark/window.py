@@ -177,7 +177,7 @@ class Window:
         self._next_number += len(batches)
         spark = self._spark()
         for batch in batches:
-            self._pending.append(self._submitted(batch, stage, spark, received_at=started))
+            self._pending.append(self._submitted(batch, stage, spark=spark, received_at=started))
         self._last_message = time.monotonic()
         return True
 
@@ -207,8 +207,8 @@ class Window:
         self,
         batch: Batch,
         stage: ThreadPoolExecutor,
-        spark: "SparkSession",
         *,
+        spark: "SparkSession",
         received_at: float,
     ) -> _Pending:
         spec, epoch = self._spec, self._tenure.epoch
@@ -220,14 +220,21 @@ class Window:
         folder.mkdir()
         parts = batch.given(folder, state)
         this = job.Job(self._rules, folder, sink=spec.sink, epoch=epoch, batch=batch.number)
-        return _Pending(batch, folder, received_at, stage.submit(_timed, spark, parts, this))
+        return _Pending(batch, folder, received_at, stage.submit(_timed, spark, parts, this=this))
 
     def _settle(self, pending: _Pending) -> BatchReport:
         result, spark_s = pending.result.result()
         outcomes = pending.batch.outcomes(result.exceptions)
         fence, number = self._tenure.fence, pending.batch.number
         try:
-            answer = settle(self._verbs, self._spec, outcomes, result, fence=fence, number=number)
+            answer = settle(
+                self._verbs,
+                self._spec,
+                outcomes=outcomes,
+                result=result,
+                fence=fence,
+                number=number,
+            )
         except ReceiptHandleError as error:
             raise _LostError(str(error)) from error
         self._publication.add(result.files)
@@ -262,6 +269,8 @@ def _rules(spec: ConsumerSpec, verbs: Verbs) -> Rules:
     )
 
 
-def _timed(spark: "SparkSession", parts: list[Given], this: job.Job) -> tuple[job.JobResult, float]:
+def _timed(
+    spark: "SparkSession", parts: list[Given], *, this: job.Job
+) -> tuple[job.JobResult, float]:
     started = time.monotonic()
-    return job.run(spark, parts, this), time.monotonic() - started
+    return job.run(spark, parts, job=this), time.monotonic() - started

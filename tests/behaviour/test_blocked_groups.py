@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.behaviour.conftest import Door, Make
 
 MINUTE = 60_000
@@ -54,6 +56,7 @@ def test_a_blocked_group_that_owns_most_messages_holds_up_nobody(
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group")
+
     drain_around_a_whale(door, name, readers, total=24_000, others=400, limit=1_000)
 
 
@@ -64,16 +67,22 @@ def test_a_blocked_group_of_half_a_million_stays_out_of_memory(
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group")
-    inside.broker.send(name, whale_table(6_000, others=1_000, start=0))
-    inside.broker.receive(name, readers, limit=1)
-    before = psutil.Process().memory_info().rss
+    memory: list[float] = []
 
     drain_around_a_whale(
-        inside, name, readers, total=600_000, others=10_000, limit=10_000, already=6_000
+        inside,
+        name,
+        readers,
+        total=600_000,
+        others=10_000,
+        limit=5_000,
+        watch=lambda: memory.append(psutil.Process().memory_info().rss / 1024**2),
     )
 
-    grown = psutil.Process().memory_info().rss - before
-    assert grown < 400 * 1024 * 1024, f"{grown / 1024**2:.0f} MiB more than before"
+    # The first receives load what every receive needs: the read-ahead and a page of the database.
+    grown = max(memory) - memory[2]
+    print(f"{len(memory)} receives, {memory[2]:.0f} MiB after the second, {grown:.0f} more later")
+    assert grown < 150
 
 
 def whale_table(n: int, *, others: int, start: int) -> pa.Table:
@@ -91,43 +100,39 @@ def drain_around_a_whale(
     total: int,
     others: int,
     limit: int,
-    already: int = 0,
+    watch: Callable[[], None] = lambda: None,
 ) -> None:
     """Block the whale by a long lease, drain the others, unblock it, drain it; all in order."""
-    for start in range(already, total, 20_000):
+    for start in range(0, total, 20_000):
         n = min(20_000, total - start)
         door.broker.send(name, whale_table(n, others=others, start=start))
     whale = None
-    seen: dict[str, int] = {}
+    last: dict[str, int] = {}
     count = 0
 
-    def take(got: pa.Table) -> int:
-        for one, body in zip(
-            got["message_group"].to_pylist(), got["body"].to_pylist(), strict=True
-        ):
-            assert seen.get(one, -1) < int(body), one
-            seen[one] = int(body)
+    def receive() -> pa.Table:
+        watch()
+        return door.broker.receive(name, readers, limit=limit, invisible_duration_ms=10 * MINUTE)
+
+    def settle(got: pa.Table) -> int:
+        if got.num_rows:
+            door.broker.ack(got)
+        rows = zip(got["message_group"].to_pylist(), got["body"].to_pylist(), strict=True)
+        for one, body in rows:
+            assert last.get(one, -1) < int(body), one
+            last[one] = int(body)
         return int(got.num_rows)
 
-    if already:
-        door.advance(MINUTE)
-    while (
-        got := door.broker.receive(name, readers, limit=limit, invisible_duration_ms=10 * MINUTE)
-    ).num_rows:
+    while (got := receive()).num_rows:
         mine = pc.equal(got["message_group"], "whale")
         if got.filter(mine).num_rows:
             assert whale is None, "the whale is locked"
             whale = got.filter(mine)
-        rest = got.filter(pc.invert(mine))
-        if rest.num_rows:
-            door.broker.ack(rest)
-        count += take(rest)
+        count += settle(got.filter(pc.invert(mine)))
     assert whale is not None
     assert count == total // 6
 
-    door.broker.ack(whale)
-    count += take(whale)
-    while (got := door.broker.receive(name, readers, limit=limit)).num_rows:
-        door.broker.ack(got)
-        count += take(got)
+    count += settle(whale)
+    while (got := receive()).num_rows:
+        count += settle(got)
     assert count == total

@@ -28,7 +28,7 @@ def failures() -> list[RocketMQError]:
 
 @pytest.fixture
 def supervisor(home: Path, told: list[str], failures: list[RocketMQError]) -> Iterator[Supervisor]:
-    supervisor = Supervisor(home, tell=told.append, on_failure=failures.append)
+    supervisor = Supervisor(home, tell=told.append, on_failure=failures.append, retry_s=0.01)
     with supervisor:
         yield supervisor
 
@@ -96,12 +96,8 @@ def test_a_broker_with_another_upkeep_is_left_alone(home: Path) -> None:
 
 
 def test_a_broker_that_does_not_start_is_given_up(
-    supervisor: Supervisor,
-    failures: list[RocketMQError],
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+    supervisor: Supervisor, failures: list[RocketMQError], eventually: Eventually
 ) -> None:
-    monkeypatch.setattr("rmq_pipeline.cli.supervisor.RETRY_S", 0.01)
     (supervisor.home / "format").write_text("99")
 
     kill(supervisor.endpoint)

@@ -91,7 +91,7 @@ def test_each_group_is_one_call_with_its_own_state() -> None:
         return running_total(given_messages, state)
 
     known = pa.table({"message_group": ["b", "never"], "total": [10, 99]})
-    walked = walk(messages(("a", "1"), ("a", "2"), ("b", "3")), known, rules(handler))
+    walked = walk(messages(("a", "1"), ("a", "2"), ("b", "3")), known, rules=rules(handler))
 
     assert calls == [(["a", "a"], 0), (["b"], 1)]
     assert column(walked, "total") == [1, 2, 11]
@@ -102,7 +102,7 @@ def test_each_group_is_one_call_with_its_own_state() -> None:
 def test_the_first_that_raises_fails_those_before_stand_those_after_are_released() -> None:
     given_messages = messages(("a", "1"), ("a", "2"), ("a", "bad"), ("a", "4"), ("b", "5"))
 
-    walked = walk(given_messages, None, rules(running_total))
+    walked = walk(given_messages, None, rules=rules(running_total))
 
     assert bodies(walked) == ["1", "2", "5"]
     assert states(walked) == {"a": 2, "b": 1}
@@ -119,7 +119,7 @@ def test_a_single_message_that_raises_is_given_once() -> None:
         calls.append(given_messages.num_rows)
         raise RuntimeError
 
-    walked = walk(messages(("a", "1")), None, rules(handler))
+    walked = walk(messages(("a", "1")), None, rules=rules(handler))
 
     assert calls == [1]
     assert exceptions(walked) == [(0, "retry", None, "RuntimeError: ")]
@@ -129,7 +129,7 @@ def test_a_handler_that_exits_fails_its_message() -> None:
     def handler(*_: pa.Table) -> Outcome:
         raise SystemExit(3)
 
-    walked = walk(messages(("a", "1")), None, rules(handler))
+    walked = walk(messages(("a", "1")), None, rules=rules(handler))
 
     assert exceptions(walked) == [(0, "retry", None, "SystemExit: 3")]
 
@@ -143,7 +143,7 @@ def test_a_retry_of_one_of_several_gives_them_again_one_at_a_time() -> None:
         failed = result(given_messages.take(late), "retry", retry_after_ms=500, reason="too soon")
         return Outcome(rows=done.rows, state=done.state, results=failed)
 
-    walked = walk(messages(("a", "1"), ("a", "later"), ("a", "3")), None, rules(handler))
+    walked = walk(messages(("a", "1"), ("a", "later"), ("a", "3")), None, rules=rules(handler))
 
     assert bodies(walked) == ["1"]
     assert states(walked) == {"a": 1}
@@ -156,7 +156,7 @@ def test_a_dead_letter_does_not_stop_its_group() -> None:
         given_up = result(given_messages.slice(1, 1), "dead_letter", reason="no")
         return Outcome(rows=done.rows, state=done.state, results=given_up)
 
-    walked = walk(messages(("a", "1"), ("a", "2"), ("a", "3")), None, rules(handler))
+    walked = walk(messages(("a", "1"), ("a", "2"), ("a", "3")), None, rules=rules(handler))
 
     assert bodies(walked) == ["1", "2", "3"]
     assert states(walked) == {"a": 3}
@@ -167,7 +167,7 @@ def test_acks_said_aloud_are_acks() -> None:
     def handler(given_messages: pa.Table, _: pa.Table) -> Outcome:
         return Outcome(results=result(given_messages, "ack"))
 
-    walked = walk(messages(("a", "1"), ("a", "2")), None, rules(handler))
+    walked = walk(messages(("a", "1"), ("a", "2")), None, rules=rules(handler))
 
     assert exceptions(walked) == []
 
@@ -183,7 +183,7 @@ def test_a_state_of_no_rows_is_removed_and_none_is_kept() -> None:
                 return running_total(given_messages, state)
 
     known = pa.table({"message_group": ["gone", "kept", "new"], "total": [7, 8, 9]})
-    walked = walk(messages(("gone", "1"), ("kept", "2"), ("new", "3")), known, rules(handler))
+    walked = walk(messages(("gone", "1"), ("kept", "2"), ("new", "3")), known, rules=rules(handler))
 
     assert states(walked) == {"gone": None, "new": 10}
 
@@ -195,7 +195,7 @@ def test_messages_without_a_group_are_strangers() -> None:
         calls.append((given_messages.num_rows, state.num_rows))
         return Outcome()
 
-    walk(messages((None, "1"), (None, "2")), None, rules(handler))
+    walk(messages((None, "1"), (None, "2")), None, rules=rules(handler))
 
     assert calls == [(1, 0), (1, 0)]
 
@@ -207,7 +207,7 @@ def test_published_messages_get_every_column_of_send() -> None:
         return Outcome(publish={"onward": pa.table({"body": [b"x"], **extra})})
 
     walked = walk(
-        messages(("a", "1"), ("b", "2")), None, rules(handler, publishes={"onward": "normal"})
+        messages(("a", "1"), ("b", "2")), None, rules=rules(handler, publishes={"onward": "normal"})
     )
 
     assert walked.publish["onward"].select(["body", "tag", "keys"]).to_pylist() == [
@@ -257,7 +257,7 @@ def test_what_cannot_be_used_fails_its_message(returned: Any, reason: str) -> No
         publishes={"onward": "normal", "fifo": "fifo", "delay": "delay"},
     )
 
-    walked = walk(messages(("a", "1")), None, these)
+    walked = walk(messages(("a", "1")), None, rules=these)
 
     ((row, outcome, after, said),) = exceptions(walked)
     assert (row, outcome, after) == (0, "retry", None)
@@ -269,7 +269,7 @@ def test_what_cannot_be_used_fails_its_message(returned: Any, reason: str) -> No
 def test_state_of_a_consumer_that_declares_none_is_refused() -> None:
     these = rules(lambda _m, _s: Outcome(state=pa.table({"total": [1]})), state_schema=None)
 
-    walked = walk(messages(("a", "1")), None, these)
+    walked = walk(messages(("a", "1")), None, rules=these)
 
     assert "declares no schema" in exceptions(walked)[0][3]
 
@@ -288,7 +288,7 @@ def test_unordered_one_bad_message_fails_alone() -> None:
     walked = walk(
         given_messages,
         None,
-        Rules(handler, ordered=False, sink_schema=pa.schema([("body", pa.binary())])),
+        rules=Rules(handler, ordered=False, sink_schema=pa.schema([("body", pa.binary())])),
     )
 
     assert sizes == [UNORDERED_CALL_ROWS, *[1] * UNORDERED_CALL_ROWS, 10]
@@ -297,7 +297,7 @@ def test_unordered_one_bad_message_fails_alone() -> None:
 
 
 def test_an_empty_table_is_no_call() -> None:
-    walked = walk(MESSAGES.empty_table(), None, rules(running_total))
+    walked = walk(MESSAGES.empty_table(), None, rules=rules(running_total))
 
     assert (walked.rows, walked.state, walked.exceptions.num_rows) == (None, None, 0)
 
@@ -336,7 +336,7 @@ def test_what_comes_out_does_not_depend_on_where_batches_are_cut(
                     "total": pa.array(list(totals.values()), pa.int64()),
                 }
             )
-            walked = walk(messages(*batch), known, rules(handler))
+            walked = walk(messages(*batch), known, rules=rules(handler))
             again = set(walked.exceptions["row"].to_pylist())
             for i, (group, body) in enumerate(batch):
                 if i not in again:

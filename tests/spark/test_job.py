@@ -61,7 +61,7 @@ def test_a_batch_comes_back_whole(spark: SparkSession, tmp_path: Path, body_byte
     rules = Rules(count, True, STATE, SINK, "born_at_ms", {"onward": "normal"})
     this = job.Job(rules, tmp_path, sink=tmp_path / "sink", epoch=3, batch=0)
 
-    result = job.run(spark, batch.given(tmp_path, known), this)
+    result = job.run(spark, batch.given(tmp_path, known), job=this)
 
     outcomes = batch.outcomes(result.exceptions)
     # g1 has the messages 1, 8, 15 (bad), 22, 29, 36, 43: the last four are given back.

@@ -95,7 +95,9 @@ def test_files_of_a_refused_batch_go_unless_a_settle_named_them(tmp_path: Path) 
     refused = stage(tmp_path, rows(FIVE_MS))
     settled_after_all = stage(tmp_path, rows(FIVE_MS))
 
-    sink.delete_staged(tmp_path, pa.concat_tables([refused, settled_after_all]), settled_after_all)
+    sink.delete_staged(
+        tmp_path, pa.concat_tables([refused, settled_after_all]), files=settled_after_all
+    )
 
     assert not (tmp_path / refused["path"][0].as_py()).exists()
     assert (tmp_path / settled_after_all["path"][0].as_py()).exists()

@@ -1,0 +1,176 @@
+"""Checks turn red for what they are there for, against a real broker."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.orchestration import queries
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks, fallback_result
+from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
+from tests.conftest import Eventually
+from tests.orchestration.conftest import SMALL, Send
+
+GROUP = DeclaredGroup(
+    "flights", topic("departures", type="fifo"), order="message_group", max_attempts=1
+)
+MINUTE_MS = 60_000
+
+
+@dg.asset
+def flights() -> None:
+    """Stands for a consumer."""
+
+
+@pytest.fixture(autouse=True)
+def _group(client: Client) -> None:
+    GROUP.ensure(client)
+
+
+def evaluate(resource: BrokerResource, **thresholds: Any) -> dict[str, dg.AssetCheckEvaluation]:
+    checks = consumer_checks(
+        "flights", flights.key, ordered=True, thresholds=Thresholds(**thresholds)
+    )
+    result = dg.materialize([flights, *checks], resources={"broker": resource})
+    return {check.check_name: check for check in result.get_asset_check_evaluations()}
+
+
+def receive(client: Client, **window: Any) -> pa.Table:
+    return client.receive("departures", "flights", invisible_duration_ms=5 * MINUTE_MS, **window)
+
+
+def test_all_are_green_after_ordinary_work(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    send("departures", 4, message_group=["a", "b", "a", "b"])
+    client.ack(receive(client))
+
+    checks = evaluate(resource)
+
+    assert {name: check.passed for name, check in checks.items()} == {
+        "no_loss": True,
+        "oldest_unread": True,
+        "dead_letters": True,
+        "order": True,
+    }
+    assert checks["oldest_unread"].metadata["lag"].value == 0
+
+
+def test_messages_that_wait_too_long_are_told(
+    resource: BrokerResource, send: Send, clock: ManualClock
+) -> None:
+    send("departures", 3, message_group=["a", "b", "c"])
+    clock.advance(16 * MINUTE_MS)
+
+    check = evaluate(resource)["oldest_unread"]
+
+    assert not check.passed
+    assert check.metadata["lag"].value == 3
+
+
+def test_dead_letters_are_told_with_their_reasons(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    send("departures", 1, message_group=["a"])
+    client.forward_to_dead_letter_queue(receive(client), reason="no departure time")
+
+    check = evaluate(resource)["dead_letters"]
+
+    assert not check.passed
+    assert check.metadata["dead_letters"].value == 1
+    assert check.metadata["reasons"].value[0].data["reason"] == "no departure time"
+
+
+def test_expected_dead_letters_are_green(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    send("departures", 1, message_group=["a"])
+    client.forward_to_dead_letter_queue(receive(client))
+
+    assert evaluate(resource, dead_letters=1)["dead_letters"].passed
+
+
+def test_messages_in_flight_and_released_are_not_lost(client: Client, send: Send) -> None:
+    send("departures", 4, message_group=["a", "a", "b", "b"])
+    window = client.open_window("consumer/flights", owner="run", duration_ms=MINUTE_MS)
+    receive(client, window=("consumer/flights", window["epoch"]))
+    in_flight = queries.lost(client, "flights")
+
+    client.open_window("consumer/flights", owner="next", duration_ms=MINUTE_MS, takeover=True)
+
+    assert (in_flight, queries.lost(client, "flights")) == (0, 0)
+
+
+def test_messages_behind_a_failed_one_are_not_lost(client: Client, send: Send) -> None:
+    GROUP.ensure(client)
+    client.alter_group("flights", max_attempts=3, backoff_ms=(MINUTE_MS,))
+    send("departures", 3, message_group=["a", "a", "a"])
+    received = receive(client)
+    outcomes = pa.table({"receipt_handle": received["receipt_handle"][:1], "outcome": ["retry"]})
+
+    client.settle("flights", outcomes)
+
+    assert queries.lost(client, "flights") == 0
+
+
+def test_a_reset_loses_nothing(client: Client, send: Send) -> None:
+    send("departures", 2, message_group=["a", "b"])
+    receive(client)
+
+    client.reset_offset("flights", "departures", to_latest=True)
+
+    assert queries.lost(client, "flights") == 0
+
+
+def test_settling_in_order_is_no_violation(client: Client, send: Send) -> None:
+    send("departures", 6, message_group=["a", "b"] * 3)
+    while (received := receive(client)).num_rows:
+        client.ack(received)
+
+    assert queries.order_violations(client, "flights") == 0
+
+
+def test_settling_out_of_order_is_a_violation(client: Client, send: Send) -> None:
+    client.create_group("careless", order="none")
+    send("departures", 2, message_group=["a", "a"])
+    received = client.receive("departures", "careless").sort_by("queue_offset")
+    client.ack(received.slice(1))
+    client.ack(received.slice(0, 1))
+
+    assert queries.order_violations(client, "careless") == 1
+
+
+def test_fallback_by_the_broker_is_red_for_an_hour(
+    tmp_path: Path, clock: ManualClock, eventually: Eventually
+) -> None:
+    with ExitStack() as stack:
+        opened = Broker.open(tmp_path / "alone", clock=clock, upkeep="dagster", settings=SMALL)
+        door = stack.enter_context(FlightServer(stack.enter_context(opened), clock=clock))
+        client = stack.enter_context(Client(door.address))
+        client.create_topic("later", type="delay")
+        client.send("later", pa.table({"body": [b"x"], "delay_level": [1]}))
+
+        clock.advance(2 * MINUTE_MS)
+
+        def is_red() -> bool:
+            clock.advance(1_000)
+            return not fallback_result(client, "deliver_scheduled").passed
+
+        eventually(is_red)
+        assert fallback_result(client, "revive").passed
+        clock.advance(61 * MINUTE_MS)
+        assert fallback_result(client, "deliver_scheduled").passed
+
+
+def test_no_fallback_is_green(client: Client) -> None:
+    assert fallback_result(client, "revive").passed
