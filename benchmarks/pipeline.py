@@ -41,6 +41,7 @@ SINK = pa.schema(
         ("body", pa.binary()),
     ]
 )
+COLUMNS = SINK.names
 BODY_BYTES = 200
 SEND_ROWS = 50_000
 DRAINED_PER_S = 60_000
@@ -50,7 +51,7 @@ LATE_P99_MS = 50
 
 def copied(messages: pa.Table, _: pa.Table) -> Outcome:
     """The trivial handler: every message becomes a row of the sink."""
-    return Outcome(rows=messages.select(SINK.names))
+    return Outcome(rows=messages.select(COLUMNS))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,18 @@ import pyarrow as pa
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-_HEX: Final = np.array([f"{byte:02X}".encode() for byte in range(256)], dtype="S2")
+#: The two digits of each byte, as they lie in memory.
+_HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
 _EPOCH_2021_S: Final = 1_609_459_200
 #: An odd number without structure: powers of it make the polynomial of ``hash64``.
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 _MAX_POWERS: Final = 4096
+#: Texts of up to this share of their number in length are hashed byte by byte, all at once.
+_SHORT_SHARE: Final = 8
+#: Seeds whose bucket is remembered, for each number of buckets.
+_SEEDS: Final = 1 << 16
+#: Set where one is.
+_KNOWN: Final = np.uint64(1 << 31)
 
 
 def _powers(base: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
@@ -50,13 +57,33 @@ def _polynomial(texts: pa.StringArray, powers: np.ndarray) -> np.ndarray:
     """For each text the sum of byte × base^(distance from its end), in the powers' width."""
     data, starts, lengths = _bytes_of(texts)
     sums = np.zeros(len(texts), dtype=powers.dtype)
-    filled = lengths > 0
-    if not filled.any():
+    longest = int(lengths.max(initial=0))
+    if not longest:
         return sums
+    if longest * _SHORT_SHARE <= len(texts):
+        return _by_columns(data, starts, lengths, powers[1])
+    filled = lengths > 0
     ends = np.repeat(starts + lengths, lengths)
     distance = ends - 1 - np.arange(len(data))
     terms = data.astype(powers.dtype) * powers[distance % _MAX_POWERS]
     sums[filled] = np.add.reduceat(terms, starts[filled])
+    return sums
+
+
+def _by_columns(
+    data: np.ndarray, starts: Int64s, lengths: Int64s, base: np.unsignedinteger
+) -> np.ndarray:
+    """The same polynomial, of the first bytes of all texts, then the second ones (Horner)."""
+    sums = data[np.minimum(starts, len(data) - 1)].astype(base.dtype)
+    sums[lengths == 0] = 0
+    shortest = int(lengths.min())
+    for at in range(1, int(lengths.max())):
+        if at < shortest:
+            sums *= base
+            sums += data[starts + at]
+        else:
+            rows = np.flatnonzero(lengths > at)
+            sums[rows] = sums[rows] * base + data[starts[rows] + at]
     return sums
 
 
@@ -70,14 +97,12 @@ def hash64(texts: pa.Array) -> Int64s:
         return np.zeros(len(texts), dtype=np.int64)
     if len(texts) == 1:
         return np.array([_hash64_of(texts[0].as_py())], dtype=np.int64)
+    if not texts.null_count:
+        return _hash64_of_all(texts)
     encoded = texts.dictionary_encode()
     hashes = _hash64_of_all(encoded.dictionary)
-    indices = encoded.indices
-    if indices.null_count:
-        codes = indices.fill_null(len(hashes)).to_numpy(zero_copy_only=False)
-        return np.append(hashes, np.int64(0))[codes]
-    spread: Int64s = hashes[indices.to_numpy()]
-    return spread
+    codes = encoded.indices.fill_null(len(hashes)).to_numpy(zero_copy_only=False)
+    return np.append(hashes, np.int64(0))[codes]
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -85,10 +110,10 @@ def _hash64_of(text: str) -> int:
     return int(_hash64_of_all(pa.array([text], pa.string()))[0])
 
 
-def _hash64_of_all(unique: pa.StringArray) -> Int64s:
+def _hash64_of_all(texts: pa.StringArray) -> Int64s:
     with np.errstate(over="ignore"):
-        lengths = _bytes_of(unique)[2].astype(np.uint64)
-        h = _polynomial(unique, _POWERS_64) + lengths * np.uint64(_MULTIPLIER)
+        lengths = _bytes_of(texts)[2].astype(np.uint64)
+        h = _polynomial(texts, _POWERS_64) + lengths * np.uint64(_MULTIPLIER)
         h ^= h >> np.uint64(30)
         h *= np.uint64(0xBF58476D1CE4E5B9)
         h ^= h >> np.uint64(27)
@@ -111,7 +136,9 @@ def java_string_hash(text: str) -> int:
 def _java_string_hashes(texts: pa.StringArray) -> Int64s:
     data = _bytes_of(texts)[0]
     if len(data) and data.max() > 127:
-        return np.array([java_string_hash(t) for t in texts.to_pylist()], dtype=np.int64)
+        encoded = texts.dictionary_encode()
+        hashes = [java_string_hash(text) for text in encoded.dictionary.to_pylist()]
+        return np.array(hashes, dtype=np.int64)[encoded.indices.to_numpy()]
     with np.errstate(over="ignore"):
         return _polynomial(texts, _POWERS_31).view(np.int32).astype(np.int64)
 
@@ -121,20 +148,43 @@ def consistent_hash(seeds: Int64s, buckets: int) -> Int32s:
 
     Growing the number of buckets from n to m moves about (m - n) / m of the seeds.
     """
-    state = seeds.astype(np.int64).view(np.uint64).copy()
-    candidate = np.zeros(len(seeds), dtype=np.int64)
+    chosen = np.zeros(len(seeds), dtype=np.int32)
     active = np.arange(len(seeds))
-    with np.errstate(over="ignore"):
-        while len(active):
-            state[active] = state[active] * np.uint64(2862933555777941757) + np.uint64(1)
-            x = (state[active] >> np.uint64(33)).astype(np.uint32).view(np.int32) + np.int32(1)
-            d = x.astype(np.float64) / float(1 << 31)
-            following = (candidate[active] + 1) / d
-            step = np.clip(np.trunc(following), -(2.0**31), 2.0**31 - 1).astype(np.int64)
-            moves = (step >= 0) & (step < buckets)
-            candidate[active[moves]] = step[moves]
-            active = active[moves]
-    return candidate.astype(np.int32)
+    state = seeds.astype(np.int64).view(np.uint64).copy()
+    candidate = np.zeros(len(seeds))
+    while len(active):
+        state *= np.uint64(2862933555777941757)
+        state += np.uint64(1)
+        # Java adds one to an int: the largest becomes negative, and the search ends.
+        x = ((state >> np.uint64(33)) + np.uint64(1)).astype(np.uint32).view(np.int32)
+        following = (candidate + 1) * float(1 << 31) / x
+        moves = (following >= 0) & (following < buckets)
+        active, state = active[moves], state[moves]
+        candidate = np.trunc(following[moves])
+        chosen[active] = candidate
+    return chosen
+
+
+@functools.lru_cache(maxsize=8)
+def _remembered(buckets: int) -> npt.NDArray[np.uint64]:
+    """Room for seeds and their buckets: 32 bits of seed, ``_KNOWN``, 31 bits of bucket."""
+    del buckets  # the cache's key
+    return np.zeros(_SEEDS, dtype=np.uint64)
+
+
+def _bucket_of(seeds: Int64s, buckets: int) -> Int32s:
+    """``consistent_hash`` of 32-bit seeds, most of which were seen before."""
+    known = _remembered(buckets)
+    high = seeds.view(np.uint64) << np.uint64(32)
+    places = seeds & (_SEEDS - 1)
+    # Seed and bucket are one number, so that no thread sees half of what another one writes.
+    found = known[places]
+    chosen: Int32s = (found & np.uint64(0x7FFFFFFF)).astype(np.int32)
+    new = np.flatnonzero((found & ~np.uint64(0x7FFFFFFF)) != (high | _KNOWN))
+    if len(new):
+        chosen[new] = consistent_hash(seeds[new], buckets)
+        known[places[new]] = high[new] | _KNOWN | chosen[new].astype(np.uint64)
+    return chosen
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -147,18 +197,19 @@ def queue_of_groups(message_groups: pa.StringArray, queues: int) -> Int32s:
     """The queue of each message group among ``queues``."""
     if len(message_groups) == 1:
         return np.array([_queue_of_group(message_groups[0].as_py(), queues)], dtype=np.int32)
-    encoded = message_groups.dictionary_encode()
-    chosen = consistent_hash(_java_string_hashes(encoded.dictionary), queues)
-    spread: Int32s = chosen[encoded.indices.to_numpy()]
-    return spread
+    return _bucket_of(_java_string_hashes(message_groups), queues)
 
 
 def texts_of_bytes(rows: npt.NDArray[np.uint8]) -> pa.StringArray:
     """Upper-case hex of each row of an (n, width) byte array."""
-    n, width = rows.shape
-    data = _HEX[rows].tobytes()
+    return _texts(np.take(_HEX, rows))
+
+
+def _texts(digits: npt.NDArray[np.uint16]) -> pa.StringArray:
+    """Texts of one length, from two digits an element."""
+    n, width = digits.shape
     offsets = np.arange(0, (n + 1) * width * 2, width * 2, dtype=np.int32)
-    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(data))
+    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(digits))
 
 
 class MessageIds:
@@ -167,10 +218,9 @@ class MessageIds:
     def __init__(self) -> None:
         mac = uuid.getnode().to_bytes(6, "big")
         seconds = (int(time.time()) - _EPOCH_2021_S) & 0xFFFFFFFF
-        self._prefix = np.frombuffer(
-            b"\x01" + mac + (os.getpid() & 0xFFFF).to_bytes(2, "big") + seconds.to_bytes(4, "big"),
-            dtype=np.uint8,
-        )
+        prefix = b"\x01" + mac + (os.getpid() & 0xFFFF).to_bytes(2, "big")
+        prefix += seconds.to_bytes(4, "big")
+        self._prefix = np.take(_HEX, np.frombuffer(prefix, dtype=np.uint8))
         # Two brokers started in one second of one pid (containers) must not repeat each other.
         self._counter = int.from_bytes(os.urandom(3), "big")
         self._lock = threading.Lock()
@@ -180,8 +230,8 @@ class MessageIds:
         with self._lock:
             first = self._counter
             self._counter += n
-        rows = np.empty((n, 17), dtype=np.uint8)
-        rows[:, :13] = self._prefix
+        digits = np.empty((n, 17), dtype=np.uint16)
+        digits[:, :13] = self._prefix
         counters = np.arange(first, first + n, dtype=np.int64).astype(np.uint32).astype(">u4")
-        rows[:, 13:] = counters.view(np.uint8).reshape(n, 4)
-        return texts_of_bytes(rows)
+        digits[:, 13:] = np.take(_HEX, counters.view(np.uint8).reshape(n, 4))
+        return _texts(digits)

@@ -26,16 +26,21 @@ _LAYOUT: Final = np.dtype(
 _WIDTH: Final = _LAYOUT.itemsize * 2
 
 
-def _nibbles() -> npt.NDArray[np.uint8]:
-    table = np.full(256, 255, dtype=np.uint8)
-    for value, digit in enumerate(b"0123456789ABCDEF"):
-        table[digit] = value
-    for value, digit in enumerate(b"abcdef", start=10):
-        table[digit] = value
-    return table
+#: What is no pair of hex digits.
+_NO_BYTE: Final = 256
 
 
-_NIBBLES: Final = _nibbles()
+def _bytes_of_digits() -> npt.NDArray[np.uint16]:
+    """The byte of each two digits, taken as they lie in memory."""
+    nibbles = np.full(256, _NO_BYTE, dtype=np.uint16)
+    for digits in (b"0123456789ABCDEF", b"0123456789abcdef"):
+        nibbles[list(digits)] = np.arange(16)
+    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
+    high, low = nibbles[pairs[:, 0]], nibbles[pairs[:, 1]]
+    return np.where((high | low) >= _NO_BYTE, np.uint16(_NO_BYTE), high << 4 | low)
+
+
+_BYTES: Final = _bytes_of_digits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +101,14 @@ def decode(handles: pa.Array | pa.ChunkedArray) -> Receipts:
     if handles.null_count or wrong.any():
         row = int(np.argmax(wrong)) if wrong.any() else 0
         raise ReceiptHandleError(f"Row {row} is not a receipt handle.")
-    if n == 0:
-        digits = np.zeros((0, _LAYOUT.itemsize, 2), dtype=np.uint8)
-    else:
-        data = np.frombuffer(handles.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
-        digits = _NIBBLES[data].reshape(n, _LAYOUT.itemsize, 2)
-    if digits.size and digits.max() == 255:
-        row = int(np.argmax(digits.reshape(n, -1).max(axis=1) == 255))
+    width = _LAYOUT.itemsize
+    data = handles.buffers()[2] if n else b""
+    pairs = np.frombuffer(data, np.uint16, n * width, int(offsets[0]) if n else 0)
+    values = np.take(_BYTES, pairs)
+    if n and values.max() >= _NO_BYTE:
+        row = int(np.argmax(values >= _NO_BYTE)) // width
         raise ReceiptHandleError(f"Row {row} is not a receipt handle.")
-    packed = (digits[:, :, 0] << 4) | digits[:, :, 1]
-    rows = np.ascontiguousarray(packed).view(_LAYOUT).reshape(n)
+    rows = values.astype(np.uint8).view(_LAYOUT)
     return Receipts(
         rows["group_id"].astype(np.int32),
         rows["topic_id"].astype(np.int32),

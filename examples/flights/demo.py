@@ -119,7 +119,8 @@ class Demo:
             self._display.facts(found, wrong=wrong, more=more)
             if keep:
                 self._display.say("Everything runs on; Ctrl-C ends it.")
-                threading.Event().wait()
+                while not self._broken:
+                    threading.Event().wait(LOOK_S)
         return not wrong
 
     def _set_environment(self) -> None:

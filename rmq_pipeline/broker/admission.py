@@ -21,7 +21,7 @@ from rmq_pipeline.errors import (
     MessageTypeError,
     RocketMQError,
 )
-from rmq_pipeline.message import Int64s
+from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.topic import DLQ_PREFIX, Topic, is_system
 
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
@@ -96,7 +96,7 @@ def admit(topic: Topic, columns: dict[str, pa.Array]) -> None:
     if is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
         raise IllegalTopicError(f"Topic {topic.name} takes no messages from clients.")
     n = len(columns["body"])
-    size = sum(column.nbytes for column in columns.values())
+    size = sum(column.nbytes for column in columns.values() if column.null_count < n)
     if n > limits.BATCH_ROWS or size > limits.BATCH_BYTES:
         raise MessageBodyTooLargeError(f"A batch of {n} rows and {size} bytes.")
     if n:
@@ -123,13 +123,20 @@ def _blank(texts: pa.Array) -> pa.Array:
 
 
 def _check_body(body: pa.Array) -> None:
-    _refuse(pc.is_null(body), MessageBodyEmptyError, "the body is null")
-    lengths = pc.binary_length(body)
-    bounds = pc.min_max(lengths).as_py()
-    if bounds["min"] == 0:
-        _refuse(pc.equal(lengths, 0), MessageBodyEmptyError, "the body is empty")
-    if bounds["max"] > limits.BODY_BYTES:
-        _refuse(pc.greater(lengths, limits.BODY_BYTES), MessageBodyTooLargeError, "over 4 MiB")
+    if body.null_count:
+        _refuse(pc.is_null(body), MessageBodyEmptyError, "the body is null")
+    lengths = np.diff(_offsets(body))
+    if lengths.min() == 0:
+        raise MessageBodyEmptyError(f"Row {int(np.argmin(lengths))}: the body is empty.")
+    if lengths.max() > limits.BODY_BYTES:
+        row = int(np.argmax(lengths > limits.BODY_BYTES))
+        raise MessageBodyTooLargeError(f"Row {row}: over 4 MiB.")
+
+
+def _offsets(values: pa.Array) -> Int32s:
+    """Where each text or body begins, and the last one ends."""
+    whole = np.frombuffer(values.buffers()[1], dtype=np.int32)
+    return whole[values.offset : values.offset + len(values) + 1]
 
 
 def _check_texts(columns: dict[str, pa.Array]) -> None:
@@ -213,6 +220,8 @@ def _check_groups(topic: Topic, groups: pa.Array) -> None:
         _refuse(
             pc.is_null(groups), IllegalMessageGroupError, "a fifo message needs a message_group"
         )
+    if _are_plain(groups):
+        return
     lengths = pc.binary_length(groups)
     _refuse(
         pc.or_(_blank(groups), pc.greater(lengths, limits.MESSAGE_GROUP_BYTES)),
@@ -222,8 +231,20 @@ def _check_groups(topic: Topic, groups: pa.Array) -> None:
     _refuse(_has_control(groups), IllegalMessageGroupError, "a control character in message_group")
 
 
+def _are_plain(groups: pa.Array) -> bool:
+    """Whether all are of a good length and of ASCII letters, digits and signs; null is none."""
+    offsets = _offsets(groups)
+    lengths = np.diff(offsets)
+    if lengths.min() == 0 or lengths.max() > limits.MESSAGE_GROUP_BYTES:
+        return False
+    letters = np.frombuffer(groups.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return bool(letters.min() > 0x20 and letters.max() < 0x7F)
+
+
 def _check_delay(topic: Topic, columns: dict[str, pa.Array]) -> None:
     level, at = columns["delay_level"], columns["deliver_at_ms"]
+    if topic.type != "delay" and level.null_count == at.null_count == len(level):
+        return
     given = pc.or_(pc.is_valid(level), pc.is_valid(at))
     if topic.type == "delay":
         _refuse(
@@ -234,5 +255,5 @@ def _check_delay(topic: Topic, columns: dict[str, pa.Array]) -> None:
         if level.null_count < len(level):
             wrong = pc.or_(pc.less(level, 1), pc.greater(level, len(limits.DELAY_LEVELS_MS)))
             _refuse(wrong, DeliveryTimeError, "the delay level is not 1 to 18")
-    elif level.null_count < len(level) or at.null_count < len(at):
+    else:
         _refuse(given, MessageTypeError, f"it is delayed, and topic {topic.name} is {topic.type}")

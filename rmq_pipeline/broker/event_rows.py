@@ -72,12 +72,15 @@ def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | N
 def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
     """All events as one batch of schema.EVENT, in order."""
     columns: list[pa.Array] = []
+    lengths = [len(rows.queue_offset) for rows in events]
+    stops = list(itertools.accumulate(lengths))
     for name, dtype in _NUMBERS:
-        parts = [rows.column(name, dtype) for rows in events]
-        columns.append(pa.array(parts[0] if len(parts) == 1 else np.concatenate(parts)))
+        column = np.empty(stops[-1], dtype=dtype)
+        for rows, length, stop in zip(events, lengths, stops, strict=True):
+            column[stop - length : stop] = getattr(rows, name)
+        columns.append(pa.array(column))
     for name in ("client_id", "detail"):
-        values = [getattr(rows, name) for rows in events]
-        columns.append(_texts(values, [len(rows) for rows in events]))
+        columns.append(_texts([getattr(rows, name) for rows in events], lengths))
     return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
 
 

@@ -75,7 +75,7 @@ def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: 
     is_head[starts] = True
     events = []
     if exhausted.any():
-        behind = np.repeat(exhausted, sizes) & ~is_head
+        behind = np.repeat(exhausted, sizes) & ~is_head & (leases.delivery[rows] > WAITING)
         events.append(doom(consumption, heads[exhausted], now_ms))
         if behind.any():
             events.extend(release(consumption, rows[behind], now_ms))

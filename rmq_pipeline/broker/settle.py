@@ -312,7 +312,9 @@ def released_behind(
     failed_groups = np.unique(leases.group[failed])
     of_groups = leases.of_groups(failed_groups[failed_groups != 0])
     gone = np.concatenate([settled, leases.offset[failed]])
-    rest = of_groups[~np.isin(leases.offset[of_groups], gone)]
+    # What waits already keeps its own moment: it may be later than this one's.
+    leased = of_groups[leases.delivery[of_groups] > WAITING]
+    rest = leased[~np.isin(leases.offset[leased], gone)]
     if not len(rest):
         return []
     # Behind which failure: the first one of its group.

@@ -1,10 +1,7 @@
 """``rmq up``: a broker and Dagster, kept running together."""
 
 import os
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -40,6 +37,7 @@ def up(
     """
     import logging
 
+    from rmq_pipeline.cli.interruption import Interruption
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.process import SETTINGS_FILE
@@ -53,39 +51,21 @@ def up(
         address = DEFAULT_FLIGHT
     # Everything below finds the broker through its home, which knows where a restarted one is.
     os.environ.pop("RMQ_FLIGHT", None)
-    stopping = _on_signals()
+    interruption = Interruption()
     failures: list[RocketMQError] = []
 
     def give_up(error: RocketMQError) -> None:
         failures.append(error)
-        stopping.set()
+        interruption.set()
 
     folder = dagster_home or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
-    with Supervisor(
-        where,
-        flight=address,
-        tell=show_message,
-        on_failure=give_up,
-    ) as broker:
+    with Supervisor(where, flight=address, tell=show_message, on_failure=give_up) as broker:
         show_message(f"broker   {broker.endpoint.flight}   home {where}")
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(where)}) as dagster:
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             show_message("Ctrl-C ends both.")
-            stopping.wait()
+            interruption.wait()
             show_message("Ending …")
     if failures:
         raise failures[0]
-
-
-def _on_signals() -> threading.Event:
-    """Set by the first SIGINT or SIGTERM; a second SIGINT interrupts what is under way."""
-    stopping = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    return stopping

@@ -8,6 +8,7 @@ from rmq_pipeline.orchestration import plot
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.topic_assets import KIND
 from rmq_pipeline.orchestration.windows import (
+    OVERTIME_S,
     WINDOW_S,
     Slice,
     UpkeepJob,
@@ -23,6 +24,8 @@ class WindowConfig(dg.Config):
     """How a window is run."""
 
     seconds: float = WINDOW_S
+    #: How much longer it waits for its successor when it has worked.
+    overtime_seconds: float = OVERTIME_S
     #: Epoch of the live window to take over from; any other live one is yielded to.
     hand_over_from: int = 0
 
@@ -55,6 +58,7 @@ def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
                 job,
                 owner=context.run.run_id,
                 seconds=config.seconds,
+                overtime=config.overtime_seconds,
                 hand_over_from=config.hand_over_from,
                 observe=observe,
             )

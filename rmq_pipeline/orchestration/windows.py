@@ -148,6 +148,7 @@ def run_upkeep_window(
     *,
     owner: str,
     seconds: float = WINDOW_S,
+    overtime: float = OVERTIME_S,
     hand_over_from: int = 0,
     observe: Callable[[Slice], None] = lambda _: None,
 ) -> WindowResult:
@@ -160,6 +161,7 @@ def run_upkeep_window(
         job: the kind of work.
         owner: told to those who find the window taken.
         seconds: how long it lasts.
+        overtime: how much longer it waits for its successor when it has worked.
         hand_over_from: epoch of a window to take over from; any other live one is yielded to.
         observe: told of every slice.
     """
@@ -169,9 +171,10 @@ def run_upkeep_window(
     result = WindowResult(epoch=opened["epoch"])
     began = time.monotonic()
     try:
-        while _goes_on(job, result, seconds=seconds):
-            left_ms = max(0, int(1000 * (seconds - result.seconds)))
-            report = job.call(client, min(SLICE_MS, left_ms or SLICE_MS), _key(job, result))
+        while _goes_on(job, result, seconds=seconds, overtime=overtime):
+            end_s = seconds if result.seconds < seconds else seconds + overtime
+            wait_ms = min(SLICE_MS, 1 + int(1000 * (end_s - result.seconds)))
+            report = job.call(client, wait_ms, _key(job, result))
             client.renew_window(job.window, epoch=result.epoch, duration_ms=LEASE_MS)
             result.seconds = time.monotonic() - began
             result.slices.append(Slice(result.seconds, report, job.work_of(report)))
@@ -198,7 +201,7 @@ def _open(client: Client, name: str, *, owner: str, hand_over_from: int) -> Repo
     return opened
 
 
-def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float) -> bool:
+def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float, overtime: float) -> bool:
     if not result.slices:
         return True
     if not job.waits:
@@ -206,4 +209,4 @@ def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float) -> bool:
     if result.seconds < seconds:
         return True
     # Busy: the next window is on its way, and takes over.
-    return result.seconds < seconds + OVERTIME_S and result.work > 0
+    return result.seconds < seconds + overtime and result.work > 0

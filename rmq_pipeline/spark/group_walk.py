@@ -142,12 +142,9 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
         after = conform(after, rules.state_schema, what="state", most=1)
         if messages["message_group"].null_count:
             raise OutcomeError("A message without a message_group has no state to keep.")
-    return Effects(
-        rows=rows,
-        state=after,
-        publish=published(outcome.publish, rules.publishes) if outcome.publish else [],
-        results=results_of(outcome.results, messages) if outcome.results is not None else [],
-    )
+    onward = published(outcome.publish, rules.publishes) if outcome.publish else []
+    results = results_of(outcome.results, messages) if outcome.results is not None else []
+    return Effects(rows, after, onward, results)
 
 
 def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Table]:

@@ -1,7 +1,7 @@
 """What counts of a walk's calls: rows, states and messages gathered into one table each."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,8 @@ class Walked:
     exceptions: pa.Table
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """What one call did, checked."""
+class Effects(NamedTuple):
+    """What one call did, checked. A tuple: one is made for each call."""
 
     rows: pa.Table | None
     state: pa.Table | None

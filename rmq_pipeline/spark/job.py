@@ -1,6 +1,8 @@
 """The Spark job of a micro-batch: ``mapInArrow`` over its parts, a walk and a sink file in each."""
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -78,7 +80,8 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
 def _work(part: Given, job: Job) -> list[Answer]:
     messages = unpack(part.messages, part.messages_path)
     state = unpack(part.state, part.state_path) if part.state or part.state_path else None
-    walked = walk(messages, state, rules=job.rules)
+    with _rare_collections():
+        walked = walk(messages, state, rules=job.rules)
     found: list[tuple[str, str, pa.Table]] = [(EXCEPTIONS, "", walked.exceptions)]
     if walked.rows is not None and job.sink is not None:
         files = sink.stage(
@@ -96,6 +99,17 @@ def _work(part: Given, job: Job) -> list[Answer]:
         Answer(part.part, kind, name, *pack(table, job.handoff, label=f"{part.part}-{kind}"))
         for kind, name, table in found
     ]
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for cyclic garbage rarely: a walk makes many objects, and hardly any."""
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _gathered(found: list[Answer]) -> JobResult:

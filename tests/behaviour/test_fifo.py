@@ -229,6 +229,25 @@ def test_an_earlier_failure_does_not_shorten_a_later_ones_backoff(
     assert (bodies(after), attempts(after)) == ([b"1", b"2"], [2, 1])
 
 
+def test_the_end_of_a_message_before_it_does_not_shorten_a_backoff(
+    door: Door, fifo: str, group: Make, messages: Make, fail: Make
+) -> None:
+    readers = group(order="message_group", max_attempts=2)
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    fail(readers, door.broker.receive(fifo, readers).take([0]), retry_after_ms=0)
+    got = door.broker.receive(fifo, readers, invisible_duration_ms=5_000)
+    fail(readers, got.take([1]), retry_after_ms=MINUTE)
+    door.advance(5_000)
+
+    before = [door.broker.receive(fifo, readers).num_rows for _ in range(3)]
+    door.advance(MINUTE - 5_000)
+    after = door.broker.receive(fifo, readers)
+
+    assert before == [0, 0, 0]
+    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert (bodies(after), attempts(after)) == ([b"1", b"2"], [2, 1])
+
+
 def test_progress_of_a_message_group_is_a_prefix(
     door: Door, topic: Make, readers: str, messages: Make, fail: Make
 ) -> None:

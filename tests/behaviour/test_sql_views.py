@@ -157,7 +157,10 @@ def test_lag_is_what_is_unread_or_unsettled(
         door.broker.send(name, messages(2, start=2 * i))
         door.advance(100)
     door.broker.subscribe(readers, name)
-    query = f"SELECT topic, queue_id, lag, oldest_unread_at_ms FROM lag WHERE consumer_group = '{readers}'"
+    query = (
+        "SELECT topic, queue_id, lag, oldest_unread_at_ms FROM lag"
+        f" WHERE consumer_group = '{readers}'"
+    )
 
     subscribed = door.sql(query)
     got = door.broker.receive(name, readers, limit=4)

@@ -88,7 +88,9 @@ def test_dead_letters_are_told_with_their_reasons(
 
     assert not check.passed
     assert check.metadata["dead_letters"].value == 1
-    assert check.metadata["reasons"].value[0].data["reason"] == "no departure time"
+    reasons = check.metadata["reasons"]
+    assert isinstance(reasons, dg.TableMetadataValue)
+    assert [record.data["reason"] for record in reasons.records] == ["no departure time"]
 
 
 def test_expected_dead_letters_are_green(

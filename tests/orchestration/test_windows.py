@@ -46,7 +46,7 @@ def materialize(
     result = dg.materialize(
         [upkeep_asset(JOBS[job]), fallback_check(job, asset_key(job))],
         resources={"broker": resource},
-        run_config=dg.RunConfig(ops={op_name(job): WindowConfig(**config)}),
+        run_config=dg.RunConfig(ops={op_name(job): WindowConfig(overtime_seconds=0, **config)}),
     )
     return result, materialized(result, job)
 
@@ -73,7 +73,7 @@ def test_window_says_what_it_does_while_it_runs(resource: BrokerResource, send: 
 
     result, _ = materialize(resource, "deliver_scheduled", seconds=1.5)
 
-    observed = [
+    observed: list[Any] = [
         event.asset_observation_data.asset_observation.metadata["delivered"].value
         for event in result.all_events
         if event.event_type == dg.DagsterEventType.ASSET_OBSERVATION
@@ -184,6 +184,15 @@ def test_check_of_the_window_is_green(resource: BrokerResource) -> None:
 
     checks = result.get_asset_check_evaluations()
     assert [(check.check_name, check.passed) for check in checks] == [("no_fallback", True)]
+
+
+def test_busy_window_without_a_successor_ends(client: Client, send: Send) -> None:
+    send("later", 1, delay_level=[1])
+
+    result = run_upkeep_window(client, DELIVER, owner="old", seconds=1.2, overtime=0.5)
+
+    assert not result.handed_over
+    assert result.seconds >= 1.2
 
 
 def test_metadata_is_plain(resource: BrokerResource) -> None:

@@ -1,0 +1,140 @@
+"""Dagster's processes: up from Python, kept alive, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmq_pipeline.errors import HomeLockedError
+from rmq_pipeline.orchestration.dev_server import SESSION, DagsterStartError, DevServer
+from tests.conftest import Eventually
+
+pytestmark = [pytest.mark.dagster, pytest.mark.slow]
+
+CODE = """
+import time
+
+import dagster as dg
+
+
+@dg.asset
+def endless() -> None:
+    while True:
+        time.sleep(0.1)
+
+
+@dg.sensor(target=endless, default_status=dg.DefaultSensorStatus.RUNNING)
+def once(context):
+    return dg.RunRequest(run_key="once")
+
+
+defs = dg.Definitions(assets=[endless], sensors=[once], executor=dg.in_process_executor)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with code to load."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "sample_defs.py").write_text(CODE)
+    return folder
+
+
+@pytest.fixture
+def dagster_home(tmp_path: Path) -> Iterator[Path]:
+    home = tmp_path / "dagster_home"
+    yield home
+    assert not living(home)
+
+
+def server(dagster_home: Path, project: Path) -> DevServer:
+    return DevServer(dagster_home, module="sample_defs", working_directory=project)
+
+
+def living(dagster_home: Path) -> list[int]:
+    """Processes of a session, zombies aside."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(SESSION) == str(dagster_home):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def test_sensors_tick_and_stop_ends_everything(
+    dagster_home: Path, project: Path, eventually: Eventually
+) -> None:
+    dagster = server(dagster_home, project)
+
+    with dagster:
+        eventually(lambda: dagster.graphql.runs(statuses=("STARTED",)), within_s=60)
+        with pytest.raises(HomeLockedError):
+            server(dagster_home, project).start()
+
+    assert not living(dagster_home)
+    assert (dagster_home / "dagster.yaml").exists()
+
+
+def test_a_process_that_dies_is_started_anew(
+    dagster_home: Path, project: Path, eventually: Eventually
+) -> None:
+    with server(dagster_home, project) as dagster:
+        before = dagster.pids()
+        os.kill(before["webserver"], signal.SIGKILL)
+
+        def answers() -> bool:
+            try:
+                return dagster.graphql.readiness(since_s=0).ready
+            except OSError:
+                return False
+
+        eventually(lambda: dagster.pids()["webserver"] != before["webserver"])
+        eventually(answers, within_s=60)
+        assert dagster.restarts == 1
+
+
+def test_processes_end_with_their_supervisor(
+    dagster_home: Path, project: Path, eventually: Eventually
+) -> None:
+    script = f"""
+        from pathlib import Path
+        from rmq_pipeline.orchestration.dev_server import DevServer
+
+        home, project = Path({str(dagster_home)!r}), Path({str(project)!r})
+        dagster = DevServer(home, module="sample_defs", working_directory=project)
+        dagster.start()
+        print("ready", flush=True)
+        input()
+    """
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "ready\n"
+        assert len(living(dagster_home)) >= 3
+
+        supervisor.kill()
+
+    eventually(lambda: not living(dagster_home), within_s=30)
+
+
+def test_code_that_cannot_be_loaded_is_told(dagster_home: Path, project: Path) -> None:
+    (project / "sample_defs.py").write_text("raise ValueError('broken on purpose')")
+
+    with pytest.raises(DagsterStartError, match="code_server"):
+        server(dagster_home, project).start()

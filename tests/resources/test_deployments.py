@@ -1,0 +1,33 @@
+"""Resources per deployment."""
+
+import pytest
+
+from resources.deployments import resources
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+
+
+def test_local_finds_its_broker_at_run_time() -> None:
+    assert resources("local")["broker"] == BrokerResource()
+
+
+def test_production_may_use_a_connect_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_SPARK_MASTER", "sc://spark:15002")
+
+    assert resources("production")["spark"].spark_config == {"spark.remote": "sc://spark:15002"}
+
+
+def test_production_may_use_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_SPARK_MASTER", "spark://host:7077")
+
+    assert resources("production")["spark"].spark_config["spark.master"] == "spark://host:7077"
+
+
+def test_environment_chooses_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_DEPLOYMENT", "production")
+
+    assert resources()["sinks"] == resources("production")["sinks"]
+
+
+def test_unknown_deployment_is_refused() -> None:
+    with pytest.raises(ValueError, match="'staging'"):
+        resources("staging")
