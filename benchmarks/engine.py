@@ -226,7 +226,7 @@ def mixed_sends(bench: Bench) -> Row:
     threads = [threading.Thread(target=work) for work in (publish, consume, query)]
     for thread in threads:
         thread.start()
-    seconds = []
+    seconds: list[float] = []
     until = time.perf_counter() + 8 * bench.scale
     while time.perf_counter() < until:
         start = time.perf_counter()

@@ -102,7 +102,8 @@ def hash64(texts: pa.Array) -> Int64s:
     encoded = texts.dictionary_encode()
     hashes = _hash64_of_all(encoded.dictionary)
     codes = encoded.indices.fill_null(len(hashes)).to_numpy(zero_copy_only=False)
-    return np.append(hashes, np.int64(0))[codes]
+    spread: Int64s = np.append(hashes, np.int64(0))[codes]
+    return spread
 
 
 @functools.lru_cache(maxsize=65_536)

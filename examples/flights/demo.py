@@ -184,7 +184,7 @@ class Demo:
         """All facts, and what is wrong with them and with the rows."""
         self._tally.update(client)
         violations, wrong = facts.rows(self._expected, client, sent=self._sent, sinks=self._sinks)
-        found = facts.facts(self._expected, look(client), self._tally)
+        found = facts.facts(self._expected, progress=look(client), tally=self._tally)
         found.append(facts.Fact("order_violations", violations, 0))
         numbers = [
             f"{fact.name} is {fact.found}, not {fact.expected}"

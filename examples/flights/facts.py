@@ -36,7 +36,7 @@ class Fact:
         return self.expected is None or self.found == self.expected
 
 
-def facts(expected: verify.Expected, progress: Progress, tally: Tally) -> list[Fact]:
+def facts(expected: verify.Expected, *, progress: Progress, tally: Tally) -> list[Fact]:
     """The numbers, against those of the CSV."""
     return [
         Fact("published", progress.published, expected.published),

@@ -96,7 +96,9 @@ def admit(topic: Topic, columns: dict[str, pa.Array]) -> None:
     if is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
         raise IllegalTopicError(f"Topic {topic.name} takes no messages from clients.")
     n = len(columns["body"])
-    size = sum(column.nbytes for column in columns.values() if column.null_count < n)
+    size = sum(column.get_total_buffer_size() for column in columns.values())
+    if size > limits.BATCH_BYTES:  # unless it is a slice of more
+        size = sum(column.nbytes for column in columns.values())
     if n > limits.BATCH_ROWS or size > limits.BATCH_BYTES:
         raise MessageBodyTooLargeError(f"A batch of {n} rows and {size} bytes.")
     if n:

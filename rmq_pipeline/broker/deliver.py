@@ -15,6 +15,9 @@ from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
+#: A receive of a few messages takes them from few queues: what it costs is mostly one price a queue.
+SHARE_ROWS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
@@ -75,7 +78,7 @@ class Receive(Request):
     delivery: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Lease up to ``limit`` messages, spread evenly over the queues that have any."""
+        """Lease up to ``limit`` messages, spread over the queues that have any."""
         topic, group = state.topic(self.topic), state.group(self.group)
         epoch = state.fence(self.window)
         answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
@@ -108,7 +111,7 @@ class Receive(Request):
             turn = (start + self.delivery) % len(open_scans)
             open_scans = open_scans[turn:] + open_scans[:turn]
         while left > 0 and open_scans:
-            share = max(1, -(-left // len(open_scans)))
+            share = max(SHARE_ROWS, -(-left // len(open_scans)))
             for scan in open_scans:
                 left -= scan.take(min(share, left))
                 if left <= 0:

@@ -15,14 +15,15 @@ from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.recovery import recover
+from rmq_pipeline.broker.room import RefillReserve
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.trimming import TrimIndex
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError
+from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.message import Int64s, MessageIds
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.commit_log import CommitLog, FaultPoint
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: How long a reader waits for dispatch; it is 0.3 s behind at most unless the disk is stuck.
 _DISPATCH_WAIT_S = 60.0
+#: How long dispatch waits before it tries a full disk again.
+_FULL_WAIT_S = 2.0
 
 SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
 #: Events after which something may be visible to a waiting receive.
@@ -43,12 +46,19 @@ class Engine:
     """An open store and the thread that writes it. Verbs are functions over it."""
 
     def __init__(
-        self, home: Home, clock: Clock, settings: Settings, flush: Literal["sync", "async"]
+        self,
+        home: Home,
+        clock: Clock,
+        *,
+        settings: Settings,
+        flush: Literal["sync", "async"],
+        fault: FaultPoint | None,
     ) -> None:
         self.home = home
         self.clock = clock
         self.settings = settings
         self.flush = flush
+        self._fault = fault
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
         self.database = Database.open(home.database, memory_bytes=settings.duckdb_memory_bytes)
@@ -67,16 +77,25 @@ class Engine:
 
     @classmethod
     def open(
-        cls, path: Path, *, clock: Clock, settings: Settings, flush: Literal["sync", "async"]
+        cls,
+        path: Path,
+        *,
+        clock: Clock,
+        settings: Settings,
+        flush: Literal["sync", "async"],
+        fault: FaultPoint | None = None,
     ) -> "Engine":
         """Lock the home, recover, begin to write.
+
+        Args:
+            fault: is told of each step of commit and dispatch; crash tests end the process in it.
 
         Raises:
             HomeLockedError, HomeFormatError, CorruptLogError, StorageError.
         """
         home = Home.open(path)
         try:
-            engine = cls(home, clock, settings, flush)
+            engine = cls(home, clock, settings=settings, flush=flush, fault=fault)
             engine.writer.start()
             engine._start_dispatch(engine.log)
             engine.submit(Found())
@@ -94,14 +113,30 @@ class Engine:
             reserve_bytes=self.settings.reserve_bytes,
             flush=self.flush,
             dispatched_position=self.database.dispatched,
+            fault=self._fault,
         )
 
     def _dispatcher(self, commit_log: CommitLog) -> Dispatcher:
-        return Dispatcher(commit_log, self.database, on_failure=self._dispatch_failed)
+        return Dispatcher(
+            commit_log,
+            self.database,
+            on_failure=self._dispatch_failed,
+            on_full=self._dispatch_full,
+            fault=self._fault,
+        )
 
     def _dispatch_failed(self, error: BaseException) -> None:
         log.error("Dispatch has failed; the broker takes nothing more.", exc_info=error)
         self.failure = error
+
+    def _dispatch_full(self, error: StoreFullError) -> bool:
+        """Give dispatch a part of the reserve; without one it waits until the disk has room."""
+        log.warning("The disk is full for dispatch.", exc_info=error)
+        try:
+            self.log.draw_reserve(max(1, self.settings.reserve_bytes // 8))
+        except (StoreFullError, StorageError):
+            return not self._closing.wait(_FULL_WAIT_S)
+        return True
 
     @property
     def log(self) -> CommitLog:
@@ -145,12 +180,13 @@ class Engine:
         self.dispatcher.notify(self.log.synced)
 
     def _keep_house(self) -> None:
-        """Sync regularly in async mode; keep the read-ahead within its bound."""
+        """Sync regularly in async mode; keep reserve and read-ahead as they should be."""
         while not self._closing.wait(limits.ASYNC_SYNC_MS / 1000):
             try:
                 if self.flush == "async":
                     self._sync()
                 rows = self.settings.index_cache_rows
+                self.writer.submit(RefillReserve(self.writer))
                 self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
             except RocketMQError:  # the writer meets a failed disk at its next frame, and rebuilds
                 if not self._closing.is_set():

@@ -56,6 +56,15 @@ class EventRows:
             return value.astype(dtype, copy=False)
         return np.full(len(self), value, dtype=dtype)
 
+    def text_bytes(self) -> int:
+        """What the texts take, at most; no letter takes more than four bytes."""
+        letters = len(self.client_id or "") * len(self)
+        if isinstance(self.detail, str):
+            letters += len(self.detail) * len(self)
+        elif self.detail is not None:
+            letters += sum(len(text or "") for text in self.detail)
+        return 4 * letters
+
     def detail_of(self, row: int) -> str:
         """The detail of one row; empty when it has none."""
         if self.detail is None or isinstance(self.detail, str):
@@ -79,8 +88,8 @@ def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
         for rows, length, stop in zip(events, lengths, stops, strict=True):
             column[stop - length : stop] = getattr(rows, name)
         columns.append(pa.array(column))
-    for name in ("client_id", "detail"):
-        columns.append(_texts([getattr(rows, name) for rows in events], lengths))
+    columns.append(_texts([rows.client_id for rows in events], lengths))
+    columns.append(_texts([rows.detail for rows in events], lengths))
     return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
 
 

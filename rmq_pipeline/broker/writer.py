@@ -27,6 +27,11 @@ FRAME_REQUESTS = 1024
 FRAME_BYTES = 16 * 1024 * 1024
 #: After a full disk, for how long sends are refused without another try.
 FULL_PAUSE_MS = 1000
+#: What a section takes beside its columns, and an event beside its texts; more rather than less.
+_SECTION_BYTES = 4096
+_EVENT_BYTES = 96
+#: Slices are counted as the whole they are of, up to this size.
+_LOOSE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -42,6 +47,19 @@ class Decision:
     def stores(self) -> bool:
         """Whether anything is to be stored."""
         return bool(self.placed or self.events or self.keyed_state)
+
+    def frame_bytes(self) -> int:
+        """What of a frame it takes, at most."""
+        batches = [*(placed.batch for placed in self.placed), *self.keyed_state]
+        events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
+        return events + sum(map(_batch_bytes, batches)) + _SECTION_BYTES
+
+
+def _batch_bytes(batch: pa.RecordBatch) -> int:
+    size: int = batch.get_total_buffer_size()
+    if size >= _LOOSE_BYTES:
+        size = batch.nbytes
+    return _SECTION_BYTES + size
 
 
 class Request(ABC):
@@ -86,6 +104,8 @@ class Writer:
         self._rebuild = rebuild
         self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
         self._full_until_ms = 0
+        #: What the decisions of the frame being built take, at most.
+        self._frame_bytes = 0
         self._fatal: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="rmq-writer", daemon=True)
@@ -148,7 +168,7 @@ class Writer:
         """One frame of these requests; those that did not fit in."""
         now_ms = max(self._clock.now_ms(), self.state.last_at_ms)
         decisions: list[Decision] = []
-        answered = 0
+        answered = self._frame_bytes = 0
         try:
             for pending in together:
                 answered += 1
@@ -161,7 +181,7 @@ class Writer:
             if events:
                 self.log.stage(EVENTS, event_rows.to_batch(events))
             if decisions:
-                self.log.commit(use_reserve=all(p.request.uses_reserve for p in together))
+                self.log.commit(use_reserve=True)  # who may not was refused before
         except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk
             self._fail(together, error, now_ms)
             return []
@@ -172,10 +192,11 @@ class Writer:
         return together[answered:]
 
     def _decide(self, pending: _Pending, now_ms: int) -> Decision | None:
+        request = pending.request
         try:
-            if now_ms < self._full_until_ms and not pending.request.uses_reserve:
+            if now_ms < self._full_until_ms and not request.uses_reserve:
                 raise StoreFullError("The disk is full.")
-            decision = pending.request.decide(self.state, now_ms)
+            decision = request.decide(self.state, now_ms)
         except RocketMQError as error:
             pending.error = error
             return None
@@ -183,9 +204,30 @@ class Writer:
             log.exception("A request could not be decided; nothing was changed.")
             pending.error = error
             return None
+        if decision.stores():
+            pending.error = self._make_room(decision, request, now_ms)
+            if pending.error is not None:
+                return None
         self._apply(decision)
         pending.answer = decision.answer
         return decision
+
+    def _make_room(
+        self, decision: Decision, request: Request, now_ms: int
+    ) -> StoreFullError | None:
+        """See to it that the frame can be written with this in it; why that cannot be.
+
+        Later there would be a state to undo.
+        """
+        needed = self._frame_bytes + decision.frame_bytes()
+        try:
+            self.log.make_room(frame_bytes=needed, use_reserve=request.uses_reserve)
+        except StoreFullError as error:
+            if not request.uses_reserve:
+                self._full_until_ms = now_ms + FULL_PAUSE_MS
+            return error
+        self._frame_bytes = needed
+        return None
 
     def _apply(self, decision: Decision) -> None:
         for placed in decision.placed:

@@ -189,7 +189,7 @@ def _send_file(
         try:
             for batch in ndjson.batches(lines, defaults):
                 if batch.rows:
-                    sent = _send_batch(client, topic, batch)
+                    sent = _send_batch(client, topic, batch=batch)
                     answers += sent if keep else []
                     stored += len(sent)
                 bar.update(task, advance=batch.bytes, done=stored)
@@ -204,7 +204,7 @@ def _send_file(
     return answers
 
 
-def _send_batch(client: "Client", topic: str, batch: ndjson.Batch) -> list[dict[str, Any]]:
+def _send_batch(client: "Client", topic: str, *, batch: ndjson.Batch) -> list[dict[str, Any]]:
     try:
         return rows_of(client.send(topic, batch.table()))
     except RocketMQError as error:

@@ -32,21 +32,33 @@ def consumer_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """The checks of a consumer's asset; they run after each of its windows, and on demand."""
     checks = [
-        _check(key, "no_loss", lambda client: _no_loss(client, group)),
-        _check(key, "oldest_unread", lambda client: _oldest_unread(client, group, thresholds)),
-        _check(key, "dead_letters", lambda client: _dead_letters(client, group, thresholds)),
+        _check(key, "no_loss", evaluate=lambda client: _no_loss(client, group)),
+        _check(
+            key,
+            "oldest_unread",
+            evaluate=lambda client: _oldest_unread(
+                client, group, limit_minutes=thresholds.oldest_unread_minutes
+            ),
+        ),
+        _check(
+            key,
+            "dead_letters",
+            evaluate=lambda client: dead_letter_result(
+                client, group, expected=thresholds.dead_letters
+            ),
+        ),
     ]
     if ordered:
-        checks.append(_check(key, "order", lambda client: _order(client, group)))
+        checks.append(_check(key, "order", evaluate=lambda client: _order(client, group)))
     return checks
 
 
 def fallback_check(job: str, key: dg.AssetKey) -> dg.AssetChecksDefinition:
     """Red when the broker had to do this upkeep itself, because no window came."""
-    return _check(key, "no_fallback", lambda client: fallback_result(client, job))
+    return _check(key, "no_fallback", evaluate=lambda client: fallback_result(client, job))
 
 
-def _check(key: dg.AssetKey, name: str, evaluate: Evaluate) -> dg.AssetChecksDefinition:
+def _check(key: dg.AssetKey, name: str, *, evaluate: Evaluate) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=key, name=name, description=_DESCRIPTIONS[name])
     def check(broker: BrokerResource) -> dg.AssetCheckResult:
         with broker.client() as client:
@@ -74,20 +86,16 @@ def _no_loss(client: Client, group: str) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=lost == 0, metadata={"lost": lost})
 
 
-def _oldest_unread(client: Client, group: str, thresholds: Thresholds) -> dg.AssetCheckResult:
+def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.AssetCheckResult:
     lag, oldest_ms = queries.lag(client, group)
     waited_s = 0.0
     if oldest_ms is not None:
         waited_s = max(0.0, (int(client.due()["now_ms"]) - oldest_ms) / 1000)
     return dg.AssetCheckResult(
-        passed=waited_s <= 60 * thresholds.oldest_unread_minutes,
+        passed=waited_s <= 60 * limit_minutes,
         severity=dg.AssetCheckSeverity.WARN,
         metadata={"lag": lag, "oldest_waited_seconds": round(waited_s, 1)},
     )
-
-
-def _dead_letters(client: Client, group: str, thresholds: Thresholds) -> dg.AssetCheckResult:
-    return dead_letter_result(client, group, expected=thresholds.dead_letters)
 
 
 def dead_letter_result(client: Client, group: str, *, expected: int) -> dg.AssetCheckResult:

@@ -93,7 +93,7 @@ class Wanted:
 
 
 def wanted_upkeep(
-    due: Mapping[str, Any], jobs: Mapping[str, UpkeepJob], memory: Memory
+    due: Mapping[str, Any], jobs: Mapping[str, UpkeepJob], *, memory: Memory
 ) -> list[Wanted]:
     """At most one window a job.
 

@@ -57,7 +57,7 @@ def due_work_sensor(
     )
     def due_work(context: dg.SensorEvaluationContext, broker: BrokerResource) -> dg.SensorResult:
         def look(client: Client, memory: Memory) -> list[Wanted]:
-            return wanted_upkeep(client.due(), jobs, memory)
+            return wanted_upkeep(client.due(), jobs, memory=memory)
 
         return _poll(context, broker, look=look, request=request, poll_s=poll_s)
 

@@ -1,7 +1,7 @@
 """``@spark_consumer``: a handler becomes an asset, its checks, its job and its sensor."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -63,86 +63,84 @@ class SparkConsumer:
         return self.asset.key
 
 
-def spark_consumer(
-    *,
-    topic: DeclaredTopic,
-    group: str,
-    order_by: Literal["message_group"] | None = None,
-    state: pa.Schema | None = None,
-    sink: str | Path | None = None,
-    sink_schema: pa.Schema | None = None,
-    partition_time: str = "born_at_ms",
-    publishes: Sequence[DeclaredTopic] = (),
-    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
-    backoff_ms: Sequence[int] = limits.BACKOFF_MS,
-    filter: str = "*",
-    thresholds: Thresholds | None = None,
-    description: str = "",
-) -> Callable[[Handler], SparkConsumer]:
-    """Make a consumer of a handler (see rmq_pipeline.spark.handler).
+@dataclass(frozen=True, kw_only=True)
+class spark_consumer:  # noqa: N801 - read as a decorator
+    """Makes a consumer of a handler (see rmq_pipeline.spark.handler)."""
 
-    Args:
-        topic: what it reads.
-        group: the consumer group, made when it is not there; asset and job have its name.
-        order_by: with message_group, each group's messages come in order and may keep state.
-        state: columns of a message group's state.
-        sink: folder of its rows; a relative one lies in the sink resource's root.
-        sink_schema: columns of its rows.
-        partition_time: the sink's column whose hour is a row's partition.
-        publishes: topics that the handler sends to; their assets are downstream of this one.
-        max_attempts: deliveries of a message before it is a dead letter.
-        backoff_ms: delays after the first, second, ... failure.
-        filter: a tag filter.
-        thresholds: when its checks turn yellow.
-        description: shown with the asset.
+    #: What it reads.
+    topic: DeclaredTopic
+    #: The consumer group, made when it is not there; the asset has its name.
+    group: str
+    #: With message_group, each group's messages come in order and may keep state.
+    order_by: Literal["message_group"] | None = None
+    #: Columns of a message group's state.
+    state: pa.Schema | None = None
+    #: Folder of its rows; a relative one lies in the root of the sink resource.
+    sink: str | Path | None = None
+    sink_schema: pa.Schema | None = None
+    #: The sink's column whose hour is a row's partition.
+    partition_time: str = "born_at_ms"
+    #: Topics that the handler sends to; their assets are downstream of this one.
+    publishes: Sequence[DeclaredTopic] = ()
+    #: Deliveries of a message before it is a dead letter, and the delays between them.
+    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
+    backoff_ms: Sequence[int] = limits.BACKOFF_MS
+    #: A tag filter.
+    filter: str = "*"
+    #: When its checks turn yellow.
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    #: Shown with the asset; the first line of the handler's docstring when empty.
+    description: str = ""
 
-    Raises:
-        ValueError: what is given does not fit together.
-    """
-    declared = DeclaredGroup(
-        name=group,
-        topic=topic,
-        order=order_by or "none",
-        max_attempts=max_attempts,
-        backoff_ms=tuple(backoff_ms),
-    )
+    def __call__(self, handler: Handler) -> SparkConsumer:
+        """The consumer.
 
-    def decorate(handler: Handler) -> SparkConsumer:
-        spec = ConsumerSpec(
-            name=identifier(group),
-            topic=topic.name,
-            group=group,
-            handler=handler,
-            order_by=order_by,
-            state=state,
-            sink=None if sink is None else Path(sink),
-            sink_schema=sink_schema,
-            partition_time=partition_time,
-            publishes=tuple(each.name for each in publishes),
-            filter=filter,
+        Raises:
+            ValueError: what is given does not fit together.
+        """
+        spec = self._spec(handler)
+        group = DeclaredGroup(
+            name=self.group,
+            topic=self.topic,
+            order=self.order_by or "none",
+            max_attempts=self.max_attempts,
+            backoff_ms=tuple(self.backoff_ms),
         )
         asset = _asset(
             spec,
-            declared,
-            publishes=tuple(publishes),
-            description=description or _first_line(handler),
+            group,
+            publishes=tuple(self.publishes),
+            description=self.description or _first_line(handler),
+        )
+        checks = consumer_checks(
+            self.group, asset.key, ordered=group.order != "none", thresholds=self.thresholds
         )
         job = _job(spec, asset.key)
-        checks = consumer_checks(
-            group, asset.key, ordered=order_by is not None, thresholds=thresholds or Thresholds()
-        )
         return SparkConsumer(
             spec=spec,
-            group=declared,
-            publishes=tuple(publishes),
+            group=group,
+            publishes=tuple(self.publishes),
             asset=asset,
             checks=tuple(checks),
-            dead_letters=dead_letter_spec(group, asset.key),
+            dead_letters=dead_letter_spec(self.group, asset.key),
             job=job,
-            sensor=consumer_sensor(declared, job),
+            sensor=consumer_sensor(group, job),
         )
 
-    return decorate
+    def _spec(self, handler: Handler) -> ConsumerSpec:
+        return ConsumerSpec(
+            name=identifier(self.group),
+            topic=self.topic.name,
+            group=self.group,
+            handler=handler,
+            order_by=self.order_by,
+            state=self.state,
+            sink=None if self.sink is None else Path(self.sink),
+            sink_schema=self.sink_schema,
+            partition_time=self.partition_time,
+            publishes=tuple(each.name for each in self.publishes),
+            filter=self.filter,
+        )
 
 
 def _first_line(handler: Handler) -> str:
@@ -178,6 +176,7 @@ def _asset(
     )
     def window(
         context: dg.AssetExecutionContext,
+        *,
         config: ConsumerConfig,
         broker: BrokerResource,
         sinks: SinkResource,

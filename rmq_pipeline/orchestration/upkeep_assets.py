@@ -45,7 +45,7 @@ def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
 
     @dg.asset(key=asset_key(job.name), group_name=GROUP, kinds={KIND}, description=job.description)
     def window(
-        context: dg.AssetExecutionContext, config: WindowConfig, broker: BrokerResource
+        context: dg.AssetExecutionContext, *, config: WindowConfig, broker: BrokerResource
     ) -> dg.MaterializeResult[Any]:
         def observe(done: Slice) -> None:
             if done.work:

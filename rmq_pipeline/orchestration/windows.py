@@ -4,12 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rmq_pipeline.errors import FencedError, RocketMQError
 from rmq_pipeline.flight.client import Client
 
 Report = dict[str, Any]
+#: Name and epoch of an open window.
+Fence = tuple[str, int]
 
 #: A verb waits at most this long in the broker before the window looks up.
 SLICE_MS: Final = 4_000
@@ -22,14 +24,21 @@ WINDOW_S: Final = 60.0
 OVERTIME_S: Final = 30.0
 
 
+class Verb(Protocol):
+    """An upkeep verb of the broker."""
+
+    def __call__(self, client: Client, *, wait_ms: int, window: Fence) -> Report:
+        """Do what is due, waiting for it, and report."""
+        ...
+
+
 @dataclass(frozen=True)
 class UpkeepJob:
     """A kind of background work: an upkeep verb of the broker."""
 
     name: str
     description: str
-    #: Calls the verb.
-    call: Callable[[Client, int, tuple[str, int]], Report]
+    call: Verb
     #: Keys of its report that count work done.
     counts: tuple[str, ...]
     #: It can wait for work, and a busy window is followed by the next without a gap.
@@ -47,15 +56,16 @@ class UpkeepJob:
         return sum(int(report.get(key) or 0) for key in self.counts)
 
 
-def _deliver_scheduled(client: Client, wait_ms: int, window: tuple[str, int]) -> Report:
+def _deliver_scheduled(client: Client, *, wait_ms: int, window: Fence) -> Report:
     return client.deliver_scheduled(wait_ms=wait_ms, window=window)
 
 
-def _revive(client: Client, wait_ms: int, window: tuple[str, int]) -> Report:
+def _revive(client: Client, *, wait_ms: int, window: Fence) -> Report:
     return client.revive(wait_ms=wait_ms, window=window)
 
 
-def _seal(client: Client, _wait_ms: int, window: tuple[str, int]) -> Report:
+def _seal(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
+    # It never waits.
     return client.seal(window=window)
 
 
@@ -174,7 +184,7 @@ def run_upkeep_window(
         while _goes_on(job, result, seconds=seconds, overtime=overtime):
             end_s = seconds if result.seconds < seconds else seconds + overtime
             wait_ms = min(SLICE_MS, 1 + int(1000 * (end_s - result.seconds)))
-            report = job.call(client, wait_ms, _key(job, result))
+            report = job.call(client, wait_ms=wait_ms, window=(job.window, result.epoch))
             client.renew_window(job.window, epoch=result.epoch, duration_ms=LEASE_MS)
             result.seconds = time.monotonic() - began
             result.slices.append(Slice(result.seconds, report, job.work_of(report)))
@@ -186,10 +196,6 @@ def run_upkeep_window(
         with contextlib.suppress(RocketMQError):
             client.close_window(job.window, epoch=result.epoch)
     return result
-
-
-def _key(job: UpkeepJob, result: WindowResult) -> tuple[str, int]:
-    return job.window, result.epoch
 
 
 def _open(client: Client, name: str, *, owner: str, hand_over_from: int) -> Report:

@@ -31,6 +31,26 @@ class Batch:
         """How many tasks it makes."""
         return len(self.bounds) - 1
 
+    def halves(self, *, number: int, ordered: bool) -> list["Batch"]:
+        """Two batches of one part, the first to be settled before the second is begun.
+
+        Message groups stay whole, unless there is only one.
+        """
+        made = cut(self.received, number=number, batches=2, parts=1, ordered=ordered)
+        if len(made) == 2:
+            return made
+        n = self.received.num_rows
+        middle = n // 2
+        return [
+            Batch(number, self.received.slice(0, middle), [0, middle]),
+            Batch(number + 1, self.received.slice(middle), [0, n - middle]),
+        ]
+
+    def goes_on_in(self, following: "Batch") -> bool:
+        """Whether the last message group of this batch is the first one of the other."""
+        last, first = self.received["message_group"][-1], following.received["message_group"][0]
+        return bool(last.is_valid and last.equals(first))
+
     def message_groups(self) -> pa.Table:
         """Each message group once, in the column message_group."""
         found = pc.drop_null(pc.unique(self.received["message_group"]))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.group_walk import Rules, walk
+from rmq_pipeline.spark.harvest import EXCEPTION
 from rmq_pipeline.spark.parcel import (
     ANSWER,
     ANSWER_DDL,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 EXCEPTIONS: Final = "exceptions"
+_WORKER_DIED: Final = "Python worker exited unexpectedly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,15 @@ class JobResult:
     publish: dict[str, pa.Table]
 
 
+class WorkerDiedError(Exception):
+    """A Python worker ended in the middle of its part: a crash, a kill, out of memory."""
+
+
 def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
     """Walk the parts of a micro-batch, each in a task of its own.
 
     Raises:
+        WorkerDiedError: it may be a message's fault, nobody knows which one's.
         RuntimeError: a part was not answered exactly once.
     """
 
@@ -69,12 +76,29 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
                 yield to_batch(_work(part, job), ANSWER)
 
     rows = pa.Table.from_batches([to_batch(parts, GIVEN)])
-    table = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL).toArrow()
-    found = answers(table)
+    frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
+    try:
+        found = answers(frame.toArrow())
+    except Exception as error:
+        # Spark has no class for it: classic and Connect raise different ones, with these words.
+        if _WORKER_DIED in str(error):
+            raise WorkerDiedError("The Python worker died.") from error
+        raise
     answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
     if answered != [given_part.part for given_part in parts]:
         raise RuntimeError(f"{len(parts)} parts, and answers from {answered}.")
     return _gathered(found)
+
+
+def failed(reason: str) -> JobResult:
+    """What a micro-batch of one message leaves whose task never answered."""
+    row = {"row": 0, "outcome": "retry", "retry_after_ms": None, "reason": reason}
+    return JobResult(
+        exceptions={0: pa.Table.from_pylist([row], schema=EXCEPTION)},
+        files=schema.SINK_FILE.empty_table(),
+        state=None,
+        publish={},
+    )
 
 
 def _work(part: Given, job: Job) -> list[Answer]:

@@ -140,9 +140,7 @@ class Window:
             if ended is None and self._has_room() and self._receive(stage):
                 continue
             if self._pending:
-                report = self._settle(self._pending[0])
-                self._pending.popleft()
-                yield report
+                yield from self._settle_next(stage)
             elif ended is not None:
                 return ended
         raise FencedError
@@ -222,8 +220,47 @@ class Window:
         this = job.Job(self._rules, folder, sink=spec.sink, epoch=epoch, batch=batch.number)
         return _Pending(batch, folder, received_at, stage.submit(_timed, spark, parts, this=this))
 
-    def _settle(self, pending: _Pending) -> BatchReport:
-        result, spark_s = pending.result.result()
+    def _settle_next(self, stage: ThreadPoolExecutor) -> Iterator[BatchReport]:
+        pending = self._pending[0]
+        try:
+            result, spark_s = pending.result.result()
+        except job.WorkerDiedError as error:
+            logger.warning("python worker died name=%s, messages one by one", self._spec.name)
+            yield from self._isolate(pending, stage, error=error)
+        else:
+            yield self._settle(pending, result, spark_s=spark_s)
+        self._pending.popleft()
+
+    def _isolate(
+        self, pending: _Pending, stage: ThreadPoolExecutor, *, error: job.WorkerDiedError
+    ) -> Generator[BatchReport, None, bool]:
+        """Settle in halves what killed a worker, down to the message; whether one failed."""
+        if pending.batch.received.num_rows == 1:
+            yield self._settle(pending, job.failed(str(error)), spark_s=0.0)
+            return True
+        failed = False
+        ordered = self._spec.order_by is not None
+        halves = pending.batch.halves(number=self._next_number, ordered=ordered)
+        self._next_number += 2
+        divided = ordered and halves[0].goes_on_in(halves[1])
+        for half in halves:
+            if failed and divided:
+                # What lies behind a failure was given back by its settle.
+                break
+            again = self._submitted(
+                half, stage, spark=self._spark(), received_at=pending.received_at
+            )
+            try:
+                result, spark_s = again.result.result()
+            except job.WorkerDiedError as died:
+                failed = yield from self._isolate(again, stage, error=died)
+            else:
+                report = self._settle(again, result, spark_s=spark_s)
+                failed = report.acked < report.messages
+                yield report
+        return failed
+
+    def _settle(self, pending: _Pending, result: job.JobResult, *, spark_s: float) -> BatchReport:
         outcomes = pending.batch.outcomes(result.exceptions)
         fence, number = self._tenure.fence, pending.batch.number
         try:

@@ -181,7 +181,7 @@ class CommitLog:
             self._roll(frame_bytes, use_reserve=use_reserve)
 
     def draw_reserve(self, wanted_bytes: int) -> None:
-        """Give a part of the reserve to the disk, for dispatch and seal. For the writer thread.
+        """Give a part of the reserve to the disk, for dispatch and seal. For any thread.
 
         Raises:
             StoreFullError: less than that is left.

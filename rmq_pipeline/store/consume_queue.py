@@ -97,7 +97,7 @@ def offset_at(
     return int(first if first is not None else max_offset or 0)
 
 
-def _first_of_each(which: _Numbers, offsets: Int64s, limit: int) -> tuple[_Numbers, Int64s]:
+def _first_of_each(which: _Numbers, offsets: Int64s, *, limit: int) -> tuple[_Numbers, Int64s]:
     """The first ``limit`` rows of each number, in offset order."""
     if not len(which):
         return which, offsets

@@ -6,10 +6,10 @@ its own and sees the last committed transaction.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +22,7 @@ from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.consume_queue import IndexPage
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.fold import Fold
+from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
 from rmq_pipeline.store.statements import named, script
 from rmq_pipeline.store.stored_state import StoredState
 
@@ -34,20 +35,26 @@ _CHECKPOINT_THRESHOLD: Final = "32MB"
 _SPILL: Final = "4GB"
 #: Attempts of a transaction that found DuckDB's memory taken by queries.
 _ATTEMPTS: Final = 3
+#: Queries that run at a time.
+_QUERIES: Final = 2
 _EXPORT_ROWS: Final = 122_880
+_Answer = TypeVar("_Answer")
 
 
 class Database:
     """The open ``state.duckdb`` of a home. Any thread may use it."""
 
-    def __init__(self, root: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, root: duckdb.DuckDBPyConnection, *, memory_bytes: int) -> None:
         #: Only ever asked for cursors: a connection serves one thread at a time.
         self._root = root
         self._writer = root.cursor()
         self._lock = threading.Lock()
         self._idle: list[duckdb.DuckDBPyConnection] = []
-        self._queries: set[duckdb.DuckDBPyConnection] = set()
         self._prepare()
+        self._queries = QueryRunner(
+            [root.cursor() for _ in range(_QUERIES)], operator_bytes=memory_bytes // 4
+        )
+        self._writer.execute(named("lock_settings"))
         self._fold = Fold(self._writer)
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
         #: The log position that the tables stand for; what is before it is durably in them.
@@ -70,10 +77,9 @@ class Database:
             "autoload_known_extensions": False,
             "allow_community_extensions": False,
             "python_enable_replacements": False,
-            "lock_configuration": True,
         }
         try:
-            return cls(duckdb.connect(path, config=config))
+            return cls(duckdb.connect(path, config=config), memory_bytes=memory_bytes)
         except duckdb.Error as error:
             raise StorageError(f"Opening {path} failed: {error}.") from error
 
@@ -96,15 +102,15 @@ class Database:
 
     def load_state(self) -> StoredState:
         """The state tables, all of one moment."""
-        with self._reading() as cursor:
-            return stored_state.load(cursor)
+        return self._read(stored_state.load)
 
     def index(self, topic_id: int, queue_id: int, *, start: int, stop: int) -> IndexPage:
         """The rows of a queue in [start, stop) that were dispatched and have not expired."""
-        with self._reading() as cursor:
-            return consume_queue.index(
+        return self._read(
+            lambda cursor: consume_queue.index(
                 cursor, topic_id=topic_id, queue_id=queue_id, start=start, stop=stop
             )
+        )
 
     def backlog(
         self,
@@ -121,8 +127,8 @@ class Database:
         Returns:
             message_group_hash and queue_offset of each, in offset order.
         """
-        with self._reading() as cursor:
-            return consume_queue.backlog(
+        return self._read(
+            lambda cursor: consume_queue.backlog(
                 cursor,
                 topic_id=topic_id,
                 queue_id=queue_id,
@@ -131,13 +137,15 @@ class Database:
                 stop=stop,
                 limit=limit,
             )
+        )
 
     def offset_at(self, topic_id: int, queue_id: int, *, at_ms: int) -> int:
         """The first offset stored at or after a time; the queue's max_offset when there is none."""
-        with self._reading() as cursor:
-            return consume_queue.offset_at(
+        return self._read(
+            lambda cursor: consume_queue.offset_at(
                 cursor, topic_id=topic_id, queue_id=queue_id, at_ms=at_ms
             )
+        )
 
     def query(self, sql: str, *, timeout_s: float) -> pa.Table:
         """The answer to one SELECT over the views.
@@ -145,16 +153,9 @@ class Database:
         Raises:
             QueryError: it is anything else, fails, or takes longer than ``timeout_s``.
         """
-        with self._reading() as cursor:
-            views = [name for (name,) in cursor.sql(named("view_names")).fetchall()]
-        query_guard.check(sql, views)
-        cursor = self._root.cursor()
-        self._queries.add(cursor)
-        try:
-            return query_guard.run(cursor, sql, timeout_s=timeout_s)
-        finally:
-            self._queries.discard(cursor)
-            cursor.close()
+        rows = self._read(lambda cursor: cursor.sql(named("view_names")).fetchall())
+        query_guard.check(sql, [name for (name,) in rows])
+        return self._queries.run(sql, timeout_s=timeout_s)
 
     def keyed_state(
         self, group_id: int, topic_id: int, *, hashes: Int64s | None
@@ -163,26 +164,33 @@ class Database:
 
         None when there never was any. A hash of two groups gives both.
         """
-        with self._reading() as cursor:
-            return keyed_state.read(cursor, group_id=group_id, topic_id=topic_id, hashes=hashes)
+        return self._read(
+            lambda cursor: keyed_state.read(
+                cursor, group_id=group_id, topic_id=topic_id, hashes=hashes
+            )
+        )
 
     def sink_files(self, group_id: int) -> pa.Table:
         """The files that count in a group's sink: schema.SINK_FILE, epoch, at_ms, as settled."""
-        with self._reading() as cursor:
-            files = cursor.sql(named("sink_files"), params={"group_id": group_id})
-            return files.to_arrow_table()
+        params = {"group_id": group_id}
+        return self._read(
+            lambda cursor: cursor.sql(named("sink_files"), params=params).to_arrow_table()
+        )
 
     def export_events(self, to_position: int, path: Path) -> int:
         """Write the events before a position to a Parquet file, not synced; how many there are."""
-        rows = 0
-        with self._reading() as cursor:
+
+        def export(cursor: duckdb.DuckDBPyConnection) -> int:
             events = cursor.sql(named("events_before"), params={"to_position": to_position})
             reader = events.to_arrow_reader(_EXPORT_ROWS)
+            rows = 0
             with pq.ParquetWriter(path, reader.schema, compression="zstd") as file:
                 for batch in reader:
                     file.write_batch(batch)
                     rows += batch.num_rows
-        return rows
+            return rows
+
+        return self._read(export)
 
     def delete_events(self, to_position: int) -> None:
         """Let the events before a position go: they are in event Parquet."""
@@ -209,12 +217,12 @@ class Database:
         Raises:
             StorageError: it failed.
         """
-        with self._lock, _translated("Checkpoint"):
-            self._writer.checkpoint()
+        with self._lock:
+            self._insist("Checkpoint", self._writer.checkpoint)
 
     def close(self) -> None:
         """Stop queries and let go of the file. Again: nothing happens."""
-        self._stop_queries()
+        self._queries.close()
         with self._lock:
             for cursor in (*self._idle, self._writer, self._root):
                 cursor.close()
@@ -241,21 +249,46 @@ class Database:
         self._writer.execute(named(name), params)
 
     def _write(self, what: str, action: Callable[[], None]) -> None:
-        """Carry out a transaction. Queries that hold the memory it needs are stopped for it."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        """Carry out a transaction."""
+
+        def transaction() -> None:
             try:
-                with _translated(what):
-                    self._writer.begin()
-                    action()
-                    self._writer.commit()
-            except BaseException as error:
+                self._writer.begin()
+                action()
+                self._writer.commit()
+            except BaseException:
                 self._roll_back()
-                short = isinstance(error.__cause__, duckdb.OutOfMemoryException)
-                if not short or attempt == _ATTEMPTS:
-                    raise
-                self._stop_queries()
-            else:
-                return
+                raise
+
+        self._insist(what, transaction)
+
+    def _read(self, ask: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
+        """Ask with a cursor of its own; one that failed is not used again."""
+
+        def answer() -> _Answer:
+            try:
+                cursor = self._idle.pop()
+            except IndexError:
+                cursor = self._root.cursor()
+            found = ask(cursor)
+            self._idle.append(cursor)
+            return found
+
+        return self._insist("Reading", answer)
+
+    def _insist(self, what: str, action: Callable[[], _Answer]) -> _Answer:
+        """What ``action`` gives. Queries that hold the memory it needs are stopped for it."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return action()
+            except duckdb.Error as error:
+                if not is_short_of_memory(error):
+                    raise _translation(what, error) from error
+                self._queries.stop()
+        try:
+            return action()
+        except duckdb.Error as error:
+            raise _translation(what, error) from error
 
     def _roll_back(self) -> None:
         # A transaction that DuckDB has ended itself has nothing to roll back, and a database that
@@ -265,28 +298,8 @@ class Database:
         with suppress(duckdb.Error):
             self._fold.forget()
 
-    def _stop_queries(self) -> None:
-        for cursor in tuple(self._queries):
-            cursor.interrupt()
 
-    @contextmanager
-    def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor to read with; one that failed is not used again."""
-        try:
-            cursor = self._idle.pop()
-        except IndexError:
-            cursor = self._root.cursor()
-        with _translated("Reading"):
-            yield cursor
-        self._idle.append(cursor)
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """DuckDB's errors as errors of the store."""
-    try:
-        yield
-    except duckdb.Error as error:
-        full = "No space left on device" in str(error)
-        kind = StoreFullError if full else StorageError
-        raise kind(f"{what} failed in DuckDB: {error}.") from error
+def _translation(what: str, error: duckdb.Error) -> StorageError | StoreFullError:
+    """DuckDB's error as an error of the store."""
+    text = f"{what} failed in DuckDB: {error}."
+    return StoreFullError(text) if "No space left on device" in str(error) else StorageError(text)

@@ -6,7 +6,7 @@ from typing import Final
 
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.commit_log import CommitLog, Section
+from rmq_pipeline.store.commit_log import CommitLog, FaultPoint, Section
 from rmq_pipeline.store.database import Database
 
 #: A transaction takes frames up to this many bytes or rows, and at least one.
@@ -27,6 +27,7 @@ class Dispatcher:
             owner knows, and makes another dispatcher with another log.
         on_full: called, from the dispatch thread, when the disk is full; True when it has made
             room, and the transaction is tried again.
+        fault: called before and after each transaction with the name of the step.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Dispatcher:
         *,
         on_failure: Callable[[Exception], None],
         on_full: Callable[[StoreFullError], bool] = lambda _: False,
+        fault: FaultPoint | None = None,
     ) -> None:
         self._log = log
         self._database = database
         self._on_failure = on_failure
         self._on_full = on_full
+        self._fault = fault
         self._lock = threading.Lock()
         #: Wakes the dispatch thread, and those who wait for it.
         self._work = threading.Condition(self._lock)
@@ -154,14 +157,22 @@ class Dispatcher:
         return taken
 
     def _dispatch(self, frames: list[_Frame]) -> None:
+        self._step("before_dispatch")
         while True:
             try:
                 self._database.dispatch(frames)
             except StoreFullError as error:
+                if self._over:  # the log keeps them for the next start
+                    return
                 if not self._on_full(error):
                     raise
             else:
+                self._step("dispatched")
                 return
+
+    def _step(self, name: str) -> None:
+        if self._fault:
+            self._fault(name)
 
 
 class _LogGoneError(Exception):

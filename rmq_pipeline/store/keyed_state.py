@@ -20,7 +20,7 @@ class KeyedState:
     def reload(self) -> None:
         """Forget what is known of the tables, as after a rollback, and look again."""
         rows = self._connection.sql(named("keyed_tables")).fetchall()
-        self._views = {(group, topic): view for group, topic, _, view in rows}
+        self._views = {(group, topic): view for group, topic, view in rows}
         self._schemas.clear()
 
     def fold(self, rows: pa.Table, *, group_id: int, topic_id: int) -> None:
@@ -58,7 +58,16 @@ class KeyedState:
             self._alter(group_id, topic_id)
         view = quoted(self._views[key])
         self._connection.execute(named("view_state", view=view, table=table))
+        self._keep_schema(schema, group_id=group_id, topic_id=topic_id)
         self._schemas[key] = schema
+
+    def _keep_schema(self, schema: pa.Schema, *, group_id: int, topic_id: int) -> None:
+        """Types of columns that this schema lacks stay as they were."""
+        ids = {"group_id": group_id, "topic_id": topic_id}
+        ((before,),) = self._connection.sql(named("keyed_schema"), params=ids).fetchall()
+        types = {**_types(before), **{field.name: field.type for field in schema}}
+        data = pa.schema(list(types.items())).serialize().to_pybytes()
+        self._connection.execute(named("set_arrow_schema"), {**ids, "arrow_schema": data})
 
     def _register(self, group_id: int, topic_id: int) -> str:
         ids = {"group_id": group_id, "topic_id": topic_id}
@@ -89,13 +98,26 @@ def read(
 ) -> pa.Table | None:
     """The state of these message groups, or of all; None when there never was any."""
     ids = {"group_id": group_id, "topic_id": topic_id}
-    if not cursor.sql(named("keyed_table"), params=ids).fetchall():
+    known = cursor.sql(named("keyed_schema"), params=ids).fetchall()
+    if not known:
         return None
+    name = "read_state"
+    if hashes is not None:
+        cursor.register("asked", pa.table({"message_group_hash": hashes}))
+        name = "read_some_state"
     table = qualified(group_id, topic_id)
-    if hashes is None:
-        return cursor.sql(named("read_state", table=table)).to_arrow_table()
-    cursor.register("asked", pa.table({"message_group_hash": hashes}))
-    return cursor.sql(named("read_some_state", table=table)).to_arrow_table()
+    found = cursor.sql(named(name, table=table)).to_arrow_table()
+    types = _types(known[0][0])
+    return found.cast(
+        pa.schema([(field.name, types.get(field.name, field.type)) for field in found.schema])
+    )
+
+
+def _types(arrow_schema: bytes | None) -> dict[str, pa.DataType]:
+    if arrow_schema is None:
+        return {}
+    fields = pa.ipc.read_schema(pa.py_buffer(arrow_schema))
+    return {field.name: field.type for field in fields}
 
 
 def qualified(group_id: int, topic_id: int) -> str:

@@ -1,27 +1,19 @@
 """Lets a query through only when it is one SELECT over the documented views.
 
-Three locks: sqlglot's tree of the query must hold nothing but what is known to be harmless, DuckDB
-must itself take it for one SELECT, and it runs in a read-only transaction of an instance that was
-opened without access to files and with its settings locked.
+This is the first of three locks: sqlglot's tree of the query must hold nothing but what is known to
+be harmless. Then DuckDB must itself take it for one SELECT, and it runs in a read-only transaction
+of an instance that was opened without access to files and has its settings locked.
 """
 
-import threading
 from collections.abc import Collection
 from typing import Final
 
-import duckdb
-import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from rmq_pipeline.errors import QueryError
-from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.statements import named
 
-#: The answer of a query is held in memory, outside of DuckDB's limit.
-RESULT_BYTES: Final = 256 * MIB
-_BATCH_ROWS: Final = 65_536
 _TABLE_FUNCTIONS: Final = frozenset(
     {"unnest", "explode", "generate_series", "range", "json_each", "json_tree"}
 )
@@ -62,30 +54,6 @@ def check(sql: str, views: Collection[str]) -> None:
     names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     for node in tree.walk():
         _check_node(node, names)
-
-
-def run(cursor: duckdb.DuckDBPyConnection, sql: str, *, timeout_s: float) -> pa.Table:
-    """The answer to a checked query, read in a transaction of its own.
-
-    Raises:
-        QueryError: DuckDB refuses it, it takes longer than ``timeout_s``, or its answer is larger
-            than RESULT_BYTES.
-    """
-    timer = threading.Timer(timeout_s, cursor.interrupt)
-    timer.daemon = True
-    try:
-        _refuse_unless_select(cursor, sql)
-        cursor.execute(named("begin_query"))
-        timer.start()
-        return _fetch(cursor, sql)
-    except duckdb.InterruptException as error:
-        raise QueryError(f"The query did not end within {timeout_s:g} s.") from error
-    except duckdb.OutOfMemoryException as error:
-        raise QueryError("The query needs more memory than the broker gives to queries.") from error
-    except duckdb.Error as error:
-        raise QueryError(str(error)) from error
-    finally:
-        timer.cancel()
 
 
 def _parse(sql: str) -> list[exp.Expr]:
@@ -151,23 +119,3 @@ def _function_name(function: exp.Func) -> str:
 
 def _known(names: Collection[str]) -> str:
     return f"There are: {', '.join(sorted(names))}."
-
-
-def _refuse_unless_select(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
-    statements = cursor.extract_statements(sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise QueryError("A query is one SELECT.")
-
-
-def _fetch(cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    size = 0
-    batches: list[pa.RecordBatch] = []
-    reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
-    for batch in reader:
-        size += batch.nbytes
-        if size > RESULT_BYTES:
-            raise QueryError(
-                f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
-            )
-        batches.append(batch)
-    return pa.Table.from_batches(batches, schema=reader.schema)

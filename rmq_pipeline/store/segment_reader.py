@@ -226,4 +226,6 @@ def _with_constants(table: pa.Table, segment: Segment, columns: Sequence[str]) -
         else:
             value = pa.scalar(constants.get(name), field.type)
             arrays.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
-    return pa.Table.from_arrays(arrays, schema=pa.schema([schema.MESSAGE.field(c) for c in columns]))
+    return pa.Table.from_arrays(
+        arrays, schema=pa.schema([schema.MESSAGE.field(c) for c in columns])
+    )

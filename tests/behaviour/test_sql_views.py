@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
@@ -29,9 +27,9 @@ VIEWS = (
 )
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_view_answers_on_a_new_home(door: Door, view: str) -> None:
-    assert door.broker.sql(f"SELECT * FROM {view}").num_columns > 0
+def test_every_view_answers_on_a_new_home(door: Door) -> None:
+    for view in VIEWS:
+        assert door.broker.sql(f"SELECT * FROM {view}").num_columns > 0, view
 
 
 def test_in_flight_reads_its_own_writes(
@@ -126,7 +124,7 @@ def test_progress_has_a_row_for_every_queue_touched(
     name, readers = topic(queues=2), group()
     untouched = group()
     door.broker.send(name, messages(20))
-    got = door.broker.receive(name, readers, limit=12)
+    got = door.broker.receive(name, readers, limit=20)
     mine = got.filter([q == 0 for q in got["queue_id"].to_pylist()])
     door.broker.ack(mine.slice(0, 2))
     fail(readers, mine.slice(3, 1))
@@ -136,16 +134,10 @@ def test_progress_has_a_row_for_every_queue_touched(
     assert untouched not in {row["consumer_group"] for row in rows}
     rows = [row for row in rows if row["consumer_group"] == readers and row["topic"] == name]
     assert [row["queue_id"] for row in rows] == [0, 1]
-    n = mine.num_rows
-    assert {k: rows[0][k] for k in ("min_offset", "max_offset", "cursor")} == {
-        "min_offset": 0,
-        "max_offset": 10,
-        "cursor": n,
-    }
-    first = rows[0]
-    assert (first["committed_offset"], first["in_flight"], first["retrying"]) == (2, n - 3, 1)
-    assert rows[1]["committed_offset"] == 0
-    assert rows[1]["in_flight"] == 12 - n
+    for row in rows:
+        assert (row["min_offset"], row["max_offset"], row["cursor"]) == (0, 10, 10)
+    counts = [(row["committed_offset"], row["in_flight"], row["retrying"]) for row in rows]
+    assert counts == [(2, 7, 1), (0, 10, 0)]
 
 
 def test_lag_is_what_is_unread_or_unsettled(

@@ -23,7 +23,8 @@ def due(now_ms: int = NOW_MS, **facts: Any) -> dict[str, Any]:
 
 def wanted(memory: Memory, **facts: Any) -> list[tuple[str, int]]:
     jobs = {JOB: JOBS[JOB]}
-    return [(w.run_key, w.hand_over_from) for w in wanted_upkeep(due(**facts), jobs, memory)]
+    found = wanted_upkeep(due(**facts), jobs, memory=memory)
+    return [(each.run_key, each.hand_over_from) for each in found]
 
 
 def test_nothing_due_wants_nothing() -> None:

@@ -15,7 +15,7 @@ from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport, run_window
-from rmq_pipeline.spark.handler import Outcome
+from tests.spark.handlers import SINK, STATE, deadly, kept, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,45 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 TOPIC, GROUP = "steps", "walkers"
-SINK = pa.schema(
-    [
-        ("message_group", pa.string()),
-        ("body", pa.binary()),
-        ("step", pa.int64()),
-        ("born_at_ms", pa.int64()),
-    ]
-)
-STATE = pa.schema([("steps", pa.int64())])
 HOUR_MS = 3_600_000
 Run = Callable[..., WindowReport]
-
-
-def numbered(messages: pa.Table, state: pa.Table) -> Outcome:
-    """Numbers the steps of a group; a body that begins with ``bad`` raises; ``on…`` goes onward."""
-    steps = state["steps"][0].as_py() if state.num_rows else 0
-    bodies = messages["body"].to_pylist()
-    for body in bodies:
-        if body.startswith(b"bad"):
-            raise ValueError(body.decode())
-    onward = [body for body in bodies if body.startswith(b"on")]
-    rows = messages.select(["message_group", "body", "born_at_ms"]).add_column(
-        2, "step", pa.array(range(steps + 1, steps + 1 + len(bodies)), pa.int64())
-    )
-    return Outcome(
-        rows=rows,
-        state=pa.table({"steps": [steps + len(bodies)]}, schema=STATE),
-        publish={"later": pa.table({"body": onward, "delay_level": [1] * len(onward)})},
-    )
-
-
-def kept(messages: pa.Table, _: pa.Table) -> Outcome:
-    """Any messages into the sink; a body of ``bad`` fails them all."""
-    if b"bad" in messages["body"].to_pylist():
-        raise ValueError("bad")
-    step = pa.nulls(messages.num_rows, pa.int64())
-    return Outcome(
-        rows=messages.select(["message_group", "body", "born_at_ms"]).add_column(2, "step", step)
-    )
 
 
 class Meddler:
@@ -357,6 +320,24 @@ def test_a_settle_answered_too_late_is_not_done_twice(
 
     assert (report.acked, report.rows) == (9, 9)
     assert sink.read_sink(tmp_path / "sink").num_rows == 9
+
+
+def test_a_message_that_kills_its_worker_fails_alone(
+    broker: Broker, run: Run, tmp_path: Path
+) -> None:
+    send(broker, "0", "1", "2", "3", "kill 4", "5", "6", "7", "8")
+
+    report = run(spec=consumer(tmp_path, handler=deadly))
+
+    assert {g: [b for _, b in rows] for g, rows in steps(tmp_path).items()} == {
+        "g0": ["0", "3", "6"],
+        "g1": ["1", "7"],
+        "g2": ["2", "5", "8"],
+    }
+    assert (report.acked, report.retried, report.dead_lettered) == (8, 1, 1)
+    assert lag(broker) == 0
+    dead = broker.sql("SELECT reason FROM dead_letters").to_pylist()
+    assert [row["reason"] for row in dead] == ["The Python worker died."]
 
 
 def test_unordered_messages_fail_one_by_one(broker: Broker, run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store import query_guard
 from rmq_pipeline.store.database import Database
 from tests.store import rows
 from tests.store.rows import dispatch, events
@@ -150,7 +149,7 @@ def test_files_are_out_of_reach_behind_the_parser_too(
     file.write_text("a\n1\n")
 
     with pytest.raises(QueryError):
-        query_guard.run(database._root.cursor(), sql.format(file=file), timeout_s=30)
+        database._queries.run(sql.format(file=file), timeout_s=30)
 
     assert file.read_text() == "a\n1\n"
 
@@ -160,7 +159,7 @@ def test_files_are_out_of_reach_behind_the_parser_too(
 )
 def test_nothing_is_changed_behind_the_parser_either(database: Database, sql: str) -> None:
     with pytest.raises(QueryError):
-        query_guard.run(database._root.cursor(), sql, timeout_s=30)
+        database._queries.run(sql, timeout_s=30)
 
     assert database.load_state().topics.num_rows == 1
 
@@ -188,19 +187,3 @@ def test_unknown_view_is_told_which_there_are(database: Database) -> None:
 def test_unknown_column_is_named(database: Database) -> None:
     with pytest.raises(QueryError, match="colour"):
         database.query("SELECT colour FROM topics", timeout_s=30)
-
-
-def test_long_query_is_stopped(database: Database) -> None:
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
-
-    with pytest.raises(QueryError, match=r"did not end within 0\.2 s"):
-        database.query(endless, timeout_s=0.2)
-
-    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
-
-
-def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_guard, "RESULT_BYTES", 1_000_000)
-
-    with pytest.raises(QueryError, match="larger than"):
-        database.query("SELECT * FROM range(1000000)", timeout_s=30)

@@ -5,11 +5,11 @@
 
 -- name: keyed_tables
 -- In: nothing. Out: a row a table.
-SELECT group_id, topic_id, table_name, view_name FROM store.keyed_tables;
+SELECT group_id, topic_id, view_name FROM store.keyed_tables;
 
--- name: keyed_table
--- In: $group_id, $topic_id. Out: a row when there is one.
-SELECT table_name FROM store.keyed_tables WHERE group_id = $group_id AND topic_id = $topic_id;
+-- name: keyed_schema
+-- In: $group_id, $topic_id. Out: the Arrow schema of its columns; no row when there is no state.
+SELECT arrow_schema FROM store.keyed_tables WHERE group_id = $group_id AND topic_id = $topic_id;
 
 -- name: fold_state
 -- In: staged_state. Out: net_state, the last row of each message group.
@@ -42,7 +42,12 @@ ORDER BY choice LIMIT 1;
 
 -- name: register_state
 -- In: $group_id, $topic_id, $table_name, $view_name. Out: its row.
-INSERT INTO store.keyed_tables VALUES ($group_id, $topic_id, $table_name, $view_name);
+INSERT INTO store.keyed_tables VALUES ($group_id, $topic_id, $table_name, $view_name, NULL);
+
+-- name: set_arrow_schema
+-- In: $group_id, $topic_id, $arrow_schema. Out: its row has it.
+UPDATE store.keyed_tables SET arrow_schema = $arrow_schema
+WHERE group_id = $group_id AND topic_id = $topic_id;
 
 -- name: view_state
 -- In: {table}. Out: {view} over it. The columns of a view are bound when it is made: again after

@@ -11,3 +11,11 @@ DELETE FROM store.kinds;
 -- name: insert_kinds
 -- In: staged_kinds: kind, name. Out: they are the kinds.
 INSERT INTO store.kinds SELECT kind, name FROM staged_kinds;
+
+-- name: limit_operators
+-- In: "{size}", such as '48MB'. Out: sorts and hash tables of this connection use no more memory.
+SET operator_memory_limit = "{size}";
+
+-- name: lock_settings
+-- In: nothing. Out: no setting changes any more, on any connection.
+SET lock_configuration = true;

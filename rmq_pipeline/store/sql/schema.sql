@@ -127,11 +127,12 @@ CREATE TABLE IF NOT EXISTS store.events (
     message_group_hash BIGINT, client_id VARCHAR, detail VARCHAR
 );
 
--- A row: a table of keyed state, in schema keyed, and the view that shows it.
--- Written by: the first keyed state of a (group, topic).
+-- A row: a table of keyed state, in schema keyed, the view that shows it, and the Arrow schema (as
+-- IPC) of its columns, which DuckDB's types do not tell exactly.
+-- Written by: the first keyed state of a (group, topic), and each with other columns.
 -- Goes: with TOPIC_DELETED, GROUP_DELETED, and the table and the view with it.
 CREATE TABLE IF NOT EXISTS store.keyed_tables (
-    group_id INTEGER, topic_id INTEGER, table_name VARCHAR, view_name VARCHAR
+    group_id INTEGER, topic_id INTEGER, table_name VARCHAR, view_name VARCHAR, arrow_schema BLOB
 );
 
 -- A table: the keyed state of a (group, topic), keyed.state_<group_id>_<topic_id>, a row for each

@@ -1,0 +1,119 @@
+"""Runs checked queries on connections of their own, within limits of time, memory and answer."""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from rmq_pipeline.errors import QueryError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.statements import named
+
+#: The answer of a query is held in memory, outside of DuckDB's limit.
+RESULT_BYTES: Final = 256 * MIB
+_BATCH_ROWS: Final = 65_536
+#: How long an interrupted query is waited for.
+_STOP_S: Final = 5.0
+
+
+class QueryRunner:
+    """Runs as many queries at a time as it is given cursors, each in a read-only transaction.
+
+    Args:
+        operator_bytes: what the sorts and hash tables of one query may use. Lists and texts that a
+            query gathers are not counted in it: ``stop`` gives their memory back.
+    """
+
+    def __init__(
+        self, cursors: Sequence[duckdb.DuckDBPyConnection], *, operator_bytes: int
+    ) -> None:
+        self._cursors = tuple(cursors)
+        self._free: queue.LifoQueue[duckdb.DuckDBPyConnection] = queue.LifoQueue()
+        for cursor in cursors:
+            cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
+            self._free.put(cursor)
+
+    def run(self, sql: str, *, timeout_s: float) -> pa.Table:
+        """The answer to a checked query.
+
+        Raises:
+            QueryError: DuckDB refuses it, it takes longer than ``timeout_s``, its answer is larger
+                than RESULT_BYTES, or its memory was needed for something else.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        try:
+            cursor = self._free.get(timeout=timeout_s)
+        except queue.Empty:
+            raise QueryError(f"Other queries left it no turn within {timeout_s:g} s.") from None
+        timer = threading.Timer(max(0.0, give_up_at - time.monotonic()), cursor.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            return _answer(cursor, sql)
+        except duckdb.InterruptException as error:
+            if time.monotonic() >= give_up_at:
+                raise QueryError(f"The query did not end within {timeout_s:g} s.") from error
+            raise QueryError("The query was stopped: the broker needed its memory.") from error
+        except duckdb.Error as error:
+            if is_short_of_memory(error):
+                raise QueryError("The query needs more memory than a query gets.") from error
+            raise QueryError(str(error)) from error
+        finally:
+            timer.cancel()
+            timer.join()  # it must not interrupt the next query of this connection
+            with suppress(duckdb.Error):  # the query may not have come as far as to begin one
+                cursor.rollback()
+            self._free.put(cursor)
+
+    def stop(self) -> None:
+        """Interrupt what runs, and wait a moment for its memory."""
+        taken = [self._take_interrupted() for _ in self._cursors]
+        for cursor in taken:
+            if cursor is not None:
+                self._free.put(cursor)
+
+    def close(self) -> None:
+        """Interrupt what runs and let go of the connections. Again: nothing happens."""
+        cursors, self._cursors = self._cursors, ()
+        for cursor in cursors:
+            cursor.interrupt()
+            cursor.close()
+
+    def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
+        for cursor in self._cursors:
+            cursor.interrupt()
+        try:
+            return self._free.get(timeout=_STOP_S)
+        except queue.Empty:
+            return None
+
+
+def is_short_of_memory(error: duckdb.Error) -> bool:
+    """Whether DuckDB failed for want of memory; a commit says so in other words than a query."""
+    text = str(error)
+    return isinstance(error, duckdb.OutOfMemoryException) or any(
+        sign in text for sign in ("failed to pin block", "failed to allocate")
+    )
+
+
+def _answer(cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    statements = cursor.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise QueryError("A query is one SELECT.")
+    cursor.execute(named("begin_query"))
+    size = 0
+    batches: list[pa.RecordBatch] = []
+    reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
+    for batch in reader:
+        size += batch.nbytes
+        if size > RESULT_BYTES:
+            raise QueryError(
+                f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
+            )
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema=reader.schema)

@@ -1,0 +1,52 @@
+"""Handlers of the tests; Spark's workers import this module."""
+
+import os
+
+import pyarrow as pa
+
+from rmq_pipeline.spark.handler import Outcome
+
+SINK = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("body", pa.binary()),
+        ("step", pa.int64()),
+        ("born_at_ms", pa.int64()),
+    ]
+)
+STATE = pa.schema([("steps", pa.int64())])
+
+
+def numbered(messages: pa.Table, state: pa.Table) -> Outcome:
+    """Numbers the steps of a group; a body that begins with ``bad`` raises; ``on…`` goes onward."""
+    steps = state["steps"][0].as_py() if state.num_rows else 0
+    bodies = messages["body"].to_pylist()
+    for body in bodies:
+        if body.startswith(b"bad"):
+            raise ValueError(body.decode())
+    onward = [body for body in bodies if body.startswith(b"on")]
+    rows = messages.select(["message_group", "body", "born_at_ms"]).add_column(
+        2, "step", pa.array(range(steps + 1, steps + 1 + len(bodies)), pa.int64())
+    )
+    return Outcome(
+        rows=rows,
+        state=pa.table({"steps": [steps + len(bodies)]}, schema=STATE),
+        publish={"later": pa.table({"body": onward, "delay_level": [1] * len(onward)})},
+    )
+
+
+def deadly(messages: pa.Table, state: pa.Table) -> Outcome:
+    """Ends its process on a body that begins with ``kill``."""
+    if any(body.startswith(b"kill") for body in messages["body"].to_pylist()):
+        os._exit(9)
+    return numbered(messages, state)
+
+
+def kept(messages: pa.Table, _: pa.Table) -> Outcome:
+    """Any messages into the sink; a body of ``bad`` fails them all."""
+    if b"bad" in messages["body"].to_pylist():
+        raise ValueError("bad")
+    step = pa.nulls(messages.num_rows, pa.int64())
+    return Outcome(
+        rows=messages.select(["message_group", "body", "born_at_ms"]).add_column(2, "step", step)
+    )

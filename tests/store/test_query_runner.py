@@ -1,0 +1,86 @@
+"""A query has limits of time, of memory, and of what it answers, and queries have a number."""
+
+import threading
+
+import pytest
+
+from rmq_pipeline.errors import QueryError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.store import query_runner
+from rmq_pipeline.store.database import Database
+from tests.conftest import Eventually
+from tests.store.conftest import OpenDatabase
+from tests.store.rows import dispatch, message, messages
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+
+@pytest.fixture
+def database(open_database: OpenDatabase) -> Database:
+    return open_database()
+
+
+def run_in_thread(database: Database, sql: str) -> tuple[threading.Thread, list[str]]:
+    """The query in a thread, and where its error will be."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            database.query(sql, timeout_s=60)
+        except QueryError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, said
+
+
+def test_long_query_is_stopped(database: Database) -> None:
+    with pytest.raises(QueryError, match=r"did not end within 0\.2 s"):
+        database.query(ENDLESS, timeout_s=0.2)
+
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_runner, "RESULT_BYTES", MIB)
+
+    with pytest.raises(QueryError, match="larger than 1 MiB"):
+        database.query("SELECT * FROM range(1000000)", timeout_s=30)
+
+
+def test_a_query_without_a_turn_says_so(database: Database, eventually: Eventually) -> None:
+    running = [run_in_thread(database, ENDLESS) for _ in range(2)]
+    eventually(database._queries._free.empty)
+
+    with pytest.raises(QueryError, match="no turn"):
+        database.query("SELECT 1", timeout_s=0.1)
+
+    database._queries.stop()
+    for thread, said in running:
+        thread.join()
+        assert "stopped" in said[0]
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_a_query_gets_no_more_memory_than_its_share(database: Database) -> None:
+    greedy = "SELECT string_agg(i::VARCHAR) FROM range(60000000) AS r(i)"
+
+    with pytest.raises(QueryError, match="memory"):
+        database.query(greedy, timeout_s=60)
+
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_dispatch_goes_on_beside_greedy_queries(database: Database) -> None:
+    greedy = "SELECT list(i ORDER BY hash(i)) FROM range(60000000) AS r(i)"
+    running = [run_in_thread(database, greedy) for _ in range(2)]
+
+    for i in range(20):
+        dispatch(database, [messages(*(message(2, 0, 100 * i + j) for j in range(100)))])
+        assert len(database.index(2, 0, start=0, stop=9000).row) == 100 * (i + 1)
+
+    database._queries.stop()
+    for thread, said in running:
+        thread.join()
+        assert "memory" in said[0]
