@@ -72,7 +72,7 @@ class ManualClock:
 
 
 def wait_for(
-    clock: Clock, condition: threading.Condition, ready: Callable[[], bool], at_ms: int | None
+    clock: Clock, condition: threading.Condition, *, ready: Callable[[], bool], at_ms: int | None
 ) -> bool:
     """Wait, with the condition held, until ``ready()`` or ``at_ms``; the last ``ready()``."""
     while not ready():

@@ -69,7 +69,7 @@ class Topic:
         changed = replace(self, queues=queues if queues is not None else self.queues)
         if partition_time is not None:
             changed = replace(changed, partition_time=partition_time)
-        check_settings(changed.type, changed.queues, changed.partition_time)
+        check_settings(changed.type, changed.queues, partition_time=changed.partition_time)
         return changed
 
 
@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
         raise IllegalTopicError(f"Topic name {name} is kept for the system.")
 
 
-def check_settings(type: str, queues: int, partition_time: str) -> None:
+def check_settings(type: str, queues: int, *, partition_time: str) -> None:
     """Refuse settings out of range.
 
     Raises:

@@ -53,7 +53,7 @@ class CreateTopic(Request):
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
         topics.check_name(self.name)
-        topics.check_settings(self.type, self.queues, self.partition_time)
+        topics.check_settings(self.type, self.queues, partition_time=self.partition_time)
         known = state.topics.get(state.topic_ids.get(self.name, 0))
         if known is not None:
             have, asked = known.topic, (self.type, self.queues, self.partition_time)

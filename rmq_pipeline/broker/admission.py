@@ -109,7 +109,7 @@ def admit(topic: Topic, columns: dict[str, pa.Array]) -> None:
         _check_properties(columns)
 
 
-def _refuse(bad: pa.Array, error: type[RocketMQError], what: str) -> None:
+def _refuse(bad: pa.Array, error: type[RocketMQError], *, what: str) -> None:
     """Raise when any row is bad, naming the first."""
     if pc.any(bad).as_py():
         row = pc.index(bad, True).as_py()
@@ -126,7 +126,7 @@ def _blank(texts: pa.Array) -> pa.Array:
 
 def _check_body(body: pa.Array) -> None:
     if body.null_count:
-        _refuse(pc.is_null(body), MessageBodyEmptyError, "the body is null")
+        _refuse(pc.is_null(body), MessageBodyEmptyError, what="the body is null")
     lengths = np.diff(_offsets(body))
     if lengths.min() == 0:
         raise MessageBodyEmptyError(f"Row {int(np.argmin(lengths))}: the body is empty.")
@@ -145,9 +145,11 @@ def _check_texts(columns: dict[str, pa.Array]) -> None:
     tag, ids, keys = columns["tag"], columns["message_id"], columns["keys"]
     if tag.null_count < len(tag):
         wrong = pc.or_(_blank(tag), pc.or_(pc.match_substring(tag, "|"), _has_control(tag)))
-        _refuse(wrong, IllegalMessageTagError, "the tag is blank or holds | or a control character")
+        _refuse(
+            wrong, IllegalMessageTagError, what="the tag is blank or holds | or a control character"
+        )
     if ids.null_count < len(ids):
-        _refuse(_blank(ids), IllegalMessageIdError, "the message id is blank")
+        _refuse(_blank(ids), IllegalMessageIdError, what="the message id is blank")
     if keys.null_count < len(keys):
         flat = keys.flatten()
         if len(flat):
@@ -173,13 +175,13 @@ def _check_properties(columns: dict[str, pa.Array]) -> None:
         if len(names):
             wrong = pc.or_(_blank(names), _has_control(names))
             _refuse_in_list(
-                wrong, properties, "a property name is blank or has a control character"
+                wrong, properties, what="a property name is blank or has a control character"
             )
             _refuse_in_list(
-                pc.is_in(names, value_set=_RESERVED), properties, "a property name is reserved"
+                pc.is_in(names, value_set=_RESERVED), properties, what="a property name is reserved"
             )
             values = pc.fill_null(_has_control(properties.items), False)
-            _refuse_in_list(values, properties, "a property value has a control character")
+            _refuse_in_list(values, properties, what="a property value has a control character")
         if counts.size and counts.max() > limits.PROPERTY_COUNT:
             raise MessagePropertiesTooLargeError(
                 f"Row {int(np.argmax(counts > limits.PROPERTY_COUNT))}: over 128 properties."
@@ -193,7 +195,7 @@ def _check_properties(columns: dict[str, pa.Array]) -> None:
         raise MessagePropertiesTooLargeError(f"Row {row}: {sizes[row]} bytes of properties.")
 
 
-def _refuse_in_list(bad: pa.Array, lists: pa.Array, what: str) -> None:
+def _refuse_in_list(bad: pa.Array, lists: pa.Array, *, what: str) -> None:
     if pc.any(bad).as_py():
         at = pc.index(bad, True).as_py() + lists.offsets[0].as_py()
         row = int(np.searchsorted(lists.offsets.to_numpy(), at, side="right")) - 1
@@ -215,12 +217,14 @@ def _check_groups(topic: Topic, groups: pa.Array) -> None:
             _refuse(
                 pc.is_valid(groups),
                 MessageTypeError,
-                f"it has a message_group, and topic {topic.name} is {topic.type}",
+                what=f"it has a message_group, and topic {topic.name} is {topic.type}",
             )
         return
     if groups.null_count:
         _refuse(
-            pc.is_null(groups), IllegalMessageGroupError, "a fifo message needs a message_group"
+            pc.is_null(groups),
+            IllegalMessageGroupError,
+            what="a fifo message needs a message_group",
         )
     if _are_plain(groups):
         return
@@ -228,9 +232,11 @@ def _check_groups(topic: Topic, groups: pa.Array) -> None:
     _refuse(
         pc.or_(_blank(groups), pc.greater(lengths, limits.MESSAGE_GROUP_BYTES)),
         IllegalMessageGroupError,
-        "the message_group is blank or over 63 bytes",
+        what="the message_group is blank or over 63 bytes",
     )
-    _refuse(_has_control(groups), IllegalMessageGroupError, "a control character in message_group")
+    _refuse(
+        _has_control(groups), IllegalMessageGroupError, what="a control character in message_group"
+    )
 
 
 def _are_plain(groups: pa.Array) -> bool:
@@ -252,10 +258,12 @@ def _check_delay(topic: Topic, columns: dict[str, pa.Array]) -> None:
         _refuse(
             pc.invert(given),
             MessageTypeError,
-            f"it has no delay_level or deliver_at_ms, and topic {topic.name} is delay",
+            what=f"it has no delay_level or deliver_at_ms, and topic {topic.name} is delay",
         )
         if level.null_count < len(level):
             wrong = pc.or_(pc.less(level, 1), pc.greater(level, len(limits.DELAY_LEVELS_MS)))
-            _refuse(wrong, DeliveryTimeError, "the delay level is not 1 to 18")
+            _refuse(wrong, DeliveryTimeError, what="the delay level is not 1 to 18")
     else:
-        _refuse(given, MessageTypeError, f"it is delayed, and topic {topic.name} is {topic.type}")
+        _refuse(
+            given, MessageTypeError, what=f"it is delayed, and topic {topic.name} is {topic.type}"
+        )

@@ -39,8 +39,8 @@ def poll_ms(wait_ms: object) -> int:
 def receive(
     engine: Engine,
     topic: str,
-    group: str,
     *,
+    group: str,
     limit: int,
     invisible_duration_ms: int,
     filter: str,
@@ -88,5 +88,7 @@ def reset(
         _whole(to_offset, "to_offset", low=0, high=2**62)
         return dict.fromkeys(chosen, to_offset), False
     if to_time_ms is not None:
-        return {q: queries.offset_at(engine, topic, q, to_time_ms) for q in chosen}, True
+        return {
+            q: queries.offset_at(engine, topic, queue_id=q, at_ms=to_time_ms) for q in chosen
+        }, True
     return {q: bounds[q][1] if to_latest else bounds[q][0] for q in chosen}, True

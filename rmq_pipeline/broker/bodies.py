@@ -22,7 +22,7 @@ class Places:
         return len(self.position)
 
 
-def fetch(commit_log: CommitLog, places: Places, columns: Sequence[str]) -> pa.Table:
+def fetch(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:
     """The messages at these places, in their order; ``columns`` of schema.MESSAGE."""
     positions = np.unique(places.position)
     if len(positions) == 1:
@@ -32,14 +32,14 @@ def fetch(commit_log: CommitLog, places: Places, columns: Sequence[str]) -> pa.T
     for position in positions.tolist():
         here = np.flatnonzero(places.position == position) if len(positions) < 64 else None
         if here is None:
-            return _fetch_many(commit_log, places, columns)
+            return _fetch_many(commit_log, places, columns=columns)
         batch = commit_log.read(position).batch.select(list(columns))
         parts.append(_rows(batch, places.row[here]))
         order.append(here)
     return _in_order(parts, np.concatenate(order))
 
 
-def _fetch_many(commit_log: CommitLog, places: Places, columns: Sequence[str]) -> pa.Table:
+def _fetch_many(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:
     order = np.argsort(places.position, kind="stable")
     position = places.position[order]
     row = places.row[order]

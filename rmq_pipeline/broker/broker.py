@@ -36,7 +36,7 @@ class Broker:
         self._engine = engine
         self._mode = mode
         self._started = time.monotonic()
-        self._upkeep = Upkeep(engine, mode, self.seal)
+        self._upkeep = Upkeep(engine, mode, seal=self.seal)
 
     @classmethod
     def open(
@@ -193,7 +193,7 @@ class Broker:
         prepared = prepare(
             engine.state.topic(topic).topic,
             messages,
-            engine.ids,
+            ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=engine.clock.now_ms(),
         )
@@ -221,7 +221,7 @@ class Broker:
         request = arguments.receive(
             self._engine,
             topic,
-            group,
+            group=group,
             limit=limit,
             invisible_duration_ms=invisible_duration_ms,
             filter=filter,
@@ -238,13 +238,13 @@ class Broker:
         self, receipts: pa.Table | Sequence[str], duration_ms: int
     ) -> pa.Table:
         """Let leases end ``duration_ms`` from now; answers the receipts that hold from now on."""
-        return settling.change_invisible_duration(self._engine, receipts, duration_ms)
+        return settling.change_invisible_duration(self._engine, receipts, duration_ms=duration_ms)
 
     def forward_to_dead_letter_queue(
         self, receipts: pa.Table | Sequence[str], *, reason: str = ""
     ) -> None:
         """Settle deliveries as hopeless: they are in %DLQ%group when this returns."""
-        settling.forward(self._engine, receipts, reason)
+        settling.forward(self._engine, receipts, reason=reason)
 
     def settle(
         self,
@@ -278,7 +278,7 @@ class Broker:
         return settling.settle(
             self._engine,
             group,
-            outcomes,
+            outcomes=outcomes,
             settle_id=settle_id,
             window=window,
             publish=publish or {},
@@ -289,11 +289,11 @@ class Broker:
 
     def read(self, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
         """Messages [offset, offset + limit) of a queue as schema.READ, without a group."""
-        return queries.read(self._engine, topic, queue_id, offset=offset, limit=limit)
+        return queries.read(self._engine, topic, queue_id=queue_id, offset=offset, limit=limit)
 
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
         """The first offset stored at or after a moment; the end when there is none."""
-        return queries.offset_at(self._engine, topic, queue_id, at_ms)
+        return queries.offset_at(self._engine, topic, queue_id=queue_id, at_ms=at_ms)
 
     def reset_offset(
         self,
@@ -332,7 +332,7 @@ class Broker:
         self, group: str, topic: str, *, message_groups: pa.Table | None = None
     ) -> pa.Table | None:
         """A consumer's keyed state, of these message groups or of all; None when never written."""
-        return queries.keyed_state(self._engine, group, topic, message_groups)
+        return queries.keyed_state(self._engine, group, topic=topic, message_groups=message_groups)
 
     def sink_files(self, group: str) -> pa.Table:
         """The files that the group's settles have named, in that order."""
@@ -391,4 +391,6 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         """What an operator asks first."""
-        return queries.status(self._engine, self._started, self._mode, self._upkeep.last_fallback)
+        return queries.status(
+            self._engine, self._started, mode=self._mode, fallback=self._upkeep.last_fallback
+        )

@@ -44,13 +44,13 @@ def _bury_queue(engine: Engine, doomed: Doomed) -> int:
         offset=doomed.queue_offset,
         places=Places(doomed.position, doomed.row),
     )
-    messages: pa.Table = fetch(engine.log, places, _COLUMNS)
+    messages: pa.Table = fetch(engine.log, places, columns=_COLUMNS)
     columns = copy_columns(messages, doomed, topic=topic.topic.name)
     dead_letters = state.topics[group.dead_letter_topic_id].topic
     copies = checked(
         dead_letters,
         columns,
-        engine.ids,
+        ids=engine.ids,
         delay_max_ms=engine.settings.delay_max_ms,
         now_ms=engine.clock.now_ms(),
     )

@@ -120,7 +120,7 @@ class Bury(Request):
         if not still.any():
             return Decision(0)
         copies = self.copies if still.all() else subset(self.copies, np.flatnonzero(still))
-        placed, _ = place(copies, state, now_ms, {})
+        placed, _ = place(copies, state, now_ms=now_ms, heads={})
         rows = rows[still]
         event = EventRows(
             kind=Kind.DEAD_LETTER,

@@ -83,23 +83,23 @@ class Receive(Request):
         epoch = state.fence(self.window)
         answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
         decision = Decision(answer)
-        scans = self._scans(state, topic, group, now_ms)
+        scans = self._scans(state, topic, group=group, now_ms=now_ms)
         if not all(scan.consumption.touched for _, scan in scans):
-            decision.events.extend(subscribe_events(state, topic, group, now_ms))
+            decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
         self._take(scans, start=now_ms)
         for queue_id, scan in scans:
-            self._lease(decision, queue_id, scan, epoch=epoch, now_ms=now_ms)
+            self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
         return decision
 
     def _scans(
-        self, state: State, topic: TopicState, group: Group, now_ms: int
+        self, state: State, topic: TopicState, *, group: Group, now_ms: int
     ) -> list[tuple[int, QueueScan]]:
         scans = []
         for queue_id, queue in enumerate(topic.queues):
-            consumption = state.consumption(group, topic.topic.topic_id, queue_id)
-            ended = ended_leases(consumption, group, now_ms)
+            consumption = state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
+            ended = ended_leases(consumption, group, now_ms=now_ms)
             kind = GroupScan if consumption.ordered else QueueScan
-            scans.append((queue_id, kind(queue, consumption, self.tags, ended)))
+            scans.append((queue_id, kind(queue, consumption, tags=self.tags, ended=ended)))
         return scans
 
     def _take(self, scans: Sequence[tuple[int, QueueScan]], *, start: int) -> None:
@@ -119,7 +119,7 @@ class Receive(Request):
             open_scans = [scan for scan in open_scans if scan.may_have_more()]
 
     def _lease(
-        self, decision: Decision, queue_id: int, scan: QueueScan, *, epoch: int, now_ms: int
+        self, decision: Decision, queue_id: int, *, scan: QueueScan, epoch: int, now_ms: int
     ) -> None:
         answer: Delivery = decision.answer
         key = QueueKey(answer.group_id, answer.topic_id, queue_id)
@@ -163,7 +163,9 @@ class Receive(Request):
             answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
 
 
-def subscribe_events(state: State, topic: TopicState, group: Group, now_ms: int) -> list[EventRows]:
+def subscribe_events(
+    state: State, topic: TopicState, *, group: Group, now_ms: int
+) -> list[EventRows]:
     """A cursor at the beginning for every queue the group has not touched: all of it is lag."""
     events = []
     for queue_id, queue in enumerate(topic.queues):
@@ -193,4 +195,4 @@ class Subscribe(Request):
     def decide(self, state: State, now_ms: int) -> Decision:
         """Cursors where there are none."""
         topic, group = state.topic(self.topic), state.group(self.group)
-        return Decision(events=subscribe_events(state, topic, group, now_ms))
+        return Decision(events=subscribe_events(state, topic, group=group, now_ms=now_ms))

@@ -67,18 +67,18 @@ class Deliver(Request):
             if send.topic_id not in state.topics or not open_rows.any():
                 continue
             chosen = send if open_rows.all() else subset(send, np.flatnonzero(open_rows))
-            placed.extend(place(chosen, state, now_ms, heads)[0])
+            placed.extend(place(chosen, state, now_ms=now_ms, heads=heads)[0])
             delivered[at[open_rows]] = True
         dropped = still & ~delivered
         events = [
-            *self._events(Kind.SCHEDULE_DELIVERED, delivered, now_ms),
-            *self._events(Kind.SCHEDULE_DROPPED, dropped, now_ms),
+            *self._events(Kind.SCHEDULE_DELIVERED, delivered, now_ms=now_ms),
+            *self._events(Kind.SCHEDULE_DROPPED, dropped, now_ms=now_ms),
         ]
         lateness = now_ms - self.rows.deliver_at[delivered]
         answer = (self.rows.take(delivered), int(dropped.sum()), lateness)
         return Decision(answer, placed=placed, events=events)
 
-    def _events(self, kind: Kind, mask: np.ndarray, now_ms: int) -> list[EventRows]:
+    def _events(self, kind: Kind, mask: np.ndarray, *, now_ms: int) -> list[EventRows]:
         rows = self.rows.take(mask)
         return [
             EventRows(
@@ -102,7 +102,7 @@ class DeliveryReport:
         self._per_level: dict[str, int] = {}
         self._lateness: list[Int64s] = []
 
-    def add(self, rows: Scheduled, dropped: int, lateness: Int64s) -> None:
+    def add(self, rows: Scheduled, dropped: int, *, lateness: Int64s) -> None:
         """Count one frame."""
         self.delivered += len(rows)
         self.dropped += dropped
@@ -141,7 +141,8 @@ def deliver_scheduled(
         version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
         rows, next_due_ms = engine.submit(FindDue(min(_AT_ONCE, limit), window))
         if len(rows):
-            report.add(*deliver(engine, rows, window))
+            moved, dropped, lateness = deliver(engine, rows, window=window)
+            report.add(moved, dropped, lateness=lateness)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
@@ -153,10 +154,10 @@ def deliver_scheduled(
 
 
 def deliver(
-    engine: Engine, rows: Scheduled, window: tuple[str, int] | None
+    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None
 ) -> tuple[Scheduled, int, Int64s]:
     """Read these rows and deliver them; what was delivered, how many dropped, how late each."""
-    messages = fetch(engine.log, Places(rows.position, rows.row), _COLUMNS)
+    messages = fetch(engine.log, Places(rows.position, rows.row), columns=_COLUMNS)
     now_ms = engine.clock.now_ms()
     sends = []
     for topic_id in np.unique(rows.target_topic_id).tolist():
@@ -172,7 +173,7 @@ def deliver(
         send = checked(
             target.topic,
             columns,
-            engine.ids,
+            ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=now_ms,
         )

@@ -69,7 +69,7 @@ class Engine:
             self.database.close()
             raise
         self.writer = Writer(
-            commit_log, state, clock, committed=self._committed, rebuild=self._rebuild
+            commit_log, state, clock=clock, committed=self._committed, rebuild=self._rebuild
         )
         self.dispatcher = self._dispatcher(commit_log)
         self.failure: BaseException | None = None

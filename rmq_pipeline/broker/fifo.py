@@ -25,9 +25,9 @@ class GroupScan(QueueScan):
     """A scan that keeps order by message group: ended leases, then backlogs, then the cursor on."""
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, tags: Int64s | None, ended: Ended
+        self, queue: Queue, consumption: Consumption, *, tags: Int64s | None, ended: Ended
     ) -> None:
-        super().__init__(queue, consumption, tags, ended)
+        super().__init__(queue, consumption, tags=tags, ended=ended)
         #: How many waiting messages of each ready group were taken.
         self._from_backlog: dict[int, int] = {}
         self._ready = iter(list(consumption.ready)) if consumption.ready else iter(())
@@ -141,9 +141,9 @@ class GroupScan(QueueScan):
         if self._passed_groups:
             self._note_passed(behind, caught_up)
         if caught_up:
-            events.append(_of_groups(Kind.CAUGHT_UP, caught_up, [-1] * len(caught_up)))
+            events.append(_of_groups(Kind.CAUGHT_UP, caught_up, offsets=[-1] * len(caught_up)))
         if behind:
-            events.append(_of_groups(Kind.BEHIND, list(behind), list(behind.values())))
+            events.append(_of_groups(Kind.BEHIND, list(behind), offsets=list(behind.values())))
         return events
 
     def _cut_off(self, taken: Taken, now_ms: int) -> list[EventRows]:
@@ -157,7 +157,7 @@ class GroupScan(QueueScan):
         leases = self.consumption.leases
         rows = leases.find(rest.offset[np.isin(rest.group, taken.group)])
         rows = rows[leases.delivery[rows] > WAITING]
-        return release(self.consumption, rows, now_ms) if len(rows) else []
+        return release(self.consumption, rows, visible_at_ms=now_ms) if len(rows) else []
 
     def _note_passed(self, behind: dict[int, int], caught_up: list[int]) -> None:
         """Groups that were not behind before, each from its first message passed over."""
@@ -182,7 +182,7 @@ class GroupScan(QueueScan):
         return self.consumption.wanting()[:LOOK_UP_GROUPS] if self.consumption.ready else []
 
 
-def _of_groups(kind: Kind, groups: list[int], offsets: list[int]) -> EventRows:
+def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRows:
     return EventRows(
         kind=kind,
         at_ms=0,

@@ -30,7 +30,7 @@ def locate(
     return Places(position, row)
 
 
-def tags_of(engine: Engine, key: QueueKey, offset: Int64s) -> Int64s:
+def tags_of(engine: Engine, key: QueueKey, *, offset: Int64s) -> Int64s:
     """The tag hash of messages anywhere in a queue."""
     tags = np.zeros(len(offset), dtype=np.int64)
     for part in _near_each_other(offset, np.arange(len(offset))):

@@ -57,7 +57,10 @@ class Due(Request):
         """Nothing is stored; the answer is JSON-able."""
         ended, next_visible, oldest_ended = 0, None, None
         groups: dict[str, dict[str, object]] = {
-            group.name: {"topics": {}, "window": window_of(state, f"consumer/{group.name}", now_ms)}
+            group.name: {
+                "topics": {},
+                "window": window_of(state, f"consumer/{group.name}", now_ms=now_ms),
+            }
             for group in state.groups.values()
         }
         for (group_id, topic_id, queue_id), consumption in state.consumptions.items():
@@ -99,7 +102,7 @@ class Due(Request):
             "seal": {"next_due_ms": None, "due": 0},
         }
         for name, job in jobs.items():
-            job["window"] = window_of(state, f"upkeep/{name}", now_ms)  # type: ignore[assignment]
+            job["window"] = window_of(state, f"upkeep/{name}", now_ms=now_ms)  # type: ignore[assignment]
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
 
 
@@ -110,7 +113,7 @@ def earlier(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-def window_of(state: State, name: str, now_ms: int) -> dict[str, object] | None:
+def window_of(state: State, name: str, *, now_ms: int) -> dict[str, object] | None:
     """A window that is live now."""
     window = state.windows.get(name)
     if window is None or window.expires_at_ms <= now_ms:

@@ -45,12 +45,12 @@ class Send(Request):
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Place the messages; the answer is a function that makes the table schema.SENT."""
-        placed, sent = place(self, state, now_ms, {})
+        placed, sent = place(self, state, now_ms=now_ms, heads={})
         return Decision(answer=sent, placed=placed)
 
 
 def prepare(
-    topic: Topic, messages: pa.Table, ids: MessageIds, *, delay_max_ms: int, now_ms: int
+    topic: Topic, messages: pa.Table, *, ids: MessageIds, delay_max_ms: int, now_ms: int
 ) -> Send:
     """Check a table of schema.SEND against a topic, whole or not at all.
 
@@ -59,11 +59,11 @@ def prepare(
     """
     columns = columns_of(messages, schema.SEND)
     admit(topic, columns)
-    return checked(topic, columns, ids, delay_max_ms=delay_max_ms, now_ms=now_ms)
+    return checked(topic, columns, ids=ids, delay_max_ms=delay_max_ms, now_ms=now_ms)
 
 
 def checked(
-    topic: Topic, columns: dict[str, pa.Array], ids: MessageIds, *, delay_max_ms: int, now_ms: int
+    topic: Topic, columns: dict[str, pa.Array], *, ids: MessageIds, delay_max_ms: int, now_ms: int
 ) -> Send:
     """A Send of columns that need no check; missing ids and times of birth are filled in."""
     n = len(columns["body"])
@@ -110,7 +110,7 @@ class Sent:
 Heads = dict[tuple[int, int], int]
 
 
-def place(send: Send, state: State, now_ms: int, heads: Heads) -> tuple[list[Placed], Sent]:
+def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[Placed], Sent]:
     """Queues and offsets for a send; ``heads`` is carried from one send of a decision to the next.
 
     Raises:
@@ -133,9 +133,13 @@ def place(send: Send, state: State, now_ms: int, heads: Heads) -> tuple[list[Pla
         if not len(rows):
             continue
         to = state.topics[SCHEDULE_TOPIC_ID] if scheduled else topic
-        chosen = _schedule_queues(send, rows) if scheduled else _queues(send, topic, rows, heads)
+        chosen = (
+            _schedule_queues(send, rows)
+            if scheduled
+            else _queues(send, topic, rows=rows, heads=heads)
+        )
         queue_id[rows] = chosen
-        offsets[rows] = _take_offsets(to, chosen, heads)
+        offsets[rows] = _take_offsets(to, chosen, heads=heads)
         target = send.topic_id if scheduled else None
         at = deliver_at if scheduled or "delivered_at" in send.columns else None
         placed.append(
@@ -168,7 +172,7 @@ def _delivery_times(send: Send, now_ms: int) -> tuple[Int64s, Mask]:
     return due, due > now_ms
 
 
-def _queues(send: Send, topic: TopicState, rows: Int64s, heads: Heads) -> Int32s:
+def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int32s:
     if send.group_queue is not None:
         if send.queues != topic.topic.queues:  # altered since the table was prepared
             groups = send.columns["message_group"]
@@ -189,7 +193,7 @@ def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
     return np.where(levels > 0, levels - 1, TIMER_QUEUE).astype(np.int32)
 
 
-def _take_offsets(topic: TopicState, queue_id: Int32s, heads: Heads) -> Int64s:
+def _take_offsets(topic: TopicState, queue_id: Int32s, *, heads: Heads) -> Int64s:
     """The next offsets of these queues, dense per queue in row order."""
     topic_id = topic.topic.topic_id
     if len(queue_id) == 1:
@@ -235,7 +239,7 @@ def _placed(
         "queue_offset": pa.array(offsets),
         "message_group_hash": pa.array(groups),
         "stored_at_ms": pa.array(np.full(n, now_ms, dtype=np.int64)),
-        "deliver_at_ms": _times(send, rows, deliver_at),
+        "deliver_at_ms": _times(send, rows, deliver_at=deliver_at),
         "target_topic_id": pa.nulls(n, pa.int32())
         if target is None
         else pa.array(np.full(n, target, dtype=np.int32)),
@@ -248,7 +252,7 @@ def _placed(
     return Placed(topic_id, batch, queue_id, offsets, groups, tags, now_ms)
 
 
-def _times(send: Send, rows: Int64s, deliver_at: Int64s | None) -> pa.Array:
+def _times(send: Send, rows: Int64s, *, deliver_at: Int64s | None) -> pa.Array:
     given = send.columns.get("delivered_at")
     if given is not None:
         return given.take(pa.array(rows))

@@ -31,7 +31,7 @@ class Offsets(Request):
         return Decision((topic.topic, bounds))
 
 
-def read(engine: Engine, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
+def read(engine: Engine, topic: str, *, queue_id: int, offset: int, limit: int) -> pa.Table:
     """Messages [offset, offset + limit) of a queue, as schema.READ; fewer at its end.
 
     Raises:
@@ -59,10 +59,10 @@ def read(engine: Engine, topic: str, queue_id: int, *, offset: int, limit: int) 
         offset=offsets,
         places=unknown,
     )
-    return fetch(engine.log, places, schema.READ.names).cast(schema.READ)
+    return fetch(engine.log, places, columns=schema.READ.names).cast(schema.READ)
 
 
-def offset_at(engine: Engine, topic: str, queue_id: int, at_ms: int) -> int:
+def offset_at(engine: Engine, topic: str, *, queue_id: int, at_ms: int) -> int:
     """The first offset stored at or after a moment; the end of the queue when there is none."""
     bounds: list[tuple[int, int]]
     described, bounds = engine.submit(Offsets(topic))
@@ -77,7 +77,7 @@ def offset_at(engine: Engine, topic: str, queue_id: int, at_ms: int) -> int:
 
 
 def keyed_state(
-    engine: Engine, group: str, topic: str, message_groups: pa.Table | None
+    engine: Engine, group: str, *, topic: str, message_groups: pa.Table | None
 ) -> pa.Table | None:
     """The keyed state of a consumer: message_group and its own columns; None when never written."""
     state = engine.state
@@ -93,7 +93,7 @@ def keyed_state(
     return engine.database.keyed_state(group_id, topic_id, hashes=hashes)
 
 
-def status(engine: Engine, started_at: float, mode: str, fallback: Any) -> dict[str, Any]:
+def status(engine: Engine, started_at: float, *, mode: str, fallback: Any) -> dict[str, Any]:
     """What an operator asks first; sizes in bytes."""
     process = psutil.Process()
     log = engine.log

@@ -107,7 +107,7 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
         found[group].append(offset)
     full = [found[g][-1] + 1 if len(found[g]) >= KNOWN_PER_GROUP else None for g in wanted.groups]
     if wanted.tags is not None:
-        tags = tags_of(engine, wanted.key, offsets)
+        tags = tags_of(engine, wanted.key, offset=offsets)
         keep = set(offsets[np.isin(tags, wanted.tags)].tolist())
         found = {group: [o for o in some if o in keep] for group, some in found.items()}
     engine.submit(_FillBacklog(wanted, [found[group] for group in wanted.groups], full))
@@ -137,6 +137,6 @@ def _table(engine: Engine, delivery: Delivery) -> pa.Table:
             np.full(n, delivery.delivery, dtype=np.int64),
         )
     )
-    table = fetch(engine.log, places, schema.READ.names)
+    table = fetch(engine.log, places, columns=schema.READ.names)
     columns = [*table.columns, pa.array(attempt, pa.int32()), handles]
     return pa.Table.from_arrays(columns, schema=schema.RECEIVED)

@@ -44,11 +44,11 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
             row["settle_id"] or "",
             row["settle_answer"] or "",
         )
-    replay(state, commit_log, stored.dispatched)
+    replay(state, commit_log, start=stored.dispatched)
     return state
 
 
-def replay(state: State, commit_log: CommitLog, start: int) -> None:
+def replay(state: State, commit_log: CommitLog, *, start: int) -> None:
     """Apply all frames from ``start`` on."""
     for _, sections in commit_log.frames(start, commit_log.end):
         for section in sections:

@@ -37,17 +37,17 @@ def _nothing() -> Ended:
     return Ended(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
-def ended_leases(consumption: Consumption, group: Group, now_ms: int) -> Ended:
+def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
     """What a receive may deliver again: retries that are due and leases that have ended."""
     rows = consumption.leases.visible(now_ms)
     if not len(rows):
         return _nothing()
     if consumption.ordered:
-        return _ended_in_order(consumption, group, rows, now_ms)
+        return _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
     leases = consumption.leases
     exhausted = leases.attempt[rows] >= group.max_attempts
     again = rows[~exhausted]
-    events = [doom(consumption, rows[exhausted], now_ms)] if exhausted.any() else []
+    events = [doom(consumption, rows[exhausted], now_ms=now_ms)] if exhausted.any() else []
     return Ended(
         leases.offset[again],
         leases.attempt[again] + np.int32(1),
@@ -57,7 +57,7 @@ def ended_leases(consumption: Consumption, group: Group, now_ms: int) -> Ended:
     )
 
 
-def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: int) -> Ended:
+def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_ms: int) -> Ended:
     """The same with order by message group: a group comes again as a whole, from its first on.
 
     It may when its first unsettled message may. That one's attempt counts; the later ones were
@@ -76,10 +76,12 @@ def _ended_in_order(consumption: Consumption, group: Group, rows: Rows, now_ms: 
     events = []
     if exhausted.any():
         behind = np.repeat(exhausted, sizes) & ~is_head & (leases.delivery[rows] > WAITING)
-        events.append(doom(consumption, heads[exhausted], now_ms))
+        events.append(doom(consumption, heads[exhausted], now_ms=now_ms))
         if behind.any():
-            events.extend(release(consumption, rows[behind], now_ms))
-    again = np.repeat(visible & ~exhausted, sizes) & ~_behind_backoff(leases, rows, starts, now_ms)
+            events.extend(release(consumption, rows[behind], visible_at_ms=now_ms))
+    again = np.repeat(visible & ~exhausted, sizes) & ~_behind_backoff(
+        leases, rows, starts=starts, now_ms=now_ms
+    )
     taken = rows[again]
     counts = is_head[again] | (leases.delivery[taken] == WAITING)
     order = np.argsort(leases.offset[taken])
@@ -96,7 +98,7 @@ def group_starts(groups: Int64s) -> Rows:
 
 
 def _behind_backoff(
-    leases: LeaseTable, rows: Rows, starts: Rows, now_ms: int
+    leases: LeaseTable, rows: Rows, *, starts: Rows, now_ms: int
 ) -> npt.NDArray[np.bool_]:
     """Which rows, sorted by group, wait for a moment yet to come, or lie behind one that does."""
     delivery = leases.delivery[rows]
@@ -107,14 +109,16 @@ def _behind_backoff(
     return behind
 
 
-def doom(consumption: Consumption, rows: Rows, now_ms: int, *, reason: str = "") -> EventRows:
+def doom(consumption: Consumption, rows: Rows, *, now_ms: int, reason: str = "") -> EventRows:
     """Mark messages for the dead letters; they are visible to nobody from then on."""
     return _row_events(
-        consumption, rows, Kind.EXPIRE, visible_at_ms=now_ms, delivery=DOOMED, reason=reason
+        consumption, rows, kind=Kind.EXPIRE, visible_at_ms=now_ms, delivery=DOOMED, reason=reason
     )
 
 
-def release(consumption: Consumption, rows: Rows, visible_at_ms: int | Int64s) -> list[EventRows]:
+def release(
+    consumption: Consumption, rows: Rows, *, visible_at_ms: int | Int64s
+) -> list[EventRows]:
     """Give messages back: receipts void, the attempt of a running delivery not counted."""
     leases = consumption.leases
     leased = leases.delivery[rows] > WAITING
@@ -135,8 +139,8 @@ def release(consumption: Consumption, rows: Rows, visible_at_ms: int | Int64s) -
 def _row_events(
     consumption: Consumption,
     rows: Rows,
-    kind: Kind,
     *,
+    kind: Kind,
     visible_at_ms: int | Int64s,
     delivery: int,
     reason: str,
@@ -161,7 +165,7 @@ def backoff_ms(group: Group, attempts: Int32s) -> Int64s:
     return delays
 
 
-def expire(consumption: Consumption, group: Group, now_ms: int, limit: int) -> list[EventRows]:
+def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -> list[EventRows]:
     """What the revive job records of leases that have ended: they wait, or go to the dead letters.
 
     A message that waits already is left alone: it is visible as it is.
@@ -171,22 +175,22 @@ def expire(consumption: Consumption, group: Group, now_ms: int, limit: int) -> l
     if not len(rows):
         return []
     if consumption.ordered:
-        return _expire_in_order(consumption, group, rows, now_ms)
+        return _expire_in_order(consumption, group, rows=rows, now_ms=now_ms)
     exhausted = leases.attempt[rows] >= group.max_attempts
     ended = rows[~exhausted & (leases.delivery[rows] > WAITING)]
     events = []
     if exhausted.any():
-        events.append(doom(consumption, rows[exhausted], now_ms))
+        events.append(doom(consumption, rows[exhausted], now_ms=now_ms))
     if len(ended):
         events.append(_expired(consumption, ended))
     return events
 
 
 def _expire_in_order(
-    consumption: Consumption, group: Group, rows: Rows, now_ms: int
+    consumption: Consumption, group: Group, *, rows: Rows, now_ms: int
 ) -> list[EventRows]:
     leases = consumption.leases
-    ended = _ended_in_order(consumption, group, rows, now_ms)
+    ended = _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
     events = list(ended.events)
     rows = leases.find(ended.offset)
     rows = rows[leases.delivery[rows] > WAITING]
@@ -196,7 +200,7 @@ def _expire_in_order(
     if len(heads):
         events.append(_expired(consumption, heads))
     if len(later):
-        events.extend(release(consumption, later, now_ms))
+        events.extend(release(consumption, later, visible_at_ms=now_ms))
     return events
 
 
@@ -204,7 +208,7 @@ def _expired(consumption: Consumption, rows: Rows) -> EventRows:
     return _row_events(
         consumption,
         rows,
-        Kind.EXPIRE,
+        kind=Kind.EXPIRE,
         visible_at_ms=consumption.leases.visible_at[rows],
         delivery=WAITING,
         reason="",

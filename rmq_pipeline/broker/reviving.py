@@ -33,7 +33,7 @@ class Revive(Request):
             if group is None or not len(consumption.leases):
                 continue
             if now_ms >= consumption.leases.next_visible and revived < self.limit:
-                found = expire(consumption, group, now_ms, self.limit - revived)
+                found = expire(consumption, group, now_ms=now_ms, limit=self.limit - revived)
                 for events in found:
                     is_doom = events.kind == Kind.EXPIRE and events.delivery == DOOMED
                     doomed += len(events) if is_doom else 0

@@ -80,7 +80,7 @@ class QueueScan:
     """
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, tags: Int64s | None, ended: Ended
+        self, queue: Queue, consumption: Consumption, *, tags: Int64s | None, ended: Ended
     ) -> None:
         self.queue = queue
         self.consumption = consumption

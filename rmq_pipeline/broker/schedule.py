@@ -122,7 +122,7 @@ class Schedule:
         at = at[~self._gone[at]]
         return np.isin(rows.keys(), self._rows.take(at).keys())
 
-    def remove(self, queue_id: int, queue_offset: Int64s, deliver_at: Int64s) -> None:
+    def remove(self, queue_id: int, queue_offset: Int64s, *, deliver_at: Int64s) -> None:
         """Take out rows that were delivered or dropped."""
         keys = (np.int64(queue_id) << np.int64(48)) | queue_offset
         start, found = self._find(keys, deliver_at)

@@ -41,7 +41,7 @@ class OnQueue:
     rows: Rows
 
 
-def by_queue(receipts: Receipts, state: State, now_ms: int) -> Iterator[OnQueue]:
+def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQueue]:
     """The receipts queue by queue, each checked against its lease.
 
     Raises:
@@ -60,16 +60,16 @@ def by_queue(receipts: Receipts, state: State, now_ms: int) -> Iterator[OnQueue]
         chosen = order[start:stop]
         first = chosen[0]
         key = QueueKey(*(int(column[first]) for column in ids))
-        yield _on_queue(receipts, chosen, key, state, now_ms)
+        yield _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
 
 
 def _on_queue(
-    receipts: Receipts, chosen: Rows, key: QueueKey, state: State, now_ms: int
+    receipts: Receipts, chosen: Rows, *, key: QueueKey, state: State, now_ms: int
 ) -> OnQueue:
     group = state.groups.get(key.group_id)
     consumption = state.consumptions.get(key)
     if group is None or consumption is None:
-        raise ReceiptHandleError(_ended_text(receipts, chosen[:1], len(chosen)))
+        raise ReceiptHandleError(_ended_text(receipts, chosen[:1], n=len(chosen)))
     leases = consumption.leases
     offsets = receipts.queue_offset[chosen]
     rows = leases.find(offsets)
@@ -82,11 +82,11 @@ def _on_queue(
         void = consumption.expired_before(rows, now_ms)
         wrong = np.isin(rows, void) if len(void) else wrong
     if wrong.any():
-        raise ReceiptHandleError(_ended_text(receipts, chosen[wrong], int(wrong.sum())))
+        raise ReceiptHandleError(_ended_text(receipts, chosen[wrong], n=int(wrong.sum())))
     return OnQueue(key, group, consumption, chosen, rows)
 
 
-def _ended_text(receipts: Receipts, wrong: Rows, n: int) -> str:
+def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
     row = int(wrong[0])
     return (
         f"{n} of {len(receipts)} receipts have ended or are unknown, the first in row {row}"
@@ -94,13 +94,13 @@ def _ended_text(receipts: Receipts, wrong: Rows, n: int) -> str:
     )
 
 
-def valid(receipts: Receipts, state: State, now_ms: int) -> Mask:
+def valid(receipts: Receipts, state: State, *, now_ms: int) -> Mask:
     """Which receipts could be settled now."""
     good = np.zeros(len(receipts), dtype=np.bool_)
     for row in range(len(receipts)):
         one = receipts.take(np.array([row]))
         try:
-            list(by_queue(one, state, now_ms))
+            list(by_queue(one, state, now_ms=now_ms))
         except ReceiptHandleError:
             continue
         good[row] = True
@@ -168,21 +168,21 @@ class Settle(Request):
             return Decision(repeated)
         epoch = state.fence(self.window)
         group = state.group(self.group) if self.group is not None else None
-        parts = list(by_queue(self.outcomes.receipts, state, now_ms))
+        parts = list(by_queue(self.outcomes.receipts, state, now_ms=now_ms))
         if group is not None and any(part.group is not group for part in parts):
             raise ReceiptHandleError(f"A receipt is not one of consumer group {group.name}.")
         decision = Decision(Settled())
         for part in parts:
-            self._settle_queue(decision, part, now_ms)
+            self._settle_queue(decision, part, now_ms=now_ms)
         heads: Heads = {}
         for send in self.publish:
-            placed, _ = place(send, state, now_ms, heads)
+            placed, _ = place(send, state, now_ms=now_ms, heads=heads)
             decision.placed.extend(placed)
             decision.answer.published += len(send)
         if self.keyed_state is not None:
             decision.keyed_state.append(self.keyed_state)
         if group is not None:
-            self._note(decision, group, epoch, now_ms)
+            self._note(decision, group, epoch=epoch, now_ms=now_ms)
         return decision
 
     def _repeated(self, state: State) -> Settled | None:
@@ -198,7 +198,7 @@ class Settle(Request):
         """Its id within the name of its window: another epoch may count from one again."""
         return f"{self.window[1]}/{self.settle_id}" if self.window and self.settle_id else ""
 
-    def _note(self, decision: Decision, group: Group, epoch: int, now_ms: int) -> None:
+    def _note(self, decision: Decision, group: Group, *, epoch: int, now_ms: int) -> None:
         """Sink files count from now on, and the window remembers this settle."""
         if self.sink_files:
             decision.events.append(
@@ -227,7 +227,7 @@ class Settle(Request):
                 )
             )
 
-    def _settle_queue(self, decision: Decision, part: OnQueue, now_ms: int) -> None:
+    def _settle_queue(self, decision: Decision, part: OnQueue, *, now_ms: int) -> None:
         answer: Settled = decision.answer
         outcome = self.outcomes.outcome[part.receipts]
         leases = part.consumption.leases
@@ -250,7 +250,9 @@ class Settle(Request):
         if len(failed):
             if part.consumption.ordered:
                 failed = self._first_failures(part, failed)
-            events.extend(self._failures(part, failed, outcome, answer, now_ms))
+            events.extend(
+                self._failures(part, failed, outcome=outcome, answer=answer, now_ms=now_ms)
+            )
             if any(np.any(rows.column("delivery", np.int64) == DOOMED) for rows in events):
                 answer.doomed.append(part.key)
         decision.events.extend(part.key.events(events, now_ms))
@@ -272,6 +274,7 @@ class Settle(Request):
         self,
         part: OnQueue,
         failed: Rows,
+        *,
         outcome: npt.NDArray[np.int8],
         answer: Settled,
         now_ms: int,
@@ -300,12 +303,14 @@ class Settle(Request):
         ]
         if part.consumption.ordered:
             settled = leases.offset[part.rows[(outcome == ACK)]]
-            events.extend(released_behind(part.consumption, rows, visible_at, settled))
+            events.extend(
+                released_behind(part.consumption, rows, visible_at=visible_at, settled=settled)
+            )
         return events
 
 
 def released_behind(
-    consumption: Consumption, failed: Rows, visible_at: Int64s, settled: Int64s
+    consumption: Consumption, failed: Rows, *, visible_at: Int64s, settled: Int64s
 ) -> list[EventRows]:
     """What of the failed messages' groups lies behind them and is unsettled is given back."""
     leases = consumption.leases
@@ -325,7 +330,7 @@ def released_behind(
     behind = leases.offset[rest] > leases.offset[failed][order][at]
     if not behind.any():
         return []
-    return release(consumption, rest[behind], visible_at[order][at][behind])
+    return release(consumption, rest[behind], visible_at_ms=visible_at[order][at][behind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +345,7 @@ class ChangeInvisible(Request):
     def decide(self, state: State, now_ms: int) -> Decision:
         """One event for each queue."""
         decision = Decision()
-        for part in by_queue(self.receipts, state, now_ms):
+        for part in by_queue(self.receipts, state, now_ms=now_ms):
             leases = part.consumption.leases
             decision.events.append(
                 EventRows(

@@ -53,7 +53,7 @@ def ack(engine: Engine, given: pa.Table | Sequence[str]) -> None:
 
 
 def change_invisible_duration(
-    engine: Engine, given: pa.Table | Sequence[str], duration_ms: int
+    engine: Engine, given: pa.Table | Sequence[str], *, duration_ms: int
 ) -> pa.Table:
     """New ends for leases, and the receipts that go with them."""
     receipts = receipts_of(given)
@@ -71,7 +71,7 @@ def change_invisible_duration(
     return pa.table({"receipt_handle": receipt.encode(renewed)})
 
 
-def forward(engine: Engine, given: pa.Table | Sequence[str], reason: str) -> None:
+def forward(engine: Engine, given: pa.Table | Sequence[str], *, reason: str) -> None:
     """Settle deliveries as hopeless and bury them."""
     receipts = receipts_of(given)
     n = len(receipts)
@@ -96,8 +96,8 @@ def _settle(engine: Engine, request: Settle) -> Settled:
 def settle(
     engine: Engine,
     group: str,
-    outcomes: pa.Table,
     *,
+    outcomes: pa.Table,
     settle_id: str,
     window: tuple[str, int] | None,
     publish: Mapping[str, pa.Table],
@@ -115,7 +115,7 @@ def settle(
         prepare(
             engine.state.topic(name).topic,
             messages,
-            engine.ids,
+            ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=now_ms,
         )
@@ -128,7 +128,9 @@ def settle(
         settle_id=settle_id,
         publish=tuple(sends),
         sink_files=_sink_files(sink_files),
-        keyed_state=_state_batch(engine, group, topic, state) if state is not None else None,
+        keyed_state=_state_batch(engine, group, topic=topic, table=state)
+        if state is not None
+        else None,
     )
     return _settle(engine, request).counts()
 
@@ -143,7 +145,9 @@ def _sink_files(files: pa.Table | None) -> tuple[str, ...]:
     return tuple(json.dumps(row) for row in rows)
 
 
-def _state_batch(engine: Engine, group: str, topic: str, table: pa.Table) -> pa.RecordBatch | None:
+def _state_batch(
+    engine: Engine, group: str, *, topic: str, table: pa.Table
+) -> pa.RecordBatch | None:
     """Keyed state as the log keeps it: message_group, its hash, removed, the consumer's columns."""
     if not topic:
         raise RequestError("State needs the topic whose messages it belongs to.")

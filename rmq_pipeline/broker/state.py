@@ -92,7 +92,7 @@ class State:
             raise ConsumerGroupNotFoundError(f"There is no consumer group {name}.")
         return found
 
-    def consumption(self, group: Group, topic_id: int, queue_id: int) -> Consumption:
+    def consumption(self, group: Group, topic_id: int, *, queue_id: int) -> Consumption:
         """What the group has done with the queue; nothing yet, for a new one."""
         key = (group.group_id, topic_id, queue_id)
         found = self.consumptions.get(key)
@@ -138,12 +138,12 @@ class State:
         if kind <= Kind.RESET:
             group = self.groups.get(events.group_id)
             if group is not None and events.topic_id in self.topics:
-                self.consumption(group, events.topic_id, events.queue_id).apply(events)
+                self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
         elif kind <= Kind.GROUP_DELETED:
             self._apply_metadata(events)
         elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED):
             due = events.column("visible_at_ms", np.int64)
-            self.schedule.remove(events.queue_id, events.queue_offset, due)
+            self.schedule.remove(events.queue_id, events.queue_offset, deliver_at=due)
         elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
             self._apply_window(events)
 

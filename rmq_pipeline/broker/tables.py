@@ -4,6 +4,9 @@ import pyarrow as pa
 
 from rmq_pipeline.errors import TableSchemaError
 
+#: What an array may hold beyond its rows before it is copied.
+_SLACK_BYTES = 64 * 1024
+
 
 def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
     """One contiguous array for each field of ``wanted``; null where the table has no such column.
@@ -29,6 +32,13 @@ def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
     return columns
 
 
+def _compact(array: pa.Array) -> pa.Array:
+    """The array without what lies around it; a slice would drag all of its parent to the disk."""
+    if array.get_total_buffer_size() <= 2 * array.nbytes + _SLACK_BYTES:
+        return array
+    return array.take(pa.array(range(len(array)), pa.int64()))
+
+
 def _one(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
     if column.type != field.type:
         try:
@@ -38,7 +48,7 @@ def _one(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
                 f"Column {field.name} is {column.type} and must be {field.type}: {error}."
             ) from error
     if column.num_chunks == 1:
-        return column.chunk(0)
+        return _compact(column.chunk(0))
     if column.num_chunks == 0:
         return pa.array([], field.type)
     combined = column.combine_chunks()

@@ -44,7 +44,7 @@ class NoteFallback(Request):
 class Upkeep:
     """The threads that do background work inside the broker."""
 
-    def __init__(self, engine: Engine, mode: Mode, seal: Callable[[], Any]) -> None:
+    def __init__(self, engine: Engine, mode: Mode, *, seal: Callable[[], Any]) -> None:
         self._engine = engine
         self._seal = seal
         self._bell = threading.Condition()
@@ -117,12 +117,12 @@ class Upkeep:
         oldest = due["jobs"]["deliver_scheduled"]["next_due_ms"]
         if oldest is not None and due["now_ms"] - oldest > limit_ms:
             report = deliver_scheduled(self._engine, wait_ms=0, limit=_LIMIT, window=None)
-            self._note("deliver_scheduled", due["now_ms"] - oldest, report)
+            self._note("deliver_scheduled", due["now_ms"] - oldest, report=report)
         ended = due["jobs"]["revive"].get("oldest_ended_ms")
         if ended is not None and due["now_ms"] - ended > limit_ms:
-            self._note("revive", due["now_ms"] - ended, self._revive())
+            self._note("revive", due["now_ms"] - ended, report=self._revive())
 
-    def _note(self, job: str, overdue_ms: int, report: dict[str, Any]) -> None:
+    def _note(self, job: str, overdue_ms: int, *, report: dict[str, Any]) -> None:
         self._engine.submit(NoteFallback(job, overdue_ms, report))
         self.last_fallback = {
             "job": job,

@@ -62,26 +62,26 @@ class OpenWindow(Request):
             _event(
                 Kind.WINDOW,
                 self.name,
-                now_ms,
+                now_ms=now_ms,
                 epoch=epoch,
                 expires_at_ms=expires,
                 owner=self.owner,
             )
         )
         if group_id:
-            decision.events.extend(_end_older(state, group_id, epoch, now_ms))
+            decision.events.extend(_end_older(state, group_id, epoch=epoch, now_ms=now_ms))
         return decision
 
 
 def _event(
-    kind: Kind, name: str, now_ms: int, *, epoch: int, expires_at_ms: int, owner: str | None
+    kind: Kind, name: str, *, now_ms: int, epoch: int, expires_at_ms: int, owner: str | None
 ) -> EventRows:
     return single(
         kind, now_ms, epoch=epoch, visible_at_ms=expires_at_ms, client_id=owner, detail=name
     )
 
 
-def _end_older(state: State, group_id: int, epoch: int, now_ms: int) -> list[EventRows]:
+def _end_older(state: State, group_id: int, *, epoch: int, now_ms: int) -> list[EventRows]:
     events = []
     for key, consumption in state.consumptions.items():
         leases = consumption.leases
@@ -90,7 +90,7 @@ def _end_older(state: State, group_id: int, epoch: int, now_ms: int) -> list[Eve
         old = leases.alive & (leases.delivery > 0) & (leases.epoch > 0) & (leases.epoch < epoch)
         rows = np.flatnonzero(old)
         if len(rows):
-            given_back = release(consumption, rows, now_ms)
+            given_back = release(consumption, rows, visible_at_ms=now_ms)
             events.extend(QueueKey._make(key).events(given_back, now_ms))
     return events
 
@@ -109,7 +109,12 @@ class RenewWindow(Request):
         state.fence((self.name, self.epoch))
         expires = now_ms + self.duration_ms
         event = _event(
-            Kind.WINDOW, self.name, now_ms, epoch=self.epoch, expires_at_ms=expires, owner=None
+            Kind.WINDOW,
+            self.name,
+            now_ms=now_ms,
+            epoch=self.epoch,
+            expires_at_ms=expires,
+            owner=None,
         )
         return Decision({"epoch": self.epoch, "expires_at_ms": expires}, events=[event])
 
@@ -127,6 +132,11 @@ class CloseWindow(Request):
         if current is None or current.epoch != self.epoch or current.expires_at_ms == 0:
             return Decision()
         event = _event(
-            Kind.WINDOW_CLOSED, self.name, now_ms, epoch=self.epoch, expires_at_ms=0, owner=None
+            Kind.WINDOW_CLOSED,
+            self.name,
+            now_ms=now_ms,
+            epoch=self.epoch,
+            expires_at_ms=0,
+            owner=None,
         )
         return Decision(events=[event])

@@ -92,8 +92,8 @@ class Writer:
         self,
         commit_log: CommitLog,
         state: State,
-        clock: Clock,
         *,
+        clock: Clock,
         committed: Callable[[Iterable[Decision]], None],
         rebuild: Callable[[], tuple[CommitLog, State]],
     ) -> None:
@@ -183,7 +183,7 @@ class Writer:
             if decisions:
                 self.log.commit(use_reserve=True)  # who may not was refused before
         except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk
-            self._fail(together, error, now_ms)
+            self._fail(together, error, now_ms=now_ms)
             return []
         for pending in together[:answered]:
             pending.done.release()
@@ -205,7 +205,7 @@ class Writer:
             pending.error = error
             return None
         if decision.stores():
-            pending.error = self._make_room(decision, request, now_ms)
+            pending.error = self._make_room(decision, request, now_ms=now_ms)
             if pending.error is not None:
                 return None
         self._apply(decision)
@@ -213,7 +213,7 @@ class Writer:
         return decision
 
     def _make_room(
-        self, decision: Decision, request: Request, now_ms: int
+        self, decision: Decision, request: Request, *, now_ms: int
     ) -> StoreFullError | None:
         """See to it that the frame can be written with this in it; why that cannot be.
 
@@ -240,7 +240,7 @@ class Writer:
         for batch in decision.keyed_state:
             self.log.stage(KEYED_STATE, batch)
 
-    def _fail(self, together: list[_Pending], error: Exception, now_ms: int) -> None:
+    def _fail(self, together: list[_Pending], error: Exception, *, now_ms: int) -> None:
         """Answer an error to all, and make the state again what is on disk."""
         if isinstance(error, StoreFullError):
             self._full_until_ms = now_ms + FULL_PAUSE_MS

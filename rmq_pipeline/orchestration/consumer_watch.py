@@ -46,7 +46,7 @@ class ConsumerWatch:
     ) -> None:
         self._context, self._client, self._spec, self._key = context, client, spec, key
         self._began = time.monotonic()
-        self._points: list[_Point] = []
+        self._points = [_Point(0.0, 0, self._lag())]
         self._sum = dict.fromkeys((*_TOTALS, "batches"), 0)
 
     def batch(self, report: BatchReport) -> None:
@@ -55,7 +55,7 @@ class ConsumerWatch:
         for name in _TOTALS:
             self._sum[name] += getattr(report, name)
         at_s = time.monotonic() - self._began
-        if self._points and at_s - self._points[-1].at_s < OBSERVE_EVERY_S:
+        if len(self._points) > 1 and at_s - self._points[-1].at_s < OBSERVE_EVERY_S:
             return
         self._observe(at_s, batch_seconds=report.seconds, spark_seconds=report.spark_s)
 
@@ -74,7 +74,7 @@ class ConsumerWatch:
     def _lag(self) -> int:
         facts = self._client.due()["groups"].get(self._spec.group, {"topics": {}})
         reads = facts["topics"].get(self._spec.topic) or {}
-        return int(reads.get("ready") or 0)
+        return int(reads.get("ready") or 0) + int(reads.get("unsettled") or 0)
 
     def metadata(self, report: WindowReport) -> dict[str, Any]:
         """What the window did, for its materialization: totals, rate, and a picture."""
@@ -100,19 +100,17 @@ class ConsumerWatch:
         return found
 
     def _busy_s(self) -> float:
-        """From the window's beginning to its last micro-batch; the idle end does not count."""
-        last = self._points[-2] if len(self._points) > 1 else self._points[-1]
-        return last.at_s
+        """From the window's beginning to its last observation; the idle end does not count."""
+        return self._points[-2].at_s
 
     def _panels(self) -> list[plot.Series]:
         seconds = [point.at_s for point in self._points]
-        before = [_Point(0.0, 0, 0), *self._points[:-1]]
-        rates = [
+        rates = [0.0] + [
             (now.messages - then.messages) / max(now.at_s - then.at_s, 1e-3)
-            for then, now in zip(before, self._points, strict=True)
+            for then, now in zip(self._points, self._points[1:], strict=False)
         ]
         lags = [float(point.lag) for point in self._points]
         return [
             plot.Series("messages per second", seconds, rates),
-            plot.Series("messages waiting", seconds, lags, color="#d1532c"),
+            plot.Series("messages not settled", seconds, lags, color="#d1532c"),
         ]

@@ -17,7 +17,6 @@ def dead_letter_spec(group: str, consumer: dg.AssetKey) -> dg.AssetSpec:
         dead_letter_key(group),
         deps=[consumer],
         description=f"Messages that {group} gave up on, with the reason of each.",
-        group_name="dead_letters",
         kinds={KIND, "topic"},
         metadata={"topic": f"{DLQ_PREFIX}{group}", "consumer_group": group},
     )

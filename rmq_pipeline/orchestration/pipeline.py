@@ -30,14 +30,22 @@ class Pipeline:
         """Assets of the consumers that send to a topic."""
         return (each.key for each in self.consumers if topic in each.publishes)
 
+    def _assets(self) -> Iterable[dg.AssetsDefinition | dg.AssetSpec]:
+        """All in one group, so that the lineage of the pipeline is one picture."""
+
+        def join(spec: dg.AssetSpec) -> dg.AssetSpec:
+            return spec.replace_attributes(group_name=self.name)
+
+        for topic in self.topics:
+            yield join(topic.spec(self.publishers(topic)))
+        for consumer in self.consumers:
+            yield consumer.asset.map_asset_specs(join)
+            yield join(consumer.dead_letters)
+
     def definitions(self) -> dg.Definitions:
         """Assets, checks, jobs and sensors; resources come from the application."""
         return dg.Definitions(
-            assets=[
-                *(topic.spec(self.publishers(topic)) for topic in self.topics),
-                *(consumer.asset for consumer in self.consumers),
-                *(consumer.dead_letters for consumer in self.consumers),
-            ],
+            assets=list(self._assets()),
             asset_checks=[check for each in self.consumers for check in each.checks],
             jobs=[consumer.job for consumer in self.consumers],
             sensors=[

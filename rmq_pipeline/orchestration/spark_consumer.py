@@ -169,7 +169,6 @@ def _asset(
     @dg.asset(
         key=key,
         deps=[group.topic.key],
-        group_name="consumers",
         kinds={KIND, "pyspark"} | ({"parquet"} if spec.sink else set()),
         description=description,
         metadata=_declared_metadata(spec),

@@ -58,7 +58,6 @@ class DeclaredTopic:
             self.key,
             deps=list(published_by),
             description=self.description or f"Topic {self.name}.",
-            group_name="topics",
             kinds={KIND, "topic"},
             tags=self.tags,
             metadata={

@@ -136,27 +136,21 @@ class Window:
 
     def _batches(self, stage: ThreadPoolExecutor) -> Generator[BatchReport, None, Ended]:
         while not self._tenure.lost:
-            ended = self._why_end()
-            if ended is None and self._has_room() and self._receive(stage):
+            over = time.monotonic() >= self._bounds.ends_at
+            if not over and self._has_room() and self._receive(stage):
                 continue
             if self._pending:
                 yield from self._settle_next(stage)
-            elif ended is not None:
-                return ended
+            elif over:
+                return "length"
+            elif time.monotonic() - self._last_message >= self._bounds.idle_s:
+                return "idle"
         raise FencedError
 
     def _has_room(self) -> bool:
         # What is done is settled first: its groups may then be received again.
         done = bool(self._pending) and self._pending[0].result.done()
         return len(self._pending) < _PENDING and not done
-
-    def _why_end(self) -> Ended | None:
-        now = time.monotonic()
-        if now >= self._bounds.ends_at:
-            return "length"
-        if not self._pending and now - self._last_message >= self._bounds.idle_s:
-            return "idle"
-        return None
 
     def _receive(self, stage: ThreadPoolExecutor) -> bool:
         """Hand what there is to Spark; whether there was anything."""

@@ -82,7 +82,7 @@ def test_a_blocked_group_of_half_a_million_stays_out_of_memory(
     # The first receives load what every receive needs: the read-ahead and a page of the database.
     grown = max(memory) - memory[2]
     print(f"{len(memory)} receives, {memory[2]:.0f} MiB after the second, {grown:.0f} more later")
-    assert grown < 150
+    assert grown < 200
 
 
 def whale_table(n: int, *, others: int, start: int) -> pa.Table:

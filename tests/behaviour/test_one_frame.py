@@ -43,7 +43,7 @@ def sending(door: Door, topic: str, table: pa.Table) -> Send:
     return prepare(
         state.topic,
         table,
-        MessageIds(),
+        ids=MessageIds(),
         delay_max_ms=1_000,
         now_ms=door.clock.now_ms(),
     )

@@ -84,7 +84,7 @@ def consume_group(departures: pa.Table, cut: Callable[[], int], run: Run) -> Non
     position, attempt = 0, 1
     while position < departures.num_rows:
         run.deliveries += 1
-        done, failed, state = deliver(departures.slice(position, cut()), state, run)
+        done, failed, state = deliver(departures.slice(position, cut()), state, window=run)
         attempt = attempt + 1 if failed and done == 0 else 1 + failed
         position += done
         if attempt > MAX_ATTEMPTS:
@@ -104,7 +104,7 @@ def deliver(batch: pa.Table, state: pa.Table, run: Run) -> tuple[int, bool, pa.T
         assert outcome.state is not None
         return batch.num_rows, False, outcome.state
     for done in range(batch.num_rows):
-        good, failed, state = deliver(batch.slice(done, 1), state, run)
+        good, failed, state = deliver(batch.slice(done, 1), state, window=run)
         if failed:
             return done, True, state
         assert good == 1

@@ -57,7 +57,7 @@ class Echo:
         with self.arrived:
             self.waiting += 1
             self.arrived.notify_all()
-            wait_for(self.clock, self.arrived, lambda: self.messages is not None, until)
+            wait_for(self.clock, self.arrived, ready=lambda: self.messages is not None, at_ms=until)
             self.waiting -= 1
             self.arrived.notify_all()
             return schema.RECEIVED.empty_table() if self.messages is None else self.messages

@@ -198,7 +198,7 @@ an_event = st.one_of(
 frame = st.tuples(st.lists(an_event, max_size=12), st.tuples(small, small), st.booleans())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     transactions=st.lists(st.lists(frame, min_size=1, max_size=3), min_size=1, max_size=4),
     deletion=st.none() | deletions,

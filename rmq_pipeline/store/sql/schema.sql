@@ -127,8 +127,7 @@ CREATE TABLE IF NOT EXISTS store.events (
     message_group_hash BIGINT, client_id VARCHAR, detail VARCHAR
 );
 
--- A row: a table of keyed state, in schema keyed, the view that shows it, and the Arrow schema (as
--- IPC) of its columns, which DuckDB's types do not tell exactly.
+-- A row: a table of keyed state, the view that shows it, and its exact types as an Arrow schema.
 -- Written by: the first keyed state of a (group, topic), and each with other columns.
 -- Goes: with TOPIC_DELETED, GROUP_DELETED, and the table and the view with it.
 CREATE TABLE IF NOT EXISTS store.keyed_tables (
