@@ -81,7 +81,12 @@ class Bench:
     ) -> WindowReport:
         """A window of the consumer, until it is idle."""
         return run_window(
-            spec, self.client, lambda: self.spark, owner="bench", idle_s=idle_s, on_batch=on_batch
+            spec,
+            self.client,
+            spark=lambda: self.spark,
+            owner="bench",
+            idle_s=idle_s,
+            on_batch=on_batch,
         )
 
     def broker_mb(self) -> float:

@@ -23,7 +23,7 @@ def test_lineage_follows_the_data() -> None:
     assert parents("aircraft_rotations") == {"departures"}
     assert parents("late_aircraft") == {"aircraft_rotations"}
     assert parents("late_summary") == {"late_aircraft"}
-    assert parents("dead_letters/aircraft_rotations") == {"aircraft_rotations"}
+    assert parents("aircraft_rotations_dead_letters") == {"aircraft_rotations"}
 
 
 def test_sensors_run_from_the_start() -> None:

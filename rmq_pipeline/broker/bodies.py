@@ -10,6 +10,9 @@ import pyarrow as pa
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.commit_log import CommitLog
 
+#: Rows that lie side by side, this many on average, are not copied together.
+RUN_ROWS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -24,6 +27,9 @@ class Places:
 
 def fetch(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:
     """The messages at these places, in their order; ``columns`` of schema.MESSAGE."""
+    runs = _runs(places)
+    if (len(runs) - 1) * RUN_ROWS <= len(places) or len(places) == 1:
+        return _fetch_runs(commit_log, places, runs=runs, columns=columns)
     positions = np.unique(places.position)
     if len(positions) == 1:
         batch = commit_log.read(int(positions[0])).batch.select(list(columns))
@@ -37,6 +43,24 @@ def fetch(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> p
         parts.append(_rows(batch, places.row[here]))
         order.append(here)
     return _in_order(parts, np.concatenate(order))
+
+
+def _runs(places: Places) -> list[int]:
+    """Where each run of rows that lie side by side begins, and the last one ends."""
+    position, row = places.position, places.row
+    cuts = np.flatnonzero((position[1:] != position[:-1]) | (row[1:] != row[:-1] + 1)) + 1
+    return [0, *cuts.tolist(), len(row)]
+
+
+def _fetch_runs(
+    commit_log: CommitLog, places: Places, *, runs: list[int], columns: Sequence[str]
+) -> pa.Table:
+    names = list(columns)
+    parts = []
+    for start, stop in itertools.pairwise(runs):
+        batch = commit_log.read(int(places.position[start])).batch.select(names)
+        parts.append(batch.slice(int(places.row[start]), stop - start))
+    return pa.Table.from_batches(parts)
 
 
 def _fetch_many(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker import admin, arguments, queries, seal, settling
+from rmq_pipeline.broker import admin, arguments, queries, ripe, seal, settling
 from rmq_pipeline.broker.deliver import Subscribe
 from rmq_pipeline.broker.delivering import deliver_scheduled
 from rmq_pipeline.broker.engine import Engine
@@ -24,6 +24,9 @@ from rmq_pipeline.settings import Settings
 
 Window = tuple[str, int]
 
+#: The broker's own seal goes on until nothing is due; it ends early when the broker closes.
+_SEAL_ALL_BYTES = 1 << 50
+
 
 class Broker:
     """An open broker. Every method may be called from any thread.
@@ -36,7 +39,7 @@ class Broker:
         self._engine = engine
         self._mode = mode
         self._started = time.monotonic()
-        self._upkeep = Upkeep(engine, mode, seal=self.seal)
+        self._upkeep = Upkeep(engine, mode, seal=lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES))
 
     @classmethod
     def open(
@@ -348,6 +351,7 @@ class Broker:
     def due(self) -> dict[str, Any]:
         """What background work is due, and which groups have something to receive."""
         answer: dict[str, Any] = self._engine.submit(Due())
+        answer["jobs"]["seal"].update(ripe.due(self._engine))
         return answer
 
     def open_window(

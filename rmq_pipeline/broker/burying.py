@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.dead_letters import Bury, Doomed, FindDoomed, copy_columns
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.placement import locate
 from rmq_pipeline.broker.publish import checked
 from rmq_pipeline.broker.scan import QueueKey
+from rmq_pipeline.broker.sealed import fetch
 
 _COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
 _AT_ONCE = 10_000
@@ -44,7 +45,14 @@ def _bury_queue(engine: Engine, doomed: Doomed) -> int:
         offset=doomed.queue_offset,
         places=Places(doomed.position, doomed.row),
     )
-    messages: pa.Table = fetch(engine.log, places, columns=_COLUMNS)
+    messages: pa.Table = fetch(
+        engine,
+        places,
+        columns=_COLUMNS,
+        topic_id=doomed.key.topic_id,
+        queue_id=queue_id,
+        offset=doomed.queue_offset,
+    )
     columns = copy_columns(messages, doomed, topic=topic.topic.name)
     dead_letters = state.topics[group.dead_letter_topic_id].topic
     copies = checked(

@@ -88,7 +88,12 @@ class Receive(Request):
             decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
         self._take(scans, start=now_ms)
         for queue_id, scan in scans:
-            self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
+            if not scan.is_idle():
+                self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
+        if not answer.taken:
+            for _, scan in scans:
+                soonest = scan.consumption.leases.next_after(now_ms)
+                answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
         return decision
 
     def _scans(
@@ -158,9 +163,6 @@ class Receive(Request):
             stop = scan.consumption.cursor
             answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.tags))
         answer.scanned_out |= scan.scanned_out
-        if not len(answer) and len(scan.consumption.leases):
-            soonest = scan.consumption.leases.next_after(now_ms)
-            answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
 
 
 def subscribe_events(

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.dead_letters import subset
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.placed import Placed
 from rmq_pipeline.broker.publish import Heads, Send, checked, place
 from rmq_pipeline.broker.schedule import Scheduled
+from rmq_pipeline.broker.sealed import fetch
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int64s
@@ -157,7 +158,14 @@ def deliver(
     engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None
 ) -> tuple[Scheduled, int, Int64s]:
     """Read these rows and deliver them; what was delivered, how many dropped, how late each."""
-    messages = fetch(engine.log, Places(rows.position, rows.row), columns=_COLUMNS)
+    messages = fetch(
+        engine,
+        Places(rows.position, rows.row),
+        columns=_COLUMNS,
+        topic_id=SCHEDULE_TOPIC_ID,
+        queue_id=rows.queue_id,
+        offset=rows.queue_offset,
+    )
     now_ms = engine.clock.now_ms()
     sends = []
     for topic_id in np.unique(rows.target_topic_id).tolist():

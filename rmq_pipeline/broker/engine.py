@@ -27,6 +27,7 @@ from rmq_pipeline.store.commit_log import CommitLog, FaultPoint
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.segment_reader import Segments
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Engine:
         self._fault = fault
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
+        self.segments = Segments(home.topics)
         self.database = Database.open(home.database, memory_bytes=settings.duckdb_memory_bytes)
         try:
             commit_log = self._open_log()

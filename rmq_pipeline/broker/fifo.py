@@ -39,6 +39,10 @@ class GroupScan(QueueScan):
         """Whether ``take`` might find another message."""
         return self._ready_left or super().may_have_more()
 
+    def is_idle(self) -> bool:
+        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        return not self.consumption.ready and super().is_idle()
+
     def take(self, limit: int) -> int:
         """Take up to ``limit`` messages; how many there were."""
         found = self._take_ended(limit)

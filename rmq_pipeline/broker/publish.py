@@ -138,6 +138,10 @@ def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[
             if scheduled
             else _queues(send, topic, rows=rows, heads=heads)
         )
+        if send.group_queue is not None and len(rows) > 1:
+            # A queue's messages lie side by side: reading them takes a slice and copies nothing.
+            order = np.argsort(chosen, kind="stable")
+            rows, chosen = rows[order], chosen[order]
         queue_id[rows] = chosen
         offsets[rows] = _take_offsets(to, chosen, heads=heads)
         target = send.topic_id if scheduled else None
@@ -185,7 +189,9 @@ def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int
         if t == topic.topic.topic_id
     )
     start = topic.messages() + moved
-    return ((start + np.arange(len(rows))) % n).astype(np.int32)
+    # As many to each queue, and those of one queue side by side: reading takes a slice.
+    turns = np.arange(len(rows)) * min(n, len(rows)) // len(rows)
+    return ((start + turns) % n).astype(np.int32)
 
 
 def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
@@ -227,7 +233,7 @@ def _placed(
     target: int | None,
 ) -> Placed:
     n = len(rows)
-    whole = n == len(send)
+    whole = n == len(send) and bool(np.all(rows[1:] > rows[:-1]))
     at = None if whole else pa.array(rows)
     columns = {
         name: send.columns[name] if whole else send.columns[name].take(at) for name in _COPIED

@@ -9,9 +9,10 @@ import psutil
 import pyarrow as pa
 
 from rmq_pipeline import __version__, schema
-from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.placement import locate
+from rmq_pipeline.broker.sealed import fetch
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError
@@ -52,14 +53,22 @@ def read(engine: Engine, topic: str, *, queue_id: int, offset: int, limit: int) 
     # The read-ahead belongs to the writer; a read of any part of the log goes by the database.
     engine.dispatched()
     unknown = Places(np.full(len(offsets), -1, np.int64), np.zeros(len(offsets), np.int32))
+    queue_ids = np.full(len(offsets), queue_id, dtype=np.int32)
     places = locate(
         engine,
         topic_id=described.topic_id,
-        queue_id=np.full(len(offsets), queue_id, dtype=np.int32),
+        queue_id=queue_ids,
         offset=offsets,
         places=unknown,
     )
-    return fetch(engine.log, places, columns=schema.READ.names).cast(schema.READ)
+    return fetch(
+        engine,
+        places,
+        columns=schema.READ.names,
+        topic_id=described.topic_id,
+        queue_id=queue_ids,
+        offset=offsets,
+    ).cast(schema.READ)
 
 
 def offset_at(engine: Engine, topic: str, *, queue_id: int, at_ms: int) -> int:

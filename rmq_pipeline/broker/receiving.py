@@ -6,13 +6,14 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import receipt, schema
-from rmq_pipeline.broker.bodies import Places, fetch
+from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.burying import bury
 from rmq_pipeline.broker.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.placement import locate, tags_of
 from rmq_pipeline.broker.queue_index import IndexRows
+from rmq_pipeline.broker.sealed import fetch
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.receipt import Receipts
@@ -137,6 +138,13 @@ def _table(engine: Engine, delivery: Delivery) -> pa.Table:
             np.full(n, delivery.delivery, dtype=np.int64),
         )
     )
-    table = fetch(engine.log, places, columns=schema.READ.names)
+    table = fetch(
+        engine,
+        places,
+        columns=schema.READ.names,
+        topic_id=delivery.topic_id,
+        queue_id=queue_id,
+        offset=offset,
+    )
     columns = [*table.columns, pa.array(attempt, pa.int32()), handles]
     return pa.Table.from_arrays(columns, schema=schema.RECEIVED)

@@ -1,6 +1,7 @@
 """What happens when a lease ends or a delivery fails: attempts, backoff, dead letters."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +34,14 @@ class Ended:
         return Ended(self.offset[start:stop], self.attempt[start:stop], self.group[start:stop])
 
 
-def _nothing() -> Ended:
-    return Ended(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+_NOTHING: Final = Ended(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
 def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
     """What a receive may deliver again: retries that are due and leases that have ended."""
     rows = consumption.leases.visible(now_ms)
     if not len(rows):
-        return _nothing()
+        return _NOTHING
     if consumption.ordered:
         return _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
     leases = consumption.leases

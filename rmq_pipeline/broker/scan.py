@@ -167,6 +167,18 @@ class QueueScan:
             Taken(offsets, first, rows.message_group_hash[at], position, rows.row[at])
         )
 
+    def is_idle(self) -> bool:
+        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        return not (
+            self._parts
+            or self.ended.events
+            or self.ended.doomed
+            or self.has_doomed
+            or self.scanned_out
+            or self.page_wanted is not None
+            or self.cursor > self.consumption.cursor
+        )
+
     def taken(self) -> Taken:
         """All that was taken, in offset order."""
         return _joined(self._parts) if self._parts else NOTHING

@@ -78,8 +78,6 @@ class ConsumerWatch:
 
     def metadata(self, report: WindowReport) -> dict[str, Any]:
         """What the window did, for its materialization: totals, rate, and a picture."""
-        if report.yielded_to:
-            return {"yielded_to": report.yielded_to}
         found: dict[str, Any] = {
             "ended": report.ended,
             "epoch": report.epoch,

@@ -2,13 +2,13 @@
 
 import dagster as dg
 
-from rmq_pipeline.orchestration.topic_assets import KIND, asset_key
+from rmq_pipeline.orchestration.topic_assets import KIND, identifier
 from rmq_pipeline.topic import DLQ_PREFIX
 
 
 def dead_letter_key(group: str) -> dg.AssetKey:
     """Key of the asset of a group's dead letters."""
-    return dg.AssetKey(["dead_letters", *asset_key(group).path])
+    return dg.AssetKey(f"{identifier(group)}_dead_letters")
 
 
 def dead_letter_spec(group: str, consumer: dg.AssetKey) -> dg.AssetSpec:

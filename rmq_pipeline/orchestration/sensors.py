@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import dagster as dg
@@ -22,12 +23,14 @@ POLL_S: Final = 4.0
 POLL_INTERVAL_S: Final = 0.25
 #: A sensor does not wait for a broker that is away.
 CONNECT_RETRY_S: Final = 0.0
-#: Runs of these states will open their window yet; one that has started has had its chance.
+#: Runs of these states will open their window yet,
 _TO_COME: Final = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
 )
+#: and so may one that started within this time.
+STARTS_WITHIN_S: Final = 30.0
 
 Target = dg.JobDefinition | Any
 
@@ -140,5 +143,8 @@ def _poll(
 
 
 def _is_to_come(context: dg.SensorEvaluationContext, name: str) -> bool:
-    runs = dg.RunsFilter(tags={WINDOW_TAG: name}, statuses=list(_TO_COME))
-    return context.instance.get_runs_count(runs) > 0
+    tags = {WINDOW_TAG: name}
+    lately = datetime.now(UTC) - timedelta(seconds=STARTS_WITHIN_S)
+    waiting = dg.RunsFilter(tags=tags, statuses=_TO_COME)
+    started = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.STARTED], updated_after=lately)
+    return any(context.instance.get_runs_count(runs) for runs in (waiting, started))

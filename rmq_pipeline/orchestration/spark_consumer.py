@@ -1,6 +1,6 @@
 """``@spark_consumer``: a handler becomes an asset, its checks, its job and its sensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +23,7 @@ from rmq_pipeline.orchestration.topic_assets import (
     asset_key,
     identifier,
 )
-from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
+from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, say_yielded
 from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
 from rmq_pipeline.spark.handler import Handler
 from rmq_pipeline.spark.session import prepare_environment
@@ -172,6 +172,7 @@ def _asset(
         kinds={KIND, "pyspark"} | ({"parquet"} if spec.sink else set()),
         description=description,
         metadata=_declared_metadata(spec),
+        output_required=False,
     )
     def window(
         context: dg.AssetExecutionContext,
@@ -180,7 +181,7 @@ def _asset(
         broker: BrokerResource,
         sinks: SinkResource,
         spark: LazyPySparkResource,
-    ) -> dg.MaterializeResult[Any]:
+    ) -> Iterator[dg.MaterializeResult[Any]]:
         prepare_environment()
         with broker.client() as client:
             watch = ConsumerWatch(context, client, spec=spec, key=key)
@@ -197,7 +198,10 @@ def _asset(
                 on_batch=watch.batch,
                 parallelism=config.parallelism,
             )
-            return dg.MaterializeResult(metadata=watch.metadata(report))
+            if report.yielded_to:
+                say_yielded(context, key, to=report.yielded_to)
+            else:
+                yield dg.MaterializeResult(metadata=watch.metadata(report))
 
     return window
 

@@ -1,5 +1,6 @@
 """Assets of the broker's background work: each materialization is what one window did."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import dagster as dg
@@ -18,6 +19,7 @@ from rmq_pipeline.orchestration.windows import (
 
 GROUP: Final = "upkeep"
 WINDOW_TAG: Final = "rmq/window"
+YIELDED_TAG: Final = "rmq/yielded_to"
 
 
 class WindowConfig(dg.Config):
@@ -43,10 +45,16 @@ def op_name(job: str) -> str:
 def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
     """The asset whose run is a window of this kind of work."""
 
-    @dg.asset(key=asset_key(job.name), group_name=GROUP, kinds={KIND}, description=job.description)
+    @dg.asset(
+        key=asset_key(job.name),
+        group_name=GROUP,
+        kinds={KIND},
+        description=job.description,
+        output_required=False,
+    )
     def window(
         context: dg.AssetExecutionContext, *, config: WindowConfig, broker: BrokerResource
-    ) -> dg.MaterializeResult[Any]:
+    ) -> Iterator[dg.MaterializeResult[Any]]:
         def observe(done: Slice) -> None:
             if done.work:
                 observation = {"at_s": round(done.at_s, 1), **shown(done.report)}
@@ -62,9 +70,19 @@ def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
                 hand_over_from=config.hand_over_from,
                 observe=observe,
             )
-        return dg.MaterializeResult(metadata=metadata(job, result))
+        if result.yielded_to:
+            say_yielded(context, asset_key(job.name), to=result.yielded_to)
+        else:
+            yield dg.MaterializeResult(metadata=metadata(job, result))
 
     return window
+
+
+def say_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey, *, to: str) -> None:
+    """End a run as a success that says why it did nothing: no materialization, and no checks."""
+    context.log.info("The window belongs to %s.", to)
+    context.log_event(dg.AssetObservation(key, metadata={"yielded_to": to}))
+    context.instance.add_run_tags(context.run.run_id, {YIELDED_TAG: to})
 
 
 def upkeep_job(job: UpkeepJob) -> Any:
@@ -85,8 +103,6 @@ def shown(report: dict[str, Any]) -> dict[str, Any]:
 
 def metadata(job: UpkeepJob, result: WindowResult) -> dict[str, Any]:
     """What a window did, for its materialization: totals, rate, and a picture."""
-    if result.yielded_to:
-        return {"yielded_to": result.yielded_to, "epoch": result.epoch}
     found: dict[str, Any] = {
         "epoch": result.epoch,
         "seconds": round(result.seconds, 1),

@@ -383,5 +383,7 @@ class CommitLog:
         self._broken = self._broken or f"The commit log in {self._folder} is closed."
         for file in self._files:
             file.finish()
+        # An error's traceback may keep this log for a while: the mapped files shall not wait.
+        self._files = self._files[-1:]
         self._reader.forget_before(self.end)
         self._reserve.close()

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ def write(topics: Path, segments: Sequence[Segment]) -> None:
         StorageError: one of them cannot be read.
     """
     topic, topic_id = segments[0].topic, segments[0].topic_id
-    folder = topic_folder(topics, topic, topic_id)
+    folder = topic_folder(topics, topic=topic, topic_id=topic_id)
     known = {entry["path"]: entry for entry in read(folder)}
     files = [known.get(segment.name) or _entry(folder, segment) for segment in segments]
     content = {"format": FORMAT, "topic": topic, "topic_id": topic_id, "files": files}
@@ -65,27 +65,30 @@ def write(topics: Path, segments: Sequence[Segment]) -> None:
     sync_folder(folder)
 
 
-def tidy(topics: Path, registered: Mapping[tuple[str, int], Sequence[Segment]]) -> None:
-    """Bring the folders to what is registered, by (topic, topic_id).
+def tidy(topics: Path, registered: Sequence[Segment]) -> None:
+    """Bring the folders to what is registered.
 
     What a crash left goes: files that nobody registered, topics that were deleted. Manifests that
     do not say what is registered are written again.
     """
+    by_folder: dict[Path, list[Segment]] = {}
+    for segment in registered:
+        folder = topic_folder(topics, topic=segment.topic, topic_id=segment.topic_id)
+        by_folder.setdefault(folder, []).append(segment)
     for folder in sorted(topics.glob("*/*")):
-        key = folder.parent.name, int(folder.name)
-        if key in registered:
-            _tidy_topic(folder, {segment.name for segment in registered[key]})
+        if folder in by_folder:
+            _tidy_topic(folder, {segment.name for segment in by_folder[folder]})
         else:
-            remove_topic(topics, topic=key[0], topic_id=key[1])
-    for key, segments in registered.items():
-        listed = [entry["path"] for entry in read(topic_folder(topics, *key))]
+            remove_topic(topics, topic=folder.parent.name, topic_id=int(folder.name))
+    for folder, segments in by_folder.items():
+        listed = [entry["path"] for entry in read(folder)]
         if listed != [segment.name for segment in segments]:
             write(topics, segments)
 
 
 def remove_topic(topics: Path, *, topic: str, topic_id: int) -> None:
     """Delete what a topic that is gone has left; nothing there: nothing happens."""
-    folder = topic_folder(topics, topic, topic_id)
+    folder = topic_folder(topics, topic=topic, topic_id=topic_id)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.rmdir()

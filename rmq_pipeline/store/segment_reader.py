@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
@@ -41,8 +42,12 @@ class Segments:
         self.sealing = threading.Lock()
         #: False until ``load``, and again when what is registered is in doubt.
         self.loaded = False
+        #: The folders hold what is registered and no more, and what seal does last is done.
+        self.tidy = False
         #: The log before this position is in registered files.
         self.sealed_to = 0
+        #: How far seal has looked for messages, and when the first after that was stored.
+        self.looked_at: tuple[int, int | None] = (0, None)
         self._lock = threading.Lock()
         self._queues: dict[_QueueKey, list[Segment]] = {}
         self._bases: dict[_QueueKey, Int64s] = {}
@@ -75,14 +80,16 @@ class Segments:
             for key in [key for key in self._queues if key[0] == topic_id]:
                 del self._queues[key], self._bases[key]
 
-    def by_topic(self) -> dict[tuple[str, int], list[Segment]]:
-        """The segments of each (topic, topic_id), by queue and offset."""
-        found: dict[tuple[str, int], list[Segment]] = {}
+    def topics_sealed(self) -> dict[int, str]:
+        """The topics that have segments: names by topic_id."""
         with self._lock:
-            for _, segments in sorted(self._queues.items()):
-                for segment in segments:
-                    found.setdefault((segment.topic, segment.topic_id), []).append(segment)
-        return found
+            return {key[0]: segments[0].topic for key, segments in self._queues.items()}
+
+    def of_topic(self, topic_id: int) -> list[Segment]:
+        """The segments of a topic, in queue and offset order."""
+        with self._lock:
+            keys = sorted(key for key in self._queues if key[0] == topic_id)
+            return [segment for key in keys for segment in self._queues[key]]
 
     def read(
         self, topic_id: int, queue_id: int, *, offsets: Int64s, columns: Sequence[str]
@@ -93,6 +100,9 @@ class Segments:
             LookupError: an offset is in no registered segment.
             StorageError: a file cannot be read.
         """
+        wanted = pa.schema([schema.MESSAGE.field(name) for name in columns])
+        if not len(offsets):
+            return wanted.empty_table()
         order = np.argsort(offsets, kind="stable")
         ascending = offsets[order]
         parts: list[pa.RecordBatch] = []
@@ -102,7 +112,8 @@ class Segments:
             stop = int(np.searchsorted(ascending, segment.end))
             parts.extend(self._read_segment(segment, ascending[done:stop] - segment.base))
             done = stop
-        found = _with_constants(pa.Table.from_batches(parts), segment, columns)
+        constants = {"topic_id": topic_id, "queue_id": queue_id}
+        found = _with_constants(pa.Table.from_batches(parts), wanted, constants=constants)
         if np.all(order[1:] > order[:-1]):
             return found
         back = np.empty(len(order), dtype=np.int64)
@@ -135,9 +146,9 @@ class Segments:
         groups = np.searchsorted(file.starts, rows, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
         parts = []
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        for start, stop in pairwise(cuts):
             group = int(groups[start])
-            batch = self._group(segment, file, group)
+            batch = self._group(segment, file, group=group)
             parts.append(_rows(batch, rows[start:stop] - file.starts[group]))
         return parts
 
@@ -145,14 +156,14 @@ class Segments:
         found = self._files.get(segment)
         if found is None:
             found = _File(self.topics / segment.relative, rows=segment.rows)
-            self._files.put(segment, found, found.memory_bytes)
+            self._files.put(segment, found, cost_bytes=found.memory_bytes)
         return found
 
-    def _group(self, segment: Segment, file: "_File", group: int) -> pa.RecordBatch:
+    def _group(self, segment: Segment, file: "_File", *, group: int) -> pa.RecordBatch:
         found = self._groups.get((segment, group))
         if found is None:
             found = file.read(group)
-            self._groups.put((segment, group), found, found.nbytes)
+            self._groups.put((segment, group), found, cost_bytes=found.nbytes)
         return found
 
 
@@ -200,7 +211,7 @@ class _Kept(Generic[_Key, _Value]):
             self._kept.move_to_end(key)
             return found[0]
 
-    def put(self, key: _Key, value: _Value, cost_bytes: int) -> None:
+    def put(self, key: _Key, value: _Value, *, cost_bytes: int) -> None:
         with self._lock:
             self._used_bytes += cost_bytes - self._kept.pop(key, (value, 0))[1]
             self._kept[key] = (value, cost_bytes)
@@ -215,17 +226,15 @@ def _rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
     return batch.take(pa.array(rows))
 
 
-def _with_constants(table: pa.Table, segment: Segment, columns: Sequence[str]) -> pa.Table:
+def _with_constants(
+    table: pa.Table, wanted: pa.Schema, *, constants: Mapping[str, int]
+) -> pa.Table:
     """These columns, with those that the path of a segment says instead of the file."""
-    constants = {"topic_id": segment.topic_id, "queue_id": segment.queue_id}
     arrays = []
-    for name in columns:
-        field = schema.MESSAGE.field(name)
-        if name in table.column_names:
-            arrays.append(table.column(name).cast(field.type))
+    for field in wanted:
+        if field.name in table.column_names:
+            arrays.append(table.column(field.name).cast(field.type))
         else:
-            value = pa.scalar(constants.get(name), field.type)
+            value = pa.scalar(constants.get(field.name), field.type)
             arrays.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
-    return pa.Table.from_arrays(
-        arrays, schema=pa.schema([schema.MESSAGE.field(c) for c in columns])
-    )
+    return pa.Table.from_arrays(arrays, schema=wanted)

@@ -10,6 +10,7 @@ A segment is written to a hidden name, synced, renamed, and counts once the log 
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -103,7 +104,7 @@ class Segment:
         return cls(topic, int(topic_id), int(queue.removeprefix("queue_id=")), int(base), int(end))
 
 
-def topic_folder(topics: Path, topic: str, topic_id: int) -> Path:
+def topic_folder(topics: Path, *, topic: str, topic_id: int) -> Path:
     """Where the segments of a topic are, and their manifest."""
     return topics / topic / str(topic_id)
 
@@ -122,19 +123,27 @@ class SegmentWriter:
         self._queues: dict[tuple[int, int], _Queue] = {}
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Take in batches of schema.MESSAGE in log order, each of one topic.
+        """Take in batches of schema.MESSAGE in log order.
 
         Raises:
             StorageError: offsets are missing.
             OSError: writing failed.
         """
-        by_topic: dict[int, list[pa.RecordBatch]] = {}
-        for batch in batches:
-            by_topic.setdefault(batch.column("topic_id")[0].as_py(), []).append(batch)
-        for topic_id, of_topic in by_topic.items():
+        table = pa.Table.from_batches(batches).combine_chunks()
+        topic_ids = table.column("topic_id").to_numpy()
+        queue_ids = table.column("queue_id").to_numpy()
+        order = np.lexsort((queue_ids, topic_ids))
+        if np.any(order[1:] < order[:-1]):
+            table = table.take(pa.array(order))
+            topic_ids, queue_ids = topic_ids[order], queue_ids[order]
+        changes = (np.diff(topic_ids) != 0) | (np.diff(queue_ids) != 0)
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]
+        for start, stop in pairwise(bounds):
+            topic_id = int(topic_ids[start])
             name = self._name_of(topic_id)
             if name is not None:
-                self._add_topic(name, topic_id, pa.Table.from_batches(of_topic))
+                queue = self._queue(name, topic_id, queue_id=int(queue_ids[start]))
+                queue.append(table.slice(start, stop - start))
         self._limit_pending()
 
     def finish(self) -> None:
@@ -161,17 +170,6 @@ class SegmentWriter:
         """Delete what is not finished."""
         for queue in self._queues.values():
             queue.abort()
-
-    def _add_topic(self, name: str, topic_id: int, table: pa.Table) -> None:
-        queue_ids = table.column("queue_id").to_numpy()
-        table = table.select(columns_of(topic_id).names).combine_chunks()
-        if np.any(queue_ids != queue_ids[0]):
-            order = np.argsort(queue_ids, kind="stable")
-            queue_ids, table = queue_ids[order], table.take(pa.array(order))
-        bounds = [0, *(np.flatnonzero(np.diff(queue_ids)) + 1).tolist(), len(queue_ids)]
-        for start, stop in pairwise(bounds):
-            queue = self._queue(name, topic_id, queue_id=int(queue_ids[start]))
-            queue.append(table.slice(start, stop - start))
 
     def _queue(self, name: str, topic_id: int, *, queue_id: int) -> "_Queue":
         found = self._queues.get((topic_id, queue_id))
@@ -201,12 +199,15 @@ class _Queue:
         self._topic = topic
         self._topic_id = topic_id
         self._queue_id = queue_id
+        self._columns = columns_of(topic_id)
         self._base = self._end = -1
         self._pending: list[pa.Table] = []
         self.pending_bytes = 0
         self._file: pq.ParquetWriter | None = None
 
     def append(self, table: pa.Table) -> None:
+        """Take rows in offset order; columns that a segment does not have are left out."""
+        table = table.select(self._columns.names)
         offsets = table.column("queue_offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         if self._base < 0:
@@ -250,22 +251,20 @@ class _Queue:
     def abort(self) -> None:
         if self._file is not None and self._file.is_open:
             # The file goes: whether its footer could still be written does not matter.
-            try:
+            with suppress(OSError):
                 self._file.close()
-            except OSError:
-                pass
         self._unfinished.unlink(missing_ok=True)
 
     @property
     def _unfinished(self) -> Path:
-        folder = topic_folder(self._topics, self._topic, self._topic_id)
+        folder = topic_folder(self._topics, topic=self._topic, topic_id=self._topic_id)
         return folder / f"queue_id={self._queue_id}" / f".{self._base:020d}{UNFINISHED}"
 
     def _begin(self) -> pq.ParquetWriter:
         self._unfinished.parent.mkdir(parents=True, exist_ok=True)
         return pq.ParquetWriter(
             self._unfinished,
-            columns_of(self._topic_id),
+            self._columns,
             compression="zstd",
             compression_level=_COMPRESSION_LEVEL,
             use_dictionary=_DICTIONARIES,

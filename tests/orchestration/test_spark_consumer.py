@@ -140,10 +140,13 @@ def window(
         resources={"broker": resource, "sinks": SinkResource(root=str(root)), "spark": spark},
         run_config=dg.RunConfig(ops={"counter": ConsumerConfig(idle_seconds=3)}),
     )
-    events = result.asset_materializations_for_node("counter")
-    assert len(events) == 1
     assert all(
         check.severity == dg.AssetCheckSeverity.WARN or check.passed
         for check in result.get_asset_check_evaluations()
     )
-    return {name: value.value for name, value in events[0].metadata.items()}
+    events = [
+        event.asset_observation_data.asset_observation
+        for event in result.all_events
+        if event.event_type == dg.DagsterEventType.ASSET_OBSERVATION
+    ] + [*result.asset_materializations_for_node("counter")]
+    return {name: value.value for name, value in events[-1].metadata.items()}

@@ -96,7 +96,7 @@ def test_dead_letters_are_reported(
     client.forward_to_dead_letter_queue(client.receive("news", "readers"))
     clock.advance(MINUTE_MS)
 
-    assert reported(tick(first.cursor))["dead_letters/readers"]["head"] == 1
+    assert reported(tick(first.cursor))["readers_dead_letters"]["head"] == 1
 
 
 def test_a_broker_that_is_away_is_a_reason_to_skip(tick: Tick, away: BrokerResource) -> None:

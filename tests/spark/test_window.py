@@ -90,7 +90,7 @@ def run(broker: Broker, spec: ConsumerSpec, spark: SparkSession) -> Run:
     def window(**changes: Any) -> WindowReport:
         settings = {"owner": "test", "idle_s": 0.2, **changes}
         verbs = settings.pop("verbs", broker)
-        return run_window(settings.pop("spec", spec), verbs, lambda: spark, **settings)
+        return run_window(settings.pop("spec", spec), verbs, spark=lambda: spark, **settings)
 
     return window
 
@@ -200,13 +200,13 @@ def test_what_goes_onward_is_published_with_the_settle(broker: Broker, run: Run)
 
 
 def test_without_messages_spark_is_not_started(broker: Broker, spec: ConsumerSpec) -> None:
-    report = run_window(spec, broker, no_spark, owner="test", idle_s=0.05)
+    report = run_window(spec, broker, spark=no_spark, owner="test", idle_s=0.05)
 
     assert (report.ended, report.batches) == ("idle", 0)
 
 
 def test_a_window_ends_when_its_time_is_over(broker: Broker, spec: ConsumerSpec) -> None:
-    report = run_window(spec, broker, no_spark, owner="test", length_s=0.05)
+    report = run_window(spec, broker, spark=no_spark, owner="test", length_s=0.05)
 
     assert report.ended == "length"
 
@@ -214,7 +214,7 @@ def test_a_window_ends_when_its_time_is_over(broker: Broker, spec: ConsumerSpec)
 def test_a_window_that_finds_the_group_taken_yields(broker: Broker, spec: ConsumerSpec) -> None:
     broker.open_window(spec.window, owner="another", duration_ms=60_000)
 
-    report = run_window(spec, broker, no_spark, owner="test")
+    report = run_window(spec, broker, spark=no_spark, owner="test")
 
     assert (report.ended, report.yielded_to) == ("yielded", "another")
 
