@@ -125,7 +125,7 @@ def single_sends(bench: Bench) -> Row:
             bench.broker.send("single", tables[i % BATCHES])
 
     send(100)
-    rate, limit = _rounds(bench, send, bench.count(3000))
+    rate, limit = _rounds(bench, send, times=bench.count(3000))
     return Row("send 1, one caller", rate, "msg/s", 2000, limit)
 
 
@@ -140,12 +140,12 @@ def batch_sends(bench: Bench, *, groups: int) -> Row:
             bench.broker.send(topic, tables[i % BATCHES])
 
     send(10)
-    rate, limit = _rounds(bench, send, bench.count(120))
+    rate, limit = _rounds(bench, send, times=bench.count(120))
     name = f"send {BATCH:,}" + (f", {groups:,} message groups" if groups else "")
     return Row(name, rate * BATCH, "msg/s", 0.6, limit * BATCH)
 
 
-def _rounds(bench: Bench, run: Callable[[int], None], times: int) -> tuple[float, float]:
+def _rounds(bench: Bench, run: Callable[[int], None], *, times: int) -> tuple[float, float]:
     """The median rates per second of ``run`` and of its limit, measured in turn."""
     rates, limits = [], []
     for _ in range(ROUNDS):
@@ -178,14 +178,14 @@ def receive_and_ack(bench: Bench, *, limit: int, groups: int, target: float) -> 
             bench.broker.ack(received)
 
     for i in range(per_round * ROUNDS + limit):
-        _patiently(bench.broker, topic, tables[i % BATCHES])
+        _patiently(bench.broker, topic, messages=tables[i % BATCHES])
     take(5)
-    rate, allowed = _rounds(bench, take, times)
+    rate, allowed = _rounds(bench, take, times=times)
     name = f"receive {limit:,} + ack {limit:,}" + (f", fifo {groups:,} groups" if groups else "")
     return Row(name, rate * limit, "msg/s", target, allowed * limit / 2)
 
 
-def _patiently(broker: Broker | Client, topic: str, messages: pa.Table) -> None:
+def _patiently(broker: Broker | Client, topic: str, *, messages: pa.Table) -> None:
     """Send, and wait for dispatch when it is behind."""
     while True:
         try:
@@ -209,7 +209,9 @@ def mixed_sends(bench: Bench) -> Row:
 
     def publish() -> None:
         while not over.is_set():
-            _patiently(broker, "mixed-batches", tables[counts["published"] // BATCH % BATCHES])
+            _patiently(
+                broker, "mixed-batches", messages=tables[counts["published"] // BATCH % BATCHES]
+            )
             counts["published"] += BATCH
 
     def consume() -> None:

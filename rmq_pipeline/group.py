@@ -59,7 +59,7 @@ class Group:
         return changed
 
 
-def check_name(name: str) -> None:
+def check_name(name: Any) -> None:
     """Refuse a bad name.
 
     Raises:
@@ -74,7 +74,7 @@ def check_name(name: str) -> None:
 
 
 def check_settings(
-    *, order: str, max_attempts: int, backoff_ms: tuple[int, ...], on_failure: str
+    *, order: str, max_attempts: Any, backoff_ms: tuple[Any, ...], on_failure: str
 ) -> None:
     """Refuse settings out of range.
 

@@ -61,7 +61,7 @@ def _polynomial(texts: pa.StringArray, powers: np.ndarray) -> np.ndarray:
     if not longest:
         return sums
     if longest * _SHORT_SHARE <= len(texts):
-        return _by_columns(data, starts, lengths, powers[1])
+        return _by_columns(data, starts, lengths=lengths, base=powers[1])
     filled = lengths > 0
     ends = np.repeat(starts + lengths, lengths)
     distance = ends - 1 - np.arange(len(data))
@@ -71,7 +71,7 @@ def _polynomial(texts: pa.StringArray, powers: np.ndarray) -> np.ndarray:
 
 
 def _by_columns(
-    data: np.ndarray, starts: Int64s, lengths: Int64s, base: np.unsignedinteger
+    data: np.ndarray, starts: Int64s, *, lengths: Int64s, base: np.unsignedinteger
 ) -> np.ndarray:
     """The same polynomial, of the first bytes of all texts, then the second ones (Horner)."""
     sums = data[np.minimum(starts, len(data) - 1)].astype(base.dtype)
@@ -141,7 +141,8 @@ def _java_string_hashes(texts: pa.StringArray) -> Int64s:
         hashes = [java_string_hash(text) for text in encoded.dictionary.to_pylist()]
         return np.array(hashes, dtype=np.int64)[encoded.indices.to_numpy()]
     with np.errstate(over="ignore"):
-        return _polynomial(texts, _POWERS_31).view(np.int32).astype(np.int64)
+        hashes_64: Int64s = _polynomial(texts, _POWERS_31).view(np.int32).astype(np.int64)
+    return hashes_64
 
 
 def consistent_hash(seeds: Int64s, buckets: int) -> Int32s:

@@ -73,7 +73,7 @@ class Topic:
         return changed
 
 
-def check_name(name: str) -> None:
+def check_name(name: Any) -> None:
     """Refuse a name that a user may not create.
 
     Raises:
@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
         raise IllegalTopicError(f"Topic name {name} is kept for the system.")
 
 
-def check_settings(type: str, queues: int, *, partition_time: str) -> None:
+def check_settings(type: Any, queues: Any, *, partition_time: Any) -> None:
     """Refuse settings out of range.
 
     Raises:

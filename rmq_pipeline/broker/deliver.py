@@ -15,7 +15,7 @@ from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
-#: A receive of a few messages takes them from few queues: what it costs is mostly one price a queue.
+#: A receive of a few messages takes them from few queues: it costs mostly one price a queue.
 SHARE_ROWS = 16
 
 

@@ -102,7 +102,8 @@ class Due(Request):
             "seal": {"next_due_ms": None, "due": 0},
         }
         for name, job in jobs.items():
-            job["window"] = window_of(state, f"upkeep/{name}", now_ms=now_ms)  # type: ignore[assignment]
+            window = window_of(state, f"upkeep/{name}", now_ms=now_ms)
+            job["window"] = window  # type: ignore[assignment]
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
 
 

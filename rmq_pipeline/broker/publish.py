@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.broker.admission import admit
+from rmq_pipeline.admission import admit
 from rmq_pipeline.broker.placed import Placed
 from rmq_pipeline.broker.state import State, TopicState
-from rmq_pipeline.broker.tables import columns_of
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
 from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64, queue_of_groups
+from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Topic
 
 _LEVELS: Final = np.array([0, *limits.DELAY_LEVELS_MS], dtype=np.int64)

@@ -21,10 +21,10 @@ from rmq_pipeline.broker.settle import (
     acks,
     outcomes_of,
 )
-from rmq_pipeline.broker.tables import columns_of
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.message import hash64
 from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.tables import columns_of
 
 _RESERVED = ("message_group", "message_group_hash", "removed")
 

@@ -191,7 +191,7 @@ def _asset(
             report = run_window(
                 _placed(spec, sinks=sinks, config=config),
                 client,
-                lambda: spark.spark_session,
+                spark=lambda: spark.spark_session,
                 owner=context.run.run_id,
                 idle_s=config.idle_seconds,
                 length_s=config.seconds,

@@ -23,8 +23,8 @@ __all__ = ["BatchReport", "ConsumerSpec", "WindowReport", "run_window"]
 def run_window(
     spec: ConsumerSpec,
     verbs: Verbs,
-    spark: "Callable[[], SparkSession]",
     *,
+    spark: "Callable[[], SparkSession]",
     owner: str,
     idle_s: float = 20.0,
     length_s: float = 600.0,

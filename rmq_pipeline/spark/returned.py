@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
+from rmq_pipeline.admission import admit
+from rmq_pipeline.errors import RequestError
 from rmq_pipeline.spark.handler import OUTCOMES, RESULT, OutcomeError
+from rmq_pipeline.tables import columns_of
+from rmq_pipeline.topic import Topic
 
 
 class Result(NamedTuple):
@@ -143,25 +146,21 @@ def _sendable(table: pa.Table, topic: str, *, allowed: Mapping[str, str]) -> pa.
         raise OutcomeError(f"{what} are a {type(table).__name__}, not a pyarrow Table.")
     if not table.schema.equals(schema.SEND):
         table = _cast(_padded(table), schema.SEND, what=what)
-    lengths = pc.min_max(pc.binary_length(table["body"])).as_py()
-    if table["body"].null_count or not lengths["min"]:
-        raise OutcomeError(f"{what} have an empty body.")
-    if lengths["max"] > limits.BODY_BYTES:
-        raise OutcomeError(f"{what} have a body of {lengths['max']} bytes, over 4 MiB.")
-    _check_type(table, topic, type_=allowed[topic])
+    # What one handler returns wrongly must fail its own message: the broker would refuse the
+    # settle of the whole batch.
+    described = Topic(
+        topic,
+        0,
+        allowed[topic],  # type: ignore[arg-type]  # as the broker describes it
+        queues=1,
+        partition_time="stored",
+        created_at_ms=0,
+    )
+    try:
+        admit(described, columns_of(table, schema.SEND))
+    except RequestError as error:
+        raise OutcomeError(f"{what}: {error.message}") from error
     return table
-
-
-def _check_type(table: pa.Table, topic: str, *, type_: str) -> None:
-    n = table.num_rows
-    grouped = n - table["message_group"].null_count
-    delayed = n - table["delay_level"].null_count + n - table["deliver_at_ms"].null_count
-    if grouped != (n if type_ == "fifo" else 0):
-        raise OutcomeError(
-            f"Topic {topic} is {type_}, and {grouped} of {n} messages have a message_group."
-        )
-    if delayed != (n if type_ == "delay" else 0):
-        raise OutcomeError(f"Topic {topic} is {type_}, and {delayed} of {n} messages have a delay.")
 
 
 def _padded(table: pa.Table) -> pa.Table:

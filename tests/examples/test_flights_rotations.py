@@ -25,7 +25,7 @@ RULES = Rules(
     state_schema=rotations.STATE,
     sink_schema=rotations.ROTATION,
     partition_time="scheduled_departure_ms",
-    publishes={rotations.LATE_TOPIC: False},
+    publishes={rotations.LATE_TOPIC: "delay"},
 )
 
 
@@ -84,7 +84,7 @@ def consume_group(departures: pa.Table, cut: Callable[[], int], run: Run) -> Non
     position, attempt = 0, 1
     while position < departures.num_rows:
         run.deliveries += 1
-        done, failed, state = deliver(departures.slice(position, cut()), state, window=run)
+        done, failed, state = deliver(departures.slice(position, cut()), state, run)
         attempt = attempt + 1 if failed and done == 0 else 1 + failed
         position += done
         if attempt > MAX_ATTEMPTS:
@@ -104,7 +104,7 @@ def deliver(batch: pa.Table, state: pa.Table, run: Run) -> tuple[int, bool, pa.T
         assert outcome.state is not None
         return batch.num_rows, False, outcome.state
     for done in range(batch.num_rows):
-        good, failed, state = deliver(batch.slice(done, 1), state, window=run)
+        good, failed, state = deliver(batch.slice(done, 1), state, run)
         if failed:
             return done, True, state
         assert good == 1
@@ -119,7 +119,7 @@ def consume_in_batches(table: pa.Table, cut: Callable[[], int]) -> Run:
     while waiting:
         given = [range(start, min(start + cut(), end)) for start, end in waiting.items()]
         rows = np.concatenate(given)
-        walked = walk(table.take(rows), state, RULES)
+        walked = walk(table.take(rows), state, rules=RULES)
         run.rows += [walked.rows] if walked.rows is not None else []
         run.late += walked.publish.values()
         state = merged(state, walked.state)

@@ -244,9 +244,9 @@ LIST: Any = [BODY]
         ),
         (Outcome(publish={"nowhere": BODY}), "Topic nowhere is not among"),
         (Outcome(publish={"onward": pa.table({"tag": ["t"]})}), "lack the column body"),
-        (Outcome(publish={"onward": pa.table({"body": [b""]})}), "an empty body"),
-        (Outcome(publish={"fifo": BODY}), "Topic fifo is fifo, and 0 of 1 messages have a mess"),
-        (Outcome(publish={"delay": BODY}), "Topic delay is delay, and 0 of 1 messages have a d"),
+        (Outcome(publish={"onward": pa.table({"body": [b""]})}), "the body is empty"),
+        (Outcome(publish={"fifo": BODY}), "a fifo message needs a message_group"),
+        (Outcome(publish={"delay": BODY}), "it has no delay_level or deliver_at_ms"),
         (Outcome(publish=LIST), "publish is a list"),
     ],
 )
