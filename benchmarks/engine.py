@@ -177,9 +177,10 @@ def receive_and_ack(bench: Bench, *, limit: int, groups: int, target: float) -> 
             assert len(received["body"][limit - 1].as_py()) == BODY_BYTES
             bench.broker.ack(received)
 
-    for i in range(per_round * ROUNDS + limit):
+    warm_up = 5
+    for i in range(per_round * ROUNDS + warm_up * limit // BATCH + 10):
         _patiently(bench.broker, topic, messages=tables[i % BATCHES])
-    take(5)
+    take(warm_up)
     rate, allowed = _rounds(bench, take, times=times)
     name = f"receive {limit:,} + ack {limit:,}" + (f", fifo {groups:,} groups" if groups else "")
     return Row(name, rate * limit, "msg/s", target, allowed * limit / 2)

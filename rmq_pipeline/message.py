@@ -139,7 +139,8 @@ def _java_string_hashes(texts: pa.StringArray) -> Int64s:
     if len(data) and data.max() > 127:
         encoded = texts.dictionary_encode()
         hashes = [java_string_hash(text) for text in encoded.dictionary.to_pylist()]
-        return np.array(hashes, dtype=np.int64)[encoded.indices.to_numpy()]
+        spread: Int64s = np.array(hashes, dtype=np.int64)[encoded.indices.to_numpy()]
+        return spread
     with np.errstate(over="ignore"):
         hashes_64: Int64s = _polynomial(texts, _POWERS_31).view(np.int32).astype(np.int64)
     return hashes_64

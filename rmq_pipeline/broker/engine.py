@@ -15,7 +15,7 @@ from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.recovery import recover
-from rmq_pipeline.broker.room import RefillReserve
+from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.trimming import TrimIndex
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
@@ -63,7 +63,7 @@ class Engine:
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
         self.segments = Segments(home.topics)
-        self.database = Database.open(home.database, memory_bytes=settings.duckdb_memory_bytes)
+        self.database = self._open_database()
         try:
             commit_log = self._open_log()
             state = recover(self.database.load_state(), commit_log)
@@ -107,6 +107,16 @@ class Engine:
             raise
         return engine
 
+    def _open_database(self) -> Database:
+        """The database; on a full disk parts of the reserve go to what opening writes."""
+        while True:
+            try:
+                return Database.open(
+                    self.home.database, memory_bytes=self.settings.duckdb_memory_bytes
+                )
+            except StoreFullError:
+                give_up_reserve(self.home.log, self.settings.reserve_bytes)
+
     def _open_log(self) -> CommitLog:
         return CommitLog.open(
             self.home.log,
@@ -133,9 +143,9 @@ class Engine:
 
     def _dispatch_full(self, error: StoreFullError) -> bool:
         """Give dispatch a part of the reserve; without one it waits until the disk has room."""
-        log.warning("The disk is full for dispatch.", exc_info=error)
+        log.warning("The disk is full for dispatch: %s", error)
         try:
-            self.log.draw_reserve(max(1, self.settings.reserve_bytes // 8))
+            self.log.draw_reserve(part_of(self.settings.reserve_bytes))
         except (StoreFullError, StorageError):
             return not self._closing.wait(_FULL_WAIT_S)
         return True

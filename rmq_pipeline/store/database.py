@@ -65,6 +65,7 @@ class Database:
         """Open the database of a home, or begin one there.
 
         Raises:
+            StoreFullError: the disk has no room for what opening writes.
             StorageError: it cannot be opened.
         """
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -79,9 +80,14 @@ class Database:
             "python_enable_replacements": False,
         }
         try:
-            return cls(duckdb.connect(path, config=config), memory_bytes=memory_bytes)
+            root = duckdb.connect(path, config=config)
+            try:
+                return cls(root, memory_bytes=memory_bytes)
+            except BaseException:
+                root.close()
+                raise
         except duckdb.Error as error:
-            raise StorageError(f"Opening {path} failed: {error}.") from error
+            raise _translation(f"Opening {path}", error) from error
 
     def dispatch(self, frames: Sequence[tuple[int, list[Section]]]) -> None:
         """Move frames into the tables, and ``dispatched`` to the end of the last, or nothing.

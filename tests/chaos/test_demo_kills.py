@@ -67,9 +67,7 @@ def test_a_day_has_the_same_facts_when_spark_drivers_and_run_workers_are_killed(
     kills: list[str] = []
 
     def kill_all() -> None:
-        for victim in VICTIMS:
-            if kill_one(demo.pid, victim, over=over):
-                kills.append(victim)
+        kills.extend(victim for victim in VICTIMS if kill_one(demo.pid, victim, over=over))
 
     killer = threading.Thread(target=kill_all)
     killer.start()

@@ -1,0 +1,168 @@
+"""A full disk: sends are refused, receivers go on from the reserve, nothing answered is lost."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.errors import StoreFullError
+from rmq_pipeline.settings import Settings
+from tests.conftest import Eventually
+
+pytestmark = pytest.mark.chaos
+
+MIB = 1 << 20
+DISK_MIB = 96
+SETTINGS = Settings(
+    log_file_bytes=4 * MIB,
+    reserve_bytes=16 * MIB,
+    duckdb_memory_bytes=64 * MIB,
+    index_cache_rows=100_000,
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, check=False, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(autouse=True)
+def ballast(disk: Path) -> Path:
+    """Something else that takes half of the disk, until it is deleted."""
+    path = disk / "ballast"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, DISK_MIB * MIB // 2)
+    return path
+
+
+@pytest.fixture
+def broker(disk: Path) -> Iterator[Broker]:
+    with Broker.open(disk / "home", upkeep="none", settings=SETTINGS) as broker:
+        broker.create_topic("plain", queues=2)
+        broker.create_group("readers", max_attempts=1000)
+        yield broker
+
+
+def messages(n: int = 200) -> pa.Table:
+    return pa.table({"body": [os.urandom(1024) for _ in range(n)]})
+
+
+def send_until_full(broker: Broker) -> dict[str, bytes]:
+    """Send until the disk is full: message_id -> body of what was answered."""
+    sent: dict[str, bytes] = {}
+    while True:
+        some = messages()
+        try:
+            ids = broker.send("plain", some)["message_id"].to_pylist()
+        except StoreFullError:
+            return sent
+        sent.update(zip(ids, some["body"].to_pylist(), strict=True))
+
+
+def stored(broker: Broker) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for queue_id in range(2):
+        table = broker.read("plain", queue_id, offset=0, limit=1_000_000)
+        found.update(zip(table["message_id"].to_pylist(), table["body"].to_pylist(), strict=True))
+    return found
+
+
+def lease_until_full(broker: Broker) -> int:
+    """Receive without settling until even that is refused; how many messages that were."""
+    taken = 0
+    while True:
+        try:
+            got = broker.receive("plain", "readers", limit=10_000, invisible_duration_ms=1)
+        except StoreFullError:
+            return taken
+        taken += got.num_rows
+
+
+def receive_and_ack(broker: Broker, limit: int) -> list[str]:
+    got = broker.receive("plain", "readers", limit=limit)
+    broker.ack(got)
+    ids: list[str] = got["message_id"].to_pylist()
+    return ids
+
+
+def test_receivers_go_on_and_sends_resume_when_there_is_room(
+    broker: Broker, disk: Path, ballast: Path, eventually: Eventually
+) -> None:
+    sent = send_until_full(broker)
+    log = broker.engine.log
+
+    received: list[str] = []
+    while some := receive_and_ack(broker, 10):
+        received.extend(some)
+        with pytest.raises(StoreFullError):
+            broker.send("plain", messages(1))
+
+    assert sorted(received) == sorted(sent)
+    assert stored(broker) == sent
+    assert broker.engine.log is log, "a refusal has made the broker recover"
+    assert broker.sql("SELECT sum(lag)::BIGINT AS lag FROM lag")["lag"].to_pylist() == [0]
+
+    ballast.unlink()
+    more: list[str] = []
+
+    def sends_again() -> bool:
+        try:
+            more.extend(broker.send("plain", messages(1))["message_id"].to_pylist())
+        except StoreFullError:
+            return False
+        return True
+
+    eventually(sends_again)
+    assert receive_and_ack(broker, 10) == more
+    broker.close()
+    with Broker.open(disk / "home", upkeep="none", settings=SETTINGS) as again:
+        assert stored(again).keys() == sent.keys() | set(more)
+        assert receive_and_ack(again, 10) == []
+
+
+def test_everything_is_refused_when_the_reserve_is_used_up(
+    broker: Broker, ballast: Path, eventually: Eventually
+) -> None:
+    sent = send_until_full(broker)
+
+    taken = [lease_until_full(broker) for _ in range(2)]
+
+    assert taken[0]
+    ballast.unlink()
+    received: list[str] = []
+
+    def all_received() -> bool:
+        try:
+            received.extend(receive_and_ack(broker, 1000))
+        except StoreFullError:
+            return False
+        return set(received) == sent.keys()
+
+    eventually(all_received)
+    assert len(received) == len(sent)
+    assert stored(broker) == sent
+
+
+def test_a_home_on_a_full_disk_opens(broker: Broker, disk: Path) -> None:
+    sent = send_until_full(broker)
+    broker.close()
+
+    with Broker.open(disk / "home", upkeep="none", settings=SETTINGS) as again:
+        assert stored(again) == sent
+        more = send_until_full(again)
+        received = receive_and_ack(again, 10_000)
+
+    assert received
+    assert set(received) <= sent.keys() | more.keys()

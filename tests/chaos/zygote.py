@@ -1,0 +1,89 @@
+"""A process with everything imported, which forks those that are to be killed.
+
+A fork is a broker in a moment, where an interpreter with DuckDB and Arrow takes a second to start.
+A line of its input is a task: {"serve": home, "flight": address}, {"victim": arguments} or
+{"reap": pid}; its answers are a pid, or the status of a process that has ended.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Zygote:
+    """The zygote seen from a test."""
+
+    def __init__(self, output: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.zygote", str(output)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **task: object) -> int:
+        """The answer to a task."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    def close(self) -> None:
+        """End it; what it has forked and not reaped goes on."""
+        self._process.communicate()
+
+
+def _run(task: dict[str, Any]) -> None:
+    from rmq_pipeline.flight import serve
+    from tests.chaos import victim
+
+    if "serve" in task:
+        serve.serve(Path(task["serve"]), flight=task["flight"], upkeep="self", flush="sync")
+    victim.run(**task["victim"])
+
+
+def _fork(task: dict[str, Any], output: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for old, new in ((nothing, 0), (descriptor, 1), (descriptor, 2)):
+            os.dup2(old, new)
+        _run(task)
+    except BaseException:  # noqa: BLE001 - the child has nobody else to tell
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    """Fork and reap as asked, until the input ends."""
+    import logging
+
+    import rmq_pipeline.flight.serve  # noqa: F401 - forked with it
+    import tests.chaos.victim  # noqa: F401 - forked with it
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for line in sys.stdin:
+        task = json.loads(line)
+        if "reap" in task:
+            answer = os.waitstatus_to_exitcode(os.waitpid(task["reap"], 0)[1])
+        else:
+            answer = _fork(task, Path(sys.argv[1]))
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
