@@ -198,10 +198,13 @@ def main() -> int:
     """The demo with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="rmq demo")
     parser.add_argument("--days", type=int, default=7, help=f"1 to {DAYS_OF_YEAR}")
+    parser.add_argument("--micro-batch", type=int, default=0, help="most messages of one")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--timeout", type=float)
     asked = parser.parse_args()
+    if asked.micro_batch:
+        os.environ["RMQ_MICRO_BATCH"] = str(asked.micro_batch)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -87,12 +87,14 @@ class Schedule:
         self._gone = np.zeros(len(rows), np.bool_)
         self._head = 0
         self._arrived = []
+        self._next = np.iinfo(np.int64).max
 
     def next_due_ms(self) -> int | None:
         """When the next row is due."""
-        if self._arrived:
-            return self._next
-        return int(self._rows.deliver_at[self._head]) if self._head < len(self._rows) else None
+        moments = [self._next] if self._arrived else []
+        if self._head < len(self._rows):
+            moments.append(int(self._rows.deliver_at[self._head]))
+        return min(moments, default=None)
 
     def due(self, now_ms: int, limit: int) -> Scheduled:
         """Up to ``limit`` rows whose time has come, the earliest first."""

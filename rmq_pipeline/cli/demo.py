@@ -24,6 +24,9 @@ def demo(
         float | None,
         typer.Option(metavar="SECONDS", help="Give up after this long. Default: by the days."),
     ] = None,
+    micro_batch: Annotated[
+        int, typer.Option(min=0, help="Most messages of a Spark micro-batch. 0: the consumer's.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run the departures of 2013 through broker, Dagster and Spark, and check every row.
@@ -33,6 +36,7 @@ def demo(
     # The library does not import the application: the example is another program, as a user would
     # start it, and this process becomes it. -P: a folder `examples` here must not hide it.
     command = [sys.executable, "-P", "-m", MODULE, "--days", str(days)]
+    command += ["--micro-batch", str(micro_batch)] if micro_batch else []
     command += ["--keep"] if keep else []
     command += ["--json"] if as_json else []
     command += ["--timeout", str(timeout)] if timeout is not None else []

@@ -37,10 +37,10 @@ def up(
     """
     import logging
 
-    from rmq_pipeline.cli.interruption import Interruption
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.process import SETTINGS_FILE
+    from rmq_pipeline.interruption import Interruption
     from rmq_pipeline.orchestration.dev_server import DevServer, project_root
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -12,7 +12,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 from rmq_pipeline import errors
@@ -20,6 +19,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint, write_json
 from rmq_pipeline.flight.process import ANY_PORT, HOME_LOCKED, SETTINGS_FILE, Flush, Upkeep
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # SIGUSR1 writes what every thread does to stderr, which tells why a broker hangs.
     faulthandler.register(signal.SIGUSR1)
-    stopping = _on_signals()
+    stopping = Interruption()
     home = home.absolute()
     flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush)
     broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush)
@@ -95,20 +95,9 @@ def serve(
     sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")
     sys.stdout.flush()
     stopping.wait()
+    log.info("stopping")
     endpoint.remove()
     _end(broker, server)
-
-
-def _on_signals() -> threading.Event:
-    stopping = threading.Event()
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        log.info("stopping on %s", signal.Signals(number).name)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    return stopping
 
 
 def _listen(broker: Broker, address: str, *, token: str, chosen: bool) -> FlightServer:

@@ -1,4 +1,4 @@
-"""Where the sinks of consumers lie."""
+"""Where the sinks of consumers lie, and how much goes into them at once."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,13 @@ class SinkResource(dg.ConfigurableResource["SinkResource"]):
 
     #: RMQ_SINKS when not set, else ``sinks`` in the broker's home.
     root: str | None = None
+    #: Most messages of a micro-batch, for consumers whose run says nothing else. RMQ_MICRO_BATCH
+    #: when 0; without that each consumer's own.
+    micro_batch: int = 0
+
+    def most(self) -> int:
+        """Most messages of a micro-batch; 0 leaves it to the consumer."""
+        return self.micro_batch or int(os.environ.get("RMQ_MICRO_BATCH") or 0)
 
     def folder(self, name: Path) -> Path:
         """The folder of a sink; an absolute name stays as it is."""

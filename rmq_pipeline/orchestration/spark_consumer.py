@@ -223,5 +223,5 @@ def _placed(spec: ConsumerSpec, *, sinks: SinkResource, config: ConsumerConfig) 
     return replace(
         spec,
         sink=None if spec.sink is None else sinks.folder(spec.sink),
-        max_batch=config.max_batch or spec.max_batch,
+        max_batch=config.max_batch or sinks.most() or spec.max_batch,
     )
