@@ -7,7 +7,6 @@ from typing import Any, Final
 import dagster as dg
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration import queries
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 
 FALLBACK_HOURS: Final = 1
@@ -77,16 +76,22 @@ _DESCRIPTIONS: Final = {
 
 
 def _order(client: Client, group: str) -> dg.AssetCheckResult:
+    from rmq_pipeline.orchestration import queries
+
     violations = queries.order_violations(client, group)
     return dg.AssetCheckResult(passed=violations == 0, metadata={"violations": violations})
 
 
 def _no_loss(client: Client, group: str) -> dg.AssetCheckResult:
+    from rmq_pipeline.orchestration import queries
+
     lost = queries.lost(client, group)
     return dg.AssetCheckResult(passed=lost == 0, metadata={"lost": lost})
 
 
 def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.AssetCheckResult:
+    from rmq_pipeline.orchestration import queries
+
     lag, oldest_ms = queries.lag(client, group)
     waited_s = 0.0
     if oldest_ms is not None:
@@ -100,6 +105,8 @@ def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.As
 
 def dead_letter_result(client: Client, group: str, *, expected: int) -> dg.AssetCheckResult:
     """Whether a group has no more dead letters than expected; the reasons of those it has."""
+    from rmq_pipeline.orchestration import queries
+
     count = queries.dead_letters(client).get(group, 0)
     reasons = queries.dead_letter_reasons(client, group) if count else []
     rows = [
@@ -115,6 +122,8 @@ def dead_letter_result(client: Client, group: str, *, expected: int) -> dg.Asset
 
 def fallback_result(client: Client, job: str) -> dg.AssetCheckResult:
     """Whether the broker did this kind of overdue work itself within the last hour."""
+    from rmq_pipeline.orchestration import queries
+
     since_ms = int(client.due()["now_ms"]) - FALLBACK_HOURS * 3_600_000
     found = queries.fallbacks(client, job, since_ms=since_ms)
     metadata: dict[str, Any] = {"fallbacks": len(found), "hours": FALLBACK_HOURS}

@@ -127,7 +127,7 @@ def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:
     if facts.get("due"):
         return f"{facts['due']} due"
     next_due_ms = facts.get("next_due_ms")
-    if ahead_ms and next_due_ms is not None and next_due_ms <= now_ms + ahead_ms:
+    if next_due_ms is not None and next_due_ms <= now_ms + ahead_ms:
         return f"next due in {next_due_ms - now_ms} ms"
     return ""
 

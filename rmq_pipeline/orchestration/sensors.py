@@ -10,7 +10,6 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration import queries
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.due_work import Memory, Wanted, wanted_consumer, wanted_upkeep
 from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, identifier
@@ -86,6 +85,11 @@ def consumer_sensor(
         description=f"Starts a window of {group.name} when {group.topic.name} has messages.",
     )
     def messages(context: dg.SensorEvaluationContext, broker: BrokerResource) -> dg.SensorResult:
+        def held(client: Client) -> int:
+            from rmq_pipeline.orchestration import queries
+
+            return queries.held_by_windows(client, group.name)
+
         def look(client: Client, memory: Memory) -> list[Wanted]:
             due = client.due()
             if group.topic.name not in due["groups"].get(group.name, {}).get("topics", {}):
@@ -96,7 +100,7 @@ def consumer_sensor(
                 group=group.name,
                 topic=group.topic.name,
                 memory=memory,
-                orphans=lambda: queries.held_by_windows(client, group.name),
+                orphans=lambda: held(client),
             )
             return [wanted] if wanted else []
 

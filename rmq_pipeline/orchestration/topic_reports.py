@@ -9,7 +9,6 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError, TopicNotFoundError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration import queries
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.dead_letters import dead_letter_key
 from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
@@ -75,6 +74,8 @@ def _dump(said: Mapping[str, Reported]) -> str:
 def _topic_events(
     client: Client, topics: Sequence[DeclaredTopic], *, said: dict[str, Reported]
 ) -> list[dg.AssetObservation]:
+    from rmq_pipeline.orchestration import queries
+
     now_ms = int(client.due()["now_ms"])
     events = []
     for topic in topics:
@@ -95,6 +96,8 @@ def _topic_events(
 def _dead_letter_events(
     client: Client, groups: Sequence[str], *, said: dict[str, Reported]
 ) -> list[dg.AssetObservation]:
+    from rmq_pipeline.orchestration import queries
+
     now_ms = int(client.due()["now_ms"])
     waiting = [group for group in groups if _is_time(said.get(_letters(group)), now_ms)]
     counts = queries.dead_letters(client) if waiting else {}

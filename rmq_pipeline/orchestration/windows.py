@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from rmq_pipeline import limits
 from rmq_pipeline.errors import FencedError, RocketMQError
 from rmq_pipeline.flight.client import Client
 
@@ -17,8 +18,11 @@ Fence = tuple[str, int]
 SLICE_MS: Final = 4_000
 #: A run is up this long after it was requested.
 AHEAD_MS: Final = 8_000
-#: Renewed after every slice; after a kill, the work waits this long at most.
+#: Three slices.
 LEASE_MS: Final = 12_000
+#: One slice of sealing writes this much of the log, which may take a slow disk a while.
+SEAL_BYTES: Final = 64 * limits.MIB
+SEAL_LEASE_MS: Final = 120_000
 WINDOW_S: Final = 60.0
 #: A busy window stays for its successor at most this much longer.
 OVERTIME_S: Final = 30.0
@@ -45,6 +49,8 @@ class UpkeepJob:
     waits: bool = True
     #: Work due sooner than this is worth a window now: a run takes that long to come up.
     ahead_ms: int = 0
+    #: Renewed after every slice; after a kill, the work waits this long at most.
+    lease_ms: int = LEASE_MS
 
     @property
     def window(self) -> str:
@@ -66,7 +72,7 @@ def _revive(client: Client, *, wait_ms: int, window: Fence) -> Report:
 
 def _seal(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
     # It never waits.
-    return client.seal(window=window)
+    return client.seal(limit_bytes=SEAL_BYTES, window=window)
 
 
 JOBS: Final[Mapping[str, UpkeepJob]] = {
@@ -92,6 +98,7 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
             _seal,
             ("segments", "event_rows", "dropped_files"),
             waits=False,
+            lease_ms=SEAL_LEASE_MS,
         ),
     )
 }
@@ -175,7 +182,7 @@ def run_upkeep_window(
         hand_over_from: epoch of a window to take over from; any other live one is yielded to.
         observe: told of every slice.
     """
-    opened = _open(client, job.window, owner=owner, hand_over_from=hand_over_from)
+    opened = _open(client, job, owner=owner, hand_over_from=hand_over_from)
     if "yielded_to" in opened:
         return WindowResult(epoch=opened["epoch"], yielded_to=opened["yielded_to"] or "another")
     result = WindowResult(epoch=opened["epoch"])
@@ -185,7 +192,7 @@ def run_upkeep_window(
             end_s = seconds if result.seconds < seconds else seconds + overtime
             wait_ms = min(SLICE_MS, 1 + int(1000 * (end_s - result.seconds)))
             report = job.call(client, wait_ms=wait_ms, window=(job.window, result.epoch))
-            client.renew_window(job.window, epoch=result.epoch, duration_ms=LEASE_MS)
+            client.renew_window(job.window, epoch=result.epoch, duration_ms=job.lease_ms)
             result.seconds = time.monotonic() - began
             result.slices.append(Slice(result.seconds, report, job.work_of(report)))
             observe(result.slices[-1])
@@ -198,12 +205,12 @@ def run_upkeep_window(
     return result
 
 
-def _open(client: Client, name: str, *, owner: str, hand_over_from: int) -> Report:
-    opened = client.open_window(name, owner=owner, duration_ms=LEASE_MS)
+def _open(client: Client, job: UpkeepJob, *, owner: str, hand_over_from: int) -> Report:
+    opened = client.open_window(job.window, owner=owner, duration_ms=job.lease_ms)
     # One's own: the answer to an earlier try got lost on the way.
     mine = opened.get("yielded_to") == owner
     if mine or ("yielded_to" in opened and opened["epoch"] == hand_over_from):
-        return client.open_window(name, owner=owner, duration_ms=LEASE_MS, takeover=True)
+        return client.open_window(job.window, owner=owner, duration_ms=job.lease_ms, takeover=True)
     return opened
 
 

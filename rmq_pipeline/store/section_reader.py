@@ -13,6 +13,10 @@ from rmq_pipeline.store.log_file import LogFile
 
 #: What the objects of one decoded batch take, whatever its size.
 _OVERHEAD_BYTES: Final = 8192
+#: After this much reading the mapped pages of all files are let go of: per file they would add up.
+_MAPPED_BYTES: Final = 32 << 20
+#: What the kernel maps around a page that is touched.
+_FAULT_AROUND_BYTES: Final = 64 << 10
 
 
 class Section(NamedTuple):
@@ -40,6 +44,10 @@ class SectionReader:
         self._used_bytes = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, tuple[Section, int]] = OrderedDict()
+        #: Files read from, and how much since their pages were let go of. What is decoded is read
+        #: again later, so that no file is ever done with.
+        self._mapped: set[LogFile] = set()
+        self._mapped_bytes = 0
 
     def kept(self, position: int) -> Section | None:
         """The section at a position if it was kept."""
@@ -81,11 +89,21 @@ class SectionReader:
         with self._lock:
             for old in [kept for kept in self._kept if kept < position]:
                 self._used_bytes -= self._kept.pop(old)[1]
+        self._mapped = {file for file in tuple(self._mapped) if file.base >= position}
 
     def _decode(self, file: LogFile, header: SectionHeader) -> Section:
         payload = file.payload(header)
+        self._mapped.add(file)
+        self._mapped_bytes += header.length + _FAULT_AROUND_BYTES
+        if self._mapped_bytes > _MAPPED_BYTES:
+            self._let_pages_go()
         try:
             batch = frame.decode(payload, self._schemas.get(header.kind))
         except pa.ArrowInvalid as error:
             raise file.damage(header.position, f"a section that is no Arrow ({error})") from error
         return Section(header.position, header.kind, batch)
+
+    def _let_pages_go(self) -> None:
+        self._mapped_bytes = 0
+        for file in tuple(self._mapped):
+            file.release()
