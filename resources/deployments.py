@@ -17,16 +17,12 @@ from rmq_pipeline.spark.session import settings
 DEPLOYMENTS: Final = ("local", "production")
 
 
-#: A small table would else be cut into a task a core, and a part lose its state to the other.
-ONE_BATCH_ONE_TASK: Final = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
-
-
 def local() -> dict[str, Any]:
     """A broker on this machine, found by RMQ_FLIGHT or RMQ_HOME, and Spark in local mode."""
     return {
         "broker": BrokerResource(),
         "sinks": SinkResource(),
-        "spark": LazyPySparkResource(spark_config=settings(ONE_BATCH_ONE_TASK)),
+        "spark": LazyPySparkResource(spark_config=settings()),
     }
 
 
@@ -50,7 +46,7 @@ def _cluster(master: str | None) -> dict[str, str]:
         # The server has its own settings; a client may only say where it is.
         return {"spark.remote": master}
     chosen = {"spark.master": master} if master else {}
-    return settings({**ONE_BATCH_ONE_TASK, **chosen})
+    return settings(chosen)
 
 
 def resources(deployment: str | None = None) -> dict[str, Any]:

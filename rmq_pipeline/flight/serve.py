@@ -94,7 +94,7 @@ def serve(
     )
     kept = {"flight": server.address, "upkeep": flags.upkeep, "flush": flags.flush}
     write_json(home / SETTINGS_FILE, kept)
-    _calm_garbage_collection()
+    calm_garbage_collection()
     endpoint.write()
     sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")
     sys.stdout.flush()
@@ -126,7 +126,7 @@ def _bound_allocator() -> None:
             libc.mallopt(parameter, value)
 
 
-def _calm_garbage_collection() -> None:
+def calm_garbage_collection() -> None:
     """Keep the collector away from what lives as long as the process, and let it run less often.
 
     A full collection of the modules of DuckDB, Arrow and pydantic takes tens of ms, in which no

@@ -27,6 +27,8 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # A small table would else be cut into a task a core, and a part lose its state to the other.
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
     "spark.sql.catalogImplementation": "in-memory",
     # Quick to start: no class cache to check, no second compiler for short plans.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
