@@ -84,8 +84,8 @@ def take_all(chromium: webdriver.Chrome, url: str, runs: dict[str, str]) -> None
     take(chromium, f"{url}/runs/", "runs", shows="aircraft_rotations")
     for job in ("aircraft_rotations_window", "deliver_scheduled"):
         if job in runs:
-            page = f"{url}/runs/{runs[job]}?logs=query%3Aobservation"
-            take(chromium, page, f"run_{job}", shows="Success")
+            page = f"{url}/runs/{runs[job]}?logs=observ"
+            take(chromium, page, f"run_{job}", shows="OBSERVATION")
     asset = f"{url}/assets/aircraft_rotations?view=events"
     take(chromium, asset, "materialization", shows="messages_per_second")
     chromium.find_element(By.XPATH, "//*[contains(text(), 'Show Markdown')]").click()

@@ -265,7 +265,8 @@ class LogFile:
         """The byte after the last one in [start, stop) that is not zero; None when all are."""
         for end in range(stop, start, -len(_ZEROS)):
             begin = max(start, end - len(_ZEROS))
-            kept = len(bytes(self._view[begin:end]).rstrip(b"\0"))
-            if kept:
-                return begin + kept
+            # Read, not mapped: the empty part of a file is most of it, and would be resident.
+            data = os.pread(self._descriptor, end - begin, begin)
+            if data != _ZEROS[: len(data)]:
+                return begin + len(data.rstrip(b"\0"))
         return None
