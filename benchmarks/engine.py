@@ -258,7 +258,7 @@ def mixed_sends(bench: Bench) -> Row:
 
 def flight_sends(bench: Bench) -> Row:
     """Batches of 1,000 through the door, from this process to the broker's."""
-    home = bench.folder / "flight"
+    home = bench.folder / "served"
     process.start(home, upkeep="none")
     try:
         with Client(home=home) as client:
@@ -304,16 +304,14 @@ def main() -> int:
     rows = []
     try:
         # The callers are threads, as those of a door: the main thread has signals to handle.
-        with (
-            Broker.open(folder / "home", upkeep="none") as broker,
-            ThreadPoolExecutor(1) as caller,
-            bar,
-        ):
-            bench = Bench(folder, broker, arguments.scale)
+        with ThreadPoolExecutor(1) as caller, bar:
             task = bar.add_task("")
             for name in arguments.only or MEASUREMENTS:
                 bar.update(task, description=name)
-                rows.append(caller.submit(MEASUREMENTS[name], bench).result())
+                with Broker.open(folder / name, upkeep="none") as broker:
+                    bench = Bench(folder, broker, arguments.scale)
+                    rows.append(caller.submit(MEASUREMENTS[name], bench).result())
+                shutil.rmtree(folder / name)
                 if not arguments.json:
                     bar.console.print(_line(rows[-1]))
     finally:

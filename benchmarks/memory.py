@@ -63,10 +63,10 @@ def main() -> int:
     try:
         process.start(home, upkeep="none")
         with Client(home=home) as client:
-            build(client, arguments.messages, arguments.in_flight, console=console)
+            build(client, arguments.messages, in_flight=arguments.in_flight, console=console)
             rows.append(Row("memory after building it", resident_mb(home), "MB", MEMORY_MB))
         process.stop(home)
-        rows.extend(started(home, arguments.messages, arguments.in_flight))
+        rows.extend(started(home, arguments.messages, in_flight=arguments.in_flight))
         rows.append(Row("disk: log", _megabytes(home / "log"), "MB"))
         rows.append(Row("disk: database", _megabytes(home / "state.duckdb"), "MB"))
     finally:
@@ -80,7 +80,7 @@ def main() -> int:
     return 0 if all(row.met for row in rows) else 1
 
 
-def build(client: Client, messages: int, in_flight: int, *, console: Console) -> None:
+def build(client: Client, messages: int, *, in_flight: int, console: Console) -> None:
     """Fill the home."""
     client.create_topic(TOPIC)
     for group in GROUPS:
@@ -123,7 +123,7 @@ def _send(client: Client, n: int) -> None:
             return
 
 
-def started(home: Path, messages: int, in_flight: int) -> list[Row]:
+def started(home: Path, messages: int, *, in_flight: int) -> list[Row]:
     """Start the broker again: how long that takes, and what memory it takes, idle and in use."""
     start = time.perf_counter()
     process.start(home)
