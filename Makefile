@@ -8,7 +8,7 @@ BIN := .venv/bin
 export SPARK_LOCAL_IP := 127.0.0.1
 export DAGSTER_DISABLE_TELEMETRY := 1
 
-.PHONY: setup demo up test check bench help
+.PHONY: setup demo up test check bench chaos help
 
 setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
 	@scripts/find_jdk
@@ -33,9 +33,13 @@ test: setup ## format, lint, types, import contracts, Dagster definitions and ev
 
 check: test ## the same as test
 
-bench: setup ## measure the engine and the pipeline
+bench: setup ## measure the engine, the pipeline, memory and start-up
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/memory.py
+
+chaos: setup ## kill the broker 500 times under traffic (about five minutes)
+	RMQ_CHAOS_KILLS=500 $(BIN)/pytest tests/chaos/test_kills.py --timeout 3600
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
