@@ -26,7 +26,6 @@ from rmq_pipeline.store.events import Kind
 
 ACK, RETRY, DEAD_LETTER = 0, 1, 2
 OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER}
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +91,6 @@ def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
         f"{n} of {len(receipts)} receipts have ended or are unknown, the first in row {row}"
         f" (queue {receipts.queue_id[row]}, offset {receipts.queue_offset[row]})."
     )
-
-
-def valid(receipts: Receipts, state: State, *, now_ms: int) -> Mask:
-    """Which receipts could be settled now."""
-    good = np.zeros(len(receipts), dtype=np.bool_)
-    for row in range(len(receipts)):
-        one = receipts.take(np.array([row]))
-        try:
-            list(by_queue(one, state, now_ms=now_ms))
-        except ReceiptHandleError:
-            continue
-        good[row] = True
-    return good
 
 
 @dataclass(frozen=True, slots=True)
