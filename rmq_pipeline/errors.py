@@ -254,9 +254,9 @@ class HomeLockedError(OperatorError):
 
 
 class HomeFormatError(OperatorError):
-    """The home was written by a newer version."""
+    """Another version wrote the home, in a format that this one does not read."""
 
-    remedy = "Use the version of rmq_pipeline that wrote it, or a newer one."
+    remedy = "Use the version of rmq_pipeline that wrote it, or begin a new home."
 
 
 def by_name(name: str) -> type[RocketMQError]:

@@ -87,7 +87,7 @@ class Consumption:
         kind = events.kind
         if kind in REMOVES_ROW:
             self._remove(events)
-        elif kind <= Kind.INVISIBLE:
+        elif kind <= Kind.PARK:
             self._set(events)
         elif kind == Kind.CURSOR:
             self.cursor = max(self.cursor, int(events.queue_offset.max()))

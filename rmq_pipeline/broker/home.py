@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Home:
@@ -29,7 +29,7 @@ class Home:
 
         Raises:
             HomeLockedError: another process has it; names it.
-            HomeFormatError: a newer version wrote it.
+            HomeFormatError: another version wrote it, in another format.
         """
         path = path.absolute()
         path.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class Home:
             file.write_text(f"{FORMAT}\n")
             return
         text = file.read_text().strip()
-        if not text.isdigit() or int(text) > FORMAT:
+        if text != str(FORMAT):
             raise HomeFormatError(f"{self.path} has format {text!r}; this version reads {FORMAT}.")
 
     def close(self) -> None:

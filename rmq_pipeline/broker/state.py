@@ -135,7 +135,7 @@ class State:
         """Change the state as the events say; nothing is decided here."""
         self.last_at_ms = max(self.last_at_ms, events.at_ms)
         kind = events.kind
-        if kind <= Kind.RESET:
+        if kind <= Kind.PARDON:
             group = self.groups.get(events.group_id)
             if group is not None and events.topic_id in self.topics:
                 self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)

@@ -26,6 +26,9 @@ class Kind(IntEnum):
     DEAD_LETTER = 6
     #: A lease got another end and another delivery number.
     INVISIBLE = 7
+    #: Failed for good in a group that parks: held, with what follows it in order, until somebody
+    #: unparks it. attempt, message_group_hash; detail is the failure.
+    PARK = 8
 
     #: Progress of (group_id, topic_id, queue_id): everything before queue_offset was looked at.
     CURSOR = 10
@@ -36,6 +39,11 @@ class Kind(IntEnum):
     CAUGHT_UP = 12
     #: Reset of (group_id, topic_id, queue_id) to queue_offset: leases and waiting groups are gone.
     RESET = 13
+    #: The message group message_group_hash is given up from queue_offset on: all of it, what comes
+    #: later too, goes to the dead letters. detail is the failure.
+    CONDEMN = 14
+    #: It no longer is.
+    PARDON = 15
 
     #: A topic was created, altered or deleted: topic_id, detail is its JSON.
     TOPIC = 20
@@ -49,6 +57,18 @@ class Kind(IntEnum):
     SCHEDULE_DELIVERED = 30
     #: The same, but its target is gone: dropped.
     SCHEDULE_DROPPED = 31
+    #: The same, but its producer has called it back.
+    SCHEDULE_RECALLED = 32
+
+    #: The state of an open half message (topic_id and queue_offset of the half topic): attempt is
+    #: the checks so far, visible_at_ms when the next is due, delivery its immunity in ms,
+    #: message_group_hash the hash of its message id, client_id its producer group.
+    HALF = 35
+    #: Its copy was delivered; the row goes. So it does with the next two.
+    HALF_COMMITTED = 36
+    HALF_ROLLED_BACK = 37
+    #: Nobody decided after the last check: copied to TRANS_CHECK_MAX_TIME_TOPIC.
+    HALF_GIVEN_UP = 38
 
     #: A window was opened or renewed: epoch, visible_at_ms (end of its lease), client_id (owner),
     #: detail is its name.
@@ -58,6 +78,11 @@ class Kind(IntEnum):
     SETTLED = 42
     #: A sink file counts from now on: group_id, epoch, detail is JSON: path rows bytes partition.
     SINK_FILE = 43
+    #: The effect of a message was carried out: group_id, client_id is its idempotency key.
+    EFFECT = 44
+    #: A dead letter (topic_id, queue_id, queue_offset of the dead letter topic) was opened again
+    #: for its group: group_id, client_id is the redrive's id; detail is JSON: where it came from.
+    REDRIVEN = 45
 
     #: A segment is registered: topic_id, queue_id, queue_offset (base), visible_at_ms unused,
     #: detail is JSON: path, base, end, rows, bytes.
@@ -71,5 +96,5 @@ class Kind(IntEnum):
 
 
 #: Kinds whose last event is the state of a consumption row, and those of them that remove it.
-CONSUMPTION = frozenset(range(Kind.LEASE, Kind.INVISIBLE + 1))
+CONSUMPTION = frozenset(range(Kind.LEASE, Kind.PARK + 1))
 REMOVES_ROW = frozenset({Kind.ACK, Kind.DEAD_LETTER})

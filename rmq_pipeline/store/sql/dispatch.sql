@@ -16,7 +16,7 @@ SELECT kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
        message_group_hash, client_id
 FROM staged_events
 WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $INVISIBLE
+    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $PARK
     GROUP BY group_id, topic_id, queue_id, queue_offset
 );
 

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS store.heads (
 );
 
 -- A row: a message that is delivered, or waits to be delivered again (delivery <= 0).
--- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE: the last one of a key.
+-- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK: the last one of a key.
 -- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.leases (
     group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,

@@ -154,7 +154,7 @@ JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
 JOIN store.kinds AS k USING (kind)
 LEFT JOIN store.topics AS t USING (topic_id)
 LEFT JOIN store.groups AS g USING (group_id)
-WHERE e.kind BETWEEN $LEASE AND $INVISIBLE
+WHERE e.kind BETWEEN $LEASE AND $PARK
    OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED);
 
 -- Windows that were ever opened; expires_at_ms is 0 when closed.

@@ -1,0 +1,117 @@
+"""Topics and consumer groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_pipeline import limits
+from rmq_pipeline.broker import admin, queries
+from rmq_pipeline.broker.deliver import Subscribe
+from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.writer import Request
+
+
+class Administration(Opened):
+    """What is declared: topics, consumer groups, who reads what."""
+
+    def _described(self, request: Request) -> dict[str, Any]:
+        described: dict[str, Any] = self._engine.submit(request).describe()
+        return described
+
+    def create_topic(
+        self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
+    ) -> dict[str, Any]:
+        """Create a topic; AlreadyExistsError when there is one."""
+        return self._described(admin.CreateTopic(name, type, queues, partition_time, False))
+
+    def ensure_topic(
+        self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
+    ) -> dict[str, Any]:
+        """The topic, created if need be; AlreadyExistsError when it has other settings."""
+        return self._described(admin.CreateTopic(name, type, queues, partition_time, True))
+
+    def alter_topic(
+        self, name: str, *, queues: int | None = None, partition_time: str | None = None
+    ) -> dict[str, Any]:
+        """Give a topic more queues, or another partition time."""
+        return self._described(admin.AlterTopic(name, queues, partition_time))
+
+    def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
+        """Delete a topic; InUseError while messages are in flight or scheduled, unless forced."""
+        dropped: dict[str, Any] = self._engine.submit(admin.DeleteTopic(name, force))
+        return dropped
+
+    def list_topics(self) -> pa.Table:
+        """All topics: name, type, queues, partition_time, created_at_ms."""
+        return admin.topics_table(self._engine.state)
+
+    def describe_topic(self, name: str) -> dict[str, Any]:
+        """A topic's fields, and min_offset and max_offset of each queue."""
+        topic, bounds = self._engine.submit(queries.Offsets(name))
+        offsets = [
+            {"queue_id": i, "min_offset": low, "max_offset": high}
+            for i, (low, high) in enumerate(bounds)
+        ]
+        return {**topic.describe(), "offsets": offsets}
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        order: str = "none",
+        max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
+        backoff_ms: Sequence[int] = limits.BACKOFF_MS,
+        on_failure: str = "dead_letter",
+    ) -> dict[str, Any]:
+        """Create a consumer group and its dead letter topic; AlreadyExistsError when it exists."""
+        request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, False)
+        return self._described(request)
+
+    def ensure_group(
+        self,
+        name: str,
+        *,
+        order: str = "none",
+        max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
+        backoff_ms: Sequence[int] = limits.BACKOFF_MS,
+        on_failure: str = "dead_letter",
+    ) -> dict[str, Any]:
+        """The group, created if need be; AlreadyExistsError when it has other settings."""
+        request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, True)
+        return self._described(request)
+
+    def alter_group(
+        self,
+        name: str,
+        *,
+        order: str | None = None,
+        max_attempts: int | None = None,
+        backoff_ms: Sequence[int] | None = None,
+        on_failure: str | None = None,
+    ) -> dict[str, Any]:
+        """Other retries for a group; another order is refused."""
+        changes = {
+            "order": order,
+            "max_attempts": max_attempts,
+            "backoff_ms": backoff_ms,
+            "on_failure": on_failure,
+        }
+        return self._described(admin.AlterGroup(name, changes))
+
+    def delete_group(self, name: str, *, force: bool = False) -> dict[str, Any]:
+        """Delete a group and its progress; InUseError with messages in flight, unless forced."""
+        dropped: dict[str, Any] = self._engine.submit(admin.DeleteGroup(name, force))
+        return dropped
+
+    def list_groups(self) -> pa.Table:
+        """All groups: name, order, max_attempts, backoff_ms, on_failure, created_at_ms."""
+        return admin.groups_table(self._engine.state)
+
+    def describe_group(self, name: str) -> dict[str, Any]:
+        """A group's fields."""
+        return self._engine.state.group(name).describe()
+
+    def subscribe(self, group: str, topic: str) -> None:
+        """From now on the whole topic counts as the group's lag."""
+        self._engine.submit(Subscribe(topic, group))
