@@ -11,7 +11,7 @@ defs = dg.Definitions.merge(
     dg.Definitions(
         assets=upkeep.ASSETS,
         asset_checks=upkeep.CHECKS,
-        jobs=[*upkeep.WINDOW_JOBS, upkeep.PURGE_JOB],
+        jobs=[*upkeep.WINDOW_JOBS, upkeep.PURGE_JOB, upkeep.REDRIVE_JOB, upkeep.UNPARK_JOB],
         schedules=[upkeep.PURGE_SCHEDULE],
         sensors=[DUE_WORK],
         resources=resources(),

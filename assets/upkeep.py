@@ -1,15 +1,33 @@
-"""The broker's background work as assets: delivery of scheduled messages, revival, sealing."""
+"""The broker's background work as assets: delivery, revival, checks, sealing."""
 
 from typing import Final
 
+from examples.flights.pipeline import PIPELINE as FLIGHTS
 from rmq_pipeline.orchestration.checks import fallback_check
 from rmq_pipeline.orchestration.purge import purge_asset, purge_job, purge_schedule
+from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
+from rmq_pipeline.orchestration.transaction_checker import transaction_check_job, transaction_checks
+from rmq_pipeline.orchestration.unparking import unpark_asset, unpark_job
 from rmq_pipeline.orchestration.upkeep_assets import asset_key, upkeep_asset, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
 
-ASSETS: Final = [*(upkeep_asset(job) for job in JOBS.values()), purge_asset()]
+#: The window that has half messages checked, by the checkers of these pipelines.
+CHECKERS: Final = FLIGHTS.checkers
+_OTHERS: Final = [job for job in JOBS.values() if job.name != CHECK_JOB]
+ASSETS: Final = [
+    *(upkeep_asset(job) for job in _OTHERS),
+    transaction_checks(CHECKERS),
+    purge_asset(),
+    redrive_asset(),
+    unpark_asset(),
+]
 #: The broker falls back to doing these itself.
-CHECKS: Final = [fallback_check(name, asset_key(name)) for name in ("deliver_scheduled", "revive")]
-WINDOW_JOBS: Final = [upkeep_job(job) for job in JOBS.values()]
+CHECKS: Final = [
+    fallback_check(name, asset_key(name)) for name in ("deliver_scheduled", "revive", CHECK_JOB)
+]
+WINDOW_JOBS: Final = [*(upkeep_job(job) for job in _OTHERS), transaction_check_job(CHECKERS)]
 PURGE_JOB: Final = purge_job()
+REDRIVE_JOB: Final = redrive_job()
+UNPARK_JOB: Final = unpark_job()
 PURGE_SCHEDULE: Final = purge_schedule()

@@ -2,7 +2,8 @@
 
 Five million stored messages (bodies of 100 bytes), two consumer groups that have read nothing, one
 with 100,000 messages in flight, and one after five million acks. The home is built through the
-broker's table door, in batches; then the broker is stopped, started again and looked at.
+broker's table door, in batches; then the broker is stopped, started again and looked at: once as it
+is, and once with a million scheduled messages that wait for their time.
 ``python benchmarks/memory.py --help`` for the sizes.
 """
 
@@ -35,6 +36,11 @@ TOPIC = "stored"
 GROUPS = ("idle-1", "idle-2", "busy", "done")
 MEMORY_MB = 700
 START_S = 5.0
+#: What a million scheduled messages may cost, against none.
+PENDING_FACTOR = 2.0
+PENDING = "pending"
+START = "start, process and all"
+MEMORY = "memory after the start"
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def main() -> int:
             rows.append(Row("memory after building it", resident_mb(home), "MB", MEMORY_MB))
         process.stop(home)
         rows.extend(started(home, arguments.messages, in_flight=arguments.in_flight))
+        rows.extend(pending(home, arguments.pending, none=rows))
         rows.append(Row("disk: log", _megabytes(home / "log"), "MB"))
         rows.append(Row("disk: database", _megabytes(home / "state.duckdb"), "MB"))
     finally:
@@ -110,13 +117,15 @@ def build(client: Client, messages: int, *, in_flight: int, console: Console) ->
             bar.advance(leased, received.num_rows)
 
 
-def _send(client: Client, n: int) -> None:
+def _send(client: Client, n: int, *, topic: str = TOPIC, due_ms: np.ndarray | None = None) -> None:
     offsets = np.arange(0, (n + 1) * BODY_BYTES, BODY_BYTES, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(n * BODY_BYTES))]
     messages = pa.table({"body": pa.Array.from_buffers(pa.binary(), n, buffers)})
+    if due_ms is not None:
+        messages = messages.append_column("deliver_at_ms", pa.array(due_ms))
     while True:
         try:
-            client.send(TOPIC, messages)
+            client.send(topic, messages)
         except DispatchBehindError:
             time.sleep(0.1)
         else:
@@ -139,9 +148,41 @@ def started(home: Path, messages: int, *, in_flight: int) -> list[Row]:
             assert received.num_rows
             client.ack(received)
     return [
-        Row("start, process and all", seconds, "s", START_S),
-        Row("memory after the start", idle_mb, "MB", MEMORY_MB),
+        Row(START, seconds, "s", START_S),
+        Row(MEMORY, idle_mb, "MB", MEMORY_MB),
         Row("memory after a query and receives", resident_mb(home), "MB", MEMORY_MB),
+    ]
+
+
+def pending(home: Path, messages: int, *, none: list[Row]) -> list[Row]:
+    """The same with scheduled messages that wait for their time, months ahead.
+
+    Args:
+        none: what was measured without them.
+    """
+    known = {row.name: row.value for row in none}
+    ahead_ms = 90 * 24 * 3600 * 1000
+    with Client(home=home) as client:
+        client.create_topic(PENDING, type="delay")
+        due_ms = int(time.time() * 1000) + ahead_ms
+        random = np.random.default_rng(1)
+        for start in range(0, messages, BATCH):
+            n = min(BATCH, messages - start)
+            _send(client, n, topic=PENDING, due_ms=due_ms + random.integers(0, ahead_ms, n))
+        client.sql("SELECT count(*) FROM scheduled")
+    process.stop(home)
+    start_s = time.perf_counter()
+    process.start(home)
+    seconds = time.perf_counter() - start_s
+    memory_mb = resident_mb(home)
+    with Client(home=home) as client:
+        assert client.status()["scheduled"] == messages
+    what = f"{messages:,} scheduled pending"
+    return [
+        Row(f"start, {what}", seconds, "s", START_S),
+        Row(f"memory, {what}", memory_mb, "MB", MEMORY_MB),
+        Row("start, against none pending", seconds / known[START], "×", PENDING_FACTOR),
+        Row("memory, against none pending", memory_mb / known[MEMORY], "×", PENDING_FACTOR),
     ]
 
 
@@ -166,7 +207,7 @@ def _table(rows: list[Row], messages: int) -> Table:
     for row in rows:
         target = "" if row.target is None else f"≤ {row.target:g} {row.unit}"
         verdict = "" if row.target is None else "[green]met[/]" if row.met else "[red]missed[/]"
-        digits = 1 if row.unit == "s" else 0
+        digits = {"s": 1, "×": 2}.get(row.unit, 0)
         table.add_row(row.name, f"{row.value:,.{digits}f} {row.unit}", target, verdict)
     return table
 
@@ -175,6 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=5_000_000)
     parser.add_argument("--in-flight", type=int, default=100_000)
+    parser.add_argument("--pending", type=int, default=1_000_000, help="scheduled messages")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
     return parser.parse_args()

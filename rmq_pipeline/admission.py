@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import limits
 from rmq_pipeline.errors import (
     DeliveryTimeError,
+    IllegalLiteTopicError,
     IllegalMessageGroupError,
     IllegalMessageIdError,
     IllegalMessageKeyError,
@@ -19,6 +20,7 @@ from rmq_pipeline.errors import (
     MessageBodyTooLargeError,
     MessagePropertiesTooLargeError,
     MessageTypeError,
+    RequestError,
     RocketMQError,
 )
 from rmq_pipeline.message import Int32s, Int64s
@@ -87,14 +89,18 @@ _RESERVED: Final = pa.array(
 )
 
 
-def admit(topic: Topic, columns: dict[str, pa.Array]) -> None:
-    """Check the columns of schema.SEND against a topic.
+def admit(topic: Topic, columns: dict[str, pa.Array], *, half: bool = False) -> None:
+    """Check the columns of schema.SEND against a topic; ``half``: they begin transactions.
 
     Raises:
         RequestError: the first row that is wrong, and what is wrong with it.
     """
     if is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
         raise IllegalTopicError(f"Topic {topic.name} takes no messages from clients.")
+    if half:
+        _check_half(topic, columns)
+    elif topic.type == "transaction":
+        raise MessageTypeError(f"Topic {topic.name} is transaction and takes half messages only.")
     n = len(columns["body"])
     size = sum(column.get_total_buffer_size() for column in columns.values())
     if size > limits.BATCH_BYTES:  # unless it is a slice of more
@@ -105,8 +111,25 @@ def admit(topic: Topic, columns: dict[str, pa.Array]) -> None:
         _check_body(columns["body"])
         _check_texts(columns)
         _check_groups(topic, columns["message_group"])
+        _check_lite_topics(topic, columns["lite_topic"])
         _check_delay(topic, columns)
+        _check_priority(topic, columns["priority"])
         _check_properties(columns)
+
+
+def _check_half(topic: Topic, columns: dict[str, pa.Array]) -> None:
+    if topic.type not in ("transaction", "mixed"):
+        raise MessageTypeError(f"Topic {topic.name} is {topic.type} and takes no half messages.")
+    for name, what in (
+        ("message_group", "a message_group"),
+        ("delay_level", "a delay_level"),
+        ("deliver_at_ms", "a deliver_at_ms"),
+    ):
+        _refuse(
+            pc.is_valid(columns[name]),
+            MessageTypeError,
+            what=f"it has {what}, and a half message is neither ordered nor delayed",
+        )
 
 
 def _refuse(bad: pa.Array, error: type[RocketMQError], *, what: str) -> None:
@@ -212,6 +235,10 @@ def _list_bytes(offsets: pa.Array, texts: pa.Array) -> Int64s:
 
 
 def _check_groups(topic: Topic, groups: pa.Array) -> None:
+    if topic.type == "mixed":
+        if groups.null_count < len(groups):
+            _check_names(groups, IllegalMessageGroupError, what="message_group")
+        return
     if topic.type != "fifo":
         if groups.null_count < len(groups):
             _refuse(
@@ -226,17 +253,34 @@ def _check_groups(topic: Topic, groups: pa.Array) -> None:
             IllegalMessageGroupError,
             what="a fifo message needs a message_group",
         )
-    if _are_plain(groups):
+    _check_names(groups, IllegalMessageGroupError, what="message_group")
+
+
+def _check_lite_topics(topic: Topic, names: pa.Array) -> None:
+    if topic.type != "lite":
+        if names.null_count < len(names):
+            _refuse(
+                pc.is_valid(names),
+                MessageTypeError,
+                what=f"it has a lite_topic, and topic {topic.name} is {topic.type}",
+            )
         return
-    lengths = pc.binary_length(groups)
+    if names.null_count:
+        what = f"it has no lite_topic, and topic {topic.name} is lite"
+        _refuse(pc.is_null(names), IllegalLiteTopicError, what=what)
+    _check_names(names, IllegalLiteTopicError, what="lite_topic")
+
+
+def _check_names(names: pa.Array, error: type[RocketMQError], *, what: str) -> None:
+    if _are_plain(names):
+        return
+    lengths = pc.binary_length(names)
     _refuse(
-        pc.or_(_blank(groups), pc.greater(lengths, limits.MESSAGE_GROUP_BYTES)),
-        IllegalMessageGroupError,
-        what="the message_group is blank or over 63 bytes",
+        pc.or_(_blank(names), pc.greater(lengths, limits.MESSAGE_GROUP_BYTES)),
+        error,
+        what=f"the {what} is blank or over 63 bytes",
     )
-    _refuse(
-        _has_control(groups), IllegalMessageGroupError, what="a control character in message_group"
-    )
+    _refuse(_has_control(names), error, what=f"a control character in {what}")
 
 
 def _are_plain(groups: pa.Array) -> bool:
@@ -260,10 +304,26 @@ def _check_delay(topic: Topic, columns: dict[str, pa.Array]) -> None:
             MessageTypeError,
             what=f"it has no delay_level or deliver_at_ms, and topic {topic.name} is delay",
         )
-        if level.null_count < len(level):
-            wrong = pc.or_(pc.less(level, 1), pc.greater(level, len(limits.DELAY_LEVELS_MS)))
-            _refuse(wrong, DeliveryTimeError, what="the delay level is not 1 to 18")
-    else:
+    elif topic.type != "mixed":
         _refuse(
             given, MessageTypeError, what=f"it is delayed, and topic {topic.name} is {topic.type}"
         )
+    if level.null_count < len(level):
+        _refuse(pc.less(level, 1), DeliveryTimeError, what="the delay level is less than 1")
+
+
+def _check_priority(topic: Topic, priority: pa.Array) -> None:
+    if topic.type != "priority":
+        if priority.null_count < len(priority):
+            _refuse(
+                pc.is_valid(priority),
+                MessageTypeError,
+                what=f"it has a priority, and topic {topic.name} is {topic.type}",
+            )
+        return
+    _refuse(
+        pc.is_null(priority),
+        MessageTypeError,
+        what=f"it has no priority, and topic {topic.name} is priority",
+    )
+    _refuse(pc.less(priority, 0), RequestError, what="the priority is negative")

@@ -77,6 +77,13 @@ class IllegalMessageGroupError(RequestError):
     remedy = "Give every message of a fifo topic a message_group of under 64 bytes."
 
 
+class IllegalLiteTopicError(RequestError):
+    """The name of a lite topic is missing, blank, too long, or not taken by the topic."""
+
+    code = 40020
+    remedy = "Give every message of a topic of type lite a lite_topic of under 64 bytes."
+
+
 class IllegalMessagePropertyError(RequestError):
     """A property has a reserved or blank name, or a control character."""
 
@@ -95,7 +102,7 @@ class FilterExpressionError(RequestError):
     """A filter expression does not parse."""
 
     code = 40010
-    remedy = "A tag filter is * or tags joined by ||."
+    remedy = "A tag filter is * or tags joined by ||; a SQL92 filter is a condition on properties."
 
 
 class InvisibleDurationError(RequestError):
@@ -109,7 +116,13 @@ class DeliveryTimeError(RequestError):
     """A delay level or delivery time is out of range."""
 
     code = 40012
-    remedy = "Use a level of 1 to 18, or a time at most one year ahead."
+    remedy = "Use a level from 1 on, or a time at most one year ahead."
+
+
+class TransactionError(RequestError):
+    """A transaction cannot be begun or ended like this; nothing was changed."""
+
+    remedy = "End it with commit, rollback or unknown, as the producer group that began it."
 
 
 class ReceiptHandleError(RequestError):
@@ -181,6 +194,13 @@ class ConsumerGroupNotFoundError(NotFoundError):
     remedy = "Create it with `rmq group create`, or check the name."
 
 
+class TransactionNotFoundError(NotFoundError):
+    """No half message has this transaction id; nothing was changed."""
+
+    code = 40008
+    remedy = "Use the transaction_id that the broker gave with the half message."
+
+
 class ConflictError(RocketMQError):
     """The state of the broker does not allow it now."""
 
@@ -200,6 +220,18 @@ class InUseError(ConflictError):
     remedy = "Wait until they are settled, or force it."
 
 
+class TransactionEndedError(ConflictError):
+    """It was ended before, and otherwise; nothing was changed."""
+
+    remedy = "The first end stands: look at what became of the message."
+
+
+class RecallError(ConflictError):
+    """A message cannot be called back: delivered, called back before, or not of this topic."""
+
+    remedy = "Nothing was called back. What was delivered can only be answered by another message."
+
+
 class FencedError(ConflictError):
     """A newer window of the same name has taken over; nothing was changed."""
 
@@ -211,6 +243,13 @@ class BusyError(RocketMQError):
 
     code = 42900
     remedy = "Wait and retry."
+
+
+class LiteSubscriptionQuotaError(BusyError):
+    """A client has subscribed to as many lite topics as one may."""
+
+    code = 42902
+    remedy = "Remove lite topics that it no longer reads, or use another client."
 
 
 class DispatchBehindError(BusyError):

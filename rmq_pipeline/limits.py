@@ -12,21 +12,57 @@ SYSTEM_TOPIC_NAME_LENGTH = 255
 GROUP_NAME_LENGTH = 120
 MESSAGE_GROUP_BYTES = 63
 QUEUES = 1024
+#: Lite topics that one client may have, and the length of the id it is known by.
+LITE_TOPICS_PER_CLIENT = 2000
+CLIENT_ID_LENGTH = 255
 INVISIBLE_MIN_MS = 1
 INVISIBLE_MAX_MS = 12 * 3600 * 1000
 RECEIVE_ROWS = 100_000
+#: Characters of a filter expression, and how deep its brackets go.
+FILTER_LENGTH = 8192
+FILTER_DEPTH = 64
 POLL_MAX_MS = 60_000
 DELAY_MAX_MS = 365 * 24 * 3600 * 1000
 MAX_ATTEMPTS = 1000
+#: How long a group remembers the idempotency keys of its effects, unless it says otherwise.
+IDEMPOTENCY_WINDOW_MS = 24 * 3600 * 1000
+IDEMPOTENCY_WINDOW_MAX_MS = 366 * 24 * 3600 * 1000
+IDEMPOTENCY_KEY_LENGTH = 255
+#: Dead letters of one call of redrive, and characters of its id.
+REDRIVE_ROWS = 100_000
+REDRIVE_ID_LENGTH = 127
+#: Characters that are kept of why a delivery failed.
+REASON_LENGTH = 4000
+#: Deliveries per second that a group may be limited to.
+MIN_RATE_PER_S = 0.001
+MAX_RATE_PER_S = 10_000_000
 WINDOW_MAX_MS = 12 * 3600 * 1000
+#: A half message is not asked about before this; its own immunity is an hour at most.
+TRANSACTION_IMMUNITY_MS = 6_000
+TRANSACTION_IMMUNITY_MAX_MS = 3_600_000
+TRANSACTION_CHECK_INTERVAL_MS = 30_000
+TRANSACTION_CHECKS = 15
+#: A producer that asked for checks within this time is there to be asked.
+PRODUCER_LIVE_MS = 60_000
 
 #: Delay levels 1..18 in ms (semantics §4.1).
 DELAY_LEVELS_MS = tuple(
     1000 * s
     for s in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
+#: Delay levels that a broker may be given instead.
+DELAY_LEVELS = 64
+#: How long a message is remembered whose repetition is not to be stored.
+DEDUPLICATE_WINDOW_MS = 10 * 60 * 1000
+DEDUPLICATE_WINDOW_MAX_MS = 24 * 3600 * 1000
 #: Backoff of a group that names none: the third to the last delay level (semantics §8).
 BACKOFF_MS = DELAY_LEVELS_MS[2:]
+#: Exponential backoff that says no more than that it is (semantics §8).
+BACKOFF_INITIAL_MS = 5_000
+BACKOFF_MAX_MS = 7_200_000
+BACKOFF_MULTIPLIER = 2
+#: An exponential backoff grows no further after this many failures.
+BACKOFF_GROWTHS = 32
 #: First delivery and 16 retries.
 DEFAULT_MAX_ATTEMPTS = 17
 DEFAULT_QUEUES = 8

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_pipeline.errors import ReceiptHandleError, TableSchemaError
+from rmq_pipeline.errors import ReceiptHandleError, RocketMQError, TableSchemaError
 from rmq_pipeline.message import Int32s, Int64s, texts_of_bytes
 
 _LAYOUT: Final = np.dtype(
@@ -23,8 +23,6 @@ _LAYOUT: Final = np.dtype(
         ("group_id", ">i4"),
     ]
 )
-_WIDTH: Final = _LAYOUT.itemsize * 2
-
 
 #: What is no pair of hex digits.
 _NO_BYTE: Final = 256
@@ -84,31 +82,7 @@ def decode(handles: pa.Array | pa.ChunkedArray) -> Receipts:
     Raises:
         ReceiptHandleError: a handle is null or was not made by ``encode``.
     """
-    if isinstance(handles, pa.ChunkedArray):
-        handles = handles.combine_chunks()
-        if isinstance(handles, pa.ChunkedArray):
-            handles = handles.chunk(0) if handles.num_chunks else pa.array([], pa.string())
-    if not pa.types.is_string(handles.type):
-        try:
-            handles = handles.cast(pa.string())
-        except pa.ArrowException as error:
-            raise TableSchemaError("Column receipt_handle must be text.") from error
-    n = len(handles)
-    offsets = np.frombuffer(handles.buffers()[1], dtype=np.int32)[
-        handles.offset : handles.offset + n + 1
-    ]
-    wrong = np.diff(offsets) != _WIDTH
-    if handles.null_count or wrong.any():
-        row = int(np.argmax(wrong)) if wrong.any() else 0
-        raise ReceiptHandleError(f"Row {row} is not a receipt handle.")
-    width = _LAYOUT.itemsize
-    data = handles.buffers()[2] if n else b""
-    pairs = np.frombuffer(data, np.uint16, n * width, int(offsets[0]) if n else 0)
-    values = np.take(_BYTES, pairs)
-    if n and values.max() >= _NO_BYTE:
-        row = int(np.argmax(values >= _NO_BYTE)) // width
-        raise ReceiptHandleError(f"Row {row} is not a receipt handle.")
-    rows = values.astype(np.uint8).view(_LAYOUT)
+    rows = rows_behind(handles, _LAYOUT, column="receipt_handle", error=ReceiptHandleError)
     return Receipts(
         rows["group_id"].astype(np.int32),
         rows["topic_id"].astype(np.int32),
@@ -116,3 +90,42 @@ def decode(handles: pa.Array | pa.ChunkedArray) -> Receipts:
         rows["queue_offset"].astype(np.int64),
         rows["delivery"].astype(np.int64),
     )
+
+
+def rows_behind(
+    handles: pa.Array | pa.ChunkedArray,
+    layout: np.dtype[np.void],
+    *,
+    column: str,
+    error: type[RocketMQError],
+) -> npt.NDArray[np.void]:
+    """The rows of ``layout`` that these texts are, two hex digits a byte.
+
+    Args:
+        column: what the texts are called in an error.
+        error: raised when one is null or no such row.
+    """
+    if isinstance(handles, pa.ChunkedArray):
+        handles = handles.combine_chunks()
+        if isinstance(handles, pa.ChunkedArray):
+            handles = handles.chunk(0) if handles.num_chunks else pa.array([], pa.string())
+    if not pa.types.is_string(handles.type):
+        try:
+            handles = handles.cast(pa.string())
+        except pa.ArrowException as cause:
+            raise TableSchemaError(f"Column {column} must be text.") from cause
+    n, width = len(handles), layout.itemsize
+    offsets = np.frombuffer(handles.buffers()[1], dtype=np.int32)[
+        handles.offset : handles.offset + n + 1
+    ]
+    wrong = np.diff(offsets) != 2 * width
+    if handles.null_count or wrong.any():
+        row = int(np.argmax(wrong)) if wrong.any() else 0
+        raise error(f"Row {row} is not a {column.replace('_', ' ')}.")
+    data = handles.buffers()[2] if n else b""
+    pairs = np.frombuffer(data, np.uint16, n * width, int(offsets[0]) if n else 0)
+    values = np.take(_BYTES, pairs)
+    if n and values.max() >= _NO_BYTE:
+        row = int(np.argmax(values >= _NO_BYTE)) // width
+        raise error(f"Row {row} is not a {column.replace('_', ' ')}.")
+    return values.astype(np.uint8).view(layout)

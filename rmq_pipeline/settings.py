@@ -1,5 +1,7 @@
 """What an operator may set for a broker; every default is a choice of limits.py."""
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from rmq_pipeline import limits
@@ -17,6 +19,15 @@ class Settings(BaseModel):
     #: Rows of consume queues kept ready for receives, 28 bytes each.
     index_cache_rows: int = Field(2_000_000, ge=100_000)
     delay_max_ms: int = Field(limits.DELAY_MAX_MS, ge=1000)
+    #: The delay of each level, from level 1 on. What is stored keeps its moment when they change.
+    delay_levels_ms: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        limits.DELAY_LEVELS_MS, min_length=1, max_length=limits.DELAY_LEVELS
+    )
+    #: When a half message is first asked about, unless it says so itself; how often then, and how
+    #: many times.
+    transaction_immunity_ms: int = Field(limits.TRANSACTION_IMMUNITY_MS, ge=1)
+    transaction_check_interval_ms: int = Field(limits.TRANSACTION_CHECK_INTERVAL_MS, ge=1)
+    transaction_check_max: int = Field(limits.TRANSACTION_CHECKS, ge=1)
     #: In upkeep mode dagster: what is overdue by more than this the broker does itself.
     fallback_overdue_ms: int = Field(limits.FALLBACK_OVERDUE_MS, ge=1000)
     #: Sealed are messages older than this, and whole log files that are full.

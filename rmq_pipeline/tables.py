@@ -1,11 +1,15 @@
 """Tables from outside: their columns by name, of the types that the schema says."""
 
+import functools
+
 import pyarrow as pa
 
 from rmq_pipeline.errors import TableSchemaError
 
 #: What an array may hold beyond its rows before it is copied.
 _SLACK_BYTES = 64 * 1024
+#: Columns of nulls up to this length are made once.
+_KEPT_ROWS = 1024
 
 
 def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
@@ -26,10 +30,20 @@ def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
         if table.schema.get_field_index(field.name) < 0:
             if not field.nullable:
                 raise TableSchemaError(f"Column {field.name} is missing.")
-            columns[field.name] = pa.nulls(table.num_rows, field.type)
+            columns[field.name] = nulls(table.num_rows, field.type)
             continue
         columns[field.name] = _one(table.column(field.name), field)
     return columns
+
+
+def nulls(n: int, of_type: pa.DataType) -> pa.Array:
+    """A column of ``n`` nulls."""
+    return _kept_nulls(n, of_type) if n <= _KEPT_ROWS else pa.nulls(n, of_type)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_nulls(n: int, of_type: pa.DataType) -> pa.Array:
+    return pa.nulls(n, of_type)
 
 
 def _compact(array: pa.Array) -> pa.Array:

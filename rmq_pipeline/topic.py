@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, Self, get_args
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import IllegalTopicError, RequestError
 
-TopicType = Literal["normal", "fifo", "delay"]
+TopicType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite", "mixed"]
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 DLQ_PREFIX: Final = "%DLQ%"
@@ -17,17 +18,28 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 SCHEDULE_TOPIC_ID: Final = 1
 #: The queue of SCHEDULE_TOPIC_XXXX for times that are no delay level; 0..17 are the levels 1..18.
 TIMER_QUEUE: Final = len(limits.DELAY_LEVELS_MS)
+#: What two messages of a topic have in common when one repeats the other.
+Deduplicate = Literal["none", "message_id", "key"]
+#: Where half messages lie, and copies of those that nobody decided.
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_TOPIC_ID: Final = 2
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+GIVEN_UP_TOPIC_ID: Final = 3
+#: The smallest topic_id of a topic that somebody created.
+FIRST_TOPIC_ID: Final = 4
 _SYSTEM: Final = frozenset(
     {
         SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
+        HALF_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        GIVEN_UP_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
         "TBW102",
     }
 )
+#: Types whose messages may have a message group, which chooses the queue.
+GROUPED: Final = frozenset({"fifo", "lite", "mixed"})
 PartitionTime = str
 
 
@@ -42,19 +54,64 @@ class Topic:
     #: stored, born, or the name of a property that holds ms since 1970.
     partition_time: PartitionTime
     created_at_ms: int
+    #: For each time it grew, where its queues ended then: what is in new ones comes after that.
+    growths: tuple[tuple[int, ...], ...] = ()
+    #: What makes a message the repetition of one stored less than the window ago.
+    deduplicate: Deduplicate = "none"
+    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
+    #: What was stored before does not count.
+    deduplicate_since_ms: int = 0
 
     def to_json(self) -> str:
         """As the commit log and the tables keep it."""
         return json.dumps(asdict(self))
 
     def describe(self) -> dict[str, Any]:
-        """Its fields by name."""
-        return asdict(self)
+        """Its settings by name."""
+        fields = asdict(self)
+        del fields["growths"], fields["deduplicate_since_ms"]
+        return fields
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What ``to_json`` wrote."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        fields["growths"] = tuple(map(tuple, fields.get("growths", ())))
+        return cls(**fields)
+
+    def grown(self, ends: Sequence[int]) -> "Topic":
+        """This topic, where its message groups may have left the queues that ended there."""
+        if self.type not in GROUPED or not any(ends):
+            return self
+        return replace(self, growths=(*self.growths, tuple(ends)))
+
+    def settings(self) -> tuple[Any, ...]:
+        """What two topics of one name must share to be taken for one."""
+        deduplicate = (self.deduplicate, self.deduplicate_window_ms)
+        return (self.type, self.queues, self.partition_time, *deduplicate)
+
+    def deduplicating(self, deduplicate: Any, *, window_ms: Any, now_ms: int) -> "Topic":
+        """This topic suppressing other repetitions, or in another window; None: as it does.
+
+        What was stored before it began to does not count.
+
+        Raises:
+            RequestError: they are out of range.
+        """
+        wanted = self.deduplicate if deduplicate is None else deduplicate
+        window = self.deduplicate_window_ms if window_ms is None else window_ms
+        check_deduplicate(wanted, window)
+        since = self.deduplicate_since_ms
+        if wanted != self.deduplicate:
+            since = now_ms + 1
+        elif window > self.deduplicate_window_ms:
+            since = max(since, now_ms - self.deduplicate_window_ms + 1)
+        return replace(
+            self,
+            deduplicate=wanted,
+            deduplicate_window_ms=window,
+            deduplicate_since_ms=since,
+        )
 
     def altered(self, *, queues: int | None, partition_time: str | None) -> "Topic":
         """This topic with other settings.
@@ -101,6 +158,25 @@ def check_settings(type: Any, queues: Any, *, partition_time: Any) -> None:
         raise RequestError("partition_time is stored, born, or the name of a property.")
 
 
+def check_deduplicate(deduplicate: Any, window_ms: Any) -> None:
+    """Refuse settings out of range.
+
+    Raises:
+        RequestError: what is wrong, with the values that are allowed.
+    """
+    if deduplicate not in get_args(Deduplicate):
+        known = ", ".join(get_args(Deduplicate))
+        raise RequestError(f"deduplicate is one of {known}, not {deduplicate!r}.")
+    most = limits.DEDUPLICATE_WINDOW_MAX_MS
+    if isinstance(window_ms, bool) or not isinstance(window_ms, int) or not 1 <= window_ms <= most:
+        raise RequestError(f"deduplicate_window_ms is 1 to {most}, not {window_ms!r}.")
+
+
 def is_system(name: str) -> bool:
     """Whether clients may not send to it."""
     return name in _SYSTEM
+
+
+def is_hidden(name: str) -> bool:
+    """Whether no consumer group may read it: what lies there is not to be seen yet."""
+    return name in (SCHEDULE_TOPIC, HALF_TOPIC)

@@ -42,6 +42,7 @@ def test_windows_carry_the_tags_that_limit_them() -> None:
     for name, spark in (
         ("deliver_scheduled", False),
         ("revive", False),
+        ("check_transactions", False),
         ("seal", False),
         ("aircraft_rotations_window", True),
         ("late_summary_window", True),

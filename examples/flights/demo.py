@@ -1,8 +1,10 @@
 """The demo: departures of 2013 through broker, Dagster and Spark, and every row checked.
 
 Run by `rmq demo`, or as ``python -m examples.flights.demo``. Everything lies in a fresh folder:
-the broker's home, DAGSTER_HOME and the sinks. The demo only publishes; that anything happens to
-the departures is the doing of Dagster's sensors.
+the broker's home, DAGSTER_HOME, the sinks and the airline's own files. The demo only publishes
+departures and changes of crews; that anything happens to them is the doing of Dagster's sensors.
+When all that can be done is done, it releases a grounded aircraft and corrects a handler, and
+launches the jobs that give parked messages and dead letters another chance.
 """
 
 import argparse
@@ -14,22 +16,26 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from examples.flights import facts, verify
+from examples.flights import crews, facts, operations, verify
+from examples.flights.crew_desk import CrewDesk
 from examples.flights.dataset import DAYS_OF_YEAR, departures
 from examples.flights.display import Display
 from examples.flights.pipeline import DEPARTURES, PIPELINE
-from examples.flights.progress import ROTATIONS, SUMMARY, Progress, Tally, look
+from examples.flights.progress import CHECKS, ROTATIONS, SUMMARY, Progress, Tally, look
 from examples.flights.publishing import publish
+from examples.flights.repairs import GROUNDED, Repairs
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
+from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
 from rmq_pipeline.spark.sink import sink_files
 
 #: Asked of the broker this often.
@@ -82,6 +88,7 @@ class Demo:
         self, folder: Path, *, days: int, expected: verify.Expected, display: Display
     ) -> None:
         self._home = folder / "home"
+        self._airline = folder / "airline"
         self._sinks = folder / "sinks"
         self._dagster_home = folder / "dagster_home"
         self._sent = departures(days)
@@ -95,6 +102,7 @@ class Demo:
         """Start everything, publish, wait, verify, end everything; whether all facts are right."""
         began_s = time.monotonic()
         self._set_environment()
+        operations.ground([GROUNDED])
         with ExitStack() as stack:
             broker = stack.enter_context(self._broker())
             self._display.say(f"broker   {broker.endpoint.flight}   home {self._home}")
@@ -102,11 +110,11 @@ class Demo:
             PIPELINE.ensure(client)
             dagster = stack.enter_context(DevServer(self._dagster_home))
             self._display.say(f"Dagster  {dagster.url}   DAGSTER_HOME {self._dagster_home}")
+            desk = CrewDesk(client, crews.ledger())
             with self._display.bars():
-                self._publish(client)
-                missing = self._drain(client, time.monotonic() + timeout_s)
-                self._wait_for_windows(dagster)
-            found, wrong = self._verify(client)
+                self._publish(client, desk)
+                repairs, missing = self._work(client, dagster, until_s=began_s + timeout_s)
+            found, wrong = self._verify(client, dagster, desk=desk, repairs=repairs)
             wrong = [f"after {timeout_s:.0f} s: {line}" for line in missing] + wrong
             more = {
                 "days": self._days,
@@ -129,6 +137,7 @@ class Demo:
             os.environ.pop(name, None)
         os.environ["RMQ_HOME"] = str(self._home)
         os.environ["RMQ_SINKS"] = str(self._sinks)
+        os.environ["RMQ_FLIGHTS"] = str(self._airline)
 
     def _broker(self) -> Supervisor:
         return Supervisor(
@@ -138,32 +147,58 @@ class Demo:
             on_failure=self._broken.append,
         )
 
-    def _publish(self, client: Client) -> None:
+    def _publish(self, client: Client, desk: CrewDesk) -> None:
         publish(
             client,
             DEPARTURES.name,
             messages=self._sent,
             on_stored=lambda count: self._display.show(Progress(published=count)),
         )
+        desk.work(crews.changes(self._sent), on_noted=lambda _: self._display.show(look(client)))
 
-    def _drain(self, client: Client, until_s: float) -> list[str]:
-        """Wait until every message has gone its way; what is missing when the time is over."""
+    def _work(
+        self, client: Client, dagster: DevServer, *, until_s: float
+    ) -> tuple[Repairs | None, list[str]]:
+        """Wait until all is done; what people launched, and what is missing when time is over."""
+        published = self._expected.published
+        held = int((self._expected.checks["tail"] == GROUNDED).sum())
+        missing = self._wait(
+            client, until_s, missing=lambda progress: progress.missing(published, held=held)
+        )
+        missing += self._wait_for_windows(client, dagster)
+        if missing:
+            return None, missing
+        repairs = Repairs(client, dagster.graphql, sinks=self._sinks)
+        repairs.begin()
+        missing = self._wait(client, until_s, missing=repairs.missing)
+        if not missing:
+            repairs.redrive_again()
+            missing = self._wait(client, until_s, missing=repairs.missing)
+        self._wait_for_windows(client, dagster)
+        return repairs, missing
+
+    def _wait(
+        self, client: Client, until_s: float, *, missing: Callable[[Progress], list[str]]
+    ) -> list[str]:
+        """Wait until nothing is missing; what is when the time is over."""
         while True:
             progress = look(client)
             self._tally.update(client)
             self._display.show(progress)
-            missing = progress.missing(self._expected.published)
-            if not missing:
-                missing = self._unlisted(progress)
-            if not missing or time.monotonic() >= until_s:
-                return missing
+            found = missing(progress) or self._unlisted(progress)
+            if not found or time.monotonic() >= until_s:
+                return found
             if self._broken:
                 raise OperatorError(f"The broker cannot be started again: {self._broken[0]}")
             threading.Event().wait(LOOK_S)
 
     def _unlisted(self, progress: Progress) -> list[str]:
         """Rows that are settled, but which the manifests of the sinks do not tell readers yet."""
-        settled = {ROTATIONS: progress.processed, SUMMARY: progress.increments}
+        settled = {
+            ROTATIONS: progress.processed,
+            SUMMARY: progress.increments,
+            CHECKS: progress.checked,
+        }
         found = {name: sum(sink_files(self._sinks / name)["rows"].to_pylist()) for name in settled}
         return [
             f"{settled[name] - found[name]:,} rows in the manifest of {name}"
@@ -171,21 +206,42 @@ class Demo:
             if settled[name] != found[name]
         ]
 
-    def _wait_for_windows(self, dagster: DevServer) -> None:
-        """Let the consumers' windows end by themselves; their runs then have an outcome to show."""
+    def _wait_for_windows(self, client: Client, dagster: DevServer) -> list[str]:
+        """Let the consumers' windows end by themselves: their runs then have an outcome to show.
+
+        Those that the broker still knows, when it took too long. A window works by the rules that
+        it found; only the next one knows of new ones.
+        """
         until_s = time.monotonic() + WINDOWS_END_S
         jobs = {consumer.job.name for consumer in PIPELINE.consumers}
         while time.monotonic() < until_s:
             if not jobs & {run["jobName"] for run in dagster.graphql.runs(statuses=UNFINISHED)}:
-                return
+                break
             threading.Event().wait(LOOK_S)
+        groups = client.due()["groups"]
+        return [
+            f"the end of a window of {consumer.group.name}"
+            for consumer in PIPELINE.consumers
+            if groups[consumer.group.name].get("window")
+        ]
 
-    def _verify(self, client: Client) -> tuple[list[facts.Fact], list[str]]:
+    def _verify(
+        self, client: Client, dagster: DevServer, *, desk: CrewDesk, repairs: Repairs | None
+    ) -> tuple[list[facts.Fact], list[str]]:
         """All facts, and what is wrong with them and with the rows."""
         self._tally.update(client)
         violations, wrong = facts.rows(self._expected, client, sent=self._sent, sinks=self._sinks)
         found = facts.facts(self._expected, progress=look(client), tally=self._tally)
         found.append(facts.Fact("order_violations", violations, 0))
+        check_runs = sum(dagster.graphql.runs_by_status().get(CHECK_JOB, {}).values())
+        of_crews, wrong_crews = facts.crew_facts(
+            self._expected, client, desk=desk, check_runs=check_runs
+        )
+        found += of_crews
+        wrong += wrong_crews
+        if repairs is not None:
+            found += repairs.facts(self._expected)
+            wrong += repairs.wrong(self._expected)
         numbers = [
             f"{fact.name} is {fact.found}, not {fact.expected}"
             for fact in found

@@ -83,6 +83,9 @@ def _bars(progress: Progress, total: int) -> list[tuple[str, int, int | None]]:
         ("late", progress.late + progress.scheduled, None),
         ("scheduled", progress.scheduled, None),
         ("to summarize", progress.unsummarized, None),
+        ("checked", progress.checked, total),
+        ("held", progress.held, None),
+        ("crew changes", progress.crew_changes, None),
     ]
 
 

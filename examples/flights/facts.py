@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples.flights import verify
-from examples.flights.pipeline import DEPARTURES, LATE_AIRCRAFT
+from examples.flights.crew_desk import CrewDesk
+from examples.flights.pipeline import CREW_CHANGES, DEPARTURES, LATE_AIRCRAFT
 from examples.flights.progress import ROTATIONS, SUMMARY, Progress, Tally
 from examples.flights.rotations import ROTATION
 from examples.flights.summary import INCREMENT
@@ -29,11 +30,16 @@ class Fact:
     found: Any
     #: None: it is told, not checked.
     expected: Any = None
+    #: It may be more than expected.
+    or_more: bool = False
 
     @property
     def is_right(self) -> bool:
         """Whether it is as it must be."""
-        return self.expected is None or self.found == self.expected
+        if self.expected is None:
+            return True
+        is_more: bool = self.or_more and self.found > self.expected
+        return is_more or bool(self.found == self.expected)
 
 
 def facts(expected: verify.Expected, *, progress: Progress, tally: Tally) -> list[Fact]:
@@ -52,6 +58,39 @@ def facts(expected: verify.Expected, *, progress: Progress, tally: Tally) -> lis
         Fact("scheduled_late_max_ms", tally.quantile_ms(1.0)),
         Fact("upkeep_fallbacks", tally.fallbacks, 0),
     ]
+
+
+def crew_facts(
+    expected: verify.Expected, client: Client, *, desk: CrewDesk, check_runs: int
+) -> tuple[list[Fact], list[str]]:
+    """The changes of crews against ledger and CSV: the numbers, and what is wrong with the rows.
+
+    Args:
+        expected: of the CSV.
+        client: of the broker.
+        desk: that made the changes.
+        check_runs: runs of Dagster that asked the checker.
+    """
+    noted = desk.ledger.changes()
+    delivered = bodies(client, CREW_CHANGES.name)
+    states = Counter(noted["state"].to_pylist())
+    asked = set(noted.filter(pc.greater(noted["asked"], 0))["change_id"].to_pylist())
+    left_open = set(desk.left_open)
+    still_open = client.sql("SELECT count(*) AS n FROM half")["n"][0].as_py()
+    found = [
+        Fact("crews_confirmed", states["confirmed"], len(expected.crews_confirmed)),
+        Fact("crews_cancelled", states["cancelled"], len(expected.crews_cancelled)),
+        Fact("crew_changes", delivered.num_rows, len(expected.crews_confirmed)),
+        Fact("halves_left_open", len(left_open), 1, or_more=True),
+        Fact("halves_checked", len(left_open & asked), len(left_open)),
+        Fact("halves_open", still_open, 0),
+        Fact("check_runs", check_runs, 1, or_more=True),
+    ]
+    wrong = {
+        "ledger": verify.compare_crews(expected, noted),
+        "crew changes": verify.compare_crew_messages(noted, delivered),
+    }
+    return found, [f"{what}: {line}" for what, lines in wrong.items() for line in lines]
 
 
 def rows(

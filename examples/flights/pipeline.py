@@ -1,12 +1,16 @@
-"""The flights pipeline: departures to aircraft rotations, late aircraft to an hourly summary."""
+"""The flights pipeline: departures to aircraft rotations, late aircraft to an hourly summary.
+
+Beside it, a log of aircraft checks, and changes of crews that are messages only if they happened.
+"""
 
 from typing import Final
 
-from examples.flights import rotations, summary
+from examples.flights import aircraft_checks, crews, rotations, summary
 from rmq_pipeline.orchestration.checks import Thresholds
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.transaction_checker import transaction_checker
 
 DEPARTURES: Final = topic(
     "departures",
@@ -47,6 +51,33 @@ LATE_SUMMARY: Final = spark_consumer(
     description="Late departures by hour and carrier, as increments to sum up.",
 )(summary.handler)
 
+AIRCRAFT_CHECKS: Final = spark_consumer(
+    topic=DEPARTURES,
+    group="aircraft_checks",
+    order_by="message_group",
+    state=aircraft_checks.STATE,
+    sink="aircraft_checks",
+    sink_schema=aircraft_checks.CHECKED,
+    max_attempts=3,
+    backoff_ms=(500, 1000),
+    # A grounded aircraft waits with all its departures; that is no reason to stop the others.
+    on_failure="park",
+    description="The maintenance log of each aircraft; a grounded one waits until it is released.",
+)(aircraft_checks.handler)
+
+CREW_CHANGES: Final = topic(
+    crews.TOPIC,
+    type="transaction",
+    queues=2,
+    partition_time="born",
+    description="Changes of crews, each a message only if the crew desk's ledger confirms it.",
+)
+
+CREW_CHECKER: Final = transaction_checker(topic=CREW_CHANGES)(crews.check)
+
 PIPELINE: Final = Pipeline(
-    "flights", topics=[DEPARTURES, LATE_AIRCRAFT], consumers=[AIRCRAFT_ROTATIONS, LATE_SUMMARY]
+    "flights",
+    topics=[DEPARTURES, LATE_AIRCRAFT, CREW_CHANGES],
+    consumers=[AIRCRAFT_ROTATIONS, LATE_SUMMARY, AIRCRAFT_CHECKS],
+    checkers=[CREW_CHECKER],
 )

@@ -4,12 +4,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_AIRCRAFT, LATE_SUMMARY
+from examples.flights.pipeline import (
+    AIRCRAFT_CHECKS,
+    AIRCRAFT_ROTATIONS,
+    CREW_CHANGES,
+    DEPARTURES,
+    LATE_AIRCRAFT,
+    LATE_SUMMARY,
+)
 from examples.flights.publishing import stored
 from rmq_pipeline.flight.client import Client
 
 ROTATIONS: Final = AIRCRAFT_ROTATIONS.group.name
 SUMMARY: Final = LATE_SUMMARY.group.name
+CHECKS: Final = AIRCRAFT_CHECKS.group.name
 
 #: One statement, so all numbers are of one moment.
 _SNAPSHOT: Final = f"""
@@ -24,7 +32,11 @@ SELECT
      WHERE consumer_group = '{ROTATIONS}')::BIGINT AS retries_of_others,
     (SELECT count(*) FROM dead_letters WHERE consumer_group = '{SUMMARY}') AS lost_summaries,
     (SELECT count(*) FROM scheduled) AS scheduled,
-    (SELECT sum(lag) FROM lag WHERE consumer_group = '{SUMMARY}')::BIGINT AS unsummarized
+    (SELECT sum(lag) FROM lag WHERE consumer_group = '{SUMMARY}')::BIGINT AS unsummarized,
+    (SELECT sum(lag) FROM lag WHERE consumer_group = '{CHECKS}')::BIGINT AS unchecked,
+    (SELECT sum(1 + waiting) FROM parked WHERE consumer_group = '{CHECKS}')::BIGINT AS held,
+    (SELECT sum("rows") FROM sink_files WHERE consumer_group = '{CHECKS}')::BIGINT AS checked,
+    (SELECT count(*) FROM half WHERE topic = '{CREW_CHANGES.name}') AS open_halves
 """
 _NEWS: Final = """
 SELECT position, kind, at_ms - visible_at_ms AS late_ms
@@ -51,14 +63,30 @@ class Progress:
     #: Not settled by late_summary, and given up by it.
     unsummarized: int = 0
     lost_summaries: int = 0
+    #: Not settled by aircraft_checks, those included that are parked or wait behind such; and rows
+    #: that count in its sink.
+    unchecked: int = 0
+    held: int = 0
+    checked: int = 0
+    #: Stored in crew_changes, and half messages that nobody has ended.
+    crew_changes: int = 0
+    open_halves: int = 0
 
-    def missing(self, published: int) -> list[str]:
-        """What has not happened yet, each in a line; nothing when all is drained."""
+    def missing(self, published: int, *, held: int) -> list[str]:
+        """What has not happened yet, each in a line; nothing when all is drained.
+
+        Args:
+            published: departures there are.
+            held: those that are to be parked, or to wait behind such.
+        """
         left = {
             "departures to publish": published - self.published,
             f"departures that {ROTATIONS} has not settled": self.unprocessed,
             "late aircraft that wait for their time": self.scheduled,
             f"late aircraft that {SUMMARY} has not settled": self.unsummarized,
+            f"departures that {CHECKS} has neither settled nor parked": self.unchecked - self.held,
+            "departures to hold": held - self.held,
+            "changes of crews that are neither committed nor rolled back": self.open_halves,
         }
         return [f"{count:,} {what}" for what, count in left.items() if count]
 
@@ -72,6 +100,7 @@ def look(client: Client) -> Progress:
     return Progress(
         published=stored(client, DEPARTURES.name),
         late=stored(client, LATE_AIRCRAFT.name),
+        crew_changes=stored(client, CREW_CHANGES.name),
         retried=retried,
         **found,
     )

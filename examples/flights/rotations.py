@@ -2,7 +2,7 @@
 
 A leg is a departure that left New York. A cancelled one has no departure time: it raises, is
 retried, and ends in the dead letters; it is no leg, and the aircraft's next departure follows
-the leg before it.
+the leg before it. Once the rules accept cancellations, it is acked and leaves no trace.
 
 Three columns depend on the leg before, so they are right only if order held and state survived:
 
@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from examples.flights import operations
 from rmq_pipeline.schema import SEND
 from rmq_pipeline.spark.handler import Outcome
 
@@ -98,11 +99,14 @@ def handler(messages: pa.Table, state: pa.Table) -> Outcome:
         state: STATE, 0 rows (an aircraft's first departures) or 1.
 
     Returns:
-        ROTATION rows, one a message; STATE, 1 row; LATE rows for topic ``late_aircraft``.
+        ROTATION rows, one a leg; STATE, 1 row; LATE rows for topic ``late_aircraft``. Nothing
+        when there is no leg among the messages.
 
     Raises:
-        ValueError: a departure has no departure time, or a body is no JSON.
+        ValueError: a departure has no departure time, and the rules do not accept that; or a body
+            is no JSON.
     """
+    accepts_cancellations = operations.accepts_cancellations()
     tail = messages["message_group"][0].as_py()
     last = state.to_pylist()[0] if state.num_rows else _UNFLOWN
     rows: list[_Row] = []
@@ -114,11 +118,15 @@ def handler(messages: pa.Table, state: pa.Table) -> Outcome:
         strict=True,
     ):
         departure = json.loads(body)
+        if accepts_cancellations and departure["dep_time"] is None:
+            continue
         row = _leg(departure, last)
         row |= {"tail": tail, "queue_id": queue_id, "queue_offset": queue_offset}
         row["born_at_ms"] = born_at_ms
         rows.append(row)
         last = _after(row, departure["air_time"])
+    if not rows:
+        return Outcome()
     late = [_late(row) for row in rows if row["dep_delay_minutes"] > LATE_AFTER_MINUTES]
     return Outcome(
         rows=_table(rows, _ROTATION_ROW),

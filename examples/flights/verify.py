@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from examples.flights import crews
 from examples.flights.dataset import DAYS_OF_YEAR, YEAR, csv_path
 from examples.flights.rotations import LATE_FIELDS, ROTATION
 from examples.flights.summary import INCREMENT
@@ -55,6 +57,11 @@ class Expected:
     dead_letter_rows: pd.DataFrame
     #: A row an hour and carrier, INCREMENT's columns.
     late_summary: pd.DataFrame
+    #: A row a departure, CHECKED's columns but queue_id and queue_offset.
+    checks: pd.DataFrame
+    #: A row a change of crew: tail, flight, scheduled_departure_ms.
+    crews_confirmed: pd.DataFrame
+    crews_cancelled: pd.DataFrame
 
 
 def expected(days: int = DAYS_OF_YEAR) -> Expected:
@@ -63,6 +70,7 @@ def expected(days: int = DAYS_OF_YEAR) -> Expected:
     rotations = _rotations(flights[flights["dep_time"].notna()])
     cancelled = flights[flights["dep_time"].isna()]
     late = rotations[rotations["dep_delay_minutes"] > LATE_MINUTES]
+    first = flights[~flights.duplicated(["tail", "month", "day"])]
     return Expected(
         published=len(flights),
         dead_letters=len(cancelled),
@@ -77,6 +85,16 @@ def expected(days: int = DAYS_OF_YEAR) -> Expected:
             }
         ),
         late_summary=_summary(late),
+        checks=_typed(
+            {
+                "tail": flights["tail"],
+                "number": flights.groupby("tail").cumcount() + 1,
+                "flight": flights["code"],
+                "born_at_ms": _ms(flights["scheduled"]),
+            }
+        ),
+        crews_confirmed=_crews(first[first["dep_time"].notna()]),
+        crews_cancelled=_crews(first[first["dep_time"].isna()]),
     )
 
 
@@ -113,6 +131,16 @@ def _rotations(legs: pd.DataFrame) -> pd.DataFrame:
             "turnaround_minutes": turnaround,
             "carried_delay_minutes": carried,
             "born_at_ms": _ms(legs["scheduled"]),
+        }
+    )
+
+
+def _crews(departures: pd.DataFrame) -> pd.DataFrame:
+    return _typed(
+        {
+            "tail": departures["tail"],
+            "flight": departures["code"],
+            "scheduled_departure_ms": _ms(departures["scheduled"]),
         }
     )
 
@@ -182,22 +210,64 @@ def compare_late(expected: Expected, messages: pa.Table) -> list[str]:
     )
 
 
-def order_violations(sink: pa.Table) -> list[str]:
+def compare_checks(expected: Expected, sink: pa.Table, *, grounded: str = "") -> list[str]:
+    """What is wrong with the sink of ``aircraft_checks`` while an aircraft is grounded, or none."""
+    checks = expected.checks
+    return _differences(checks[checks["tail"] != grounded], sink, key=("tail", "number"))
+
+
+def rows_changed(before: pa.Table, after: pa.Table) -> int:
+    """Rows that only one of two tables has."""
+    both = pd.concat([before.to_pandas(), after.to_pandas()])
+    return len(both.drop_duplicates(keep=False))
+
+
+def compare_crews(expected: Expected, noted: pa.Table) -> list[str]:
+    """What is wrong with the ledger's changes of crews; those that were abandoned do not count."""
+    key = ("tail", "scheduled_departure_ms")
+    wanted = {"confirmed": expected.crews_confirmed, "cancelled": expected.crews_cancelled}
+    return [
+        f"{state}: {line}"
+        for state, want in wanted.items()
+        for line in _differences(want, noted.filter(pc.equal(noted["state"], state)), key=key)
+    ]
+
+
+def compare_crew_messages(noted: pa.Table, messages: pa.Table) -> list[str]:
+    """What is wrong with the messages of topic ``crew_changes``: the ledger's confirmed changes.
+
+    Args:
+        noted: all that the ledger has.
+        messages: column body will do.
+    """
+    fields = crews.FIELDS
+    want = noted.filter(pc.equal(noted["state"], "confirmed")).select(fields)
+    bodies = [json.loads(body) for body in messages["body"].to_pylist()]
+    got = pa.Table.from_pylist(bodies, schema=want.schema)
+    return _differences(want.to_pandas(types_mapper=_NULLABLE.get), got, key=("change_id",))
+
+
+def order_violations(sink: pa.Table, *, number: str = "leg") -> list[str]:
     """Legs of the sink that an aircraft flew out of order, each in a line.
 
     In order means: an aircraft's legs come from one queue, each at a later offset than the leg
     before it.
+
+    Args:
+        sink: at least tail, number, queue_id and queue_offset.
+        number: the column that counts an aircraft's rows.
     """
-    if missing := _missing(("tail", "leg", *PLACE), sink):
+    if missing := _missing(("tail", number, *PLACE), sink):
         return missing
-    legs = sink.select(["tail", "leg", *PLACE]).to_pandas().sort_values(["tail", "leg"])
+    legs = sink.select(["tail", number, *PLACE]).rename_columns(["tail", "leg", *PLACE])
+    legs = legs.to_pandas().sort_values(["tail", "leg"])
     before = legs.shift()
     wrong = (legs["tail"] == before["tail"]) & (
         (legs["queue_id"] != before["queue_id"]) | (legs["queue_offset"] <= before["queue_offset"])
     )
     return [
-        f"{row.tail}: leg {row.leg} is at offset {row.queue_offset} of queue {row.queue_id}, "
-        f"not behind the leg before it"
+        f"{row.tail}: {number} {row.leg} is at offset {row.queue_offset} of queue {row.queue_id}, "
+        f"not behind the one before it"
         for row in legs[wrong].itertuples()
     ]
 

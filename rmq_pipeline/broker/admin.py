@@ -1,13 +1,14 @@
 """Creating, altering and deleting topics and consumer groups."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import group as groups
+from rmq_pipeline import limits
 from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.lease_table import WAITING
@@ -16,7 +17,17 @@ from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import AlreadyExistsError, IllegalTopicError, InUseError, RequestError
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.topic import DLQ_PREFIX, SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Topic
+from rmq_pipeline.topic import (
+    DLQ_PREFIX,
+    GIVEN_UP_TOPIC,
+    GIVEN_UP_TOPIC_ID,
+    HALF_TOPIC,
+    HALF_TOPIC_ID,
+    SCHEDULE_TOPIC,
+    SCHEDULE_TOPIC_ID,
+    TIMER_QUEUE,
+    Topic,
+)
 
 
 def topic_event(topic: Topic, now_ms: int) -> EventRows:
@@ -24,20 +35,33 @@ def topic_event(topic: Topic, now_ms: int) -> EventRows:
     return single(Kind.TOPIC, now_ms, topic_id=topic.topic_id, detail=topic.to_json())
 
 
-def schedule_topic(now_ms: int) -> Topic:
-    """The system topic in which messages wait: a queue for each level, and one for other times."""
-    return Topic(SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID, "delay", TIMER_QUEUE + 1, "stored", now_ms)
+def system_topics(now_ms: int, *, levels: int) -> list[Topic]:
+    """Where messages wait for their time, and half messages for their end or for an operator.
+
+    The first has a queue for each level, and one for other times.
+    """
+    queues = max(levels, TIMER_QUEUE) + 1
+    return [
+        Topic(SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID, "delay", queues, "stored", now_ms),
+        Topic(HALF_TOPIC, HALF_TOPIC_ID, "transaction", 1, "stored", now_ms),
+        Topic(GIVEN_UP_TOPIC, GIVEN_UP_TOPIC_ID, "normal", 1, "stored", now_ms),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Request):
-    """A new home: the system's own topic."""
+    """A new home: the system's own topics; or more delay levels for an old one."""
+
+    levels: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing when it is there."""
-        if SCHEDULE_TOPIC_ID in state.topics:
-            return Decision()
-        return Decision(events=[topic_event(schedule_topic(now_ms), now_ms)])
+        """Nothing when they are there."""
+        wanted = system_topics(now_ms, levels=self.levels)
+        missing = [each for each in wanted if each.topic_id not in state.topics]
+        schedule = state.topics.get(SCHEDULE_TOPIC_ID)
+        if schedule is not None and schedule.topic.queues < wanted[0].queues:
+            missing.append(replace(schedule.topic, queues=wanted[0].queues))
+        return Decision(events=[topic_event(each, now_ms) for each in missing])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +73,14 @@ class CreateTopic(Request):
     queues: int
     partition_time: str
     ensure: bool
+    deduplicate: str = "none"
+    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
         topics.check_name(self.name)
         topics.check_settings(self.type, self.queues, partition_time=self.partition_time)
-        known = state.topics.get(state.topic_ids.get(self.name, 0))
-        if known is not None:
-            have, asked = known.topic, (self.type, self.queues, self.partition_time)
-            if self.ensure and (have.type, have.queues, have.partition_time) == asked:
-                return Decision(have)
-            raise AlreadyExistsError(
-                f"Topic {self.name} exists: type {have.type}, {have.queues} queues,"
-                f" partition_time {have.partition_time}."
-            )
+        topics.check_deduplicate(self.deduplicate, self.deduplicate_window_ms)
         topic = Topic(
             self.name,
             state.next_topic_id,
@@ -70,7 +88,18 @@ class CreateTopic(Request):
             self.queues,
             self.partition_time,
             now_ms,
+            deduplicate=self.deduplicate,  # type: ignore[arg-type]
+            deduplicate_window_ms=self.deduplicate_window_ms,
         )
+        known = state.topics.get(state.topic_ids.get(self.name, 0))
+        if known is not None:
+            have = known.topic
+            if self.ensure and have.settings() == topic.settings():
+                return Decision(have)
+            raise AlreadyExistsError(
+                f"Topic {self.name} exists: type {have.type}, {have.queues} queues,"
+                f" partition_time {have.partition_time}, deduplicate {have.deduplicate}."
+            )
         return Decision(topic, events=[topic_event(topic, now_ms)])
 
 
@@ -81,11 +110,19 @@ class AlterTopic(Request):
     name: str
     queues: int | None
     partition_time: str | None
+    deduplicate: str | None = None
+    deduplicate_window_ms: int | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
-        topic = state.topic(self.name).topic
+        known = state.topic(self.name)
+        topic = known.topic
         changed = topic.altered(queues=self.queues, partition_time=self.partition_time)
+        if changed.queues > topic.queues:
+            changed = changed.grown([queue.max_offset for queue in known.queues])
+        changed = changed.deduplicating(
+            self.deduplicate, window_ms=self.deduplicate_window_ms, now_ms=now_ms
+        )
         if changed == topic:
             return Decision(topic)
         return Decision(changed, events=[topic_event(changed, now_ms)])
@@ -93,15 +130,15 @@ class AlterTopic(Request):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(Request):
-    """Delete a topic; receipts of it end, what is scheduled for it is dropped when it is due."""
+    """Delete a topic; receipts of it end, what waits for it is dropped when its time comes."""
 
     name: str
     force: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Refused while deliveries are in flight or messages scheduled, unless forced."""
+        """Refused while deliveries are in flight or messages wait for it, unless forced."""
         topic = state.topic(self.name).topic
-        if topic.name == SCHEDULE_TOPIC or topic.name.startswith(DLQ_PREFIX):
+        if topics.is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
             raise IllegalTopicError(f"Topic {self.name} is the system's.")
         held = sum(
             int(np.count_nonzero(c.leases.delivery[c.leases.alive] > WAITING))
@@ -109,12 +146,15 @@ class DeleteTopic(Request):
             if key[1] == topic.topic_id
         )
         scheduled = state.schedule.waiting_for(topic.topic_id)
-        if (held or scheduled) and not self.force:
+        halves = state.halves.waiting_for(topic.topic_id)
+        if (held or scheduled or halves) and not self.force:
             raise InUseError(
-                f"Topic {self.name} has {held} messages in flight and {scheduled} scheduled."
+                f"Topic {self.name} has {held} messages in flight, {scheduled} scheduled and"
+                f" {halves} half messages."
             )
         event = single(Kind.TOPIC_DELETED, now_ms, topic_id=topic.topic_id, detail=topic.to_json())
-        return Decision({"in_flight": held, "scheduled": scheduled}, events=[event])
+        answer = {"in_flight": held, "scheduled": scheduled, "halves": halves}
+        return Decision(answer, events=[event])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +167,9 @@ class CreateGroup(Request):
     backoff_ms: Sequence[int]
     on_failure: str
     ensure: bool
+    max_rate_per_s: float | None = None
+    backoff: str | Mapping[str, Any] | None = None
+    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Group."""
@@ -138,15 +181,23 @@ class CreateGroup(Request):
             backoff_ms=backoff,
             on_failure=self.on_failure,
         )
+        rate = groups.checked_rate(self.max_rate_per_s)
+        growth = groups.checked_backoff(self.backoff)
+        window_ms = groups.checked_idempotency_window(self.idempotency_window_ms)
         known = state.groups.get(state.group_ids.get(self.name, 0))
         asked = (self.order, self.max_attempts, backoff, self.on_failure)
         if known is not None:
             have = (known.order, known.max_attempts, known.backoff_ms, known.on_failure)
-            if self.ensure and have == asked:
+            others = (known.max_rate_per_s, known.backoff, known.idempotency_window_ms)
+            same = have == asked and others == (rate, growth, window_ms)
+            if self.ensure and same:
                 return Decision(known)
             raise AlreadyExistsError(
                 f"Group {self.name} exists: order {known.order}, max_attempts"
-                f" {known.max_attempts}, backoff_ms {list(known.backoff_ms)}."
+                f" {known.max_attempts}, on_failure {known.on_failure}, backoff_ms"
+                f" {list(known.backoff_ms)}, backoff {known.describe()['backoff']},"
+                f" max_rate_per_s {known.max_rate_per_s}, idempotency_window_ms"
+                f" {known.idempotency_window_ms}."
             )
         events = []
         dead = state.topic_ids.get(DLQ_PREFIX + self.name)
@@ -160,6 +211,9 @@ class CreateGroup(Request):
             *asked,  # type: ignore[arg-type]  # check_settings has looked
             created_at_ms=now_ms,
             dead_letter_topic_id=dead,
+            max_rate_per_s=rate,
+            backoff=growth,
+            idempotency_window_ms=window_ms,
         )
         events.append(_group_event(group, now_ms))
         return Decision(group, events=events)
@@ -222,6 +276,8 @@ def topics_table(state: State) -> pa.Table:
                 ("type", pa.string()),
                 ("queues", pa.int32()),
                 ("partition_time", pa.string()),
+                ("deduplicate", pa.string()),
+                ("deduplicate_window_ms", pa.int64()),
                 ("created_at_ms", pa.int64()),
             ]
         ),
@@ -232,7 +288,7 @@ def groups_table(state: State) -> pa.Table:
     """The consumer groups, by name."""
     rows = sorted(state.groups.values(), key=lambda g: g.name)
     return pa.Table.from_pylist(
-        [row.describe() for row in rows],
+        [{**row.describe(), "backoff": row.backoff_text()} for row in rows],
         schema=pa.schema(
             [
                 ("name", pa.string()),
@@ -240,7 +296,10 @@ def groups_table(state: State) -> pa.Table:
                 ("order", pa.string()),
                 ("max_attempts", pa.int32()),
                 ("backoff_ms", pa.list_(pa.int64())),
+                ("backoff", pa.string()),
                 ("on_failure", pa.string()),
+                ("max_rate_per_s", pa.float64()),
+                ("idempotency_window_ms", pa.int64()),
                 ("created_at_ms", pa.int64()),
             ]
         ),

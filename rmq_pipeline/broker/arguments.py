@@ -1,11 +1,17 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker import queries
+from rmq_pipeline.broker import lite, queries
 from rmq_pipeline.broker.deliver import Receive
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.filtering import tag_hashes
-from rmq_pipeline.errors import IllegalOffsetError, InvisibleDurationError, RequestError
+from rmq_pipeline.broker.filtering import sieve
+from rmq_pipeline.errors import (
+    IllegalOffsetError,
+    IllegalTopicError,
+    InvisibleDurationError,
+    RequestError,
+)
+from rmq_pipeline.topic import is_hidden
 
 
 def _whole(value: object, name: str, *, low: int, high: int) -> int:
@@ -36,6 +42,27 @@ def poll_ms(wait_ms: object) -> int:
     return _whole(wait_ms, "wait_ms", low=0, high=limits.POLL_MAX_MS)
 
 
+def immunity_ms(duration_ms: object) -> int:
+    """How long a half message is not asked about, in range."""
+    high = limits.TRANSACTION_IMMUNITY_MAX_MS
+    return _whole(duration_ms, "immunity_ms", low=1, high=high)
+
+
+def check_readable(topic: str) -> None:
+    """Refuse a topic whose messages no consumer group may see.
+
+    Raises:
+        IllegalTopicError: messages wait there for their time, or for the end of a transaction.
+    """
+    if is_hidden(topic):
+        raise IllegalTopicError(f"Topic {topic} is the system's and not for consumer groups.")
+
+
+def count(limit: object, *, high: int) -> int:
+    """A number of rows in range."""
+    return _whole(limit, "limit", low=1, high=high)
+
+
 def receive(
     engine: Engine,
     topic: str,
@@ -44,18 +71,22 @@ def receive(
     limit: int,
     invisible_duration_ms: int,
     filter: str,
+    filter_type: str,
     client_id: str,
     window: tuple[str, int] | None,
 ) -> Receive:
     """A receive whose arguments are in range."""
-    engine.state.topic(topic)
+    check_readable(topic)
+    found = engine.state.topic(topic)
+    if found.topic.type == "lite":
+        lite.check_receive(client_id, filter)
     engine.state.group(group)
     return Receive(
         topic=topic,
         group=group,
         limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
         invisible_duration_ms=invisible_ms(invisible_duration_ms),
-        tags=tag_hashes(filter),
+        sieve=sieve(engine, filter, filter_type=filter_type, limit=limit),
         client_id=client_id,
         window=(window[0], int(window[1])) if window is not None else None,
         delivery=engine.new_delivery(),

@@ -9,8 +9,12 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.verbs.administration import Administration
 from rmq_pipeline.broker.verbs.background import Background
+from rmq_pipeline.broker.verbs.failures import Failures
+from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
 from rmq_pipeline.broker.verbs.reading import Reading
+from rmq_pipeline.broker.verbs.redriving import Redriving
+from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.writer import Writer
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.settings import Settings
@@ -19,7 +23,9 @@ from rmq_pipeline.settings import Settings
 _SEAL_ALL_BYTES = 1 << 50
 
 
-class Broker(Administration, Messaging, Reading, Background):
+class Broker(
+    Administration, Messaging, LiteTopics, Reading, Background, Redriving, Transactions, Failures
+):
     """An open broker. Every method may be called from any thread.
 
     Errors are those of rmq_pipeline.errors; one that is raised has changed nothing, unless it is

@@ -1,14 +1,14 @@
 """What one consumer group has done with one message queue, and how events change it."""
 
+import bisect
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
-from rmq_pipeline.broker.lease_table import DOOMED, LeaseTable, Rows
+from rmq_pipeline.broker.lease_table import DOOMED, WAITING, LeaseTable, Rows
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import REMOVES_ROW, Kind
 
@@ -23,7 +23,7 @@ class Backlog:
     """Messages of one message group behind the cursor that were never delivered."""
 
     #: The first of them, ascending.
-    known: deque[int] = field(default_factory=deque)
+    known: list[int] = field(default_factory=list)
     #: There may be more at or after this offset and before the cursor; None: known is all.
     more_from: int | None = None
 
@@ -49,14 +49,16 @@ class Consumption:
     """
 
     __slots__ = (
+        "_backlog_from",
         "backlog",
+        "condemned",
         "cursor",
+        "failures",
         "held",
         "known",
         "leases",
         "ordered",
         "ready",
-        "reasons",
         "touched",
     )
 
@@ -68,10 +70,14 @@ class Consumption:
         self.held: dict[int, int] = {}
         self.backlog: dict[int, Backlog] = {}
         self.ready: dict[int, None] = {}
-        #: Why the last delivery of an unsettled message failed, where it was said.
-        self.reasons: dict[int, str] = {}
+        #: JSON of the last failure of an unsettled message, by offset, where something was said.
+        self.failures: dict[int, str] = {}
+        #: Message groups that are given up, and JSON of the failure for which each was.
+        self.condemned: dict[int, str] = {}
         #: Offsets in all backlogs together.
         self.known = 0
+        #: No backlog begins before this; exact after ``unsettled_before``.
+        self._backlog_from = 0
 
     def committed_offset(self) -> int:
         """The smallest offset that is not settled."""
@@ -80,6 +86,17 @@ class Consumption:
         for entry in self.backlog.values():
             lowest = min(lowest, entry.known[0] if entry.known else entry.more_from or lowest)
         return lowest
+
+    def unsettled_before(self, offset: int) -> bool:
+        """Whether a message before ``offset`` was looked at and is not settled."""
+        first = self.leases.first_offset()
+        if first is not None and first < offset:
+            return True
+        if self.backlog and self._backlog_from < offset:
+            entries = self.backlog.values()
+            firsts = (e.known[0] if e.known else e.more_from for e in entries)
+            self._backlog_from = min((at for at in firsts if at is not None), default=offset)
+        return bool(self.backlog) and self._backlog_from < offset
 
     def apply(self, events: EventRows) -> None:
         """Change the state as the events say."""
@@ -95,6 +112,14 @@ class Consumption:
             self._reset(int(events.queue_offset[-1]))
         elif kind == Kind.BEHIND:
             self._behind(events)
+        elif kind == Kind.CONDEMN:
+            groups = events.column("message_group_hash", np.int64).tolist()
+            self.condemned.update(
+                (group, events.detail_of(row)) for row, group in enumerate(groups)
+            )
+        elif kind == Kind.PARDON:
+            for group in events.column("message_group_hash", np.int64).tolist():
+                self.condemned.pop(group, None)
         elif kind == Kind.CAUGHT_UP:
             for group in events.column("message_group_hash", np.int64).tolist():
                 gone = self.backlog.pop(group, None)
@@ -106,9 +131,9 @@ class Consumption:
         rows = rows[rows >= 0]
         groups = self.leases.group[rows]
         self.leases.remove(rows)
-        if self.reasons:
+        if self.failures:
             for offset in events.queue_offset.tolist():
-                self.reasons.pop(offset, None)
+                self.failures.pop(offset, None)
         if self.ordered:
             self._count(groups, -1)
 
@@ -129,7 +154,8 @@ class Consumption:
             self._count(groups[new], 1)
         if events.detail is not None:
             for row, offset in enumerate(offsets.tolist()):
-                self.reasons[offset] = events.detail_of(row)
+                if said := events.detail_of(row):
+                    self.failures[offset] = said
 
     def _count(self, groups: Int64s, sign: int) -> None:
         """Held deliveries came or went."""
@@ -151,9 +177,11 @@ class Consumption:
             entry = self.backlog.get(group)
             if entry is None:
                 entry = self.backlog[group] = Backlog(more_from=offset)
-            while entry.known and entry.known[0] < offset:
-                entry.known.popleft()
-                self.known -= 1
+                self._backlog_from = min(self._backlog_from, offset)
+            gone = bisect.bisect_left(entry.known, offset)
+            if gone:
+                del entry.known[:gone]
+                self.known -= gone
             if entry.more_from is not None:
                 entry.more_from = max(entry.more_from, offset)
             if group not in self.held:
@@ -165,7 +193,8 @@ class Consumption:
         self.backlog.clear()
         self.ready.clear()
         self.known = 0
-        self.reasons.clear()
+        self.failures.clear()
+        self.condemned.clear()
         self.cursor = offset
 
     def learn(self, skipped: Skipped) -> None:
@@ -230,7 +259,9 @@ class Consumption:
         leases = self.leases
         if not self.ordered or now_ms < leases.next_visible:
             return none
-        over = (leases.visible_at <= now_ms) | (leases.delivery == DOOMED)
+        # One that waits in front of them was opened again since: it waits for them.
+        over = (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
+        over |= leases.delivery == DOOMED
         ended = np.flatnonzero(leases.alive & over & (leases.group != 0))
         if not len(ended):
             return none

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.lease_table import DOOMED
-from rmq_pipeline.broker.publish import Send, place
+from rmq_pipeline.broker.publish import Send, place, subset
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
@@ -26,8 +26,8 @@ class Doomed:
     attempt: Int32s
     position: Int64s
     row: Int32s
-    #: Why the last delivery failed; empty when nobody said.
-    reasons: list[str]
+    #: JSON of the last failure; empty when nobody said why.
+    failures: list[str]
 
     def __len__(self) -> int:
         return len(self.queue_offset)
@@ -58,8 +58,8 @@ class FindDoomed(Request):
                 left -= len(rows)
                 offsets = leases.offset[rows]
                 position, row = topic.queues[key.queue_id].index.locate(offsets)
-                reasons = [consumption.reasons.get(offset, "") for offset in offsets.tolist()]
-                found.append(Doomed(key, offsets, leases.attempt[rows], position, row, reasons))
+                said = [consumption.failures.get(offset, "") for offset in offsets.tolist()]
+                found.append(Doomed(key, offsets, leases.attempt[rows], position, row, said))
         return Decision(found)
 
 
@@ -70,6 +70,7 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
         name: messages.column(name).combine_chunks()
         for name in ("message_id", "tag", "keys", "message_group", "body", "born_at_ms")
     }
+    explained = {text: _explained(text) for text in set(doomed.failures)}
     added = [
         {
             "DLQ_ORIGIN_TOPIC": topic,
@@ -77,13 +78,13 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
             "DLQ_ORIGIN_QUEUE_ID": str(doomed.key.queue_id),
             "DLQ_ORIGIN_QUEUE_OFFSET": str(offset),
             "DLQ_ATTEMPTS": str(attempt),
-            "DLQ_REASON": reason or "no attempt left",
+            **explained[failure],
         }
-        for message_id, offset, attempt, reason in zip(
+        for message_id, offset, attempt, failure in zip(
             columns["message_id"].to_pylist(),
             doomed.queue_offset.tolist(),
             doomed.attempt.tolist(),
-            doomed.reasons,
+            doomed.failures,
             strict=True,
         )
     ]
@@ -98,6 +99,18 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
         name: column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         for name, column in columns.items()
     }
+
+
+def _explained(text: str) -> dict[str, str]:
+    """The properties that say why; that no attempt is left, where nobody said."""
+    failure = Failure.from_json(text) if text else Failure.unsaid()
+    said = {
+        "DLQ_REASON": failure.reason,
+        "DLQ_ERROR_TYPE": failure.error_type,
+        "DLQ_SIGNATURE": failure.signature,
+        "DLQ_RUN_ID": failure.run_id,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +142,6 @@ class Bury(Request):
             queue_offset=leases.offset[rows],
             attempt=leases.attempt[rows],
             message_group_hash=leases.group[rows],
+            detail=[consumption.failures.get(offset) for offset in leases.offset[rows].tolist()],
         )
         return Decision(len(rows), placed=placed, events=[event])
-
-
-def subset(send: Send, rows: Int64s) -> Send:
-    """Some rows of a send that goes round robin."""
-    at = pa.array(rows)
-    return Send(
-        topic=send.topic,
-        topic_id=send.topic_id,
-        queues=send.queues,
-        columns={name: pc.take(column, at) for name, column in send.columns.items()},
-        message_group_hash=send.message_group_hash[rows],
-        tag_hash=send.tag_hash[rows],
-        group_queue=None if send.group_queue is None else send.group_queue[rows],
-        delay_max_ms=send.delay_max_ms,
-    )

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rmq_pipeline.broker.barrier import BarredScan, barriers
 from rmq_pipeline.broker.consumption import Skipped
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.fifo import GroupScan
 from rmq_pipeline.broker.progress import earlier
+from rmq_pipeline.broker.queue_index import IndexRows
 from rmq_pipeline.broker.redeliver import ended_leases
 from rmq_pipeline.broker.scan import QueueKey, QueueScan, Taken
+from rmq_pipeline.broker.sieve import Sieve
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.group import Group
-from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
 #: A receive of a few messages takes them from few queues: it costs mostly one price a queue.
@@ -37,8 +39,8 @@ class BacklogWanted:
     groups: list[int]
     starts: list[int]
     stop: int
-    #: Tags wanted; None for all.
-    tags: Int64s | None
+    #: What is wanted; None for all.
+    sieve: Sieve | None
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Delivery:
     taken: list[tuple[int, Taken]] = field(default_factory=list)
     pages: list[PageWanted] = field(default_factory=list)
     backlogs: list[BacklogWanted] = field(default_factory=list)
+    #: Rows of queues, by queue_id, that the filter is yet to be tried on.
+    unjudged: list[tuple[int, list[IndexRows]]] = field(default_factory=list)
     #: There are rows that are to be dead-lettered.
     doomed: bool = False
     #: It stopped at its scan limit: more may be there.
@@ -70,8 +74,8 @@ class Receive(Request):
     group: str
     limit: int
     invisible_duration_ms: int
-    #: Tags wanted; None for all.
-    tags: Int64s | None
+    #: What is wanted; None for all.
+    sieve: Sieve | None
     client_id: str
     window: tuple[str, int] | None
     #: The random number of this delivery.
@@ -83,10 +87,16 @@ class Receive(Request):
         epoch = state.fence(self.window)
         answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
         decision = Decision(answer)
+        pace = state.paces.of(group.group_id)
+        limit = self.limit if pace is None else min(self.limit, pace.allows(now_ms))
         scans = self._scans(state, topic, group=group, now_ms=now_ms)
         if not all(scan.consumption.touched for _, scan in scans):
             decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
-        self._take(scans, start=now_ms)
+        if topic.topic.type == "priority":
+            scans.reverse()
+            _take_highest([scan for _, scan in scans], limit)
+        else:
+            self._take(scans, limit=limit, start=now_ms)
         for queue_id, scan in scans:
             if not scan.is_idle():
                 self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
@@ -94,22 +104,36 @@ class Receive(Request):
             for _, scan in scans:
                 soonest = scan.consumption.leases.next_after(now_ms)
                 answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
+            if pace is not None and not limit:
+                next_ms = pace.next_ms(now_ms)
+                answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
+            if topic.topic.growths:  # what it went past may be all that new queues waited for
+                answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
         return decision
 
     def _scans(
         self, state: State, topic: TopicState, *, group: Group, now_ms: int
     ) -> list[tuple[int, QueueScan]]:
-        scans = []
+        scans: list[tuple[int, QueueScan]] = []
+        barred = barriers(state, topic, group=group, client_id=self.client_id)
         for queue_id, queue in enumerate(topic.queues):
             consumption = state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
             ended = ended_leases(consumption, group, now_ms=now_ms)
-            kind = GroupScan if consumption.ordered else QueueScan
-            scans.append((queue_id, kind(queue, consumption, tags=self.tags, ended=ended)))
+            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
+            barrier = barred[queue_id] if barred else None
+            if barrier is not None:
+                scan: QueueScan = BarredScan(
+                    queue, consumption, sieve=sieve, ended=ended, barrier=barrier
+                )
+            else:
+                kind = GroupScan if consumption.ordered else QueueScan
+                scan = kind(queue, consumption, sieve=sieve, ended=ended)
+            scans.append((queue_id, scan))
         return scans
 
-    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, start: int) -> None:
+    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
         """Fair shares first; then what is left, from wherever there is more."""
-        left = self.limit
+        left = limit
         open_scans = [scan for _, scan in scans if scan.may_have_more()]
         # Which queue comes first changes from receive to receive, so that none is always last.
         if open_scans:
@@ -156,13 +180,25 @@ class Receive(Request):
         if scan.page_wanted is not None:
             start, stop = scan.page_wanted
             answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))
+        if scan.unjudged:
+            answer.unjudged.append((queue_id, scan.unjudged))
         wanting = scan.backlog_wanted()
         if wanting:
             backlog = scan.consumption.backlog
             starts = [backlog[group].more_from or 0 for group in wanting]
             stop = scan.consumption.cursor
-            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.tags))
+            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.sieve))
         answer.scanned_out |= scan.scanned_out
+
+
+def _take_highest(scans: Sequence[QueueScan], limit: int) -> None:
+    """All of the first queue before any of the next one."""
+    left = limit
+    for scan in scans:
+        while left > 0 and scan.may_have_more():
+            left -= scan.take(left)
+        if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
+            return  # there may be more of it, which must come before the rest
 
 
 def subscribe_events(

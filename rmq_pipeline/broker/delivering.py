@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline.broker.bodies import Places
-from rmq_pipeline.broker.dead_letters import subset
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.placed import Placed
-from rmq_pipeline.broker.publish import Heads, Send, checked, place
+from rmq_pipeline.broker.publish import Heads, Send, checked, place, subset
 from rmq_pipeline.broker.schedule import Scheduled
 from rmq_pipeline.broker.sealed import fetch
 from rmq_pipeline.broker.state import State
@@ -59,7 +58,7 @@ class Deliver(Request):
     def decide(self, state: State, now_ms: int) -> Decision:
         """Only what still waits; the answer is (rows delivered, rows dropped, lateness in ms)."""
         state.fence(self.window)
-        still = state.schedule.open(self.rows)
+        still = state.schedule.open(self.rows.keys())
         delivered = np.zeros(len(self.rows), dtype=np.bool_)
         placed: list[Placed] = []
         heads: Heads = {}
@@ -72,26 +71,27 @@ class Deliver(Request):
             delivered[at[open_rows]] = True
         dropped = still & ~delivered
         events = [
-            *self._events(Kind.SCHEDULE_DELIVERED, delivered, now_ms=now_ms),
-            *self._events(Kind.SCHEDULE_DROPPED, dropped, now_ms=now_ms),
+            *ended_events(Kind.SCHEDULE_DELIVERED, self.rows.take(delivered), now_ms=now_ms),
+            *ended_events(Kind.SCHEDULE_DROPPED, self.rows.take(dropped), now_ms=now_ms),
         ]
         lateness = now_ms - self.rows.deliver_at[delivered]
         answer = (self.rows.take(delivered), int(dropped.sum()), lateness)
         return Decision(answer, placed=placed, events=events)
 
-    def _events(self, kind: Kind, mask: np.ndarray, *, now_ms: int) -> list[EventRows]:
-        rows = self.rows.take(mask)
-        return [
-            EventRows(
-                kind=kind,
-                at_ms=now_ms,
-                topic_id=SCHEDULE_TOPIC_ID,
-                queue_id=queue_id,
-                queue_offset=rows.queue_offset[rows.queue_id == queue_id],
-                visible_at_ms=rows.deliver_at[rows.queue_id == queue_id],
-            )
-            for queue_id in np.unique(rows.queue_id).tolist()
-        ]
+
+def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]:
+    """The end of these rows' wait."""
+    return [
+        EventRows(
+            kind=kind,
+            at_ms=now_ms,
+            topic_id=SCHEDULE_TOPIC_ID,
+            queue_id=queue_id,
+            queue_offset=rows.queue_offset[rows.queue_id == queue_id],
+            visible_at_ms=rows.deliver_at[rows.queue_id == queue_id],
+        )
+        for queue_id in np.unique(rows.queue_id).tolist()
+    ]
 
 
 class DeliveryReport:
@@ -109,7 +109,9 @@ class DeliveryReport:
         self.dropped += dropped
         self._lateness.append(lateness)
         for queue_id, n in zip(*np.unique(rows.queue_id, return_counts=True), strict=True):
-            level = "time" if queue_id == TIMER_QUEUE else str(queue_id + 1)
+            level = (
+                "time" if queue_id == TIMER_QUEUE else str(queue_id + int(queue_id < TIMER_QUEUE))
+            )
             self._per_level[level] = self._per_level.get(level, 0) + int(n)
 
     def describe(self, next_due_ms: int | None) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
+from rmq_pipeline.broker.offers import Offers
 from rmq_pipeline.broker.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.recovery import recover
 from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
+from rmq_pipeline.broker.sieve import Verdicts
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.trimming import TrimIndex
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
@@ -39,7 +41,16 @@ _FULL_WAIT_S = 2.0
 SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
 #: Events after which something may be visible to a waiting receive.
 _RINGS = frozenset(
-    {Kind.ACK, Kind.RETRY, Kind.RELEASE, Kind.EXPIRE, Kind.DEAD_LETTER, Kind.RESET, Kind.INVISIBLE}
+    {
+        Kind.ACK,
+        Kind.RETRY,
+        Kind.RELEASE,
+        Kind.EXPIRE,
+        Kind.DEAD_LETTER,
+        Kind.RESET,
+        Kind.INVISIBLE,
+        Kind.LITE_SUBSCRIPTION,
+    }
 )
 
 
@@ -62,7 +73,9 @@ class Engine:
         self._fault = fault
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
+        self.offers = Offers()
         self.segments = Segments(home.topics)
+        self.verdicts = Verdicts()
         self.database = self._open_database()
         try:
             commit_log = self._open_log()
@@ -100,7 +113,7 @@ class Engine:
             engine = cls(home, clock, settings=settings, flush=flush, fault=fault)
             engine.writer.start()
             engine._start_dispatch(engine.log)
-            engine.submit(Found())
+            engine.submit(Found(len(settings.delay_levels_ms)))
             threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
         except BaseException:
             home.close()
@@ -226,6 +239,7 @@ class Engine:
         """Throw the state away and make it again from what is on disk."""
         self.dispatcher.stop()
         self.writer.log.close()
+        self.verdicts.clear()
         commit_log = self._open_log()
         state = recover(self.database.load_state(), commit_log)
         self.dispatcher = self._dispatcher(commit_log)

@@ -1,6 +1,8 @@
 """Events as the broker makes them and as replay gives them back: runs of one kind on one queue."""
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,13 +14,19 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.filled_form import FilledForm
 
 _NUMBERS: Final = tuple(
     (field.name, field.type.to_pandas_dtype())
     for field in schema.EVENT
     if field.type != pa.string()
 )
+_numbers_of: Final = operator.attrgetter(*(name for name, _ in _NUMBERS))
+#: Up to this length the events of a frame are filled into a form that is kept.
+_FORM_ROWS: Final = 128
 _RUN: Final = ("kind", "at_ms", "group_id", "topic_id", "queue_id")
+#: Kinds whose texts say what they speak of: two of one moment share nothing else.
+_ALONE: Final = (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED, Kind.LITE_SUBSCRIPTION)
 
 
 def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
@@ -30,7 +38,7 @@ def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRows:
-    """n events that share kind, moment, group, topic and queue; columns as store/events.py says."""
+    """n events of one kind, moment, group, topic, queue, client; columns: store/events.py."""
 
     kind: Kind
     at_ms: int
@@ -93,6 +101,25 @@ def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
 
 
+def to_payload(events: Sequence[EventRows]) -> pa.Buffer:
+    """All events as the payload of a section of the commit log."""
+    n = sum(len(rows.queue_offset) for rows in events)
+    if n > _FORM_ROWS or any(rows.client_id or rows.detail for rows in events):
+        return to_batch(events).serialize()
+    payload, columns = _form(n).copy()
+    stop = 0
+    for rows in events:
+        start, stop = stop, stop + len(rows.queue_offset)
+        for column, value in zip(columns, _numbers_of(rows), strict=True):
+            column[start:stop] = value
+    return payload
+
+
+@functools.lru_cache(maxsize=_FORM_ROWS)
+def _form(rows: int) -> FilledForm:
+    return FilledForm(schema.EVENT, rows)
+
+
 def _texts(values: Sequence[str | Sequence[str | None] | None], lengths: Sequence[int]) -> pa.Array:
     if not any(values):
         return pa.nulls(sum(lengths), pa.string())
@@ -114,8 +141,12 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
     starts[:1] = True
     for name in _RUN:
         starts[1:] |= np.diff(columns[name]) != 0
-    bounds = [*np.flatnonzero(starts).tolist(), batch.num_rows]
+    starts |= np.isin(columns["kind"], _ALONE)
     detail, client = batch.column("detail"), batch.column("client_id")
+    if client.null_count < len(client):
+        codes = client.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        starts[1:] |= np.diff(codes) != 0
+    bounds = [*np.flatnonzero(starts).tolist(), batch.num_rows]
     plain = detail.null_count == batch.num_rows
     for start, stop in itertools.pairwise(bounds):
         run = {name: values[start:stop] for name, values in columns.items()}

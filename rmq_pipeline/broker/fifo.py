@@ -4,36 +4,53 @@ A receive gives a group's next messages in order. The group is then held until e
 settled or its lease has ended; what the cursor passes meanwhile becomes the group's backlog.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from rmq_pipeline.broker.consumption import Consumption
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.final_failure import doomed_with_group
+from rmq_pipeline.broker.giving_back import release
 from rmq_pipeline.broker.lease_table import WAITING
 from rmq_pipeline.broker.queue_index import IndexRows
-from rmq_pipeline.broker.redeliver import Ended, release
+from rmq_pipeline.broker.redeliver import Ended
 from rmq_pipeline.broker.scan import QueueScan, Taken
+from rmq_pipeline.broker.sieve import QueueSieve
 from rmq_pipeline.broker.state import Queue
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
 #: Message groups of one look-up of waiting messages.
 LOOK_UP_GROUPS = 4096
+#: So many blocked groups are compared with a page of messages faster than each message is looked up.
+FEW_GROUPS = 64
 
 
 class GroupScan(QueueScan):
     """A scan that keeps order by message group: ended leases, then backlogs, then the cursor on."""
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, *, tags: Int64s | None, ended: Ended
+        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
     ) -> None:
-        super().__init__(queue, consumption, tags=tags, ended=ended)
+        super().__init__(queue, consumption, sieve=sieve, ended=ended)
         #: How many waiting messages of each ready group were taken.
         self._from_backlog: dict[int, int] = {}
-        self._ready = iter(list(consumption.ready)) if consumption.ready else iter(())
-        self._ready_left = bool(consumption.ready)
+        #: Message groups whose backlog may be delivered.
+        self._open = self._open_groups() if consumption.ready else []
+        self._ready = iter(self._open)
+        self._ready_left = bool(self._open)
         self._passed_groups: list[Int64s] = []
         self._passed_offsets: list[Int64s] = []
+        #: Message groups that are given up, and JSON of the failure for which each was.
+        self._condemned_groups: Mapping[int, str] = consumption.condemned
+        #: Messages of condemned groups, for the dead letters: groups and offsets.
+        self._given_up: list[tuple[Int64s, Int64s]] = []
+        self._last_condemned = np.zeros(0, dtype=np.bool_)
+
+    def _open_groups(self) -> list[int]:
+        return list(self.consumption.ready)
 
     def may_have_more(self) -> bool:
         """Whether ``take`` might find another message."""
@@ -41,7 +58,7 @@ class GroupScan(QueueScan):
 
     def is_idle(self) -> bool:
         """Whether it has taken, passed and found nothing, and wants nothing loaded."""
-        return not self.consumption.ready and super().is_idle()
+        return not self._open and super().is_idle()
 
     def take(self, limit: int) -> int:
         """Take up to ``limit`` messages; how many there were."""
@@ -55,7 +72,7 @@ class GroupScan(QueueScan):
     def _take_backlog(self, limit: int) -> int:
         """Waiting messages of ready groups, a fair share of each."""
         backlog = self.consumption.backlog
-        share = max(1, limit // max(1, len(self.consumption.ready)))
+        share = max(1, limit // max(1, len(self._open)))
         offsets: list[int] = []
         groups: list[int] = []
         while len(offsets) < limit:
@@ -64,6 +81,9 @@ class GroupScan(QueueScan):
                 self._ready_left = False
                 break
             known = backlog[group].known
+            if group in self._condemned_groups:
+                self._give_up_backlog(group, list(known))
+                continue
             n = min(len(known), max(share, 16), limit - len(offsets))
             if n:
                 offsets.extend(known[i] for i in range(n))
@@ -79,21 +99,48 @@ class GroupScan(QueueScan):
             self._parts.append(Taken(at, first, group_of, position, row))
         return len(offsets)
 
+    def _give_up_backlog(self, group: int, offsets: list[int]) -> None:
+        if offsets:
+            groups = np.full(len(offsets), group, dtype=np.int64)
+            self._given_up.append((groups, np.array(offsets, dtype=np.int64)))
+            self._from_backlog[group] = len(offsets)
+            self.has_doomed = True
+
     def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
         """Rows whose group is free and whose tag is wanted; the others' groups are noted."""
-        held, backlog = self.consumption.held, self.consumption.backlog
         by_tag = super()._wanted(rows)
-        if not held and not backlog:
+        blocked = self._blocked(rows.message_group_hash)
+        condemned = self._condemned(rows.message_group_hash)
+        if blocked is None and condemned is None:
             return by_tag
-        groups = rows.message_group_hash
-        blocked = np.fromiter(
+        free = np.ones(len(rows), dtype=np.bool_) if by_tag is None else by_tag
+        if blocked is not None:
+            self._last_passed = blocked & free
+            free = free & ~blocked
+        if condemned is not None:
+            self._last_condemned = condemned & free
+            free = free & ~condemned
+        return free
+
+    def _condemned(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+        """Which of these messages' groups are given up; None: none is."""
+        condemned = self._condemned_groups
+        if not condemned:
+            return None
+        return np.isin(groups, np.fromiter(condemned, dtype=np.int64, count=len(condemned)))
+
+    def _blocked(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+        """Which of these messages' groups may not be delivered; None: all may."""
+        held, backlog = self.consumption.held, self.consumption.backlog
+        if not held and not backlog:
+            return None
+        if len(held) + len(backlog) <= FEW_GROUPS:
+            return np.isin(groups, np.array([*held, *backlog], dtype=np.int64))
+        return np.fromiter(
             (group in held or group in backlog for group in groups.tolist()),
             dtype=np.bool_,
             count=len(groups),
         )
-        passed = blocked if by_tag is None else blocked & by_tag
-        self._last_passed = passed
-        return ~blocked if by_tag is None else by_tag & ~blocked
 
     def _take_fresh(self, limit: int) -> int:
         found = 0
@@ -101,7 +148,7 @@ class GroupScan(QueueScan):
             rows = self._next_rows(limit - found)
             if rows is None:
                 break
-            self._last_passed = np.zeros(0, dtype=np.bool_)
+            self._last_passed = self._last_condemned = np.zeros(0, dtype=np.bool_)
             chosen = self._wanted(rows)
             stop = min(len(rows), limit - found)
             if chosen is None:
@@ -122,11 +169,15 @@ class GroupScan(QueueScan):
         return found
 
     def _pass(self, rows: IndexRows, stop: int) -> None:
-        """Note the messages of blocked groups that the cursor goes past."""
+        """Note the messages of blocked and of condemned groups that the cursor goes past."""
         at = np.flatnonzero(self._last_passed[:stop])
         if len(at):
             self._passed_groups.append(rows.message_group_hash[at])
             self._passed_offsets.append(at + rows.base)
+        at = np.flatnonzero(self._last_condemned[:stop])
+        if len(at):
+            self._given_up.append((rows.message_group_hash[at], at + rows.base))
+            self.has_doomed = True
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
         """Cursor, groups that now wait behind it, and groups that have caught up."""
@@ -144,11 +195,25 @@ class GroupScan(QueueScan):
                 caught_up.append(group)
         if self._passed_groups:
             self._note_passed(behind, caught_up)
+        events.extend(self._dooms(now_ms))
         if caught_up:
             events.append(_of_groups(Kind.CAUGHT_UP, caught_up, offsets=[-1] * len(caught_up)))
         if behind:
             events.append(_of_groups(Kind.BEHIND, list(behind), offsets=list(behind.values())))
         return events
+
+    def _dooms(self, now_ms: int) -> list[EventRows]:
+        """Messages of condemned groups, marked for the dead letters."""
+        return [
+            doomed_with_group(
+                offsets,
+                groups,
+                failures=self._condemned_groups,
+                attempt=np.zeros(len(groups), dtype=np.int32),
+                now_ms=now_ms,
+            )
+            for groups, offsets in self._given_up
+        ]
 
     def _cut_off(self, taken: Taken, now_ms: int) -> list[EventRows]:
         """The rest of a group whose delivery has ended, when the limit left no room for it.
@@ -183,7 +248,8 @@ class GroupScan(QueueScan):
 
     def backlog_wanted(self) -> list[int]:
         """Ready groups of which not even the next message is known."""
-        return self.consumption.wanting()[:LOOK_UP_GROUPS] if self.consumption.ready else []
+        backlog = self.consumption.backlog
+        return [group for group in self._open if not backlog[group].known][:LOOK_UP_GROUPS]
 
 
 def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRows:

@@ -13,6 +13,9 @@ FAR = np.iinfo(np.int64).max
 #: ``delivery`` of a row that waits to be delivered again, and of one that is to be dead-lettered.
 WAITING = 0
 DOOMED = -1
+#: And of one that failed for good and is parked, and of one that is held behind such a one.
+PARKED = -2
+HELD = -3
 
 
 class LeaseTable:
@@ -60,7 +63,7 @@ class LeaseTable:
 
     @property
     def delivery(self) -> Int64s:
-        """The number in the receipt; WAITING or DOOMED when there is no lease."""
+        """The number in the receipt; WAITING, DOOMED, PARKED or HELD when there is no lease."""
         return self._delivery[: self._n]
 
     @property
@@ -94,10 +97,10 @@ class LeaseTable:
         return int(self._offset[int(np.argmax(self.alive))])
 
     def visible(self, now_ms: int) -> Rows:
-        """Rows whose time has come (doomed ones excluded); makes ``next_visible`` exact."""
+        """Rows whose time has come, of those that have one; makes ``next_visible`` exact."""
         if now_ms < self.next_visible or len(self) == 0:
             return np.zeros(0, dtype=np.intp)
-        open_rows = self.alive & (self.delivery != DOOMED)
+        open_rows = self.alive & (self.delivery >= WAITING)
         ready = open_rows & (self.visible_at <= now_ms)
         waiting = self.visible_at[open_rows & ~ready]
         found = np.flatnonzero(ready)
@@ -107,7 +110,9 @@ class LeaseTable:
 
     def next_after(self, now_ms: int) -> int | None:
         """When the next row that is not visible yet becomes so; None when there is none."""
-        later = self.visible_at[self.alive & (self.delivery != DOOMED) & (self.visible_at > now_ms)]
+        later = self.visible_at[
+            self.alive & (self.delivery >= WAITING) & (self.visible_at > now_ms)
+        ]
         return int(later.min()) if len(later) else None
 
     def of_groups(self, groups: Int64s) -> Rows:
@@ -121,6 +126,10 @@ class LeaseTable:
     def doomed(self) -> Rows:
         """Rows that are to be dead-lettered."""
         return np.flatnonzero(self.alive & (self.delivery == DOOMED))
+
+    def parked(self) -> Rows:
+        """Rows that are parked, or held behind such a one."""
+        return np.flatnonzero(self.alive & (self.delivery <= PARKED))
 
     def upsert(
         self,
@@ -140,7 +149,7 @@ class LeaseTable:
             "_epoch": epoch,
             "_group": group,
         }
-        open_rows = delivery != DOOMED
+        open_rows = delivery >= WAITING
         if open_rows.any():
             self.next_visible = min(self.next_visible, int(visible_at[open_rows].min()))
         if self._n == 0 or offsets.min() > self._offset[self._n - 1]:

@@ -1,11 +1,14 @@
 """Messages with their places: one section of the commit log, of one topic."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.halves import Halves
 from rmq_pipeline.broker.queue_index import IndexRows
 from rmq_pipeline.broker.schedule import Scheduled
 from rmq_pipeline.message import Int32s, Int64s, hash64
@@ -22,14 +25,32 @@ class Placed:
     message_group_hash: Int64s
     tag_hash: Int64s
     stored_at_ms: int
+    #: What tells them apart in a topic that suppresses repetitions; None: made from the batch.
+    identity: Int64s | None = None
 
     def index_rows(self, position: int) -> Iterator[tuple[int, IndexRows]]:
         """For each queue the rows of its read-ahead."""
-        if len(self.queue_id) == 1:
-            yield int(self.queue_id[0]), self._rows(np.zeros(1, np.int64), position)
+        starts = run_starts(self.queue_id)
+        queues = self.queue_id[starts].tolist()
+        if len(set(queues)) < len(queues):
+            for queue_id in set(queues):
+                yield queue_id, self._rows(np.flatnonzero(self.queue_id == queue_id), position)
             return
-        for queue_id in np.unique(self.queue_id).tolist():
-            yield queue_id, self._rows(np.flatnonzero(self.queue_id == queue_id), position)
+        n = len(self.queue_id)
+        positions, rows = np.full(n, position, dtype=np.int64), np.arange(n, dtype=np.int32)
+        bases = self.queue_offset[starts].tolist()
+        bounds = itertools.pairwise([*starts.tolist(), n])
+        for queue_id, base, (start, stop) in zip(queues, bases, bounds, strict=True):
+            yield (
+                queue_id,
+                IndexRows(
+                    base,
+                    positions[start:stop],
+                    rows[start:stop],
+                    self.message_group_hash[start:stop],
+                    self.tag_hash[start:stop],
+                ),
+            )
 
     def _rows(self, rows: Int64s, position: int) -> IndexRows:
         return IndexRows(
@@ -51,6 +72,12 @@ class Placed:
             np.arange(n, dtype=np.int32),
             self.batch.column("target_topic_id").to_numpy(),
         )
+
+    def add_to(self, halves: Halves, position: int) -> None:
+        """Take the rows in as half messages, when this is the half topic."""
+        target = self.batch.column("target_topic_id").to_numpy()
+        rows = np.arange(len(self.queue_id), dtype=np.int32)
+        halves.add(self.queue_offset, position=position, row=rows, target=target)
 
 
 def from_batch(batch: pa.RecordBatch) -> Placed:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_pipeline.broker.barrier import open_backlogs
 from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.lease_table import WAITING
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError
@@ -68,13 +70,13 @@ class Due(Request):
             if topic is None or group is None or not consumption.touched:
                 continue
             leases = consumption.leases
-            open_rows = leases.alive & (leases.delivery >= 0)
+            open_rows = leases.alive & (leases.delivery >= WAITING)
             visible_at = leases.visible_at[open_rows]
             over = int(np.count_nonzero(visible_at <= now_ms))
             later = visible_at[visible_at > now_ms]
             soonest = int(later.min()) if len(later) else None
             unrecorded = leases.visible_at[
-                leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != 0)
+                leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
             ]
             ended += len(unrecorded)
             if len(unrecorded):
@@ -83,21 +85,29 @@ class Due(Request):
             per_topic = groups[group.name]["topics"]
             assert isinstance(per_topic, dict)
             entry = per_topic.setdefault(
-                topic.topic.name, {"ready": 0, "unsettled": 0, "next_visible_ms": None}
+                topic.topic.name,
+                {"ready": 0, "unsettled": 0, "parked": 0, "next_visible_ms": None},
             )
             fresh = topic.queues[queue_id].max_offset - consumption.cursor
-            entry["ready"] += fresh + over + len(consumption.ready)
-            entry["unsettled"] += len(leases)
+            open_groups = open_backlogs(state, topic, group=group, queue_id=queue_id)
+            entry["ready"] += fresh + over + open_groups
+            parked = len(leases.parked())
+            entry["unsettled"] += len(leases) - parked
+            entry["parked"] += parked
             entry["next_visible_ms"] = earlier(entry["next_visible_ms"], soonest)
         jobs = {
             "deliver_scheduled": {
                 "next_due_ms": state.schedule.next_due_ms(),
-                "due": len(state.schedule.due(now_ms, len(state.schedule))),
+                "due": state.schedule.count_due(now_ms),
             },
             "revive": {
                 "next_due_ms": next_visible,
                 "due": ended,
                 "oldest_ended_ms": oldest_ended,
+            },
+            "check_transactions": {
+                "next_due_ms": state.halves.next_due_ms(),
+                "due": state.halves.count_due(now_ms),
             },
             "seal": {"next_due_ms": None, "due": 0},
         }

@@ -11,12 +11,14 @@ import pyarrow as pa
 from rmq_pipeline import __version__, schema
 from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.filtering import matching
 from rmq_pipeline.broker.placement import locate
 from rmq_pipeline.broker.sealed import fetch
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError
-from rmq_pipeline.message import hash64
+from rmq_pipeline.filter.expression import Filter, compile_filter
+from rmq_pipeline.message import Int64s, hash64
 
 
 class Offsets(Request):
@@ -32,12 +34,23 @@ class Offsets(Request):
         return Decision((topic.topic, bounds))
 
 
-def read(engine: Engine, topic: str, *, queue_id: int, offset: int, limit: int) -> pa.Table:
-    """Messages [offset, offset + limit) of a queue, as schema.READ; fewer at its end.
+def read(
+    engine: Engine,
+    topic: str,
+    *,
+    queue_id: int,
+    offset: int,
+    limit: int,
+    filter: str,
+    filter_type: str,
+) -> pa.Table:
+    """What a filter wants of the messages [offset, offset + limit) of a queue, as schema.READ.
 
     Raises:
+        FilterExpressionError: the filter does not parse.
         IllegalOffsetError: no such queue, or an offset that it does not keep.
     """
+    wanted = compile_filter(filter, filter_type)
     described, bounds = engine.submit(Offsets(topic))
     if not 0 <= queue_id < len(bounds):
         raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
@@ -48,27 +61,38 @@ def read(engine: Engine, topic: str, *, queue_id: int, offset: int, limit: int) 
         raise RequestError("limit is negative.")
     stop = min(high, offset + limit)
     offsets = np.arange(offset, stop, dtype=np.int64)
-    if not len(offsets):
+    found = _read(engine, wanted, topic_id=described.topic_id, queue_id=queue_id, offset=offsets)
+    return found.cast(schema.READ)
+
+
+def _read(
+    engine: Engine, wanted: Filter, *, topic_id: int, queue_id: int, offset: Int64s
+) -> pa.Table:
+    n = len(offset)
+    if not n:
         return schema.READ.empty_table()
     # The read-ahead belongs to the writer; a read of any part of the log goes by the database.
     engine.dispatched()
-    unknown = Places(np.full(len(offsets), -1, np.int64), np.zeros(len(offsets), np.int32))
-    queue_ids = np.full(len(offsets), queue_id, dtype=np.int32)
-    places = locate(
-        engine,
-        topic_id=described.topic_id,
-        queue_id=queue_ids,
-        offset=offsets,
-        places=unknown,
-    )
+    unknown = Places(np.full(n, -1, np.int64), np.zeros(n, np.int32))
+    queue_ids = np.full(n, queue_id, dtype=np.int32)
+    places = locate(engine, topic_id=topic_id, queue_id=queue_ids, offset=offset, places=unknown)
+    if wanted.columns:
+        # What is not wanted is not read as a whole.
+        chosen = matching(
+            engine, wanted, places=places, topic_id=topic_id, queue_id=queue_ids, offset=offset
+        )
+        if not chosen.any():
+            return schema.READ.empty_table()
+        places = Places(places.position[chosen], places.row[chosen])
+        queue_ids, offset = queue_ids[chosen], offset[chosen]
     return fetch(
         engine,
         places,
         columns=schema.READ.names,
-        topic_id=described.topic_id,
+        topic_id=topic_id,
         queue_id=queue_ids,
-        offset=offsets,
-    ).cast(schema.READ)
+        offset=offset,
+    )
 
 
 def offset_at(engine: Engine, topic: str, *, queue_id: int, at_ms: int) -> int:

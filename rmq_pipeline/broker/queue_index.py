@@ -25,6 +25,18 @@ class IndexRows:
     def __len__(self) -> int:
         return len(self.position)
 
+    def first(self, n: int) -> "IndexRows":
+        """The first rows."""
+        if n >= len(self):
+            return self
+        return IndexRows(
+            self.base,
+            self.position[:n],
+            self.row[:n],
+            self.message_group_hash[:n],
+            self.tag_hash[:n],
+        )
+
 
 class _Page:
     """Up to PAGE_ROWS rows, of which [low, high) are filled."""

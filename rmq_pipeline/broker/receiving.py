@@ -11,9 +11,11 @@ from rmq_pipeline.broker.burying import bury
 from rmq_pipeline.broker.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.placement import locate, tags_of
+from rmq_pipeline.broker.filtering import judge, wanted_of
+from rmq_pipeline.broker.placement import locate
 from rmq_pipeline.broker.queue_index import IndexRows
 from rmq_pipeline.broker.sealed import fetch
+from rmq_pipeline.broker.sieve import Sieve, SqlSieve
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.receipt import Receipts
@@ -60,8 +62,10 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
     topic_id = engine.state.topic(request.topic).topic.topic_id
     while True:
         version = engine.arrivals.version(topic_id)
+        if isinstance(request.sieve, SqlSieve):
+            request.sieve.begin()
         delivery: Delivery = engine.submit(request)
-        loaded = load_missing(engine, delivery)
+        loaded = load_missing(engine, delivery, sieve=request.sieve)
         if len(delivery):
             return _table(engine, delivery)
         if loaded or delivery.scanned_out:
@@ -74,14 +78,22 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
         engine.arrivals.wait(topic_id, version, at_ms=wake)
 
 
-def load_missing(engine: Engine, delivery: Delivery) -> bool:
+def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> bool:
     """Load what the receive lacked, bury what it doomed; whether another try may find more."""
     for page in delivery.pages:
         _load_page(engine, page)
     for wanted in delivery.backlogs:
         _load_backlog(engine, wanted)
+    if delivery.unjudged and isinstance(sieve, SqlSieve):
+        judge(
+            engine,
+            sieve,
+            topic_id=delivery.topic_id,
+            unjudged=delivery.unjudged,
+            turn=delivery.delivery,
+        )
     buried = bury(engine, None) if delivery.doomed else 0
-    return bool(delivery.pages or delivery.backlogs or buried)
+    return bool(delivery.pages or delivery.backlogs or delivery.unjudged or buried)
 
 
 def _load_page(engine: Engine, page: PageWanted) -> None:
@@ -107,9 +119,9 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
     for group, offset in zip(groups.tolist(), offsets.tolist(), strict=True):
         found[group].append(offset)
     full = [found[g][-1] + 1 if len(found[g]) >= KNOWN_PER_GROUP else None for g in wanted.groups]
-    if wanted.tags is not None:
-        tags = tags_of(engine, wanted.key, offset=offsets)
-        keep = set(offsets[np.isin(tags, wanted.tags)].tolist())
+    if wanted.sieve is not None:
+        chosen = wanted_of(engine, wanted.sieve, key=wanted.key, offset=offsets)
+        keep = set(offsets[chosen].tolist())
         found = {group: [o for o in some if o in keep] for group, some in found.items()}
     engine.submit(_FillBacklog(wanted, [found[group] for group in wanted.groups], full))
 

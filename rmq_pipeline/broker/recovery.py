@@ -28,6 +28,7 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
         state.put_topic(Topic.from_json(detail))
     for detail in stored.groups.column("detail").to_pylist():
         state.put_group(Group.from_json(detail))
+    state.paces.empty(state.last_at_ms)
     for head in stored.heads.to_pylist():
         topic = state.topics.get(head["topic_id"])
         if topic is not None:
@@ -35,6 +36,17 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
             queue.min_offset, queue.max_offset = head["min_offset"], head["max_offset"]
     _load_consumptions(state, stored)
     _load_schedule(state, stored.scheduled)
+    for topic_id, rows in stored.recent.items():
+        state.duplicates.load(topic_id, rows)
+    _load_halves(state, stored.halves)
+    state.redriven.load(stored.redriven)
+    for row in stored.lite_subscriptions.to_pylist():
+        state.subscriptions.put(
+            row["group_id"],
+            row["topic_id"],
+            client_id=row["client_id"],
+            detail=row["lite_topics"],
+        )
     for row in stored.windows.to_pylist():
         state.windows[row["name"]] = Window(
             row["name"],
@@ -64,6 +76,7 @@ def _load_consumptions(state: State, stored: StoredState) -> None:
         (Kind.CURSOR, stored.cursors),
         (Kind.INVISIBLE, stored.leases),
         (Kind.BEHIND, stored.behind),
+        (Kind.CONDEMN, stored.condemned),
     ):
         for events in _runs(kind, table):
             state.apply(events)
@@ -88,8 +101,50 @@ def _runs(kind: Kind, table: pa.Table) -> list[EventRows]:
     for start, stop in itertools.pairwise(bounds):
         run = {name: values[start:stop] for name, values in columns.items()}
         fixed = {name: int(run.pop(name)[0]) for name in keys}
+        run |= {"detail": _failures(table.slice(start, stop - start))}
         runs.append(EventRows(kind=kind, at_ms=0, **fixed, **run))  # type: ignore[arg-type]
     return runs
+
+
+def _failures(rows: pa.Table) -> list[str | None] | None:
+    """The last failures of unsettled messages, or those for which message groups were given up."""
+    if "failure" not in rows.column_names:
+        return None
+    said = rows.column("failure")
+    return None if said.null_count == len(said) else said.to_pylist()
+
+
+def _load_halves(state: State, table: pa.Table) -> None:
+    if not table.num_rows:
+        return
+    columns = {
+        field.name: table.column(field.name).to_numpy()
+        for field in table.schema
+        if pa.types.is_integer(field.type)
+    }
+    offsets = columns["queue_offset"]
+    state.halves.add(
+        offsets,
+        position=columns["position"],
+        row=columns["row"],
+        target=columns["target_topic_id"],
+    )
+    producers = table.column("producer_group").combine_chunks().dictionary_encode()
+    codes = producers.indices.to_numpy()
+    for code, name in enumerate(producers.dictionary.to_pylist()):
+        at = codes == code
+        state.halves.apply(
+            EventRows(
+                kind=Kind.HALF,
+                at_ms=0,
+                queue_offset=offsets[at],
+                attempt=columns["checks"][at],
+                visible_at_ms=columns["next_check_ms"][at],
+                delivery=columns["immunity_ms"][at],
+                message_group_hash=columns["message_id_hash"][at],
+                client_id=name,
+            )
+        )
 
 
 def _load_schedule(state: State, table: pa.Table) -> None:

@@ -1,5 +1,6 @@
-"""What happens when a lease ends or a delivery fails: attempts, backoff, dead letters."""
+"""What happens when a lease ends or a delivery fails: attempts, and the delays between them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -8,6 +9,8 @@ import numpy.typing as npt
 
 from rmq_pipeline.broker.consumption import Consumption
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.final_failure import give_up
+from rmq_pipeline.broker.giving_back import release
 from rmq_pipeline.broker.lease_table import DOOMED, WAITING, LeaseTable, Rows
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int32s, Int64s
@@ -22,9 +25,13 @@ class Ended:
     #: Which delivery the next one is.
     attempt: Int32s
     group: Int64s
-    #: Messages that have no attempt left, marked for the dead letters, and those behind them.
+    #: What becomes of messages that have no attempt left, and of those behind them.
     events: list[EventRows] = field(default_factory=list)
-    doomed: bool = False
+
+    @property
+    def doomed(self) -> bool:
+        """Whether messages were marked for the dead letters."""
+        return dooms(self.events)
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -47,47 +54,57 @@ def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ende
     leases = consumption.leases
     exhausted = leases.attempt[rows] >= group.max_attempts
     again = rows[~exhausted]
-    events = [doom(consumption, rows[exhausted], now_ms=now_ms)] if exhausted.any() else []
     return Ended(
         leases.offset[again],
         leases.attempt[again] + np.int32(1),
         leases.group[again],
-        events,
-        bool(events),
+        _given_up(consumption, rows[exhausted], group=group, now_ms=now_ms),
     )
+
+
+def _given_up(
+    consumption: Consumption, rows: Rows, *, group: Group, now_ms: int
+) -> list[EventRows]:
+    if not len(rows):
+        return []
+    return give_up(consumption, rows, policy=group.on_failure, now_ms=now_ms)
+
+
+def dooms(events: Iterable[EventRows]) -> bool:
+    """Whether these events mark messages for the dead letters."""
+    return any(np.any(rows.column("delivery", np.int64) == DOOMED) for rows in events)
 
 
 def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_ms: int) -> Ended:
     """The same with order by message group: a group comes again as a whole, from its first on.
 
     It may when its first unsettled message may. That one's attempt counts; the later ones were
-    only waiting behind it, so theirs does not.
+    only waiting behind it, so theirs does not. A message that was opened again in front of others
+    that are with a receiver waits for those, and counts beside the first of them.
     """
     leases = consumption.leases
     rows = leases.of_groups(np.unique(leases.group[rows]))
     rows = rows[np.argsort(leases.group[rows], kind="stable")]
     starts = group_starts(leases.group[rows])
     heads = rows[starts]
-    visible = (leases.visible_at[heads] <= now_ms) & (leases.delivery[heads] != DOOMED)
+    visible = (leases.visible_at[heads] <= now_ms) & (leases.delivery[heads] >= WAITING)
+    first_leased = _first_leased(leases, rows, starts=starts)
+    with_receiver = first_leased & (leases.visible_at[rows] > now_ms)
+    visible &= ~np.logical_or.reduceat(with_receiver, starts)
     exhausted = visible & (leases.attempt[heads] >= group.max_attempts)
     sizes = np.diff(np.append(starts, len(rows)))
     is_head = np.zeros(len(rows), dtype=np.bool_)
     is_head[starts] = True
-    events = []
-    if exhausted.any():
-        behind = np.repeat(exhausted, sizes) & ~is_head & (leases.delivery[rows] > WAITING)
-        events.append(doom(consumption, heads[exhausted], now_ms=now_ms))
-        if behind.any():
-            events.extend(release(consumption, rows[behind], visible_at_ms=now_ms))
+    events = _given_up(consumption, heads[exhausted], group=group, now_ms=now_ms)
     again = np.repeat(visible & ~exhausted, sizes) & ~_behind_backoff(
         leases, rows, starts=starts, now_ms=now_ms
     )
     taken = rows[again]
-    counts = is_head[again] | (leases.delivery[taken] == WAITING)
+    counts = is_head[again] | first_leased[again] | (leases.delivery[taken] == WAITING)
     order = np.argsort(leases.offset[taken])
     taken, counts = taken[order], counts[order]
     attempt = leases.attempt[taken] + counts.astype(np.int32)
-    return Ended(leases.offset[taken], attempt, leases.group[taken], events, bool(exhausted.any()))
+    return Ended(leases.offset[taken], attempt, leases.group[taken], events)
 
 
 def group_starts(groups: Int64s) -> Rows:
@@ -97,72 +114,32 @@ def group_starts(groups: Int64s) -> Rows:
     return np.union1d(starts, alone) if len(alone) else starts
 
 
+def _first_leased(leases: LeaseTable, rows: Rows, *, starts: Rows) -> npt.NDArray[np.bool_]:
+    """The first of each message group, in rows sorted by it, that was given to a receiver."""
+    leased = leases.delivery[rows] > WAITING
+    seen = np.cumsum(leased)
+    before: Rows = np.repeat(seen[starts] - leased[starts], np.diff(np.append(starts, len(rows))))
+    first: npt.NDArray[np.bool_] = leased & (seen == before + 1)
+    return first
+
+
 def _behind_backoff(
     leases: LeaseTable, rows: Rows, *, starts: Rows, now_ms: int
 ) -> npt.NDArray[np.bool_]:
     """Which rows, sorted by group, wait for a moment yet to come, or lie behind one that does."""
     delivery = leases.delivery[rows]
-    waits = (delivery == DOOMED) | ((delivery == WAITING) & (leases.visible_at[rows] > now_ms))
+    waits = (delivery < WAITING) | ((delivery == WAITING) & (leases.visible_at[rows] > now_ms))
     seen = np.cumsum(waits)
     before = np.repeat(seen[starts] - waits[starts], np.diff(np.append(starts, len(rows))))
     behind: npt.NDArray[np.bool_] = seen > before
     return behind
 
 
-def doom(consumption: Consumption, rows: Rows, *, now_ms: int, reason: str = "") -> EventRows:
-    """Mark messages for the dead letters; they are visible to nobody from then on."""
-    return _row_events(
-        consumption, rows, kind=Kind.EXPIRE, visible_at_ms=now_ms, delivery=DOOMED, reason=reason
-    )
-
-
-def release(
-    consumption: Consumption, rows: Rows, *, visible_at_ms: int | Int64s
-) -> list[EventRows]:
-    """Give messages back: receipts void, the attempt of a running delivery not counted."""
-    leases = consumption.leases
-    leased = leases.delivery[rows] > WAITING
-    attempt = leases.attempt[rows] - leased.astype(np.int32)
-    return [
-        EventRows(
-            kind=Kind.RELEASE,
-            at_ms=0,
-            queue_offset=leases.offset[rows],
-            attempt=attempt,
-            visible_at_ms=visible_at_ms,
-            delivery=WAITING,
-            message_group_hash=leases.group[rows],
-        )
-    ]
-
-
-def _row_events(
-    consumption: Consumption,
-    rows: Rows,
-    *,
-    kind: Kind,
-    visible_at_ms: int | Int64s,
-    delivery: int,
-    reason: str,
-) -> EventRows:
-    leases = consumption.leases
-    return EventRows(
-        kind=kind,
-        at_ms=0,
-        queue_offset=leases.offset[rows],
-        attempt=leases.attempt[rows],
-        visible_at_ms=visible_at_ms,
-        delivery=delivery,
-        message_group_hash=leases.group[rows],
-        detail=reason or None,
-    )
-
-
 def backoff_ms(group: Group, attempts: Int32s) -> Int64s:
     """The delay after the n-th delivery has failed."""
-    table = np.array(group.backoff_ms, dtype=np.int64)
-    delays: Int64s = table[np.clip(attempts - 1, 0, len(table) - 1)]
-    return delays
+    distinct, place = np.unique(attempts, return_inverse=True)
+    delays: Int64s = np.array([group.delay_ms(n) for n in distinct.tolist()], dtype=np.int64)
+    return delays[place]
 
 
 def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -> list[EventRows]:
@@ -178,9 +155,7 @@ def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -
         return _expire_in_order(consumption, group, rows=rows, now_ms=now_ms)
     exhausted = leases.attempt[rows] >= group.max_attempts
     ended = rows[~exhausted & (leases.delivery[rows] > WAITING)]
-    events = []
-    if exhausted.any():
-        events.append(doom(consumption, rows[exhausted], now_ms=now_ms))
+    events = _given_up(consumption, rows[exhausted], group=group, now_ms=now_ms)
     if len(ended):
         events.append(_expired(consumption, ended))
     return events
@@ -205,11 +180,13 @@ def _expire_in_order(
 
 
 def _expired(consumption: Consumption, rows: Rows) -> EventRows:
-    return _row_events(
-        consumption,
-        rows,
+    leases = consumption.leases
+    return EventRows(
         kind=Kind.EXPIRE,
-        visible_at_ms=consumption.leases.visible_at[rows],
+        at_ms=0,
+        queue_offset=leases.offset[rows],
+        attempt=leases.attempt[rows],
+        visible_at_ms=leases.visible_at[rows],
         delivery=WAITING,
-        reason="",
+        message_group_hash=leases.group[rows],
     )

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rmq_pipeline.broker.burying import bury
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.lease_table import DOOMED, FAR, WAITING
-from rmq_pipeline.broker.redeliver import expire
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.lease_table import FAR, WAITING
+from rmq_pipeline.broker.redeliver import dooms, expire
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
@@ -24,27 +27,28 @@ class Revive(Request):
     window: tuple[str, int] | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is (revived, doomed, when the next lease ends)."""
+        """The answer is (revived, parked, doomed, when the next lease ends)."""
         state.fence(self.window)
         decision = Decision()
-        revived, doomed, next_visible = 0, 0, FAR
+        revived, parked, doomed, next_visible = 0, 0, 0, FAR
         for key, consumption in state.consumptions.items():
             group = state.groups.get(key[0])
             if group is None or not len(consumption.leases):
                 continue
+            found: list[EventRows] = []
             if now_ms >= consumption.leases.next_visible and revived < self.limit:
                 found = expire(consumption, group, now_ms=now_ms, limit=self.limit - revived)
                 for events in found:
-                    is_doom = events.kind == Kind.EXPIRE and events.delivery == DOOMED
-                    doomed += len(events) if is_doom else 0
-                    revived += 0 if is_doom else len(events)
+                    again = events.column("delivery", np.int64) == WAITING
+                    revived += int(again.sum()) if events.kind != Kind.CONDEMN else 0
+                    parked += len(events) if events.kind == Kind.PARK else 0
                 decision.events.extend(QueueKey._make(key).events(found, now_ms))
             leases = consumption.leases
             running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
             if running.any():
                 next_visible = min(next_visible, int(leases.visible_at[running].min()))
-            doomed += len(consumption.leases.doomed())
-        decision.answer = (revived, doomed, None if next_visible == FAR else next_visible)
+            doomed += len(consumption.leases.doomed()) + dooms(found)
+        decision.answer = (revived, parked, doomed, None if next_visible == FAR else next_visible)
         return decision
 
 
@@ -54,20 +58,22 @@ def revive(
     """Revive what has ended, and what ends within ``wait_ms``.
 
     Returns:
-        revived, dead_lettered, next_visible_ms.
+        revived, parked, dead_lettered, next_visible_ms.
     """
     deadline = engine.clock.now_ms() + wait_ms
-    revived = buried = 0
+    revived = parked = buried = 0
     while True:
         version = engine.arrivals.version(_NO_TOPIC)
-        some, doomed, next_visible = engine.submit(Revive(limit - revived, window))
+        some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
+        parked += held
         buried += bury(engine, None) if doomed else 0
         now_ms = engine.clock.now_ms()
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:
             return {
                 "revived": revived,
+                "parked": parked,
                 "dead_lettered": buried,
                 "next_visible_ms": next_visible,
             }

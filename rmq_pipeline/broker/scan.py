@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from rmq_pipeline.broker.consumption import Consumption
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.queue_index import IndexRows
+from rmq_pipeline.broker.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.redeliver import Ended
+from rmq_pipeline.broker.sieve import QueueSieve
 from rmq_pipeline.broker.state import Queue
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
@@ -80,19 +81,24 @@ class QueueScan:
     """
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, *, tags: Int64s | None, ended: Ended
+        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
     ) -> None:
         self.queue = queue
         self.consumption = consumption
         self.ended = ended
-        self.tags = tags
+        #: What is wanted; None for all.
+        self.sieve = sieve
         self.cursor = max(consumption.cursor, queue.min_offset)
         self.page_wanted: tuple[int, int] | None = None
+        #: Rows from the cursor on that the sieve knows nothing of.
+        self.unjudged: list[IndexRows] = []
         self.scanned_out = False
         self.has_doomed = False
         self._scanned = 0
         self._ended_done = 0
         self._parts: list[Taken] = []
+        #: What the sieve says of the rows looked at.
+        self._verdicts = np.zeros(0, dtype=np.bool_)
 
     def may_have_more(self) -> bool:
         """Whether ``take`` might find another message."""
@@ -102,6 +108,7 @@ class QueueScan:
         return (
             self.cursor < self.queue.max_offset
             and self.page_wanted is None
+            and not self.unjudged
             and not self.scanned_out
         )
 
@@ -145,19 +152,35 @@ class QueueScan:
 
     def _next_rows(self, limit: int) -> IndexRows | None:
         """The rows from the cursor on; a few more than needed when not all may be wanted."""
-        ahead = limit if self.tags is None and not self.consumption.ordered else max(limit, 1024)
+        ahead = limit if self.sieve is None and not self.consumption.ordered else max(limit, 1024)
         stop = min(self.queue.max_offset, self.cursor + ahead)
         rows = self.queue.index.get(self.cursor, stop)
         if rows is None:
             self.page_wanted = self.queue.index.missing(self.cursor, self.queue.max_offset)
             return None
+        if self.sieve is not None:
+            self._verdicts = self.sieve.verdicts(rows)
+            if not len(self._verdicts):
+                self.unjudged = self._rows_ahead(self.sieve.ahead)
+                return None
+            rows = rows.first(len(self._verdicts))
         self._scanned += len(rows)
         self.scanned_out = self._scanned >= SCAN_ROWS + limit
         return rows
 
+    def _rows_ahead(self, ahead: int) -> list[IndexRows]:
+        """Some rows from the cursor on, to the end of a page or of what is held."""
+        found: list[IndexRows] = []
+        offset = self.cursor
+        stop = min(self.queue.max_offset, -(-(offset + ahead) // PAGE_ROWS) * PAGE_ROWS)
+        while offset < stop and (rows := self.queue.index.get(offset, stop)) is not None:
+            found.append(rows)
+            offset += len(rows)
+        return found
+
     def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
         """Which rows to deliver; None for all."""
-        return None if self.tags is None else np.isin(rows.tag_hash, self.tags)
+        return None if self.sieve is None else self._verdicts
 
     def _deliver(self, rows: IndexRows, at: npt.NDArray[np.intp] | slice) -> None:
         position = rows.position[at]
@@ -176,6 +199,7 @@ class QueueScan:
             or self.has_doomed
             or self.scanned_out
             or self.page_wanted is not None
+            or self.unjudged
             or self.cursor > self.consumption.cursor
         )
 

@@ -2,30 +2,30 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline.broker.consumption import Consumption
+from rmq_pipeline.broker.effects import effect_events
 from rmq_pipeline.broker.event_rows import EventRows, single
-from rmq_pipeline.broker.lease_table import DOOMED, WAITING, Rows
+from rmq_pipeline.broker.final_failure import give_up
+from rmq_pipeline.broker.giving_back import released_behind
+from rmq_pipeline.broker.lease_table import WAITING, Rows
+from rmq_pipeline.broker.outcomes import ACK, DEAD_LETTER, RETRY, Outcomes
 from rmq_pipeline.broker.publish import Heads, Send, place
-from rmq_pipeline.broker.redeliver import backoff_ms, release
+from rmq_pipeline.broker.redeliver import backoff_ms, dooms
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import ReceiptHandleError, RequestError
-from rmq_pipeline.group import Group
+from rmq_pipeline.errors import ReceiptHandleError
+from rmq_pipeline.group import Group, OnFailure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
-
-ACK, RETRY, DEAD_LETTER = 0, 1, 2
-OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +93,6 @@ def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """What became of deliveries; arrays of one length."""
-
-    receipts: Receipts
-    #: ACK, RETRY or DEAD_LETTER.
-    outcome: npt.NDArray[np.int8]
-    #: Delay of a retry in ms; -1: the group's backoff.
-    retry_after_ms: Int64s
-    reason: pa.Array
-
-
-def acks(receipts: Receipts) -> Outcomes:
-    """All of them done."""
-    n = len(receipts)
-    return Outcomes(
-        receipts, np.zeros(n, np.int8), np.full(n, -1, np.int64), pa.nulls(n, pa.string())
-    )
-
-
 @dataclass(slots=True)
 class Settled:
     """The answer to a settle."""
@@ -120,18 +100,20 @@ class Settled:
     acked: int = 0
     retried: int = 0
     dead_lettered: int = 0
+    parked: int = 0
     published: int = 0
     #: Queues with messages that are now to be copied to the dead letters.
     doomed: list[QueueKey] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """As the door answers it."""
-        return {
+        """As the door answers it; ``parked`` only where something was."""
+        counts = {
             "acked": self.acked,
             "retried": self.retried,
             "dead_lettered": self.dead_lettered,
             "published": self.published,
         }
+        return {**counts, "parked": self.parked} if self.parked else counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +150,16 @@ class Settle(Request):
         if self.keyed_state is not None:
             decision.keyed_state.append(self.keyed_state)
         if group is not None:
+            decision.events.extend(self._effects(group, now_ms))
             self._note(decision, group, epoch=epoch, now_ms=now_ms)
         return decision
+
+    def _effects(self, group: Group, now_ms: int) -> list[EventRows]:
+        keys = self.outcomes.idempotency_key
+        if keys is None:
+            return []
+        done = self.outcomes.outcome == ACK
+        return effect_events(keys, done, group_id=group.group_id, now_ms=now_ms)
 
     def _repeated(self, state: State) -> Settled | None:
         """The answer of the same settle before, whose answer got lost on the way."""
@@ -239,20 +229,25 @@ class Settle(Request):
             events.extend(
                 self._failures(part, failed, outcome=outcome, answer=answer, now_ms=now_ms)
             )
-            if any(np.any(rows.column("delivery", np.int64) == DOOMED) for rows in events):
+            if dooms(events):
                 answer.doomed.append(part.key)
         decision.events.extend(part.key.events(events, now_ms))
 
     def _first_failures(self, part: OnQueue, failed: Rows) -> Rows:
-        """With order, what failed behind a message that is to be retried is given back with it."""
+        """With order, what failed behind a message that is to be retried is given back with it.
+
+        So is what failed behind one with which its message group is given up.
+        """
         groups = part.consumption.leases.group[part.rows[failed]]
-        retried = self.outcomes.outcome[part.receipts[failed]] == RETRY
+        stops = self.outcomes.outcome[part.receipts[failed]] == RETRY
+        if part.group.on_failure == "dead_letter_group":
+            stops[:] = True
         keep, stopped = [], set()
         for i, group in enumerate(groups.tolist()):  # failures are few, and these are a group's
             if group in stopped:
                 continue
             keep.append(failed[i])
-            if retried[i] and group:
+            if stops[i] and group:
                 stopped.add(group)
         return np.array(keep, dtype=np.intp)
 
@@ -265,58 +260,61 @@ class Settle(Request):
         answer: Settled,
         now_ms: int,
     ) -> list[EventRows]:
+        leases, group = part.consumption.leases, part.group
+        rows = part.rows[failed]
+        hopeless = outcome[failed] == DEAD_LETTER
+        final = hopeless | (leases.attempt[rows] >= group.max_attempts)
+        # Who calls a message hopeless has decided what becomes of it: nobody is to be asked.
+        parked = final & ~hopeless if group.on_failure == "park" else np.zeros_like(final)
+        policy: OnFailure = "dead_letter" if group.on_failure == "park" else group.on_failure
+        answer.retried += int((~final).sum())
+        answer.parked += int(parked.sum())
+        answer.dead_lettered += int((final & ~parked).sum())
+        settled = leases.offset[part.rows[(outcome == ACK)]]
+        said = self.outcomes.failure.take(pa.array(part.receipts[failed])).to_pylist()
+        events = self._retries(part, failed[~final], settled=settled, now_ms=now_ms)
+        for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
+            if chosen.any():
+                events.extend(
+                    give_up(
+                        part.consumption,
+                        rows[chosen],
+                        policy=how,
+                        now_ms=now_ms,
+                        said=[said[i] for i in np.flatnonzero(chosen).tolist()],
+                        settled=settled,
+                    )
+                )
+        return events
+
+    def _retries(
+        self, part: OnQueue, failed: Rows, *, settled: Int64s, now_ms: int
+    ) -> list[EventRows]:
+        """What is to come again after a while."""
+        if not len(failed):
+            return []
         leases = part.consumption.leases
         rows = part.rows[failed]
-        attempt = leases.attempt[rows]
-        doomed = (outcome[failed] == DEAD_LETTER) | (attempt >= part.group.max_attempts)
-        answer.retried += int((~doomed).sum())
-        answer.dead_lettered += int(doomed.sum())
         given = self.outcomes.retry_after_ms[part.receipts[failed]]
-        delay = np.where(given >= 0, given, backoff_ms(part.group, attempt))
-        visible_at = np.where(doomed, now_ms, now_ms + delay)
-        reasons = self.outcomes.reason.take(pa.array(part.receipts[failed]))
+        delay = np.where(given >= 0, given, backoff_ms(part.group, leases.attempt[rows]))
+        said = self.outcomes.failure.take(pa.array(part.receipts[failed]))
         events = [
             EventRows(
                 kind=Kind.RETRY,
                 at_ms=now_ms,
                 queue_offset=leases.offset[rows],
-                attempt=attempt,
-                visible_at_ms=visible_at,
-                delivery=np.where(doomed, DOOMED, WAITING),
+                attempt=leases.attempt[rows],
+                visible_at_ms=now_ms + delay,
+                delivery=WAITING,
                 message_group_hash=leases.group[rows],
-                detail=None if reasons.null_count == len(reasons) else reasons.to_pylist(),
+                detail=None if said.null_count == len(said) else said.to_pylist(),
             )
         ]
         if part.consumption.ordered:
-            settled = leases.offset[part.rows[(outcome == ACK)]]
             events.extend(
-                released_behind(part.consumption, rows, visible_at=visible_at, settled=settled)
+                released_behind(part.consumption, rows, visible_at=now_ms + delay, settled=settled)
             )
         return events
-
-
-def released_behind(
-    consumption: Consumption, failed: Rows, *, visible_at: Int64s, settled: Int64s
-) -> list[EventRows]:
-    """What of the failed messages' groups lies behind them and is unsettled is given back."""
-    leases = consumption.leases
-    failed_groups = np.unique(leases.group[failed])
-    of_groups = leases.of_groups(failed_groups[failed_groups != 0])
-    gone = np.concatenate([settled, leases.offset[failed]])
-    # What waits already keeps its own moment: it may be later than this one's.
-    leased = of_groups[leases.delivery[of_groups] > WAITING]
-    rest = leased[~np.isin(leases.offset[leased], gone)]
-    if not len(rest):
-        return []
-    # Behind which failure: the first one of its group.
-    order = np.lexsort((leases.offset[failed], leases.group[failed]))
-    groups = leases.group[failed][order]
-    firsts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
-    at = firsts[np.searchsorted(groups[firsts], leases.group[rest])]
-    behind = leases.offset[rest] > leases.offset[failed][order][at]
-    if not behind.any():
-        return []
-    return release(consumption, rest[behind], visible_at_ms=visible_at[order][at][behind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,24 +345,3 @@ class ChangeInvisible(Request):
                 )
             )
         return decision
-
-
-def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes:
-    """Outcomes from the columns of schema.OUTCOME.
-
-    Raises:
-        RequestError: an outcome that is none of ack, retry, dead_letter; a negative delay.
-    """
-    texts = columns["outcome"].dictionary_encode()
-    codes = np.zeros(len(texts.dictionary), dtype=np.int8)
-    for i, text in enumerate(texts.dictionary.to_pylist()):
-        if text not in OUTCOMES:
-            raise RequestError(f"Outcome {text!r} is none of {', '.join(OUTCOMES)}.")
-        codes[i] = OUTCOMES[text]
-    if texts.indices.null_count:
-        raise RequestError("An outcome is null.")
-    delays = columns["retry_after_ms"].fill_null(-1).to_numpy()
-    if np.any((delays < 0) & columns["retry_after_ms"].is_valid().to_numpy(zero_copy_only=False)):
-        raise RequestError("retry_after_ms is negative.")
-    outcome = codes[texts.indices.to_numpy()] if len(receipts) else codes[:0]
-    return Outcomes(receipts, outcome, delays, columns["reason"])

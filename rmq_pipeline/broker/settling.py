@@ -11,17 +11,11 @@ from rmq_pipeline import receipt, schema
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.burying import bury
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.outcomes import DEAD_LETTER, Outcomes, acks, outcomes_of
 from rmq_pipeline.broker.publish import prepare
-from rmq_pipeline.broker.settle import (
-    DEAD_LETTER,
-    ChangeInvisible,
-    Outcomes,
-    Settle,
-    Settled,
-    acks,
-    outcomes_of,
-)
+from rmq_pipeline.broker.settle import ChangeInvisible, Settle, Settled
 from rmq_pipeline.errors import RequestError, TableSchemaError
+from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import hash64
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.tables import columns_of
@@ -81,7 +75,7 @@ def forward(engine: Engine, given: pa.Table | Sequence[str], *, reason: str) -> 
         receipts,
         np.full(n, DEAD_LETTER, dtype=np.int8),
         np.full(n, -1, dtype=np.int64),
-        pa.repeat(pa.scalar(reason or None, pa.string()), n),
+        pa.repeat(pa.scalar(Failure.of(reason).to_json() if reason else None, pa.string()), n),
     )
     _settle(engine, Settle(outcomes))
 
@@ -118,6 +112,7 @@ def settle(
             ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=now_ms,
+            delay_levels_ms=engine.settings.delay_levels_ms,
         )
         for name, messages in publish.items()
     ]

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmq_pipeline.broker.consumption import Consumption, Skipped
+from rmq_pipeline.broker.duplicates import Duplicates
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.halves import Halves
+from rmq_pipeline.broker.lite import Subscriptions
+from rmq_pipeline.broker.pace import Paces
 from rmq_pipeline.broker.placed import Placed
 from rmq_pipeline.broker.queue_index import QueueIndex
-from rmq_pipeline.broker.schedule import Schedule
+from rmq_pipeline.broker.redriven import Redriven
+from rmq_pipeline.broker.schedule import Schedule, keys_of
 from rmq_pipeline.errors import (
     ConsumerGroupNotFoundError,
     FencedError,
@@ -18,7 +23,7 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
+from rmq_pipeline.topic import FIRST_TOPIC_ID, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
 
 
 @dataclass(slots=True)
@@ -65,8 +70,13 @@ class State:
     group_ids: dict[str, int] = field(default_factory=dict)
     consumptions: dict[tuple[int, int, int], Consumption] = field(default_factory=dict)
     schedule: Schedule = field(default_factory=Schedule)
+    duplicates: Duplicates = field(default_factory=Duplicates)
+    halves: Halves = field(default_factory=Halves)
+    redriven: Redriven = field(default_factory=Redriven)
+    paces: Paces = field(default_factory=Paces)
+    subscriptions: Subscriptions = field(default_factory=Subscriptions)
     windows: dict[str, Window] = field(default_factory=dict)
-    next_topic_id: int = SCHEDULE_TOPIC_ID + 1
+    next_topic_id: int = FIRST_TOPIC_ID
     next_group_id: int = 1
     last_at_ms: int = 0
 
@@ -97,8 +107,15 @@ class State:
         key = (group.group_id, topic_id, queue_id)
         found = self.consumptions.get(key)
         if found is None:
-            found = self.consumptions[key] = Consumption(ordered=group.order == "message_group")
+            found = Consumption(ordered=self.keeps_order(group, topic_id))
+            self.consumptions[key] = found
         return found
+
+    def keeps_order(self, group: Group, topic_id: int) -> bool:
+        """Whether the group takes the topic in order by message group."""
+        topic = self.topics.get(topic_id)
+        lite = topic is not None and topic.topic.type == "lite"
+        return lite or group.order == "message_group"
 
     def fence(self, window: tuple[str, int] | None) -> int:
         """The epoch of a window that is still the newest; 0 for none.
@@ -125,27 +142,39 @@ class State:
         self.last_at_ms = max(self.last_at_ms, placed.stored_at_ms)
         if placed.topic_id == SCHEDULE_TOPIC_ID:
             self.schedule.add(placed.scheduled(position))
+        elif placed.topic_id == HALF_TOPIC_ID:
+            placed.add_to(self.halves, position)
+        self.duplicates.learn(placed)
         for queue_id, rows in placed.index_rows(position):
             queue = topic.queues[queue_id]
             queue.max_offset = rows.base + len(rows)
-            if placed.topic_id != SCHEDULE_TOPIC_ID:
+            if placed.topic_id not in (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID):
                 queue.index.append(rows)
 
     def apply(self, events: EventRows) -> None:
         """Change the state as the events say; nothing is decided here."""
         self.last_at_ms = max(self.last_at_ms, events.at_ms)
         kind = events.kind
+        if kind == Kind.LEASE:
+            self.paces.delivered(events.group_id, len(events), now_ms=events.at_ms)
         if kind <= Kind.PARDON:
             group = self.groups.get(events.group_id)
             if group is not None and events.topic_id in self.topics:
                 self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
         elif kind <= Kind.GROUP_DELETED:
             self._apply_metadata(events)
-        elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED):
-            due = events.column("visible_at_ms", np.int64)
-            self.schedule.remove(events.queue_id, events.queue_offset, deliver_at=due)
+        elif kind == Kind.LITE_SUBSCRIPTION:
+            self._apply_subscription(events)
+        elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED):
+            self.schedule.remove(keys_of(events.queue_id, events.queue_offset))
+            if kind == Kind.SCHEDULE_RECALLED:
+                self.duplicates.recalled(events.queue_id, events.queue_offset)
+        elif Kind.HALF <= kind <= Kind.HALF_GIVEN_UP:
+            self.halves.apply(events)
         elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
             self._apply_window(events)
+        elif kind == Kind.REDRIVEN:
+            self.redriven.add(events.topic_id, events.queue_id, offsets=events.queue_offset)
 
     def _apply_metadata(self, events: EventRows) -> None:
         for row in range(len(events)):
@@ -155,6 +184,7 @@ class State:
                 gone = self.topics.pop(events.topic_id, None)
                 if gone is not None:
                     del self.topic_ids[gone.topic.name]
+                self.duplicates.drop(events.topic_id)
                 self._forget(topic_id=events.topic_id)
             elif events.kind == Kind.GROUP:
                 self.put_group(Group.from_json(events.detail_of(row)))
@@ -162,7 +192,18 @@ class State:
                 lost = self.groups.pop(events.group_id, None)
                 if lost is not None:
                     del self.group_ids[lost.name]
+                self.paces.forget(events.group_id)
                 self._forget(group_id=events.group_id)
+
+    def _apply_subscription(self, events: EventRows) -> None:
+        if events.group_id in self.groups and events.topic_id in self.topics:
+            for row in range(len(events)):
+                self.subscriptions.put(
+                    events.group_id,
+                    events.topic_id,
+                    client_id=events.client_id or "",
+                    detail=events.detail_of(row),
+                )
 
     def put_topic(self, topic: Topic) -> TopicState:
         """A topic was created or altered."""
@@ -170,6 +211,7 @@ class State:
         if state is None:
             state = self.topics[topic.topic_id] = TopicState(topic, [])
         state.topic = topic
+        self.duplicates.put(topic)
         state.queues.extend(Queue() for _ in range(topic.queues - len(state.queues)))
         self.topic_ids[topic.name] = topic.topic_id
         self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
@@ -178,10 +220,12 @@ class State:
     def put_group(self, group: Group) -> None:
         """A consumer group was created or altered."""
         self.groups[group.group_id] = group
+        self.paces.put(group, self.last_at_ms)
         self.group_ids[group.name] = group.group_id
         self.next_group_id = max(self.next_group_id, group.group_id + 1)
 
     def _forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
+        self.subscriptions.forget(topic_id=topic_id, group_id=group_id)
         gone = [k for k in self.consumptions if k[0] == group_id or k[1] == topic_id]
         for key in gone:
             del self.consumptions[key]

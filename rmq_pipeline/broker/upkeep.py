@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rmq_pipeline.broker.checking import check_transactions
 from rmq_pipeline.broker.delivering import deliver_scheduled
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
@@ -52,7 +53,8 @@ class Upkeep:
         self.last_fallback: dict[str, Any] | None = None
         jobs: list[Callable[[], None]] = []
         if mode == "self":
-            jobs = [self._deliver, self._every(_REVIVE_EVERY_MS, self._revive)]
+            jobs = [self._going_on(self._deliver_slice), self._going_on(self._check_slice)]
+            jobs.append(self._every(_REVIVE_EVERY_MS, self._revive))
             jobs.append(self._every(_SEAL_EVERY_MS, self._seal))
         elif mode == "dagster":
             jobs = [self._every(_REVIVE_EVERY_MS, self._fall_back)]
@@ -70,12 +72,18 @@ class Upkeep:
         for thread in self._threads:
             thread.join()
 
-    def _deliver(self) -> None:
-        while not self._stopped:
-            self._try(self._deliver_slice)
+    def _going_on(self, wait_and_do: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            while not self._stopped:
+                self._try(wait_and_do)
+
+        return run
 
     def _deliver_slice(self) -> Any:
         return deliver_scheduled(self._engine, wait_ms=_SLICE_MS, limit=_LIMIT, window=None)
+
+    def _check_slice(self) -> Any:
+        return check_transactions(self._engine, wait_ms=_SLICE_MS, limit=_LIMIT, window=None)
 
     def _revive(self) -> Any:
         return revive(self._engine, wait_ms=0, limit=_LIMIT, window=None)
@@ -118,6 +126,10 @@ class Upkeep:
         if oldest is not None and due["now_ms"] - oldest > limit_ms:
             report = deliver_scheduled(self._engine, wait_ms=0, limit=_LIMIT, window=None)
             self._note("deliver_scheduled", due["now_ms"] - oldest, report=report)
+        oldest = due["jobs"]["check_transactions"]["next_due_ms"]
+        if oldest is not None and due["now_ms"] - oldest > limit_ms:
+            report = check_transactions(self._engine, wait_ms=0, limit=_LIMIT, window=None)
+            self._note("check_transactions", due["now_ms"] - oldest, report=report)
         ended = due["jobs"]["revive"].get("oldest_ended_ms")
         if ended is not None and due["now_ms"] - ended > limit_ms:
             self._note("revive", due["now_ms"] - ended, report=self._revive())

@@ -6,7 +6,7 @@ import numpy as np
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.event_rows import EventRows, single
-from rmq_pipeline.broker.redeliver import release
+from rmq_pipeline.broker.giving_back import release
 from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request

@@ -205,7 +205,7 @@ class Writer:
                     break
             events = [rows for decision in decisions for rows in decision.events]
             if events:
-                self.log.stage(EVENTS, event_rows.to_batch(events))
+                self.log.stage_payload(EVENTS, event_rows.to_payload(events))
             if decisions:
                 self.log.commit(use_reserve=True)  # who may not was refused before
         except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk

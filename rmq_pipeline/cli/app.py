@@ -13,6 +13,8 @@ from rmq_pipeline.cli import (
     lag,
     messages,
     offsets,
+    parked,
+    recall,
     search,
     sql,
     topics,
@@ -59,8 +61,10 @@ app.command(
         "rmq receive orders billing",
         "rmq receive orders billing -n 100 --ack --json",
         "rmq receive orders billing --filter 'new || paid' --wait 10",
+        "rmq receive orders billing --filter \"region IN ('e', 'w')\" --filter-type sql92",
     )
 )(messages.receive)
+app.command(epilog=examples("rmq recall reminders 5F0C6A…"))(recall.recall)
 app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(lag.lag)
 app.command(
     epilog=examples(
@@ -70,6 +74,7 @@ app.command(
 )(search.find)
 app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(search.trace)
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(parked.app, name="parked")
 app.add_typer(offsets.app, name="offset")
 app.command(
     epilog=examples(

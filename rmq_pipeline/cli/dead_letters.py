@@ -1,16 +1,25 @@
 """``rmq dead-letters``: messages that a consumer group has given up."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples
-from rmq_pipeline.cli.output import rows_of, show_rows
+from rmq_pipeline.cli.output import print_json, progress, rows_of, show_fields, show_rows
 from rmq_pipeline.cli.statements import statement
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list.")
+if TYPE_CHECKING:
+    from rmq_pipeline.flight.client import Client
+    from rmq_pipeline.redriving import Plan, Report
 
-COLUMNS = ("message_id", "topic", "message_group", "tag", "keys", "attempts", "reason")
+app = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, redrive.")
+
+COLUMNS = ("message_id", "topic", "message_group", "tag", "keys", "attempts", "reason", "signature")
+
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="A condition on the columns of the view dead_letters."),
+]
 
 
 @app.callback()
@@ -28,10 +37,7 @@ def dead_letters() -> None:
 def list_(
     group: Group,
     *,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="SQL", help="A condition on the columns of the view dead_letters."),
-    ] = None,
+    where: Where = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
@@ -39,9 +45,78 @@ def list_(
     """List the messages that failed for good, and why."""
     query = statement("cli_dead_letters", consumer_group=group)
     if where is not None:
-        # On a line of its own: a comment at its end must not swallow the bracket.
-        query = f"{query}\nAND ({where}\n)"
+        from rmq_pipeline.redriving import condition
+
+        query = f"{query}\nAND {condition(where).sql('duckdb', comments=False)}"
     with connected(home, flight) as client:
         client.describe_group(group)
         rows = rows_of(client.sql(query))
     show_rows(rows, as_json=as_json, columns=COLUMNS, empty=f"{group} has no such dead letters.")
+
+
+@app.command(
+    epilog=examples(
+        "rmq dead-letters redrive billing",
+        "rmq dead-letters redrive billing --where \"signature = '3f0c8a1b2d4e'\" --rate 50",
+        "rmq dead-letters redrive billing --where \"properties['region'] = 'east'\" --limit 100",
+        "rmq sql \"SELECT * FROM redrives WHERE redrive_id = 'redrive-…'\"",
+    )
+)
+def redrive(
+    group: Group,
+    *,
+    where: Where = None,
+    rate: Annotated[
+        float, typer.Option(metavar="N", help="Messages per second; 0 for no limit.")
+    ] = 0.0,
+    max_failed_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Stop when more of them than this fail again.")
+    ] = 0.2,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most this many; 0 for all.")] = 0,
+    wait: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="End when no outcome has come for this long."),
+    ] = 60.0,
+    redrive_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Go on with an earlier redrive.")
+    ] = None,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters to their group again, each once, where they lie.
+
+    They come in order, before what follows them in their message group. It waits until each has
+    come to an outcome. Exit code 1 when too many failed again.
+    """
+    from rmq_pipeline.redriving import Plan, manifest, new_id
+
+    plan = Plan(
+        group=group,
+        where=where or "",
+        rate_per_s=rate,
+        max_failed_share=max_failed_share,
+        limit=limit,
+        patience_s=wait,
+    )
+    with connected(home, flight) as client:
+        report = _redrive(client, plan, redrive_id=redrive_id or new_id())
+        if as_json:
+            messages = rows_of(manifest(client, report.redrive_id))
+            print_json({**report.facts(), "messages": messages})
+        else:
+            show_fields(report.facts(), as_json=False)
+    if report.status == "stopped":
+        raise typer.Exit(1)
+
+
+def _redrive(client: "Client", plan: "Plan", *, redrive_id: str) -> "Report":
+    from rmq_pipeline.redriving import redrive
+
+    with progress(unit="decided") as bars:
+        task = bars.add_task(redrive_id, total=None, done=0)
+
+        def show(report: "Report") -> None:
+            bars.update(task, total=report.chosen, completed=report.decided, done=report.decided)
+
+        return redrive(client, plan, redrive_id=redrive_id, on_progress=show)

@@ -18,16 +18,37 @@ COLUMNS = ("name", "order", "max_attempts", "on_failure", "created_at_ms")
 
 ORDER_HELP = f"One of {', '.join(ORDERS)}."
 ATTEMPTS_HELP = "Deliveries of a message, the first one counted."
+REMEMBERED_HELP = "How long the idempotency keys of its acks are remembered."
+RATE_HELP = "Messages it is given per second at most; 0: as many as it asks for."
 FAILURE_HELP = f"After the last attempt: {', '.join(FAILURES)}."
 BACKOFF_HELP = (
     "Delays after the first, second, … failure in ms, joined by commas; the last repeats."
 )
+POLICIES = ["customized", "exponential"]
+POLICY_HELP = "customized: the delays of --backoff-ms. exponential: delays that grow."
+INITIAL_HELP = "First delay of an exponential backoff."
+MAX_HELP = "Longest delay of an exponential backoff."
+MULTIPLIER_HELP = "By which an exponential backoff grows."
+Policy = Annotated[str | None, typer.Option(help=POLICY_HELP, autocompletion=lambda: POLICIES)]
+Initial = Annotated[
+    int | None,
+    typer.Option(help=INITIAL_HELP, metavar="MS", show_default=str(limits.BACKOFF_INITIAL_MS)),
+]
+Longest = Annotated[
+    int | None,
+    typer.Option(help=MAX_HELP, metavar="MS", show_default=str(limits.BACKOFF_MAX_MS)),
+]
+Multiplier = Annotated[
+    float | None,
+    typer.Option(help=MULTIPLIER_HELP, show_default=str(limits.BACKOFF_MULTIPLIER)),
+]
 
 
 @app.command(
     epilog=examples(
         "rmq group create billing",
         "rmq group create billing --order message_group --max-attempts 3 --backoff-ms 1000,5000",
+        "rmq group create billing --order message_group --on-failure park --backoff exponential",
     )
 )
 def create(
@@ -42,6 +63,16 @@ def create(
         str | None,
         typer.Option(help=BACKOFF_HELP, metavar="MS,MS,…", show_default="delay levels 3 to 18"),
     ] = None,
+    backoff: Policy = None,
+    backoff_initial_ms: Initial = None,
+    backoff_max_ms: Longest = None,
+    backoff_multiplier: Multiplier = None,
+    max_rate: Annotated[
+        float | None, typer.Option(help=RATE_HELP, metavar="PER_SECOND", show_default="no limit")
+    ] = None,
+    idempotency_window_ms: Annotated[
+        int, typer.Option(help=REMEMBERED_HELP, metavar="MS")
+    ] = limits.IDEMPOTENCY_WINDOW_MS,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
@@ -54,6 +85,14 @@ def create(
             max_attempts=max_attempts,
             backoff_ms=_delays(backoff_ms) or limits.BACKOFF_MS,
             on_failure=on_failure,
+            backoff=_growing(
+                backoff,
+                initial_ms=backoff_initial_ms,
+                max_ms=backoff_max_ms,
+                multiplier=backoff_multiplier,
+            ),
+            max_rate_per_s=max_rate,
+            idempotency_window_ms=idempotency_window_ms,
         )
     show_fields(group, as_json=as_json)
 
@@ -67,6 +106,14 @@ def alter(
         str | None, typer.Option(help=FAILURE_HELP, autocompletion=lambda: FAILURES)
     ] = None,
     backoff_ms: Annotated[str | None, typer.Option(help=BACKOFF_HELP, metavar="MS,MS,…")] = None,
+    backoff: Policy = None,
+    backoff_initial_ms: Initial = None,
+    backoff_max_ms: Longest = None,
+    backoff_multiplier: Multiplier = None,
+    max_rate: Annotated[float | None, typer.Option(help=RATE_HELP, metavar="PER_SECOND")] = None,
+    idempotency_window_ms: Annotated[
+        int | None, typer.Option(help=REMEMBERED_HELP, metavar="MS")
+    ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
@@ -78,6 +125,14 @@ def alter(
             max_attempts=max_attempts,
             backoff_ms=_delays(backoff_ms),
             on_failure=on_failure,
+            backoff=_growing(
+                backoff,
+                initial_ms=backoff_initial_ms,
+                max_ms=backoff_max_ms,
+                multiplier=backoff_multiplier,
+            ),
+            max_rate_per_s=max_rate,
+            idempotency_window_ms=idempotency_window_ms,
         )
     show_fields(group, as_json=as_json)
 
@@ -124,3 +179,17 @@ def _delays(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise RequestError(f"--backoff-ms {text!r} is not numbers joined by commas.") from None
+
+
+def _growing(policy: str | None, **numbers: float | None) -> str | dict[str, float] | None:
+    """The backoff policy that the options say; its numbers make it exponential.
+
+    Raises:
+        RequestError: numbers of an exponential backoff for another policy.
+    """
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if not given:
+        return policy
+    if policy not in (None, "exponential"):
+        raise RequestError(f"--backoff {policy} takes no {', '.join(given)}.")
+    return given

@@ -20,7 +20,7 @@ from rmq_pipeline.cli.output import (
     show_rows,
     text_of,
 )
-from rmq_pipeline.errors import RequestError, RocketMQError
+from rmq_pipeline.errors import FilterExpressionError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
@@ -49,6 +49,10 @@ RECEIVED_COLUMNS: Final = (
 )
 #: A receipt lives this long: time to look at what was received, and to settle it.
 INVISIBLE_S: Final = 60.0
+#: Who receives here; its lite topics are those of the last `rmq receive --lite-topic`.
+CLIENT_ID: Final = "rmq"
+#: A tag may have these; more likely a SQL92 condition does.
+_SQL_SIGNS: Final = frozenset("'=<>()")
 
 
 def send(
@@ -59,8 +63,8 @@ def send(
         Path | None,
         typer.Option(
             metavar="NDJSON",
-            help="A message a line, a JSON object: body or body_base64, and optionally tag, keys, "
-            "message_group, delay_level, deliver_at_ms, born_at_ms, properties. - is stdin. "
+            help="A message a line, a JSON object: body or body_base64, and optionally "
+            f"{', '.join(ndjson.OPTIONAL)}. - is stdin. "
             "The options below are for lines that do not say.",
         ),
     ] = None,
@@ -71,12 +75,16 @@ def send(
     message_group: Annotated[
         str | None, typer.Option(help="Messages of one group are consumed in order.")
     ] = None,
+    lite_topic: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For a topic of type lite: which one of it.")
+    ] = None,
     delay_level: Annotated[
         int | None, typer.Option(help="Deliver after a delay: level 1 (1 s) to 18 (2 h).")
     ] = None,
     deliver_at: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Deliver not before: {MOMENT}.")
     ] = None,
+    priority: Annotated[int | None, typer.Option(help="The highest is consumed first.")] = None,
     property: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.")
     ] = None,
@@ -89,8 +97,10 @@ def send(
         "tag": tag,
         "keys": key or None,
         "message_group": message_group,
+        "lite_topic": lite_topic,
         "delay_level": delay_level,
         "deliver_at_ms": parse_ms(deliver_at) if deliver_at else None,
+        "priority": priority,
         "properties": _properties(property or []),
     }
     if (body is None) == (file is None):
@@ -103,7 +113,13 @@ def send(
             sent = _send_file(client, topic, file=file, defaults=defaults, keep=as_json)
             if not as_json:
                 return
-    show_rows(sent, as_json=as_json, empty="")
+    show_rows(sent, as_json=as_json, columns=_sent_columns(sent), empty="")
+
+
+def _sent_columns(sent: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What there is to say; most messages are neither scheduled nor repeated."""
+    places = ("message_id", "queue_id", "queue_offset")
+    return (*places, *(name for name in ("recall_handle", "duplicate") if sent[0][name]))
 
 
 def receive(
@@ -114,7 +130,17 @@ def receive(
     ack: Annotated[
         bool, typer.Option("--ack", help="Acknowledge them once they are printed.")
     ] = False,
-    filter: Annotated[str, typer.Option(metavar="EXPR", help="Tags joined by ||; * is any.")] = "*",
+    filter: Annotated[
+        str,
+        typer.Option(metavar="EXPR", help="Tags joined by ||, or a SQL92 condition; * is any."),
+    ] = "*",
+    filter_type: Annotated[
+        str | None, typer.Option(metavar="tag|sql92", help="What --filter is; tag by default.")
+    ] = None,
+    lite_topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of a topic of type lite: these; may be repeated."),
+    ] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="Wait for the first this long.")
     ] = 0.0,
@@ -129,15 +155,20 @@ def receive(
     as_json: AsJson = False,
 ) -> None:
     """Receive messages of a topic for a consumer group."""
+    if filter_type is None and _SQL_SIGNS.intersection(filter):
+        # As tags it would match nothing, and pass over every message for good.
+        raise FilterExpressionError(f"Say whether {filter!r} is --filter-type sql92 or tag.")
     with connected(home, flight) as client:
+        _subscribe(client, topic, group=group, lite_topics=lite_topic or [])
         received = client.receive(
             topic,
             group,
             limit=limit,
             invisible_duration_ms=round(invisible * 1000),
             filter=filter,
+            filter_type=filter_type or "tag",
             wait_ms=round(wait * 1000),
-            client_id="rmq",
+            client_id=CLIENT_ID,
         )
         rows = rows_of(received)
         if as_json:
@@ -149,6 +180,13 @@ def receive(
         sys.stdout.flush()
         if ack and rows:
             client.ack(received)
+
+
+def _subscribe(client: "Client", topic: str, *, group: str, lite_topics: list[str]) -> None:
+    if lite_topics:
+        client.sync_lite_subscription(
+            group, topic, client_id=CLIENT_ID, action="replace", lite_topics=lite_topics
+        )
 
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:

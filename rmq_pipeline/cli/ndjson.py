@@ -126,8 +126,13 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "tag": ("text", _is_text),
     "keys": ("a list of texts", _is_texts),
     "message_group": ("text", _is_text),
+    "lite_topic": ("text", _is_text),
     "delay_level": ("a whole number", _is_whole),
     "deliver_at_ms": ("ms since 1970", _is_ms),
+    "priority": ("a whole number", _is_whole),
     "born_at_ms": ("ms since 1970", _is_ms),
     "properties": ("an object of texts", _is_text_map),
 }
+
+#: Fields that a line may leave out.
+OPTIONAL: Final = tuple(name for name in _FIELDS if not name.startswith("body"))

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq_pipeline.cli.moments import format_ms
-from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.errors import FilterExpressionError, RocketMQError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +94,13 @@ def show_message(text: str) -> None:
 
 
 def show_error(error: RocketMQError, *, as_json: bool) -> None:
-    """Print a refusal to stderr: one line, or a JSON object with error, message and remedy."""
-    message = " ".join(error.message.split())
+    """Print a refusal to stderr: one line, or a JSON object with error, message and remedy.
+
+    Only a filter takes more lines: it is shown with the place that is wrong.
+    """
+    message = error.message
+    if not isinstance(error, FilterExpressionError):
+        message = " ".join(message.split())
     if message and message[-1] not in ".?!":
         message += "."
     if as_json:

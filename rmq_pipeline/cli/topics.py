@@ -7,17 +7,23 @@ import typer
 from rmq_pipeline import limits
 from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
-from rmq_pipeline.topic import TopicType
+from rmq_pipeline.topic import Deduplicate, TopicType
 
 app = typer.Typer(no_args_is_help=True, help="Topics: create, alter, delete, list, show.")
 
 TYPES = list(get_args(TopicType))
+DEDUPLICATE = list(get_args(Deduplicate))
 COLUMNS = ("name", "type", "queues", "partition_time", "created_at_ms")
 
 PARTITION_HELP = (
     "What time means for its partitions: stored, born, or the name of a property that holds ms "
     "since 1970."
 )
+DEDUPLICATE_HELP = (
+    "What two messages have in common when the second repeats the first and is not stored: "
+    f"one of {', '.join(DEDUPLICATE)}."
+)
+WINDOW_HELP = "How long a message is remembered for that."
 
 
 @app.command(
@@ -34,13 +40,26 @@ def create(
         int, typer.Option(help="Message queues: how far consumers can share its work.")
     ] = limits.DEFAULT_QUEUES,
     partition_time: Annotated[str, typer.Option(help=PARTITION_HELP)] = "stored",
+    deduplicate: Annotated[
+        str, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
+    ] = "none",
+    window_s: Annotated[
+        float, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
+    ] = limits.DEDUPLICATE_WINDOW_MS / 1000,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
     with connected(home, flight) as client:
-        topic = client.create_topic(name, type=type, queues=queues, partition_time=partition_time)
+        topic = client.create_topic(
+            name,
+            type=type,
+            queues=queues,
+            partition_time=partition_time,
+            deduplicate=deduplicate,
+            deduplicate_window_ms=round(window_s * 1000),
+        )
     show_fields(topic, as_json=as_json)
 
 
@@ -50,13 +69,25 @@ def alter(
     *,
     queues: Annotated[int | None, typer.Option(help="More queues; never fewer.")] = None,
     partition_time: Annotated[str | None, typer.Option(help=PARTITION_HELP)] = None,
+    deduplicate: Annotated[
+        str | None, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
+    ] = None,
+    window_s: Annotated[
+        float | None, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
+    ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given."""
     with connected(home, flight) as client:
-        topic = client.alter_topic(name, queues=queues, partition_time=partition_time)
+        topic = client.alter_topic(
+            name,
+            queues=queues,
+            partition_time=partition_time,
+            deduplicate=deduplicate,
+            deduplicate_window_ms=None if window_s is None else round(window_s * 1000),
+        )
     show_fields(topic, as_json=as_json)
 
 

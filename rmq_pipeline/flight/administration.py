@@ -1,6 +1,6 @@
 """Topics, consumer groups, windows and background work, from another process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +19,25 @@ class Administration(Calls):
         type: str = "normal",
         queues: int = limits.DEFAULT_QUEUES,
         partition_time: str = "stored",
+        deduplicate: str = "none",
+        deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
     ) -> dict[str, Any]:
         """Create a topic; its fields.
+
+        Args:
+            deduplicate: message_id or key: what repeats a message of the window is not stored.
 
         Raises:
             AlreadyExistsError: there is one of this name.
         """
         return self._facts(
-            "create_topic", name=name, type=type, queues=queues, partition_time=partition_time
+            "create_topic",
+            name=name,
+            type=type,
+            queues=queues,
+            partition_time=partition_time,
+            deduplicate=deduplicate,
+            deduplicate_window_ms=deduplicate_window_ms,
         )
 
     def ensure_topic(
@@ -36,6 +47,8 @@ class Administration(Calls):
         type: str = "normal",
         queues: int = limits.DEFAULT_QUEUES,
         partition_time: str = "stored",
+        deduplicate: str = "none",
+        deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
     ) -> dict[str, Any]:
         """Create a topic unless it exists; its fields.
 
@@ -43,14 +56,33 @@ class Administration(Calls):
             AlreadyExistsError: it exists with other settings.
         """
         return self._facts(
-            "ensure_topic", name=name, type=type, queues=queues, partition_time=partition_time
+            "ensure_topic",
+            name=name,
+            type=type,
+            queues=queues,
+            partition_time=partition_time,
+            deduplicate=deduplicate,
+            deduplicate_window_ms=deduplicate_window_ms,
         )
 
     def alter_topic(
-        self, name: str, *, queues: int | None = None, partition_time: str | None = None
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        partition_time: str | None = None,
+        deduplicate: str | None = None,
+        deduplicate_window_ms: int | None = None,
     ) -> dict[str, Any]:
         """Change what is given; its fields."""
-        return self._facts("alter_topic", name=name, queues=queues, partition_time=partition_time)
+        return self._facts(
+            "alter_topic",
+            name=name,
+            queues=queues,
+            partition_time=partition_time,
+            deduplicate=deduplicate,
+            deduplicate_window_ms=deduplicate_window_ms,
+        )
 
     def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Delete a topic and all that is stored of it; its fields.
@@ -76,8 +108,14 @@ class Administration(Calls):
         max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
         backoff_ms: Sequence[int] = limits.BACKOFF_MS,
         on_failure: str = "dead_letter",
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS,
     ) -> dict[str, Any]:
         """Create a consumer group; its fields.
+
+        Args:
+            backoff: customized (backoff_ms), exponential, or its initial_ms, max_ms, multiplier.
 
         Raises:
             AlreadyExistsError: there is one of this name.
@@ -89,6 +127,9 @@ class Administration(Calls):
             max_attempts=max_attempts,
             backoff_ms=list(backoff_ms),
             on_failure=on_failure,
+            max_rate_per_s=max_rate_per_s,
+            backoff=_plain(backoff),
+            idempotency_window_ms=idempotency_window_ms,
         )
 
     def ensure_group(
@@ -99,6 +140,9 @@ class Administration(Calls):
         max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
         backoff_ms: Sequence[int] = limits.BACKOFF_MS,
         on_failure: str = "dead_letter",
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS,
     ) -> dict[str, Any]:
         """Create a consumer group unless it exists; its fields.
 
@@ -112,6 +156,9 @@ class Administration(Calls):
             max_attempts=max_attempts,
             backoff_ms=list(backoff_ms),
             on_failure=on_failure,
+            max_rate_per_s=max_rate_per_s,
+            backoff=_plain(backoff),
+            idempotency_window_ms=idempotency_window_ms,
         )
 
     def alter_group(
@@ -122,6 +169,9 @@ class Administration(Calls):
         max_attempts: int | None = None,
         backoff_ms: Sequence[int] | None = None,
         on_failure: str | None = None,
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int | None = None,
     ) -> dict[str, Any]:
         """Change what is given; its fields."""
         return self._facts(
@@ -131,6 +181,9 @@ class Administration(Calls):
             max_attempts=max_attempts,
             backoff_ms=None if backoff_ms is None else list(backoff_ms),
             on_failure=on_failure,
+            max_rate_per_s=max_rate_per_s,
+            backoff=_plain(backoff),
+            idempotency_window_ms=idempotency_window_ms,
         )
 
     def delete_group(self, name: str, *, force: bool = False) -> dict[str, Any]:
@@ -224,3 +277,8 @@ class Administration(Calls):
     def ping(self) -> dict[str, Any]:
         """Which process answers: {"pid"}."""
         return self._facts("ping")
+
+
+def _plain(backoff: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """The policy as JSON has it."""
+    return dict(backoff) if isinstance(backoff, Mapping) else backoff

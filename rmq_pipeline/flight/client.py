@@ -1,6 +1,7 @@
 """The broker's verbs for other processes: the same names, signatures and errors as in process."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -11,11 +12,17 @@ import pyarrow as pa
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.administration import Administration
 from rmq_pipeline.flight.connection import Connection, Target
+from rmq_pipeline.flight.failures import Failures
+from rmq_pipeline.flight.lite_topics import LiteTopics
 from rmq_pipeline.flight.messaging import Messaging
+from rmq_pipeline.flight.producer import Producer
+from rmq_pipeline.flight.redriving import Redriving
 from rmq_pipeline.flight.sender import Sender
+from rmq_pipeline.flight.transactions import Transactions
+from rmq_pipeline.transaction import Checker
 
 
-class Client(Administration, Messaging):
+class Client(Administration, Messaging, LiteTopics, Redriving, Transactions, Failures):
     """A connection to a broker, for any number of threads.
 
     Calls that may be repeated are, while the broker is away, for up to ``retry_s``; others raise
@@ -67,6 +74,12 @@ class Client(Administration, Messaging):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def producer(
+        self, producer_group: str, *, checker: Checker, topics: Sequence[str] | None = None
+    ) -> Producer:
+        """A producer of transactions, which answers the checks of its group; close it first."""
+        return Producer(self, producer_group, checker=checker, topics=topics)
 
     def send_async(self, topic: str, messages: pa.Table) -> "Future[pa.Table]":
         """Store messages in the background, in the order of the calls; what ``send`` returns.

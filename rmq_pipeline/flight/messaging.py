@@ -23,6 +23,20 @@ class Messaging(Calls):
         """
         return self._table("send", topic=topic, messages=messages)
 
+    def recall(self, topic: str, handles: pa.Table) -> pa.Table:
+        """Call back scheduled messages before they are delivered, all or none.
+
+        Args:
+            handles: schema.RECALL, as ``send`` answered them.
+
+        Returns:
+            schema.RECALLED, row for row.
+
+        Raises:
+            RecallError: one was delivered or called back before, is of another topic, or unknown.
+        """
+        return self._table("recall", topic=topic, handles=handles)
+
     def receive(
         self,
         topic: str,
@@ -31,6 +45,7 @@ class Messaging(Calls):
         limit: int = 32,
         invisible_duration_ms: int = 60_000,
         filter: str = "*",
+        filter_type: str = "tag",
         wait_ms: int = 0,
         client_id: str = "",
         window: Window | None = None,
@@ -38,6 +53,8 @@ class Messaging(Calls):
         """Lease messages of a topic to this caller.
 
         Args:
+            filter: * or tags joined by ||; or a condition on properties.
+            filter_type: tag or sql92.
             wait_ms: how long to wait while there is none.
 
         Returns:
@@ -50,6 +67,7 @@ class Messaging(Calls):
             limit=limit,
             invisible_duration_ms=invisible_duration_ms,
             filter=filter,
+            filter_type=filter_type,
             wait_ms=wait_ms,
             client_id=client_id,
             window=window,
@@ -121,9 +139,26 @@ class Messaging(Calls):
             topic=topic,
         )
 
-    def read(self, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
-        """Messages of a queue from an offset on; schema.READ."""
-        return self._table("read", topic=topic, queue_id=queue_id, offset=offset, limit=limit)
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        offset: int,
+        limit: int,
+        filter: str = "*",
+        filter_type: str = "tag",
+    ) -> pa.Table:
+        """What a filter wants of the messages [offset, offset + limit) of a queue; schema.READ."""
+        return self._table(
+            "read",
+            topic=topic,
+            queue_id=queue_id,
+            offset=offset,
+            limit=limit,
+            filter=filter,
+            filter_type=filter_type,
+        )
 
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
         """The first offset stored at or after a time; max_offset when there is none."""

@@ -191,7 +191,8 @@ class DevServer:
         workspace = ["-w", str(self._workspace)]
         return {
             "code_server": [
-                *("dagster", "api", "grpc", "--socket", str(self._socket)),
+                *("rmq_pipeline.orchestration.code_server", "api", "grpc"),
+                *("--socket", str(self._socket)),
                 *("--module-name", self._module, "--working-directory", str(self._root)),
                 *("--location-name", LOCATION, "--max-workers", str(CODE_SERVER_THREADS)),
                 *("--log-level", "warning"),

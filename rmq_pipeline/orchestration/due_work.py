@@ -93,7 +93,11 @@ class Wanted:
 
 
 def wanted_upkeep(
-    due: Mapping[str, Any], jobs: Mapping[str, UpkeepJob], *, memory: Memory
+    due: Mapping[str, Any],
+    jobs: Mapping[str, UpkeepJob],
+    *,
+    memory: Memory,
+    busy_for_ms: int = BUSY_FOR_MS,
 ) -> list[Wanted]:
     """At most one window a job.
 
@@ -101,6 +105,7 @@ def wanted_upkeep(
         due: what ``Client.due`` answers.
         jobs: kinds of work.
         memory: changed to what the sensor is to remember.
+        busy_for_ms: windows follow each other while work was due within this time.
     """
     now_ms = int(due["now_ms"])
     wanted = []
@@ -110,9 +115,9 @@ def wanted_upkeep(
         asked.see(window, now_ms)
         reason = _due_reason(facts, ahead_ms=job.ahead_ms, now_ms=now_ms)
         if reason and job.waits:
-            asked.busy_until_ms = now_ms + BUSY_FOR_MS
+            asked.busy_until_ms = now_ms + busy_for_ms
         if asked.busy_until_ms > now_ms:
-            reason = reason or "busy within the last 10 minutes"
+            reason = reason or f"busy within the last {busy_for_ms // 1000} s"
         if not reason or asked.is_waiting(now_ms):
             continue
         if window and (not job.waits or now_ms - asked.seen_at_ms < HAND_OVER_AFTER_MS):

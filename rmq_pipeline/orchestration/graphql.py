@@ -1,11 +1,14 @@
-"""What we ask a Dagster webserver: is it ready, which runs are there, end them."""
+"""What we ask a Dagster webserver: is it ready, which runs are there, start one, end them."""
 
 import json
 import urllib.request
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+#: The repository that Dagster makes of the definitions of a code location.
+REPOSITORY: Final = "__repository__"
 #: States of a run that is not over.
 UNFINISHED: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 
@@ -24,6 +27,15 @@ _RUNS: Final = """query ($filter: RunsFilter, $limit: Int, $cursor: String) {
 _TERMINATE: Final = """mutation ($ids: [String!]!) {
   terminateRuns(runIds: $ids, terminatePolicy: SAFE_TERMINATE) { __typename }
 }"""
+_LAUNCH: Final = """mutation ($params: ExecutionParams!) {
+  launchRun(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on RunConfigValidationInvalid { errors { message } }
+    ... on PythonError { message }
+  }
+}"""
+_STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
 
 
@@ -113,6 +125,34 @@ class GraphQL:
         for (job, status), count in sorted(counts.items()):
             by_job.setdefault(job, {})[status] = count
         return by_job
+
+    def launch(self, job: str, *, location: str, config: Mapping[str, Any]) -> str:
+        """Launch a job as its Launchpad does; the id of the run.
+
+        Args:
+            job: of the location's repository.
+            location: the code location.
+            config: of the run.
+
+        Raises:
+            ValueError: there is no such job, or the config is wrong.
+        """
+        selector = {
+            "repositoryLocationName": location,
+            "repositoryName": REPOSITORY,
+            "jobName": job,
+        }
+        params = {"selector": selector, "runConfigData": dict(config)}
+        answer: dict[str, Any] = self.ask(_LAUNCH, {"params": params})["launchRun"]
+        if answer["__typename"] != "LaunchRunSuccess":
+            raise ValueError(f"{job} is not launched: {answer}")
+        run_id: str = answer["run"]["runId"]
+        return run_id
+
+    def status(self, run_id: str) -> str:
+        """Status of a run; empty when there is no such run."""
+        found: str = self.ask(_STATUS, {"id": run_id})["runOrError"].get("status", "")
+        return found
 
     def terminate(self, run_ids: list[str]) -> None:
         """Ask runs to end; a window closes itself and its run becomes canceled."""

@@ -1,7 +1,7 @@
 """Definitions of a pipeline, put together from its topics and consumers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -9,6 +9,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
 from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
+from rmq_pipeline.orchestration.transaction_checker import TransactionChecker
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,13 @@ class Pipeline:
     name: str
     topics: Sequence[DeclaredTopic]
     consumers: Sequence[SparkConsumer]
+    #: They decide half messages of the topics; the check window of the application runs them.
+    checkers: Sequence[TransactionChecker] = ()
+
+    def __post_init__(self) -> None:
+        """All assets in one group, so that the lineage of the pipeline is one picture."""
+        joined = tuple(replace(each, group_name=self.name) for each in self.checkers)
+        object.__setattr__(self, "checkers", joined)
 
     def ensure(self, client: Client) -> None:
         """Make topics and groups at the broker, so that it counts lag from the first message."""
@@ -27,12 +35,11 @@ class Pipeline:
             consumer.group.ensure(client)
 
     def publishers(self, topic: DeclaredTopic) -> Iterable[dg.AssetKey]:
-        """Assets of the consumers that send to a topic."""
-        return (each.key for each in self.consumers if topic in each.publishes)
+        """Assets of the consumers that send to a topic, and of the checkers that commit to it."""
+        yield from (each.key for each in self.consumers if topic in each.publishes)
+        yield from (each.key for each in self.checkers if each.topic == topic)
 
     def _assets(self) -> Iterable[dg.AssetsDefinition | dg.AssetSpec]:
-        """All in one group, so that the lineage of the pipeline is one picture."""
-
         def join(spec: dg.AssetSpec) -> dg.AssetSpec:
             return spec.replace_attributes(group_name=self.name)
 

@@ -46,6 +46,12 @@ def dead_letter_reasons(client: Client, group: str, *, limit: int = 10) -> list[
     return _rows(client, query.group_by("reason").order_by("n DESC", "reason").limit(limit))
 
 
+def parked(client: Client, group: str) -> list[dict[str, Any]]:
+    """What a group has parked, the oldest first: a row of the view each."""
+    query = exp.select("*").from_("parked").where(_is_of(group))
+    return _rows(client, query.order_by("parked_at_ms", "topic", "queue_id", "queue_offset"))
+
+
 def fallbacks(client: Client, job: str, *, since_ms: int) -> list[dict[str, Any]]:
     """When the broker did overdue work of a job itself: at_ms, detail; newest first."""
     query = (
@@ -61,13 +67,16 @@ def fallbacks(client: Client, job: str, *, since_ms: int) -> list[dict[str, Any]
 def order_violations(client: Client, group: str) -> int:
     """Messages settled before an earlier one of their message group.
 
-    Looks at events that are not sealed yet: those of the last minutes.
+    Looks at events that are not sealed yet: those of the last minutes. A dead letter was settled
+    when it became one; that it was redriven later is no violation.
     """
+    key = ("e.topic", "e.queue_id", "e.queue_offset", "m.message_group")
     settled = (
-        exp.select("e.position", "e.queue_offset", "e.topic", "e.queue_id", "m.message_group")
+        exp.select(*key, "min(e.position) AS position")
         .from_("events AS e")
         .join("messages AS m", using=["topic", "queue_id", "queue_offset"])
         .where(_is_of(group, table="e"), _settles("e"), "m.message_group IS NOT NULL")
+        .group_by(*key)
     )
     order = "PARTITION BY topic, queue_id, message_group ORDER BY queue_offset"
     paired = exp.select("position", f"lag(position) OVER ({order}) AS earlier")
@@ -97,7 +106,14 @@ def lost(client: Client, group: str) -> int:
     settled = exp.select(*key).from_("events").where(_is_of(group), _settles())
     in_flight = exp.select(*key).from_("in_flight").where(_is_of(group))
     retrying = exp.select(*key).from_("retrying").where(_is_of(group))
-    left = exp.except_(delivered, settled, in_flight, retrying)
+    parked = exp.select(*key).from_("parked").where(_is_of(group))
+    behind = (
+        exp.select(*(f"m.{name}" for name in key))
+        .from_("messages AS m")
+        .join("parked AS p", using=["topic", "queue_id", "message_group"])
+        .where(_is_of(group, table="p"), "m.queue_offset > p.queue_offset")
+    )
+    left = exp.except_(delivered, settled, in_flight, retrying, parked, behind)
     query = exp.select("count(*) AS n").from_(left.subquery("missing"))
     return int(_row(client, query)["n"])
 

@@ -11,7 +11,13 @@ import dagster as dg
 from rmq_pipeline.errors import BusyError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.due_work import Memory, Wanted, wanted_consumer, wanted_upkeep
+from rmq_pipeline.orchestration.due_work import (
+    BUSY_FOR_MS,
+    Memory,
+    Wanted,
+    wanted_consumer,
+    wanted_upkeep,
+)
 from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, identifier
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, WindowConfig, op_name
 from rmq_pipeline.orchestration.windows import UpkeepJob
@@ -35,7 +41,11 @@ Target = dg.JobDefinition | Any
 
 
 def due_work_sensor(
-    jobs: Mapping[str, UpkeepJob], targets: Sequence[Target], *, poll_s: float = POLL_S
+    jobs: Mapping[str, UpkeepJob],
+    targets: Sequence[Target],
+    *,
+    poll_s: float = POLL_S,
+    busy_for_ms: int = BUSY_FOR_MS,
 ) -> dg.SensorDefinition:
     """The one sensor of the broker's background work: at most one run a kind and tick.
 
@@ -43,6 +53,7 @@ def due_work_sensor(
         jobs: kinds of work by name; the job that runs one has the same name.
         targets: these jobs.
         poll_s: how long a tick without work waits for some.
+        busy_for_ms: windows follow each other while work was due within this time.
     """
 
     def request(wanted: Wanted) -> dg.RunRequest:
@@ -59,7 +70,7 @@ def due_work_sensor(
     )
     def due_work(context: dg.SensorEvaluationContext, broker: BrokerResource) -> dg.SensorResult:
         def look(client: Client, memory: Memory) -> list[Wanted]:
-            return wanted_upkeep(client.due(), jobs, memory=memory)
+            return wanted_upkeep(client.due(), jobs, memory=memory, busy_for_ms=busy_for_ms)
 
         return _poll(context, broker, look=look, request=request, poll_s=poll_s)
 

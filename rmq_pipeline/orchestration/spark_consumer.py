@@ -1,6 +1,6 @@
 """``@spark_consumer``: a handler becomes an asset, its checks, its job and its sensor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,6 +10,8 @@ import pyarrow as pa
 from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline import limits
+from rmq_pipeline.group import OnFailure
+from rmq_pipeline.idempotency import Key
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks
 from rmq_pipeline.orchestration.consumer_watch import ConsumerWatch
@@ -82,11 +84,20 @@ class spark_consumer:  # noqa: N801 - read as a decorator
     partition_time: str = "born_at_ms"
     #: Topics that the handler sends to; their assets are downstream of this one.
     publishes: Sequence[DeclaredTopic] = ()
-    #: Deliveries of a message before it is a dead letter, and the delays between them.
+    #: Deliveries of a message before it has failed for good, and the delays between them.
     max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
     backoff_ms: Sequence[int] = limits.BACKOFF_MS
-    #: A tag filter.
+    backoff: str | Mapping[str, Any] = "customized"
+    #: What becomes of it then: a dead letter, parked with what follows it, or its group given up.
+    on_failure: OnFailure = "dead_letter"
+    #: Which messages it wants: tags joined by ||, or with filter_type sql92 a condition.
     filter: str = "*"
+    filter_type: Literal["tag", "sql92"] = "tag"
+    #: Where a message's idempotency key comes from (docs/idempotency.md): a column, a property, or
+    #: a function of the messages. The handler's messages then have the column seen_before.
+    idempotency_key: Key | None = None
+    #: How long keys are remembered.
+    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
     #: When its checks turn yellow.
     thresholds: Thresholds = field(default_factory=Thresholds)
     #: Shown with the asset; the first line of the handler's docstring when empty.
@@ -105,6 +116,9 @@ class spark_consumer:  # noqa: N801 - read as a decorator
             order=self.order_by or "none",
             max_attempts=self.max_attempts,
             backoff_ms=tuple(self.backoff_ms),
+            backoff=self.backoff,
+            on_failure=self.on_failure,
+            idempotency_window_ms=self.idempotency_window_ms,
         )
         asset = _asset(
             spec,
@@ -140,6 +154,8 @@ class spark_consumer:  # noqa: N801 - read as a decorator
             partition_time=self.partition_time,
             publishes=tuple(each.name for each in self.publishes),
             filter=self.filter,
+            filter_type=self.filter_type,
+            idempotency_key=self.idempotency_key,
         )
 
 

@@ -1,16 +1,16 @@
 """Topics and groups as a pipeline declares them: made at the broker, shown by Dagster."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import dagster as dg
 
 from rmq_pipeline import limits
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.group import Order
-from rmq_pipeline.topic import TopicType
+from rmq_pipeline.group import OnFailure, Order
+from rmq_pipeline.topic import Deduplicate, TopicType
 
 KIND: Final = "rocketmq"
 _NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_]+")
@@ -36,6 +36,8 @@ class DeclaredTopic:
     partition_time: str
     description: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    deduplicate: Deduplicate = "none"
+    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
 
     @property
     def key(self) -> dg.AssetKey:
@@ -49,7 +51,12 @@ class DeclaredTopic:
             AlreadyExistsError: it is there with other settings.
         """
         return client.ensure_topic(
-            self.name, type=self.type, queues=self.queues, partition_time=self.partition_time
+            self.name,
+            type=self.type,
+            queues=self.queues,
+            partition_time=self.partition_time,
+            deduplicate=self.deduplicate,
+            deduplicate_window_ms=self.deduplicate_window_ms,
         )
 
     def spec(self, published_by: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
@@ -65,6 +72,7 @@ class DeclaredTopic:
                 "type": self.type,
                 "queues": self.queues,
                 "partition_time": self.partition_time,
+                "deduplicate": self.deduplicate,
             },
         )
 
@@ -77,6 +85,8 @@ def topic(
     partition_time: str = "stored",
     description: str = "",
     tags: dict[str, str] | None = None,
+    deduplicate: Deduplicate = "none",
+    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
 ) -> DeclaredTopic:
     """Declare a topic.
 
@@ -87,6 +97,8 @@ def topic(
         partition_time: stored, born, or a property that holds ms since 1970.
         description: shown with the asset.
         tags: of the asset.
+        deduplicate: what makes a message the repetition of another one, which is not stored.
+        deduplicate_window_ms: for how long.
     """
     return DeclaredTopic(
         name=name,
@@ -95,6 +107,8 @@ def topic(
         partition_time=partition_time,
         description=description,
         tags=tags or {},
+        deduplicate=deduplicate,
+        deduplicate_window_ms=deduplicate_window_ms,
     )
 
 
@@ -107,7 +121,10 @@ class DeclaredGroup:
     order: Order = "none"
     max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
     backoff_ms: Sequence[int] = limits.BACKOFF_MS
-    on_failure: Literal["dead_letter"] = "dead_letter"
+    on_failure: OnFailure = "dead_letter"
+    #: customized (backoff_ms), exponential, or initial_ms, max_ms, multiplier.
+    backoff: str | Mapping[str, Any] = "customized"
+    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
 
     def ensure(self, client: Client) -> dict[str, Any]:
         """Make it and its topic unless they are there; the topic counts as its lag from then on.
@@ -122,6 +139,8 @@ class DeclaredGroup:
             max_attempts=self.max_attempts,
             backoff_ms=tuple(self.backoff_ms),
             on_failure=self.on_failure,
+            backoff=self.backoff,
+            idempotency_window_ms=self.idempotency_window_ms,
         )
         client.subscribe(self.name, self.topic.name)
         return group

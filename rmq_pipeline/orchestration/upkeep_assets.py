@@ -55,27 +55,40 @@ def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
     def window(
         context: dg.AssetExecutionContext, *, config: WindowConfig, broker: BrokerResource
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        def observe(done: Slice) -> None:
-            if done.work:
-                observation = {"at_s": round(done.at_s, 1), **shown(done.report)}
-                context.log_event(dg.AssetObservation(asset_key(job.name), metadata=observation))
-
-        with broker.client() as client:
-            result = run_upkeep_window(
-                client,
-                job,
-                owner=context.run.run_id,
-                seconds=config.seconds,
-                overtime=config.overtime_seconds,
-                hand_over_from=config.hand_over_from,
-                observe=observe,
-            )
-        if result.yielded_to:
-            say_yielded(context, asset_key(job.name), to=result.yielded_to)
-        else:
+        result = run_window(context, job, config=config, broker=broker)
+        if not result.yielded_to:
             yield dg.MaterializeResult(metadata=metadata(job, result))
 
     return window
+
+
+def run_window(
+    context: dg.AssetExecutionContext,
+    job: UpkeepJob,
+    *,
+    config: WindowConfig,
+    broker: BrokerResource,
+) -> WindowResult:
+    """Do a window's work in a run, observed as it goes; a window that is taken is yielded to."""
+
+    def observe(done: Slice) -> None:
+        if done.work:
+            observation = {"at_s": round(done.at_s, 1), **shown(done.report)}
+            context.log_event(dg.AssetObservation(asset_key(job.name), metadata=observation))
+
+    with broker.client() as client:
+        result = run_upkeep_window(
+            client,
+            job,
+            owner=context.run.run_id,
+            seconds=config.seconds,
+            overtime=config.overtime_seconds,
+            hand_over_from=config.hand_over_from,
+            observe=observe,
+        )
+    if result.yielded_to:
+        say_yielded(context, asset_key(job.name), to=result.yielded_to)
+    return result
 
 
 def say_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey, *, to: str) -> None:
@@ -85,11 +98,16 @@ def say_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey, *, to: str)
     context.instance.add_run_tags(context.run.run_id, {YIELDED_TAG: to})
 
 
-def upkeep_job(job: UpkeepJob) -> Any:
-    """The job of the same name; its runs carry the tag that limits them."""
+def upkeep_job(job: UpkeepJob, *others: dg.AssetKey) -> Any:
+    """The job of the same name; its runs carry the tag that limits them.
+
+    Args:
+        job: the kind of work.
+        others: assets that its window materializes too.
+    """
     return dg.define_asset_job(
         job.name,
-        selection=dg.AssetSelection.assets(asset_key(job.name)),
+        selection=dg.AssetSelection.assets(asset_key(job.name), *others),
         description=job.description,
         tags={WINDOW_TAG: job.name},
         executor_def=dg.in_process_executor,

@@ -23,6 +23,8 @@ LEASE_MS: Final = 12_000
 #: One slice of sealing writes this much of the log, which may take a slow disk a while.
 SEAL_BYTES: Final = 64 * limits.MIB
 SEAL_LEASE_MS: Final = 120_000
+#: A checker of the pipeline may take a while to look up what has happened.
+CHECK_LEASE_MS: Final = 60_000
 WINDOW_S: Final = 60.0
 #: A busy window stays for its successor at most this much longer.
 OVERTIME_S: Final = 30.0
@@ -70,6 +72,10 @@ def _revive(client: Client, *, wait_ms: int, window: Fence) -> Report:
     return client.revive(wait_ms=wait_ms, window=window)
 
 
+def _check_transactions(client: Client, *, wait_ms: int, window: Fence) -> Report:
+    return client.check_transactions(wait_ms=wait_ms, window=window)
+
+
 def _seal(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
     # It never waits.
     return client.seal(limit_bytes=SEAL_BYTES, window=window)
@@ -91,6 +97,14 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
             "dead-letters what has no attempt left.",
             _revive,
             ("revived", "dead_lettered"),
+        ),
+        UpkeepJob(
+            "check_transactions",
+            "Has somebody asked about half messages that stay open, and gives them up after the "
+            "last check.",
+            _check_transactions,
+            ("checked", "given_up", "dropped"),
+            lease_ms=CHECK_LEASE_MS,
         ),
         UpkeepJob(
             "seal",

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline import schema
+from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, SEEN_BEFORE
 from rmq_pipeline.spark.group_walk import group_starts
 from rmq_pipeline.spark.handler import MESSAGES
 from rmq_pipeline.spark.parcel import Given, Parcel, pack
@@ -21,7 +22,8 @@ class Batch:
     """Messages of whole message groups, and where the parts begin and end."""
 
     number: int
-    #: schema.RECEIVED; with order, groups adjacent and each by offset.
+    #: schema.RECEIVED; with order, groups adjacent and each by offset. Marked, where the consumer
+    #: has an idempotency key.
     received: pa.Table
     #: len(parts) + 1 rows; no message group is in two parts.
     bounds: list[int]
@@ -58,7 +60,8 @@ class Batch:
 
     def given(self, folder: Path, state: pa.Table | None) -> list[Given]:
         """What each part's task is to be given: its messages, and the state of their groups."""
-        messages = self.received.select(MESSAGES.names)
+        marked = [SEEN_BEFORE.name] if SEEN_BEFORE.name in self.received.column_names else []
+        messages = self.received.select([*MESSAGES.names, *marked])
         parts = []
         for part, (start, stop) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
             mine = messages.slice(start, stop - start)
@@ -69,11 +72,12 @@ class Batch:
             parts.append(Given(part, *pack(mine, folder, label=f"{part}-messages"), *known))
         return parts
 
-    def outcomes(self, exceptions: dict[int, pa.Table]) -> pa.Table:
+    def outcomes(self, exceptions: dict[int, pa.Table], *, run_id: str) -> pa.Table:
         """What to settle: every message that is not to be given back untried.
 
         Args:
             exceptions: part -> harvest.EXCEPTION, rows counted from the part's beginning.
+            run_id: the run that saw the failures.
 
         Returns:
             schema.OUTCOME.
@@ -87,7 +91,8 @@ class Batch:
                 receipts,
                 pa.repeat("ack", n),
                 pa.nulls(n, pa.int64()),
-                pa.nulls(n, pa.string()),
+                *(pa.nulls(n, pa.string()) for _ in range(3)),
+                self._keys(),
             ]
             return pa.table(columns, schema=schema.OUTCOME)
         # The place of a row's exception, null where there is none.
@@ -95,8 +100,16 @@ class Batch:
         place[found["row"].to_numpy()] = np.arange(found.num_rows)
         at = pa.array(place, mask=place < 0)
         outcome = found["outcome"].take(at).fill_null("ack")
-        columns = [receipts, outcome, found["retry_after_ms"].take(at), found["reason"].take(at)]
+        said = [found[name].take(at) for name in ("retry_after_ms", "reason", "error_type")]
+        columns = [receipts, outcome, *said, pa.repeat(run_id, n), self._keys()]
         return pa.table(columns, schema=schema.OUTCOME).filter(pc.not_equal(outcome, "release"))
+
+
+    def _keys(self) -> pa.Array | pa.ChunkedArray:
+        """The idempotency key of each message."""
+        if IDEMPOTENCY_KEY.name in self.received.column_names:
+            return self.received[IDEMPOTENCY_KEY.name]
+        return pa.nulls(self.received.num_rows, pa.string())
 
 
 def _shifted(exceptions: pa.Table, by: int) -> pa.Table:

@@ -46,10 +46,12 @@ class _Walk:
     harvest: Harvest
 
 
-class _Failure(str):
+@dataclass(frozen=True, slots=True)
+class _Failure:
     """Why a call failed."""
 
-    __slots__ = ()
+    reason: str
+    error_type: str
 
 
 def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
@@ -78,7 +80,7 @@ def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None
     effects = _call(this.messages.slice(start, n), before, rules=this.rules)
     if isinstance(effects, _Failure):
         if n == 1:
-            this.harvest.failed(start, effects)
+            this.harvest.failed(start, effects.reason, error_type=effects.error_type)
             return
     elif not effects.results:
         this.harvest.keep(effects, group_row=start)
@@ -96,7 +98,7 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
     for row in range(start, stop):
         effects = _call(this.messages.slice(row, 1), state, rules=this.rules)
         if isinstance(effects, _Failure):
-            this.harvest.failed(row, effects)
+            this.harvest.failed(row, effects.reason, error_type=effects.error_type)
             this.harvest.release(row + 1, stop)
             break
         if this.harvest.keep_single(effects, row=row):
@@ -118,7 +120,7 @@ def _walk_unordered(this: _Walk, start: int) -> None:
     for row in range(start, start + given.num_rows):
         single = _call(this.messages.slice(row, 1), nothing, rules=this.rules)
         if isinstance(single, _Failure):
-            this.harvest.failed(row, single)
+            this.harvest.failed(row, single.reason, error_type=single.error_type)
         else:
             this.harvest.keep_single(single, row=row)
 
@@ -128,7 +130,8 @@ def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> "Effects | _F
     try:
         return _checked(rules.handler(messages, state), messages, rules=rules)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
-        return _Failure(f"{type(error).__name__}: {error}"[:REASON_LENGTH])
+        kind = type(error).__name__
+        return _Failure(f"{kind}: {error}"[:REASON_LENGTH], kind)
 
 
 def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:

@@ -18,8 +18,11 @@ EXCEPTION: Final = pa.schema(
         ("outcome", pa.string()),
         ("retry_after_ms", pa.int64()),
         ("reason", pa.string()),
+        ("error_type", pa.string()),
     ]
 )
+
+_Row = tuple[int, str, int | None, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Harvest:
         self._state_rows: list[int] = []
         self._removed: list[bool] = []
         self._publish: dict[str, _Pile] = {}
-        self._exceptions: list[tuple[int, str, int | None, str | None]] = []
+        self._exceptions: list[_Row] = []
 
     def keep(self, effects: Effects, *, group_row: int | None) -> None:
         """Count the rows, messages and state of a call."""
@@ -98,7 +101,7 @@ class Harvest:
         if not (group_row is not None and any(r.outcome == "retry" for r in results)):
             self.keep(effects, group_row=group_row)
         for r in results:
-            self._exceptions.append((start + r.place, r.outcome, r.retry_after_ms, r.reason))
+            self._exceptions.append((start + r.place, r.outcome, r.retry_after_ms, r.reason, None))
 
     def keep_single(self, effects: Effects, *, row: int) -> bool:
         """Count the call of one message, state aside; whether it is to be retried."""
@@ -106,7 +109,7 @@ class Harvest:
         if not retried:
             self.keep(effects, group_row=None)
         for r in effects.results:
-            self._exceptions.append((row, r.outcome, r.retry_after_ms, r.reason))
+            self._exceptions.append((row, r.outcome, r.retry_after_ms, r.reason, None))
         return retried
 
     def changed_state(self, state: pa.Table, *, group_row: int) -> None:
@@ -115,17 +118,19 @@ class Harvest:
         self._state_rows.append(group_row)
         self._removed.append(not state.num_rows)
 
-    def failed(self, row: int, reason: str) -> None:
+    def failed(self, row: int, reason: str, *, error_type: str) -> None:
         """Note that a message's call failed; its group's backoff says when it comes again."""
-        self._exceptions.append((row, "retry", None, reason))
+        self._exceptions.append((row, "retry", None, reason, error_type))
 
     def release(self, start: int, stop: int) -> None:
         """Give messages back untried."""
-        self._exceptions.extend((row, "release", None, None) for row in range(start, stop))
+        self._exceptions.extend((row, "release", None, None, None) for row in range(start, stop))
 
     def gathered(self, groups: pa.ChunkedArray | None) -> Walked:
         """Everything as one table a kind."""
-        columns = zip(*self._exceptions, strict=True) if self._exceptions else ((),) * 4
+        columns = (
+            zip(*self._exceptions, strict=True) if self._exceptions else ((),) * len(EXCEPTION)
+        )
         return Walked(
             rows=self._rows.table() if self._rows else None,
             state=self._state_table(groups) if groups is not None and self._state else None,

@@ -92,7 +92,13 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
 
 def failed(reason: str) -> JobResult:
     """What a micro-batch of one message leaves whose task never answered."""
-    row = {"row": 0, "outcome": "retry", "retry_after_ms": None, "reason": reason}
+    row = {
+        "row": 0,
+        "outcome": "retry",
+        "retry_after_ms": None,
+        "reason": reason,
+        "error_type": WorkerDiedError.__name__,
+    }
     return JobResult(
         exceptions={0: pa.Table.from_pylist([row], schema=EXCEPTION)},
         files=schema.SINK_FILE.empty_table(),

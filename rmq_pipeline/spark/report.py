@@ -18,6 +18,7 @@ class BatchReport:
     acked: int
     retried: int
     dead_lettered: int
+    parked: int
     released: int
     #: Rows and files that now count in the sink.
     rows: int
@@ -49,6 +50,7 @@ class WindowReport:
     acked: int = 0
     retried: int = 0
     dead_lettered: int = 0
+    parked: int = 0
     released: int = 0
     rows: int = 0
     files: int = 0
@@ -66,6 +68,7 @@ class WindowReport:
             "acked",
             "retried",
             "dead_lettered",
+            "parked",
             "released",
             "rows",
             "files",

@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from rmq_pipeline.errors import FilterExpressionError
+from rmq_pipeline.filter.expression import compile_filter
+from rmq_pipeline.idempotency import Key
 from rmq_pipeline.spark.handler import Handler
 
 DEFAULT_BATCH_ROWS: Final = 100_000
@@ -33,8 +36,12 @@ class ConsumerSpec:
     publishes: tuple[str, ...] = ()
     #: Most messages of a micro-batch.
     max_batch: int = DEFAULT_BATCH_ROWS
-    #: A tag filter.
+    #: What it wants of the topic, as ``receive`` takes it: tags, or a SQL92 condition.
     filter: str = "*"
+    filter_type: str = "tag"
+    #: Where a message's key comes from (rmq_pipeline.idempotency): the handler's messages then have
+    #: the column seen_before, and their acks remember the keys.
+    idempotency_key: Key | None = None
 
     def __post_init__(self) -> None:
         if self.order_by not in (None, "message_group"):
@@ -45,6 +52,10 @@ class ConsumerSpec:
             raise ValueError(f"Consumer {self.name} needs a sink and its schema, or neither.")
         if self.max_batch < 1:
             raise ValueError(f"max_batch of consumer {self.name} is {self.max_batch}.")
+        try:
+            compile_filter(self.filter, self.filter_type)
+        except FilterExpressionError as error:
+            raise ValueError(f"Consumer {self.name}: {error.message}") from error
         if self.sink_schema is not None:
             self._check_partition_time(self.sink_schema)
         reserved = {"message_group", "message_group_hash", "removed"}

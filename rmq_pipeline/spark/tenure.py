@@ -29,6 +29,11 @@ class Tenure:
         self.epoch = 0
 
     @property
+    def owner(self) -> str:
+        """Who this is: the id of the run, in Dagster."""
+        return self._owner
+
+    @property
     def fence(self) -> Fence:
         """Name and epoch, to be shown with every receive and settle."""
         return self._name, self.epoch

@@ -24,6 +24,7 @@ class Verbs(Protocol):
         limit: int,
         invisible_duration_ms: int,
         filter: str,
+        filter_type: str,
         wait_ms: int,
         client_id: str,
         window: Fence | None,
@@ -50,6 +51,10 @@ class Verbs(Protocol):
         self, group: str, topic: str, *, message_groups: pa.Table | None
     ) -> pa.Table | None:
         """The state of message groups."""
+        ...
+
+    def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
+        """Which effects were carried out, schema.SEEN."""
         ...
 
     def sink_files(self, group: str) -> pa.Table:

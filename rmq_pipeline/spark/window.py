@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rmq_pipeline.errors import BrokerUnavailableError, FencedError, ReceiptHandleError
+from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, mark
 from rmq_pipeline.spark import job
 from rmq_pipeline.spark.batch import Batch, cut
 from rmq_pipeline.spark.group_walk import Rules
@@ -181,19 +182,36 @@ class Window:
 
     def _received(self, *, wait_ms: int) -> pa.Table:
         try:
-            return self._verbs.receive(
+            received = self._verbs.receive(
                 self._spec.topic,
                 self._spec.group,
                 limit=self._spec.max_batch,
                 invisible_duration_ms=INVISIBLE_MS,
                 filter=self._spec.filter,
+                filter_type=self._spec.filter_type,
                 wait_ms=wait_ms,
                 client_id=self._spec.name,
                 window=self._tenure.fence,
             )
+            return self._marked(received)
         except BrokerUnavailableError as error:
             # What it leased, if it did, is unknown here and held until a newer epoch ends it.
             raise _LostError(str(error)) from error
+
+    def _marked(self, received: pa.Table) -> pa.Table:
+        """With what was seen before, where the consumer has an idempotency key."""
+        key = self._spec.idempotency_key
+        if key is None or not received.num_rows:
+            return received
+        held = [p.batch.received[IDEMPOTENCY_KEY.name] for p in self._pending]
+        chunks = [chunk for column in held for chunk in column.chunks]
+        return mark(
+            self._verbs,
+            received,
+            group=self._spec.group,
+            key=key,
+            held=pa.chunked_array(chunks, pa.string()),
+        )
 
     def _submitted(
         self,
@@ -255,7 +273,7 @@ class Window:
         return failed
 
     def _settle(self, pending: _Pending, result: job.JobResult, *, spark_s: float) -> BatchReport:
-        outcomes = pending.batch.outcomes(result.exceptions)
+        outcomes = pending.batch.outcomes(result.exceptions, run_id=self._tenure.owner)
         fence, number = self._tenure.fence, pending.batch.number
         try:
             answer = settle(
@@ -279,6 +297,7 @@ class Window:
             acked=int(answer["acked"]),
             retried=int(answer["retried"]),
             dead_lettered=int(answer["dead_lettered"]),
+            parked=int(answer.get("parked", 0)),
             released=messages - outcomes.num_rows,
             rows=sum(result.files["rows"].to_pylist()),
             files=result.files.num_rows,

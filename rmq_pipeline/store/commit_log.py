@@ -132,6 +132,11 @@ class CommitLog:
         self._check()
         return self._building.stage(kind, batch, start=self.end)
 
+    def stage_payload(self, kind: int, payload: pa.Buffer) -> int:
+        """The same with a batch that is serialized already, by the schema of its kind."""
+        self._check()
+        return self._building.stage_payload(kind, payload, start=self.end)
+
     def staged_bytes(self) -> int:
         """The length of the frame being built; 0 when nothing is staged."""
         return self._building.length

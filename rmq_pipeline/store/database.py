@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.message import Int64s
-from rmq_pipeline.store import consume_queue, keyed_state, query_guard, stored_state
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store import consume_queue, keyed_state, query_guard, redrives, stored_state
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.consume_queue import IndexPage
 from rmq_pipeline.store.events import Kind
@@ -176,11 +176,46 @@ class Database:
             )
         )
 
+    def ended_halves(self, queue_offset: Int64s) -> pa.Table:
+        """Those of these half messages that were ended.
+
+        Returns:
+            queue_offset, message_id_hash, producer_group, and as resolution the kind of the event.
+        """
+        asked = pa.table({"queue_offset": queue_offset})
+
+        def ask(cursor: duckdb.DuckDBPyConnection) -> pa.Table:
+            cursor.register("asked_halves", asked)
+            return cursor.sql(named("ended_halves")).to_arrow_table()
+
+        return self._read(ask)
+
     def sink_files(self, group_id: int) -> pa.Table:
         """The files that count in a group's sink: schema.SINK_FILE, epoch, at_ms, as settled."""
         params = {"group_id": group_id}
         return self._read(
             lambda cursor: cursor.sql(named("sink_files"), params=params).to_arrow_table()
+        )
+
+    def dead_letter_origins(
+        self, topic_id: int, *, queue_id: Int32s, queue_offset: Int64s
+    ) -> pa.Table:
+        """Where dead letters of a dead letter topic came from.
+
+        Returns:
+            ordinal, topic, message_id, queue_id, queue_offset, and topic_id and message_group_hash
+            where the message is still there; no row for what is no dead letter.
+        """
+        return self._read(
+            lambda cursor: redrives.origins(
+                cursor, topic_id=topic_id, queue_id=queue_id, queue_offset=queue_offset
+            )
+        )
+
+    def effects_seen(self, group_id: int, *, keys: pa.Array, after_ms: int) -> pa.Array:
+        """When each idempotency key last had an effect after a moment; null for never."""
+        return self._read(
+            lambda cursor: redrives.seen(cursor, group_id=group_id, keys=keys, after_ms=after_ms)
         )
 
     def export_events(self, to_position: int, path: Path) -> int:
@@ -211,7 +246,12 @@ class Database:
         params = {"topic_id": topic_id, "queue_id": queue_id, "before": before}
 
         def expire() -> None:
-            for name in ("expire_messages", "expire_dead_letters", "raise_min_offset"):
+            for name in (
+                "expire_messages",
+                "expire_dead_letters",
+                "expire_redrives",
+                "raise_min_offset",
+            ):
                 self._run(name, params)
 
         with self._lock:

@@ -16,13 +16,14 @@ class Kind(IntEnum):
     LEASE = 1
     #: Settled; the row goes.
     ACK = 2
-    #: Failed: visible again at visible_at_ms, the attempt counted; detail is the reason.
+    #: Failed: visible again at visible_at_ms, the attempt counted; detail is the
+    #: failure (failure.py).
     RETRY = 3
     #: Given back without a fault of its own: visible at visible_at_ms, the attempt not counted.
     RELEASE = 4
     #: The revive job saw that the lease had ended: visible at visible_at_ms, the attempt counted.
     EXPIRE = 5
-    #: Copied to the dead letter topic; the row goes. detail is JSON: reason, attempts.
+    #: Copied to the dead letter topic; the row goes. detail is the failure.
     DEAD_LETTER = 6
     #: A lease got another end and another delivery number.
     INVISIBLE = 7
@@ -51,6 +52,9 @@ class Kind(IntEnum):
     #: A consumer group was created, altered or deleted: group_id, detail is its JSON.
     GROUP = 22
     GROUP_DELETED = 23
+    #: The lite topics that a client has subscribed to: group_id, topic_id, client_id, detail is a
+    #: JSON list of all of them, empty when it has none any more.
+    LITE_SUBSCRIPTION = 24
 
     #: A row of SCHEDULE_TOPIC_XXXX (topic_id, queue_id, queue_offset) went to its target;
     #: visible_at_ms is when it was due, at_ms when it was delivered.
@@ -78,7 +82,7 @@ class Kind(IntEnum):
     SETTLED = 42
     #: A sink file counts from now on: group_id, epoch, detail is JSON: path rows bytes partition.
     SINK_FILE = 43
-    #: The effect of a message was carried out: group_id, client_id is its idempotency key.
+    #: The effect of a message was carried out: group_id, detail is its idempotency key.
     EFFECT = 44
     #: A dead letter (topic_id, queue_id, queue_offset of the dead letter topic) was opened again
     #: for its group: group_id, client_id is the redrive's id; detail is JSON: where it came from.

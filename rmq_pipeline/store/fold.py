@@ -15,8 +15,9 @@ from rmq_pipeline.store import staging
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import CONSUMPTION, Kind
 from rmq_pipeline.store.keyed_state import KeyedState
+from rmq_pipeline.store.redrives import RedriveFold
 from rmq_pipeline.store.statements import named
-from rmq_pipeline.topic import DLQ_PREFIX, SCHEDULE_TOPIC_ID
+from rmq_pipeline.topic import DLQ_PREFIX, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 _MESSAGES: Final = 1
 _EVENTS: Final = 2
@@ -24,11 +25,15 @@ _KEYED_STATE: Final = 3
 
 #: What runs, in this order, when one of its kinds is among the events between two resets.
 _QUEUE_STATEMENTS: Final = (
-    (CONSUMPTION, ("fold_consumption", "delete_leases", "insert_leases")),
+    (CONSUMPTION, ("fold_consumption", "fold_failures", "delete_leases", "insert_leases")),
     ({Kind.LEASE, Kind.CURSOR}, ("raise_cursors",)),
     ({Kind.BEHIND, Kind.CAUGHT_UP}, ("fold_behind", "delete_behind", "insert_behind")),
+    (
+        {Kind.CONDEMN, Kind.PARDON},
+        ("fold_condemned", "delete_condemned", "insert_condemned"),
+    ),
 )
-_RESET_STATEMENTS: Final = ("reset_leases", "reset_behind", "reset_cursors")
+_RESET_STATEMENTS: Final = ("reset_leases", "reset_behind", "reset_condemned", "reset_cursors")
 #: The same for all events of the transaction; before the messages, and after them.
 _NAMING_STATEMENTS: Final = (
     ({Kind.TOPIC}, ("set_topics",)),
@@ -37,10 +42,15 @@ _NAMING_STATEMENTS: Final = (
 _OTHER_STATEMENTS: Final = (
     ({Kind.WINDOW, Kind.WINDOW_CLOSED}, ("set_windows",)),
     ({Kind.SETTLED}, ("set_settled",)),
+    (
+        {Kind.LITE_SUBSCRIPTION},
+        ("fold_subscriptions", "delete_subscriptions", "insert_subscriptions"),
+    ),
     ({Kind.SINK_FILE}, ("insert_sink_files",)),
     ({Kind.SEGMENT}, ("insert_segments",)),
     ({Kind.EVENT_SEGMENT}, ("insert_event_segments",)),
 )
+_HALVES: Final = frozenset(range(Kind.HALF, Kind.HALF_GIVEN_UP + 1))
 _OF_TOPICS: Final = (
     "store.topics",
     "store.consume_queue",
@@ -48,6 +58,8 @@ _OF_TOPICS: Final = (
     "store.leases",
     "store.cursors",
     "store.behind",
+    "store.condemned",
+    "store.lite_subscriptions",
     "store.dead_letters",
     "store.segments",
     "store.keyed_tables",
@@ -57,7 +69,10 @@ _OF_GROUPS: Final = (
     "store.leases",
     "store.cursors",
     "store.behind",
+    "store.condemned",
+    "store.lite_subscriptions",
     "store.sink_files",
+    "store.effects",
     "store.keyed_tables",
 )
 
@@ -68,11 +83,13 @@ class Fold:
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
         self._keyed = KeyedState(connection)
+        self._redrives = RedriveFold(connection)
         self._dead_letter_topics: pa.Array | None = None
 
     def forget(self) -> None:
         """The transaction was rolled back: what was learnt in it does not hold."""
         self._dead_letter_topics = None
+        self._redrives.forget()
         self._keyed.reload()
 
     def apply(self, sections: Sequence[Section], end: int) -> None:
@@ -98,7 +115,8 @@ class Fold:
             stored_at_ms = self._take_messages(by_kind[_MESSAGES])
             reached["at_ms"] = max(reached["at_ms"], stored_at_ms)
         if events is not None:
-            self._take_events(events, kinds)
+            self._take_events(events, kinds, has_messages=bool(by_kind[_MESSAGES]))
+            self._redrives.take(kinds, reached["at_ms"])
         for group_id, topic_id, rows in staging.state_runs(by_kind[_KEYED_STATE]):
             self._keyed.fold(rows, group_id=group_id, topic_id=topic_id)
         if {Kind.TOPIC_DELETED, Kind.GROUP_DELETED} & kinds:
@@ -120,7 +138,9 @@ class Fold:
             self._run("insert_dead_letters")
         return staging.largest(rows, "stored_at_ms")
 
-    def _take_events(self, events: pa.Table, kinds: frozenset[int]) -> None:
+    def _take_events(
+        self, events: pa.Table, kinds: frozenset[int], *, has_messages: bool
+    ) -> None:
         self._run("insert_events")
         if Kind.RESET in kinds:
             for run in staging.runs_between_resets(events):
@@ -128,9 +148,22 @@ class Fold:
             self._connection.register("staged_events", events)
         else:
             self._run_for(kinds, _QUEUE_STATEMENTS)
-        if {Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED} & kinds:
+        if {Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED} & kinds:
             self._run("delete_scheduled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
+        if Kind.SCHEDULE_RECALLED in kinds:
+            self._run("disown_recalled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
+        if _HALVES & kinds:
+            self._take_halves(new=has_messages)
         self._run_for(kinds, _OTHER_STATEMENTS)
+
+    def _take_halves(self, *, new: bool) -> None:
+        """``new``: the transaction has messages, and half messages may be among them."""
+        self._run("fold_halves")
+        self._run("set_halves")
+        if new:
+            self._run("insert_halves", {"half_topic_id": HALF_TOPIC_ID})
+        self._run("delete_halves")
+        self._run("insert_ended_halves")
 
     def _take_run(self, events: pa.Table) -> None:
         self._connection.register("staged_events", events)

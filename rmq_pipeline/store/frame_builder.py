@@ -39,7 +39,14 @@ class FrameBuilder:
         schema = self._schemas.get(kind)
         if schema is not None and not batch.schema.equals(schema):
             raise ValueError(f"A batch of kind {kind} has another schema: {batch.schema}.")
-        payload = frame.encode(batch, schema)
+        return self.stage_payload(kind, frame.encode(batch, schema), start=start)
+
+    def stage_payload(self, kind: int, payload: pa.Buffer, *, start: int) -> int:
+        """Add a section that is serialized already, as ``frame.encode`` does it.
+
+        Raises:
+            ValueError: a frame of more than 1 GiB.
+        """
         position = start + (self.length or HEADER_BYTES)
         section = SectionHeader(position, payload.size, kind, frame.crc32(payload))
         if section.end - start > frame.FRAME_BYTES_MAX:

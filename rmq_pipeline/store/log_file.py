@@ -33,6 +33,8 @@ _ZEROS: Final = bytes(1 << 16)
 #: Frames up to this length are written over blocks that were written before: see ``write``.
 _SMALL_BYTES: Final = 32 << 10
 _PREPARED_BYTES: Final = 1 << 20
+#: So many of them in a row: after a large one the zeros would be ahead of nothing much.
+_SMALL_RUN: Final = 8
 
 
 def path_of(folder: Path, base: int) -> Path:
@@ -83,6 +85,7 @@ class LogFile:
         self._buffer = pa.py_buffer(self._mapping)
         self._resident_bytes = 0
         self._prepared_end = base
+        self._small_run = 0
 
     @classmethod
     def create(cls, folder: Path, *, base: int, size: int, seed: int, fingerprint: bytes) -> Self:
@@ -141,9 +144,10 @@ class LogFile:
         """Write at a position with one system call; the number of bytes that were taken.
 
         The first write to a preallocated block costs a commit of the file system's journal, half
-        of the time of a small synced write; so zeros go ahead of small ones, 1 MiB at a time.
+        of the time of a small synced write; so zeros go ahead of many small ones, 1 MiB at a time.
         """
-        if dsync and length <= _SMALL_BYTES and position + length > self._prepared_end:
+        self._small_run = self._small_run + 1 if length <= _SMALL_BYTES else 0
+        if dsync and self._small_run >= _SMALL_RUN and position + length > self._prepared_end:
             self._prepare(position)
         flags = os.RWF_DSYNC if dsync else 0
         return os.pwritev(self._descriptor, buffers, self.offset_of(position), flags)

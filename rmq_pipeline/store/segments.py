@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from rmq_pipeline import schema
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.store.log_file import sync_folder
-from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
+from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 #: A segment on its way to its name; readers pass over hidden files, and it is no ``.parquet``.
 UNFINISHED: Final = ".new"
@@ -53,6 +53,8 @@ _STATISTICS: Final = [
     "deliver_at_ms",
 ]
 _LEFT_OUT: Final = frozenset({"topic_id", "queue_id"})
+#: Their messages are for another topic.
+_AIMED: Final = frozenset({SCHEDULE_TOPIC_ID, HALF_TOPIC_ID})
 
 #: The name of a topic, None when it is gone.
 NameOf: TypeAlias = Callable[[int], str | None]
@@ -61,9 +63,9 @@ NameOf: TypeAlias = Callable[[int], str | None]
 def columns_of(topic_id: int) -> pa.Schema:
     """What the segments of a topic hold: schema.MESSAGE but topic_id and queue_id.
 
-    Only those of SCHEDULE_TOPIC_XXXX have target_topic_id.
+    Only those of the topics in which messages wait for another one have target_topic_id.
     """
-    without = _LEFT_OUT if topic_id == SCHEDULE_TOPIC_ID else {*_LEFT_OUT, "target_topic_id"}
+    without = _LEFT_OUT if topic_id in _AIMED else {*_LEFT_OUT, "target_topic_id"}
     return pa.schema([field for field in schema.MESSAGE if field.name not in without])
 
 

@@ -16,7 +16,7 @@ from rmq_pipeline.store.events import Kind
 _MESSAGE_COLUMNS: Final = [
     name for name in schema.MESSAGE.names if name not in ("body", "properties")
 ]
-_DEAD_LETTER_COLUMNS: Final = ["topic_id", "queue_id", "queue_offset", "properties"]
+_DEAD_LETTER_COLUMNS: Final = ["topic_id", "queue_id", "queue_offset", "properties", "stored_at_ms"]
 #: Batches smaller than this on average are copied together: DuckDB has a price for each.
 _SMALL_ROWS: Final = 1024
 

@@ -1,5 +1,6 @@
 """What a broker starts from: the state tables as dispatch left them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,6 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.store.statements import named
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
 
 _TABLES: Final = (
     "topics",
@@ -15,8 +17,12 @@ _TABLES: Final = (
     "leases",
     "cursors",
     "behind",
+    "condemned",
     "scheduled",
+    "halves",
+    "redriven",
     "windows",
+    "lite_subscriptions",
     "segments",
     "event_segments",
 )
@@ -34,14 +40,22 @@ class StoredState:
     topics: pa.Table
     groups: pa.Table
     heads: pa.Table
-    #: delivery <= 0: waits to be delivered again, or to be dead-lettered.
+    #: delivery <= 0: waits to be delivered again or to be dead-lettered, or is parked.
     leases: pa.Table
     cursors: pa.Table
     behind: pa.Table
+    condemned: pa.Table
     scheduled: pa.Table
+    #: Half messages that nobody has ended.
+    halves: pa.Table
+    #: Dead letters that were opened again.
+    redriven: pa.Table
     windows: pa.Table
+    lite_subscriptions: pa.Table
     segments: pa.Table
     event_segments: pa.Table
+    #: Of topics that suppress repetitions what was stored within the window, the oldest first.
+    recent: Mapping[int, pa.Table]
 
 
 def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
@@ -51,12 +65,32 @@ def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
         ((dispatched, last_at_ms, next_topic_id, next_group_id),) = cursor.sql(
             named("state_reached")
         ).fetchall()
+        tables = {name: cursor.sql(named(f"state_{name}")).to_arrow_table() for name in _TABLES}
         return StoredState(
             dispatched=dispatched,
             last_at_ms=last_at_ms,
             next_topic_id=next_topic_id,
             next_group_id=next_group_id,
-            **{name: cursor.sql(named(f"state_{name}")).to_arrow_table() for name in _TABLES},
+            recent=_recent(cursor, tables["topics"], now_ms=last_at_ms),
+            **tables,
         )
     finally:
         cursor.rollback()
+
+
+def _recent(
+    cursor: duckdb.DuckDBPyConnection, topics: pa.Table, *, now_ms: int
+) -> dict[int, pa.Table]:
+    found = {}
+    for topic in map(Topic.from_json, topics.column("detail").to_pylist()):
+        if topic.deduplicate != "none":
+            params = {
+                "topic_id": topic.topic_id,
+                "schedule_topic_id": SCHEDULE_TOPIC_ID,
+                "since_ms": max(
+                    topic.deduplicate_since_ms, now_ms - topic.deduplicate_window_ms + 1
+                ),
+            }
+            rows = cursor.sql(named("state_recent"), params=params)
+            found[topic.topic_id] = rows.to_arrow_table()
+    return found

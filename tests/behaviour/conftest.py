@@ -44,10 +44,11 @@ class Door:
         self._stack = contextlib.ExitStack()
         self.open()
 
-    def open(self) -> Broker:
+    def open(self, **settings: Any) -> Broker:
         """Open the home, and the door in front of it; the verbs."""
+        chosen = Settings(**{**SMALL.model_dump(), **settings})
         broker = self._stack.enter_context(
-            Broker.open(self.home, clock=self.clock, upkeep="none", settings=SMALL)
+            Broker.open(self.home, clock=self.clock, upkeep="none", settings=chosen)
         )
         self.inside = broker
         self.broker = broker
@@ -66,10 +67,10 @@ class Door:
         self.close()
         self.pool.shutdown()
 
-    def reopen(self) -> Broker:
-        """Close everything and open it again; the new verbs."""
+    def reopen(self, **settings: Any) -> Broker:
+        """Close everything and open it again, with other settings; the new verbs."""
         self.close()
-        return self.open()
+        return self.open(**settings)
 
     def advance(self, milliseconds: int) -> None:
         """Move the broker's time forward."""
@@ -223,13 +224,15 @@ def messages() -> Make:
 
 @pytest.fixture
 def outcomes() -> Make:
-    """``outcomes(received, outcome, retry_after_ms=…, reason=…)``: one outcome for every row."""
+    """``outcomes(received, outcome, retry_after_ms=…, reason=…, …)``: one outcome for every row."""
 
     def make(
         received: pa.Table,
         outcome: str | Sequence[str],
         retry_after_ms: int | None = None,
         reason: str | None = None,
+        error_type: str | None = None,
+        run_id: str | None = None,
     ) -> pa.Table:
         n = received.num_rows
         columns = [
@@ -237,8 +240,12 @@ def outcomes() -> Make:
             [outcome] * n if isinstance(outcome, str) else list(outcome),
             [retry_after_ms] * n,
             [reason] * n,
+            [error_type] * n,
+            [run_id] * n,
         ]
-        return pa.table(columns, schema=schema.OUTCOME)
+        # By name: OUTCOME may have more columns than a test cares for.
+        names = [field.name for field in schema.OUTCOME][: len(columns)]
+        return pa.table(columns, schema=pa.schema([schema.OUTCOME.field(n) for n in names]))
 
     return make
 
@@ -251,6 +258,27 @@ def fail(outcomes: Make, request: pytest.FixtureRequest) -> Make:
         return _current(request).broker.settle(group, outcomes(received, "retry", **how))
 
     return settle
+
+
+@pytest.fixture
+def dead(request: pytest.FixtureRequest, topic: Make, group: Make, messages: Make) -> Make:
+    """``dead(n, groups=[…], **settings)``: topic and group, in which n messages have died."""
+
+    def make(
+        n: int, *, groups: list[str] | None = None, more: int = 0, **settings: Any
+    ) -> tuple[str, str]:
+        door = _current(request)
+        name = topic(queues=1, type="normal" if groups is None else "fifo")
+        readers = group(order="none" if groups is None else "message_group", **settings)
+        ids = [f"m-{i}" for i in range(n + more)]
+        door.broker.send(name, messages(n + more, groups=groups, message_id=ids))
+        while n:
+            got = door.broker.receive(name, readers, limit=n)
+            door.broker.forward_to_dead_letter_queue(got, reason="boom")
+            n -= got.num_rows
+        return name, readers
+
+    return make
 
 
 def _current(request: pytest.FixtureRequest) -> Door:

@@ -88,7 +88,7 @@ def test_a_level_wins_over_a_time(door: Door, later: str, group: Make, messages:
     assert door.drain(later, readers) == [b"0"]
 
 
-@pytest.mark.parametrize("level", [-1, 19, 1_000])
+@pytest.mark.parametrize("level", [-1, 0])
 def test_a_level_that_is_none_is_refused(
     door: Door, later: str, messages: Make, level: int
 ) -> None:

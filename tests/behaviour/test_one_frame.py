@@ -8,7 +8,9 @@ import numpy as np
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker.deliver import Delivery, Receive
-from rmq_pipeline.broker.publish import Send, Sent, prepare
+from rmq_pipeline.broker.publish import Send, prepare
+from rmq_pipeline.broker.sent import Sent
+from rmq_pipeline.broker.windows import OpenWindow
 from rmq_pipeline.message import MessageIds
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def receiving(topic: str, group: str, *, limit: int, delivery: int) -> Receive:
         group=group,
         limit=limit,
         invisible_duration_ms=60_000,
-        tags=None,
+        sieve=None,
         client_id="",
         window=None,
         delivery=delivery,
@@ -130,3 +132,17 @@ def test_a_refused_request_leaves_the_rest_of_its_frame_alone(
     assert isinstance(refused, errors.TopicNotFoundError)
     assert leased(delivery) == {(0, 0), (0, 1), (0, 2)}
     assert np.all(delivery.taken[0][1].attempt == 1)
+
+
+def test_windows_opened_in_one_frame_are_told_apart_when_the_log_is_read_again(
+    inside: Door, group: Make
+) -> None:
+    names = [f"consumer/{group()}" for _ in range(3)]
+    inside.inside.writer.submit_together([OpenWindow(name, "me", 60_000, False) for name in names])
+
+    inside.close()
+    for file in inside.home.glob("state.duckdb*"):
+        file.unlink()
+    inside.open()
+
+    assert set(names) <= set(inside.inside.engine.state.windows)

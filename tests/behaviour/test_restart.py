@@ -30,7 +30,10 @@ def test_messages_are_there_after_a_restart(door: Door, topic: Make, messages: M
 
 def test_topics_and_groups_are_there_after_a_restart(door: Door, topic: Make, group: Make) -> None:
     name = topic(type="delay", queues=3, partition_time="born")
-    readers = group(order="message_group", max_attempts=4, backoff_ms=[7, 8])
+    backoff = {"initial_ms": 7, "max_ms": 8, "multiplier": 1.5}
+    readers = group(
+        order="message_group", max_attempts=4, backoff=backoff, on_failure="dead_letter_group"
+    )
     before = door.broker.describe_topic(name), door.broker.describe_group(readers)
 
     door.reopen()
@@ -170,6 +173,42 @@ def test_the_schedule_is_there_after_a_restart(
     report = door.broker.deliver_scheduled()
     assert (early["delivered"], early["next_due_ms"], report["delivered"]) == (0, due, 1)
     assert door.drain(name, readers) == [b"0", b"2"]
+
+
+def test_attempts_are_counted_across_restarts(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=4, backoff_ms=[0])
+    door.broker.send(name, messages(1))
+
+    for attempt in (1, 2, 3, 4):
+        got = door.broker.receive(name, readers, invisible_duration_ms=1_000)
+        assert got["delivery_attempt"].to_pylist() == [attempt]
+        if attempt % 2:
+            fail(readers, got)  # else nobody answers: its lease ends while the broker is away
+        door.reopen()
+        door.advance(1_000)
+    door.broker.revive()
+
+    assert door.stored(f"%DLQ%{readers}") == 1
+
+
+def test_why_a_delivery_failed_is_there_after_a_restart(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=2)
+    door.broker.send(name, messages(2))
+    got = door.broker.receive(name, readers)
+    fail(readers, got, retry_after_ms=0, reason="no engine", error_type="EngineError")
+    door.sql("FROM retrying")  # the tables have it, and the log is not needed for it
+
+    door.reopen()
+
+    door.broker.receive(name, readers, invisible_duration_ms=1_000)
+    door.advance(1_000)
+    door.broker.revive()
+    dead = door.sql("SELECT reason, error_type FROM dead_letters")
+    assert dead == [{"reason": "no engine", "error_type": "EngineError"}] * 2
 
 
 def test_dead_letters_are_there_after_a_restart(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmq_pipeline import errors, limits, schema
+from rmq_pipeline.failure import signature_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +146,13 @@ def fail_to_the_end(door: Door, topic: str, group: str, fail: Make, attempts: in
     got = None
     for _ in range(attempts):
         got = door.broker.receive(topic, group)
-        fail(group, got, retry_after_ms=0, reason="no engine")
+        fail(
+            *(group, got),
+            retry_after_ms=0,
+            reason="no engine 7 of 'N14228'",
+            error_type="EngineError",
+            run_id="run-1",
+        )
     return got
 
 
@@ -180,7 +187,10 @@ def test_the_last_failure_sends_the_message_to_the_dead_letters(
         "DLQ_ORIGIN_MESSAGE_ID": "ID-1",
         "DLQ_ORIGIN_QUEUE_ID": str(sent["queue_id"]),
         "DLQ_ORIGIN_QUEUE_OFFSET": str(sent["queue_offset"]),
-        "DLQ_REASON": "no engine",
+        "DLQ_REASON": "no engine 7 of 'N14228'",
+        "DLQ_ERROR_TYPE": "EngineError",
+        "DLQ_SIGNATURE": signature_of("no engine 8 of 'N24211'", error_type="EngineError"),
+        "DLQ_RUN_ID": "run-1",
         "DLQ_ATTEMPTS": "3",
     }
 

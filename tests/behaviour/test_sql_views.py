@@ -14,6 +14,7 @@ VIEWS = (
     "retrying",
     "parked",
     "dead_letters",
+    "redrives",
     "progress",
     "lag",
     "message_trace",
@@ -22,6 +23,7 @@ VIEWS = (
     "messages",
     "events",
     "windows",
+    "lite_subscriptions",
     "sink_files",
     "segments",
 )

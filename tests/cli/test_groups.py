@@ -53,3 +53,25 @@ def test_bad_input_is_refused(rmq: Rmq, arguments: list[str], says: str) -> None
 
     assert told.code == 1
     assert says in told.err
+
+
+def test_a_rate_is_set_altered_and_taken_away(rmq: Rmq, name: Name) -> None:
+    group = name("group")
+    made = rmq("group", "create", group, "--max-rate", "2.5", "--json").json
+
+    altered = rmq("group", "alter", group, "--max-rate", "10", "--json").json
+    free = rmq("group", "alter", group, "--max-rate", "0", "--json").json
+
+    rates = [each["max_rate_per_s"] for each in (made, altered, free)]
+    assert rates == [2.5, 10.0, None]
+    assert rmq("group", "alter", group, "--max-rate", "-1").code != 0
+
+
+def test_the_window_of_idempotency_keys_is_set_and_altered(rmq: Rmq, name: Name) -> None:
+    group = name("group")
+    made = rmq("group", "create", group, "--idempotency-window-ms", "5000", "--json").json
+
+    altered = rmq("group", "alter", group, "--idempotency-window-ms", "60000", "--json").json
+
+    assert (made["idempotency_window_ms"], altered["idempotency_window_ms"]) == (5_000, 60_000)
+    assert rmq("group", "alter", group, "--idempotency-window-ms", "0").code == 1

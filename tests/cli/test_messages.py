@@ -42,7 +42,9 @@ def test_what_was_sent_is_received(rmq: Rmq, topic: str, group: str) -> None:
     assert (received["tag"], received["keys"]) == ("new", ["a", "b"])
     assert received["properties"] == {"x": "1", "y": "2=3"}
     assert received["delivery_attempt"] == 1
-    assert [received[name] for name in sent[0]] == list(sent[0].values())
+    assert (sent[0]["recall_handle"], sent[0]["duplicate"]) == (None, False)
+    for name in ("message_id", "queue_id", "queue_offset"):
+        assert received[name] == sent[0][name]
     assert rmq("lag", group, "--json").json[0]["lag"] == 0
 
 
@@ -209,6 +211,40 @@ def test_receive_refuses_bad_input(rmq: Rmq, topic: str, group: str) -> None:
     assert rmq("receive", topic, group, "--invisible", "0").err.startswith("InvisibleDuration")
 
 
+def test_receive_takes_a_condition_on_properties(rmq: Rmq, topic: str, group: str) -> None:
+    lines = ndjson(*({"body": str(i), "properties": {"region": "ewn"[i % 3]}} for i in range(6)))
+    rmq("send", topic, "--file", "-", stdin=lines)
+    condition = ("--filter", "region IN ('e','w')", "--filter-type", "sql92")
+
+    some = rmq("receive", topic, group, *condition, "--json").json
+
+    assert [message["body"] for message in some] == ["0", "1", "3", "4"]
+
+
+def test_a_condition_is_not_taken_for_tags(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--body", "x", "--property", "a=1", "--tag", "a=1")
+
+    refused = rmq("receive", topic, group, "--filter", "a=1")
+
+    assert refused.code == 1
+    assert "--filter-type" in refused.err
+    assert len(rmq("receive", topic, group, "--filter", "a=1", "--filter-type", "tag").out) > 0
+    assert rmq("lag", group, "--json").json[0]["in_flight"] == 1
+
+
+def test_a_condition_that_does_not_parse_is_shown_with_its_place(
+    rmq: Rmq, topic: str, group: str
+) -> None:
+    refused = rmq("receive", topic, group, "--filter", "a IN (5)", "--filter-type", "sql92")
+
+    assert refused.code == 1
+    assert refused.err.splitlines()[:3] == [
+        "FilterExpressionError: The filter does not parse at character 7:",
+        "  a IN (5)",
+        "        ^",
+    ]
+
+
 def test_what_is_shown_cannot_command_the_terminal(rmq: Rmq, topic: str, group: str) -> None:
     rmq("send", topic, "--body", "\x1b[31mred [bold]")
 
@@ -216,3 +252,29 @@ def test_what_is_shown_cannot_command_the_terminal(rmq: Rmq, topic: str, group: 
 
     assert "\x1b" not in shown
     assert "red [bold]" in shown
+
+
+def test_lite_topics_are_sent_to_and_received_from(rmq: Rmq, name: Name, group: str) -> None:
+    topic = name("topic")
+    rmq("topic", "create", topic, "--type", "lite", "--queues", "2")
+    lines = ndjson({"body": "1", "lite_topic": "a"}, {"body": "2", "lite_topic": "b"})
+    rmq("send", topic, "--body", "0", "--lite-topic", "a")
+    rmq("send", topic, "--file", "-", stdin=lines)
+
+    nothing = rmq("receive", topic, group, "--json").json
+    of_a = rmq("receive", topic, group, "--lite-topic", "a", "--ack", "--json").json
+    both = rmq(*("receive", topic, group, "--lite-topic", "a", "--lite-topic", "b"), "--json").json
+
+    assert nothing == []
+    assert [(row["body"], row["message_group"]) for row in of_a] == [("0", "a"), ("1", "a")]
+    assert [(row["body"], row["message_group"]) for row in both] == [("2", "b")]
+
+
+def test_a_message_of_a_lite_topic_must_name_it(rmq: Rmq, name: Name) -> None:
+    topic = name("topic")
+    rmq("topic", "create", topic, "--type", "lite")
+
+    refused = rmq("send", topic, "--body", "0")
+
+    assert refused.code != 0
+    assert "it has no lite_topic" in refused.err

@@ -20,6 +20,14 @@ def test_round_trip(rmq: Rmq, name: Name) -> None:
     assert orders in [topic["name"] for topic in listed]
 
 
+def test_a_topic_of_transactions(rmq: Rmq, name: Name) -> None:
+    payments = name("payments")
+
+    created = rmq("topic", "create", payments, "--type", "transaction", "--json").json
+
+    assert (created["name"], created["type"]) == (payments, "transaction")
+
+
 def test_people_see_tables(rmq: Rmq, topic: str) -> None:
     listed, shown = rmq("topic", "list").text, rmq("topic", "show", topic).text
 

@@ -125,6 +125,21 @@ def test_messages_behind_a_failed_one_are_not_lost(client: Client, send: Send) -
     assert queries.lost(client, "flights") == 0
 
 
+@pytest.mark.parametrize("order", ["message_group", "none"])
+def test_parked_messages_and_those_behind_them_are_not_lost(
+    client: Client, send: Send, order: str
+) -> None:
+    client.create_group("parking", order=order, max_attempts=1, on_failure="park")
+    send("departures", 5, message_group=["a", "a", "b", "a", "b"])
+    received = client.receive("departures", "parking", limit=4).sort_by("queue_offset")
+    failed = pa.table({"receipt_handle": received["receipt_handle"][:1], "outcome": ["retry"]})
+
+    client.settle("parking", failed)
+
+    assert client.sql("FROM parked").num_rows == 1
+    assert queries.lost(client, "parking") == 0
+
+
 def test_a_reset_loses_nothing(client: Client, send: Send) -> None:
     send("departures", 2, message_group=["a", "b"])
     receive(client)
@@ -139,6 +154,20 @@ def test_settling_in_order_is_no_violation(client: Client, send: Send) -> None:
     while (received := receive(client)).num_rows:
         client.ack(received)
 
+    assert queries.order_violations(client, "flights") == 0
+
+
+def test_a_redrive_is_no_violation(client: Client, send: Send) -> None:
+    send("departures", 2, message_group=["a", "a"])
+    first = receive(client).sort_by("queue_offset").slice(0, 1)
+    client.forward_to_dead_letter_queue(first)
+    client.ack(receive(client))
+    letter = client.sql("SELECT queue_id, queue_offset FROM dead_letters")
+    assert client.redrive("flights", letter, redrive_id="again")["outcome"][0].as_py() == "redriven"
+
+    client.ack(receive(client))
+
+    assert client.sql("SELECT outcome FROM redrives")["outcome"].to_pylist() == ["acked"]
     assert queries.order_violations(client, "flights") == 0
 
 

@@ -108,6 +108,16 @@ def test_windows_stop_ten_minutes_after_the_last_work() -> None:
     assert wanted(memory, now_ms=NOW_MS + 2 * BUSY_FOR_MS) == []
 
 
+def test_windows_stop_sooner_where_that_is_wanted() -> None:
+    memory, jobs = Memory(), {JOB: JOBS[JOB]}
+    wanted_upkeep(due(due=1), jobs, memory=memory, busy_for_ms=0)
+    wanted_upkeep(due(NOW_MS + 2_000, window={"epoch": 1}), jobs, memory=memory, busy_for_ms=0)
+
+    later = due(NOW_MS + HAND_OVER_AFTER_MS + 2_000, window={"epoch": 1})
+
+    assert not wanted_upkeep(later, jobs, memory=memory, busy_for_ms=0)
+
+
 def test_memory_survives_as_a_cursor() -> None:
     memory = Memory()
     wanted(memory, due=1, window={"epoch": 7})

@@ -19,6 +19,7 @@ from rmq_pipeline.settings import Settings
 SEEDS = range(20)
 STEPS = 80
 MAX_ATTEMPTS = 3
+NEVER = 1 << 62
 BACKOFF_MS = 700
 TOPICS = {"ordered": "fifo", "loose": "normal", "later": "delay"}
 GROUPS = "abc"
@@ -37,6 +38,7 @@ class Message:
     delivery: int = 0
     receipt: str = ""
     gone: str = ""
+    parked: bool = False
 
 
 @dataclass
@@ -45,6 +47,10 @@ class Model:
 
     messages: list[Message] = field(default_factory=list)
     deliveries: int = 0
+    #: What the consumer group of each topic makes of a final failure.
+    on_failure: dict[str, str] = field(default_factory=dict)
+    #: Message groups that are given up, and the message with which each was.
+    condemned: dict[str, int] = field(default_factory=dict)
 
     def expire(self, now: int) -> None:
         """Leases that have ended, the earliest first: what lies behind one is released."""
@@ -58,13 +64,46 @@ class Model:
         message.receipt = ""
         message.free_at = free_at
         if message.attempts >= MAX_ATTEMPTS:
-            message.gone = "dead"
+            self.give_up(message, hopeless=False)
         if message.topic == "ordered":
             for other in self.messages:
                 same = other.receipt and other.delivery == message.delivery
                 if same and other.group == message.group and other.number > message.number:
                     other.receipt = ""
                     other.attempts -= 1
+
+    def give_up(self, message: Message, *, hopeless: bool) -> None:
+        """A final failure; ``hopeless`` is the consumer's own verdict."""
+        policy = self.on_failure[message.topic]
+        if policy == "park" and not hopeless:
+            message.parked, message.free_at = True, NEVER
+            return
+        message.parked, message.gone = False, "dead"
+        if policy == "dead_letter_group" and message.topic == "ordered":
+            first = self.condemned.get(message.group, message.number)
+            self.condemned[message.group] = min(first, message.number)
+            self.doom()
+
+    def doom(self) -> None:
+        """What is left of given-up message groups goes to the dead letters."""
+        for message in self.messages:
+            given_up = message.number > self.condemned.get(message.group, NEVER)
+            if message.topic == "ordered" and given_up and not message.gone:
+                message.receipt, message.gone = "", "dead"
+
+    def unpark(self, topic: str, now: int, *, skip: bool) -> int:
+        """Parked messages begin again or are skipped; given-up groups are pardoned; how many."""
+        parked = [m for m in self.messages if m.topic == topic and m.parked]
+        for message in parked:
+            message.parked, message.free_at, message.attempts = False, now, 0
+            message.gone = "dead" if skip else ""
+            for other in self.messages:
+                behind = other.topic == topic == "ordered" and other.group == message.group
+                if behind and other.number > message.number and not other.parked:
+                    other.free_at = min(other.free_at, now)
+        if topic == "ordered":
+            self.condemned.clear()
+        return len(parked)
 
     def deliverable(self, topic: str, now: int) -> dict[str, list[Message]]:
         """What may be delivered, by message group in order; unordered ones under their number."""
@@ -93,8 +132,11 @@ class History:
         self.broker = self.open()
         for name, kind in TOPICS.items():
             self.broker.create_topic(name, type=kind, queues=self.random.randint(1, 3))
+            policy = self.random.choice(("dead_letter", "park", "dead_letter_group"))
+            self.model.on_failure[name] = policy
             self.broker.create_group(
                 f"of-{name}",
+                on_failure=policy,
                 order="message_group" if name == "ordered" else "none",
                 max_attempts=MAX_ATTEMPTS,
                 backoff_ms=[BACKOFF_MS],
@@ -109,9 +151,9 @@ class History:
         what = self.random.choices(
             (
                 *(self.send, self.receive, self.settle, self.change),
-                *(self.advance, self.upkeep, self.restart),
+                *(self.advance, self.upkeep, self.restart, self.unpark),
             ),
-            weights=(20, 30, 30, 5, 15, 8, 3),
+            weights=(20, 30, 30, 5, 15, 8, 3, 4),
         )[0]
         self.told.append(what.__name__)
         what()
@@ -132,6 +174,19 @@ class History:
             table["deliver_at_ms"] = [m.free_at for m in new]
         self.model.messages += new
         self.broker.send(topic, pa.table(table))
+        self.model.doom()
+
+    def unpark(self) -> None:
+        """Unpark a group; what it has given up so far is read to the end before."""
+        topic, skip = self.random.choice(list(TOPICS)), self.random.random() < 0.3
+        while self.take(topic, 100):
+            pass
+        of_given_up = (m for m in self.model.messages if m.group in self.model.condemned)
+        if topic == "ordered" and any(m.topic == topic and not m.gone for m in of_given_up):
+            return  # what was delivered before may yet be settled, and holds back what goes
+        now = self.clock.now_ms()
+        done = self.broker.unpark(f"of-{topic}", skip=skip)
+        assert done["skipped" if skip else "unparked"] == self.model.unpark(topic, now, skip=skip)
 
     def receive(self) -> None:
         self.take(self.random.choice(list(TOPICS)), self.random.choice((1, 3, 8, 100)))
@@ -174,16 +229,17 @@ class History:
             after = self.random.choice((None, 0, 90))
             firsts = {m.group: m for m in reversed(some)}
             some = list(firsts.values()) if topic == "ordered" else some
-        rows = [(m.receipt, outcome, after, "") for m in some]
-        columns = [list(c) for c in zip(*rows, strict=True)] if rows else [[]] * 4
-        table = pa.table(columns, schema=schema.OUTCOME)
+        rows = [
+            {"receipt_handle": m.receipt, "outcome": outcome, "retry_after_ms": after} for m in some
+        ]
+        table = pa.Table.from_pylist(rows, schema=schema.OUTCOME)
         self.broker.settle(f"of-{topic}", table)
         for message in some:
             if outcome == "ack":
                 message.receipt, message.gone = "", "acked"
             elif outcome == "dead_letter":
                 self.model.fail(message, now)
-                message.gone = "dead"
+                self.model.give_up(message, hopeless=True)
             else:
                 self.model.fail(message, now + (BACKOFF_MS if after is None else after))
 
@@ -225,11 +281,13 @@ class History:
         """Until every message is acknowledged or dead; and the dead are those of the model."""
         while any(not m.gone for m in self.model.messages):
             self.clock.advance(4_000)
+            self.unpark()
             self.take_all()
             for message in self.model.messages:
                 if message.receipt:
                     self.broker.ack([message.receipt])
                     message.receipt, message.gone = "", "acked"
+        self.take_all()
         for topic in TOPICS:
             dead = self.broker.read(f"%DLQ%of-{topic}", 0, offset=0, limit=100_000)
             expected = {

@@ -3,6 +3,7 @@
 import os
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_pipeline.spark.handler import Outcome
 
@@ -49,4 +50,16 @@ def kept(messages: pa.Table, _: pa.Table) -> Outcome:
     step = pa.nulls(messages.num_rows, pa.int64())
     return Outcome(
         rows=messages.select(["message_group", "body", "born_at_ms"]).add_column(2, "step", step)
+    )
+
+
+def once(messages: pa.Table, _: pa.Table) -> Outcome:
+    """Into the sink what was not seen before; a body that begins with ``bad`` raises."""
+    bodies = messages["body"].to_pylist()
+    if any(body.startswith(b"bad") for body in bodies):
+        raise ValueError("bad")
+    fresh = messages.filter(pc.invert(messages["seen_before"]))
+    step = pa.nulls(fresh.num_rows, pa.int64())
+    return Outcome(
+        rows=fresh.select(["message_group", "body", "born_at_ms"]).add_column(2, "step", step)
     )

@@ -77,21 +77,21 @@ def test_outcomes_ack_all_but_the_exceptions_and_leave_out_the_released() -> Non
     said = pa.Table.from_pylist(
         [
             {"row": 0, "outcome": "dead_letter", "reason": "no"},
-            {"row": 1, "outcome": "retry", "retry_after_ms": 5, "reason": "later"},
+            {"row": 1, "outcome": "retry", "retry_after_ms": 5, "reason": "later", "error_type": "E"},
             {"row": 2, "outcome": "release"},
         ],
         schema=EXCEPTION,
     )
 
-    outcomes = batch.outcomes({0: EXCEPTION.empty_table(), 1: said})
+    outcomes = batch.outcomes({0: EXCEPTION.empty_table(), 1: said}, run_id="run")
 
     assert outcomes.schema == schema.OUTCOME
     assert [tuple(row.values()) for row in outcomes.to_pylist()] == [
-        ("0/0", "ack", None, None),
-        ("0/1", "ack", None, None),
-        ("0/2", "ack", None, None),
-        ("0/3", "dead_letter", None, "no"),
-        ("0/4", "retry", 5, "later"),
+        ("0/0", "ack", None, None, None, "run", None),
+        ("0/1", "ack", None, None, None, "run", None),
+        ("0/2", "ack", None, None, None, "run", None),
+        ("0/3", "dead_letter", None, "no", None, "run", None),
+        ("0/4", "retry", 5, "later", "E", "run", None),
     ]
 
 

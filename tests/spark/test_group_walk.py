@@ -66,7 +66,7 @@ def result(table: pa.Table, outcome: str, **columns: Any) -> pa.Table:
 
 
 def exceptions(walked: Walked) -> list[tuple[Any, ...]]:
-    """(row, outcome, retry_after_ms, reason), by row."""
+    """(row, outcome, retry_after_ms, reason, error_type), by row."""
     return sorted(tuple(row.values()) for row in walked.exceptions.to_pylist())
 
 
@@ -107,8 +107,8 @@ def test_the_first_that_raises_fails_those_before_stand_those_after_are_released
     assert bodies(walked) == ["1", "2", "5"]
     assert states(walked) == {"a": 2, "b": 1}
     assert exceptions(walked) == [
-        (2, "retry", None, "ValueError: a bad body"),
-        (3, "release", None, None),
+        (2, "retry", None, "ValueError: a bad body", "ValueError"),
+        (3, "release", None, None, None),
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_single_message_that_raises_is_given_once() -> None:
     walked = walk(messages(("a", "1")), None, rules=rules(handler))
 
     assert calls == [1]
-    assert exceptions(walked) == [(0, "retry", None, "RuntimeError: ")]
+    assert exceptions(walked) == [(0, "retry", None, "RuntimeError: ", "RuntimeError")]
 
 
 def test_a_handler_that_exits_fails_its_message() -> None:
@@ -131,7 +131,7 @@ def test_a_handler_that_exits_fails_its_message() -> None:
 
     walked = walk(messages(("a", "1")), None, rules=rules(handler))
 
-    assert exceptions(walked) == [(0, "retry", None, "SystemExit: 3")]
+    assert exceptions(walked) == [(0, "retry", None, "SystemExit: 3", "SystemExit")]
 
 
 def test_a_retry_of_one_of_several_gives_them_again_one_at_a_time() -> None:
@@ -147,7 +147,7 @@ def test_a_retry_of_one_of_several_gives_them_again_one_at_a_time() -> None:
 
     assert bodies(walked) == ["1"]
     assert states(walked) == {"a": 1}
-    assert exceptions(walked) == [(1, "retry", 500, "too soon"), (2, "release", None, None)]
+    assert exceptions(walked) == [(1, "retry", 500, "too soon", None), (2, "release", None, None, None)]
 
 
 def test_a_dead_letter_does_not_stop_its_group() -> None:
@@ -160,7 +160,7 @@ def test_a_dead_letter_does_not_stop_its_group() -> None:
 
     assert bodies(walked) == ["1", "2", "3"]
     assert states(walked) == {"a": 3}
-    assert exceptions(walked) == [(1, "dead_letter", None, "no")]
+    assert exceptions(walked) == [(1, "dead_letter", None, "no", None)]
 
 
 def test_acks_said_aloud_are_acks() -> None:
@@ -259,8 +259,9 @@ def test_what_cannot_be_used_fails_its_message(returned: Any, reason: str) -> No
 
     walked = walk(messages(("a", "1")), None, rules=these)
 
-    ((row, outcome, after, said),) = exceptions(walked)
+    ((row, outcome, after, said, kind),) = exceptions(walked)
     assert (row, outcome, after) == (0, "retry", None)
+    assert kind == "OutcomeError"
     assert said.startswith("OutcomeError: ")
     assert reason in said
     assert (walked.rows, walked.state, walked.publish) == (None, None, {})
@@ -293,7 +294,7 @@ def test_unordered_one_bad_message_fails_alone() -> None:
 
     assert sizes == [UNORDERED_CALL_ROWS, *[1] * UNORDERED_CALL_ROWS, 10]
     assert len(bodies(walked)) == n - 1
-    assert exceptions(walked) == [(7, "retry", None, "ValueError: a bad body")]
+    assert exceptions(walked) == [(7, "retry", None, "ValueError: a bad body", "ValueError")]
 
 
 def test_an_empty_table_is_no_call() -> None:

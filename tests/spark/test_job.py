@@ -63,11 +63,12 @@ def test_a_batch_comes_back_whole(spark: SparkSession, tmp_path: Path, body_byte
 
     result = job.run(spark, batch.given(tmp_path, known), job=this)
 
-    outcomes = batch.outcomes(result.exceptions)
+    outcomes = batch.outcomes(result.exceptions, run_id="run")
     # g1 has the messages 1, 8, 15 (bad), 22, 29, 36, 43: the last four are given back.
     failed = outcomes.filter(pa.compute.not_equal(outcomes["outcome"], "ack")).to_pylist()
     assert [row["receipt_handle"] for row in failed] == ["receipt 15"]
     assert failed[0]["reason"] == "ValueError: a bad body"
+    assert failed[0]["error_type"] == "ValueError"
     assert outcomes.num_rows == 50 - 4
     assert result.publish["onward"].num_rows == 45
     assert result.state is not None

@@ -185,8 +185,8 @@ def test_the_size_of_micro_batches_changes_nothing(
         "g2": ["5", "8"],
     }
     assert (report.acked, report.retried, report.dead_lettered) == (9, 1, 1)
-    dead = broker.sql("SELECT reason FROM dead_letters").to_pylist()
-    assert [row["reason"] for row in dead] == ["ValueError: bad 2"]
+    (dead,) = broker.sql("SELECT reason, error_type, run_id FROM dead_letters").to_pylist()
+    assert list(dead.values()) == ["ValueError: bad 2", "ValueError", "test"]
 
 
 def test_what_goes_onward_is_published_with_the_settle(broker: Broker, run: Run) -> None:

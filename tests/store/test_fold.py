@@ -17,6 +17,7 @@ from tests.store import rows
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import Row, dispatch, event, events, message, messages, on_queue, rows_of
 
+ENDS_WAIT = [Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED]
 LEASE_COLUMNS = ("attempt", "visible_at_ms", "delivery", "epoch", "message_group_hash", "client_id")
 
 
@@ -34,6 +35,7 @@ class Model:
     leases: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
     cursors: dict[tuple[int, ...], int] = field(default_factory=dict)
     behind: dict[tuple[int, ...], int] = field(default_factory=dict)
+    condemned: dict[tuple[int, ...], tuple[int, str | None]] = field(default_factory=dict)
     scheduled: dict[tuple[int, ...], int] = field(default_factory=dict)
     heads: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
     windows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -55,7 +57,9 @@ class Model:
         if kind in REMOVES_ROW:
             self.leases.pop(key, None)
         elif kind in CONSUMPTION:
-            self.leases[key] = tuple(row[name] for name in LEASE_COLUMNS)
+            before = self.leases.get(key, (None,))[-1]
+            state = (row[name] for name in LEASE_COLUMNS)
+            self.leases[key] = (*state, row["detail"] or before)
         if kind in (Kind.LEASE, Kind.CURSOR):
             reached = row["queue_offset"] + (kind == Kind.LEASE)
             self.cursors[queue] = max(self.cursors.get(queue, 0), reached)
@@ -63,10 +67,15 @@ class Model:
             self.behind[(*queue, row["message_group_hash"])] = row["queue_offset"]
         elif kind == Kind.CAUGHT_UP:
             self.behind.pop((*queue, row["message_group_hash"]), None)
+        elif kind == Kind.CONDEMN:
+            given_up = (row["queue_offset"], row["detail"])
+            self.condemned[(*queue, row["message_group_hash"])] = given_up
+        elif kind == Kind.PARDON:
+            self.condemned.pop((*queue, row["message_group_hash"]), None)
         elif kind == Kind.RESET:
             self.cursors[queue] = row["queue_offset"]
             self.forget(lambda key: key[:3] == queue, leases=True)
-        elif kind in (Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED):
+        elif kind in ENDS_WAIT:
             place = (row["queue_id"], row["queue_offset"])
             return self.scheduled.pop(place, None) is not None
         elif kind == Kind.SETTLED:
@@ -97,7 +106,7 @@ class Model:
             self.windows[row["detail"]] = window
 
     def forget(self, condition: Any, *, leases: bool = False, cursors: bool = False) -> None:
-        tables: list[dict[Any, Any]] = [self.behind]
+        tables: list[dict[Any, Any]] = [self.behind, self.condemned]
         tables += [self.leases] if leases else []
         tables += [self.cursors] if cursors else []
         for table in tables:
@@ -117,7 +126,7 @@ class Model:
 def state_of(database: Database) -> Model:
     """The state tables as a model."""
     stored = database.load_state()
-    n = len(LEASE_COLUMNS)
+    n = len(LEASE_COLUMNS) + 1  # and the last failure
     windows = {
         name: (*kept, settle_id, json.loads(answer) if answer else "")
         for name, *kept, settle_id, answer in rows_of(stored.windows)
@@ -128,6 +137,7 @@ def state_of(database: Database) -> Model:
         leases={row[:-n]: row[-n:] for row in rows_of(stored.leases)},
         cursors={row[:-1]: row[-1] for row in rows_of(stored.cursors)},
         behind={row[:-1]: row[-1] for row in rows_of(stored.behind)},
+        condemned={row[:-2]: row[-2:] for row in rows_of(stored.condemned)},
         scheduled={row[:2]: row[2] for row in rows_of(stored.scheduled)},
         heads={row[:2]: row[2:] for row in rows_of(stored.heads)},
         windows=windows,
@@ -158,11 +168,19 @@ consumption = made(
     epoch=small,
     message_group_hash=small,
     client_id=text,
+    detail=text,
 )
 moves = made([Kind.CURSOR, Kind.RESET], **places, queue_offset=number)
 waits = made([Kind.BEHIND, Kind.CAUGHT_UP], **places, queue_offset=number, message_group_hash=small)
+verdicts = made(
+    [Kind.CONDEMN, Kind.PARDON],
+    **places,
+    queue_offset=number,
+    message_group_hash=small,
+    detail=text,
+)
 deliveries = made(
-    [Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED],
+    ENDS_WAIT,
     topic_id=st.just(SCHEDULE_TOPIC_ID),
     queue_id=small,
     queue_offset=number,
@@ -192,7 +210,8 @@ deletions = st.one_of(
     made([Kind.TOPIC_DELETED], topic_id=st.just(3)), made([Kind.GROUP_DELETED], group_id=st.just(2))
 )
 an_event = st.one_of(
-    consumption, consumption, consumption, moves, waits, waits, deliveries, windows, settles, names
+    *(consumption, consumption, consumption, moves, waits, waits, verdicts),
+    *(deliveries, windows, settles, names),
 )
 #: What becomes of one frame: events, and how many messages go to each of two queues.
 frame = st.tuples(st.lists(an_event, max_size=12), st.tuples(small, small), st.booleans())
@@ -296,6 +315,32 @@ def test_time_and_ids_are_the_largest_ever_seen(database: Database) -> None:
     assert (stored.next_topic_id, stored.next_group_id) == (8, 5)
     assert stored.last_at_ms == rows.START_MS + 50
     assert stored.topics.num_rows == stored.groups.num_rows == 0
+
+
+def test_lite_subscriptions_are_the_last_of_each_client(database: Database) -> None:
+    def subscribed(client: str, *names: str, topic_id: int = 2) -> Row:
+        return event(
+            Kind.LITE_SUBSCRIPTION,
+            group_id=1,
+            topic_id=topic_id,
+            client_id=client,
+            detail=json.dumps(names),
+        )
+
+    naming = [rows.topic(2, "a"), rows.topic(3, "b"), rows.group(1, "g")]
+    dispatch(database, [events(*naming, subscribed("one", "x"), subscribed("other", "y"))])
+    dispatch(
+        database,
+        [events(subscribed("one", "x", "z"), subscribed("late", "q"), subscribed("late"))],
+        [events(subscribed("one", "n"), subscribed("other"), subscribed("o", "p", topic_id=3))],
+    )
+    kept = database.load_state().lite_subscriptions.to_pylist()
+    dispatch(database, [events(event(Kind.TOPIC_DELETED, topic_id=3))])
+    left = database.load_state().lite_subscriptions.to_pylist()
+
+    found = [(row["topic_id"], row["client_id"], row["lite_topics"]) for row in kept]
+    assert found == [(2, "one", '["n"]'), (3, "o", '["p"]')]
+    assert left == kept[:1]
 
 
 def test_registered_files_are_kept_in_their_order(database: Database) -> None:

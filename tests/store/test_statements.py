@@ -40,7 +40,20 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
         made.register("staged_state", state)
         made.register("staged_kinds", pa.table({"kind": [1], "name": ["lease"]}))
         made.register("asked", pa.table({"message_group_hash": [1], "start": [0], "ordinal": [0]}))
-        for name in ("fold_consumption", "fold_behind", "fold_state"):
+        made.register("asked_halves", pa.table({"queue_offset": [1]}))
+        places = {"queue_id": [0], "queue_offset": [0], "ordinal": [0]}
+        made.register("asked_places", pa.table(places))
+        made.register("asked_keys", pa.table({"idempotency_key": ["k"], "ordinal": [0]}))
+        for name in (
+            "fold_consumption",
+            "fold_failures",
+            "fold_behind",
+            "fold_condemned",
+            "fold_subscriptions",
+            "fold_halves",
+            "fold_redrives",
+            "fold_state",
+        ):
             made.execute(named(name))
         made.execute(named("create_state", table="keyed.state_1_2"))
         made.execute(named("view_state", table="keyed.state_1_2", view='"keyed_state_a"'))

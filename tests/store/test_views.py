@@ -1,5 +1,6 @@
 """The views say with names what the tables say with ids."""
 
+import json
 from typing import Any
 
 import pytest
@@ -53,6 +54,8 @@ def test_topics_and_groups_have_their_settings(database: Database) -> None:
             "type": "fifo",
             "queues": 2,
             "partition_time": "stored",
+            "deduplicate": "none",
+            "deduplicate_window_ms": None,
             "created_at_ms": START_MS,
         }
     ]
@@ -63,7 +66,9 @@ def test_topics_and_groups_have_their_settings(database: Database) -> None:
             "order": "message_group",
             "max_attempts": 3,
             "backoff_ms": [10, 20],
+            "backoff": "customized",
             "on_failure": "dead_letter",
+            "max_rate_per_s": None,
             "created_at_ms": START_MS,
         }
     ]
@@ -92,7 +97,9 @@ def test_messages_have_all_but_body_and_properties(database: Database) -> None:
 def test_in_flight_and_retrying_part_the_unsettled(database: Database) -> None:
     lease = {"attempt": 1, "visible_at_ms": 99, "delivery": 5, "epoch": 2, "client_id": "me"}
     dispatch(database, [sent(3, message_group="a"), events(on_queue(Kind.LEASE, 0, **lease))])
-    dispatch(database, [events(on_queue(Kind.RETRY, 1, attempt=1, visible_at_ms=77))])
+    said = {"reason": "no engine", "error_type": "EngineError"}
+    failed = on_queue(Kind.RETRY, 1, attempt=1, visible_at_ms=77, detail=said)
+    dispatch(database, [events(failed)])
     dispatch(database, [events(on_queue(Kind.RETRY, 2, attempt=3, delivery=-1))])
     place = {"consumer_group": "rotations", "topic": "departures", "queue_id": 0}
 
@@ -117,6 +124,10 @@ def test_in_flight_and_retrying_part_the_unsettled(database: Database) -> None:
         "message_group": "a",
         "delivery_attempts": 1,
         "visible_at_ms": 77,
+        "reason": "no engine",
+        "error_type": "EngineError",
+        "signature": None,
+        "run_id": None,
     }
 
 
@@ -157,6 +168,9 @@ def test_dead_letters_know_where_they_came_from(database: Database) -> None:
         "DLQ_ORIGIN_QUEUE_ID": "1",
         "DLQ_ORIGIN_QUEUE_OFFSET": "7",
         "DLQ_REASON": "no departure time",
+        "DLQ_ERROR_TYPE": "KeyError",
+        "DLQ_SIGNATURE": "0123456789ab",
+        "DLQ_RUN_ID": "run-1",
         "DLQ_ATTEMPTS": "3",
     }
     letter = message(3, 0, 0, tag="UA", message_group="a", properties=[*origin.items()])
@@ -170,7 +184,11 @@ def test_dead_letters_know_where_they_came_from(database: Database) -> None:
             "origin_queue_id": 1,
             "origin_queue_offset": 7,
             "reason": "no departure time",
+            "error_type": "KeyError",
+            "signature": "0123456789ab",
+            "run_id": "run-1",
             "attempts": 3,
+            "dead_lettered_at_ms": START_MS,
             "tag": "UA",
             "keys": None,
             "message_group": "a",
@@ -179,6 +197,9 @@ def test_dead_letters_know_where_they_came_from(database: Database) -> None:
             "dead_letter_topic": "%DLQ%rotations",
             "queue_id": 0,
             "queue_offset": 0,
+            "properties": [*origin.items()],
+            "redriven_at_ms": None,
+            "redrive_id": None,
         }
     ]
 
@@ -206,6 +227,7 @@ def test_progress_counts_what_is_unsettled(database: Database) -> None:
                 on_queue(Kind.ACK, 0),
                 on_queue(Kind.ACK, 3),
                 on_queue(Kind.RETRY, 2),
+                on_queue(Kind.PARK, 4, delivery=-2),
                 on_queue(Kind.CURSOR, 0, queue_id=1),
             ),
         ],
@@ -220,8 +242,9 @@ def test_progress_counts_what_is_unsettled(database: Database) -> None:
             "max_offset": 9,
             "cursor": 5,
             "committed_offset": 1,
-            "in_flight": 2,
+            "in_flight": 1,
             "retrying": 1,
+            "parked": 1,
         },
         {
             **names,
@@ -232,6 +255,7 @@ def test_progress_counts_what_is_unsettled(database: Database) -> None:
             "committed_offset": 0,
             "in_flight": 0,
             "retrying": 0,
+            "parked": 0,
         },
     ]
 
@@ -308,6 +332,22 @@ def test_events_have_names_for_kinds_topics_and_groups(database: Database) -> No
     assert [tuple(row.values()) for row in found] == [
         ("lease", "rotations", "departures", 4, None),
         ("upkeep", None, None, -1, "seal"),
+    ]
+
+
+def test_lite_subscriptions_have_a_row_for_each_lite_topic(database: Database) -> None:
+    names = json.dumps(["a", "it's"])
+    subscribed = event(Kind.LITE_SUBSCRIPTION, group_id=1, topic_id=2, client_id="me", detail=names)
+    dispatch(database, [events(subscribed)])
+
+    assert select(database, "FROM lite_subscriptions ORDER BY lite_topic") == [
+        {
+            "consumer_group": "rotations",
+            "topic": "departures",
+            "client_id": "me",
+            "lite_topic": name,
+        }
+        for name in ("a", "it's")
     ]
 
 

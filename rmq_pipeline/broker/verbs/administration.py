@@ -1,12 +1,13 @@
 """Topics and consumer groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import admin, queries
+from rmq_pipeline.broker.arguments import check_readable
 from rmq_pipeline.broker.deliver import Subscribe
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.broker.writer import Request
@@ -20,22 +21,47 @@ class Administration(Opened):
         return described
 
     def create_topic(
-        self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
+        self,
+        name: str,
+        *,
+        type: str = "normal",
+        queues: int = limits.DEFAULT_QUEUES,
+        partition_time: str = "stored",
+        deduplicate: str = "none",
+        deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
     ) -> dict[str, Any]:
         """Create a topic; AlreadyExistsError when there is one."""
-        return self._described(admin.CreateTopic(name, type, queues, partition_time, False))
+        again = (deduplicate, deduplicate_window_ms)
+        request = admin.CreateTopic(name, type, queues, partition_time, False, *again)
+        return self._described(request)
 
     def ensure_topic(
-        self, name: str, *, type: str = "normal", queues: int = 8, partition_time: str = "stored"
+        self,
+        name: str,
+        *,
+        type: str = "normal",
+        queues: int = limits.DEFAULT_QUEUES,
+        partition_time: str = "stored",
+        deduplicate: str = "none",
+        deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
     ) -> dict[str, Any]:
         """The topic, created if need be; AlreadyExistsError when it has other settings."""
-        return self._described(admin.CreateTopic(name, type, queues, partition_time, True))
+        again = (deduplicate, deduplicate_window_ms)
+        request = admin.CreateTopic(name, type, queues, partition_time, True, *again)
+        return self._described(request)
 
     def alter_topic(
-        self, name: str, *, queues: int | None = None, partition_time: str | None = None
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        partition_time: str | None = None,
+        deduplicate: str | None = None,
+        deduplicate_window_ms: int | None = None,
     ) -> dict[str, Any]:
-        """Give a topic more queues, or another partition time."""
-        return self._described(admin.AlterTopic(name, queues, partition_time))
+        """Give a topic more queues, another partition time, or let it suppress repetitions."""
+        again = (deduplicate, deduplicate_window_ms)
+        return self._described(admin.AlterTopic(name, queues, partition_time, *again))
 
     def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Delete a topic; InUseError while messages are in flight or scheduled, unless forced."""
@@ -63,9 +89,19 @@ class Administration(Opened):
         max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
         backoff_ms: Sequence[int] = limits.BACKOFF_MS,
         on_failure: str = "dead_letter",
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS,
     ) -> dict[str, Any]:
-        """Create a consumer group and its dead letter topic; AlreadyExistsError when it exists."""
-        request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, False)
+        """Create a consumer group and its dead letter topic; AlreadyExistsError when it exists.
+
+        Args:
+            backoff: customized (backoff_ms), exponential, or its initial_ms, max_ms, multiplier.
+        """
+        others = (max_rate_per_s, backoff, idempotency_window_ms)
+        request = admin.CreateGroup(
+            name, order, max_attempts, backoff_ms, on_failure, False, *others
+        )
         return self._described(request)
 
     def ensure_group(
@@ -76,9 +112,15 @@ class Administration(Opened):
         max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS,
         backoff_ms: Sequence[int] = limits.BACKOFF_MS,
         on_failure: str = "dead_letter",
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS,
     ) -> dict[str, Any]:
         """The group, created if need be; AlreadyExistsError when it has other settings."""
-        request = admin.CreateGroup(name, order, max_attempts, backoff_ms, on_failure, True)
+        others = (max_rate_per_s, backoff, idempotency_window_ms)
+        request = admin.CreateGroup(
+            name, order, max_attempts, backoff_ms, on_failure, True, *others
+        )
         return self._described(request)
 
     def alter_group(
@@ -89,6 +131,9 @@ class Administration(Opened):
         max_attempts: int | None = None,
         backoff_ms: Sequence[int] | None = None,
         on_failure: str | None = None,
+        max_rate_per_s: float | None = None,
+        backoff: str | Mapping[str, Any] | None = None,
+        idempotency_window_ms: int | None = None,
     ) -> dict[str, Any]:
         """Other retries for a group; another order is refused."""
         changes = {
@@ -96,6 +141,9 @@ class Administration(Opened):
             "max_attempts": max_attempts,
             "backoff_ms": backoff_ms,
             "on_failure": on_failure,
+            "max_rate_per_s": max_rate_per_s,
+            "backoff": backoff,
+            "idempotency_window_ms": idempotency_window_ms,
         }
         return self._described(admin.AlterGroup(name, changes))
 
@@ -114,4 +162,5 @@ class Administration(Opened):
 
     def subscribe(self, group: str, topic: str) -> None:
         """From now on the whole topic counts as the group's lag."""
+        check_readable(topic)
         self._engine.submit(Subscribe(topic, group))

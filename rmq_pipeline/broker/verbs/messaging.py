@@ -5,9 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import arguments, settling
+from rmq_pipeline.broker import arguments, recalling, settling
 from rmq_pipeline.broker.publish import prepare
 from rmq_pipeline.broker.receiving import receive
+from rmq_pipeline.broker.repeating import name_first
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 
 
@@ -24,8 +25,17 @@ class Messaging(Opened):
             ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=engine.clock.now_ms(),
+            delay_levels_ms=engine.settings.delay_levels_ms,
         )
-        return engine.submit(prepared).table()
+        return name_first(engine, engine.submit(prepared)).table()
+
+    def recall(self, topic: str, handles: pa.Table) -> pa.Table:
+        """Call back scheduled messages: all of schema.RECALL, or RecallError and none.
+
+        Returns:
+            schema.RECALLED, row for row.
+        """
+        return recalling.recall(self._engine, topic, handles=handles)
 
     def receive(
         self,
@@ -35,6 +45,7 @@ class Messaging(Opened):
         limit: int = 32,
         invisible_duration_ms: int = 60_000,
         filter: str = "*",
+        filter_type: str = "tag",
         wait_ms: int = 0,
         client_id: str = "",
         window: Window | None = None,
@@ -42,7 +53,8 @@ class Messaging(Opened):
         """Lease up to ``limit`` messages for a while, as schema.RECEIVED in (queue, offset) order.
 
         Args:
-            filter: ``*`` or tags joined by ||.
+            filter: ``*`` or tags joined by ||; or a condition on properties.
+            filter_type: tag or sql92.
             wait_ms: how long to wait for the first message.
             window: name and epoch of the consumer's window these leases belong to.
         """
@@ -53,6 +65,7 @@ class Messaging(Opened):
             limit=limit,
             invisible_duration_ms=invisible_duration_ms,
             filter=filter,
+            filter_type=filter_type,
             client_id=client_id,
             window=window,
         )

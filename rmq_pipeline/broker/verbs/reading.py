@@ -11,9 +11,31 @@ from rmq_pipeline.broker.verbs.opened import Opened
 class Reading(Opened):
     """Messages by offset, offsets by time, keyed state, SQL."""
 
-    def read(self, topic: str, queue_id: int, *, offset: int, limit: int) -> pa.Table:
-        """Messages [offset, offset + limit) of a queue as schema.READ, without a group."""
-        return queries.read(self._engine, topic, queue_id=queue_id, offset=offset, limit=limit)
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        offset: int,
+        limit: int,
+        filter: str = "*",
+        filter_type: str = "tag",
+    ) -> pa.Table:
+        """Messages [offset, offset + limit) of a queue as schema.READ, without a group.
+
+        Args:
+            filter: which of these to give, as ``receive`` takes it.
+            filter_type: tag or sql92.
+        """
+        return queries.read(
+            self._engine,
+            topic,
+            queue_id=queue_id,
+            offset=offset,
+            limit=limit,
+            filter=filter,
+            filter_type=filter_type,
+        )
 
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
         """The first offset stored at or after a moment; the end when there is none."""

@@ -5,6 +5,7 @@
 -- In: $consumer_group or null. Out: a row for each group and topic.
 SELECT lag.consumer_group, lag.topic, sum(lag.lag)::BIGINT AS lag,
        sum(progress.in_flight)::BIGINT AS in_flight, sum(progress.retrying)::BIGINT AS retrying,
+       sum(progress.parked)::BIGINT AS parked,
        min(lag.oldest_unread_at_ms) FILTER (WHERE lag.lag > 0) AS oldest_unread_at_ms
 FROM lag JOIN progress USING (consumer_group, topic, queue_id)
 WHERE $consumer_group IS NULL OR lag.consumer_group = $consumer_group
@@ -14,7 +15,7 @@ ORDER BY lag.consumer_group, lag.topic;
 -- name: cli_lag_by_queue
 -- In: $consumer_group or null. Out: a row for each group, topic and queue.
 SELECT lag.consumer_group, lag.topic, lag.queue_id, lag.lag, progress.in_flight,
-       progress.retrying, progress.committed_offset, progress.max_offset, lag.oldest_unread_at_ms
+       progress.retrying, progress.parked, progress.committed_offset, progress.max_offset, lag.oldest_unread_at_ms
 FROM lag JOIN progress USING (consumer_group, topic, queue_id)
 WHERE $consumer_group IS NULL OR lag.consumer_group = $consumer_group
 ORDER BY lag.consumer_group, lag.topic, lag.queue_id;
@@ -43,7 +44,21 @@ ORDER BY at_ms, (what = 'stored') DESC, attempt, visible_at_ms;
 
 -- name: cli_dead_letters
 -- In: $consumer_group. Out: its dead letters; a condition of the caller may be appended.
-SELECT message_id, topic, origin_queue_id, origin_queue_offset, attempts, reason, tag, keys,
-       message_group, born_at_ms, stored_at_ms, dead_letter_topic, queue_id, queue_offset
+SELECT message_id, topic, origin_queue_id, origin_queue_offset, attempts, reason, error_type,
+       signature, run_id, tag, keys, message_group, born_at_ms, stored_at_ms, dead_lettered_at_ms,
+       dead_letter_topic, queue_id, queue_offset, redriven_at_ms, redrive_id
 FROM dead_letters
 WHERE consumer_group = $consumer_group;
+
+-- name: cli_parked
+-- In: $consumer_group or null. Out: what is parked and what is given up, the oldest first.
+SELECT consumer_group, topic, message_group, queue_id, queue_offset, message_id, 'parked' AS state,
+       parked_at_ms AS since_ms, waiting, delivery_attempts, reason, error_type, signature, run_id
+FROM parked
+WHERE $consumer_group IS NULL OR consumer_group = $consumer_group
+UNION ALL
+SELECT consumer_group, topic, message_group, queue_id, queue_offset, message_id, 'given up',
+       condemned_at_ms, 0, NULL, reason, error_type, signature, run_id
+FROM condemned
+WHERE $consumer_group IS NULL OR consumer_group = $consumer_group
+ORDER BY since_ms, consumer_group, topic, queue_id, queue_offset;

@@ -13,12 +13,32 @@ FROM staged_events;
 -- In: staged_events. Out: net_consumption, the last event of each message of each group.
 CREATE OR REPLACE TEMP TABLE net_consumption AS
 SELECT kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
-       message_group_hash, client_id
+       message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
 FROM staged_events
 WHERE seq IN (
     SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $PARK
     GROUP BY group_id, topic_id, queue_id, queue_offset
 );
+
+-- name: fold_failures
+-- In: staged_events, net_consumption. Out: net_failures, the last failure said of each message that
+-- stays: by an event of the transaction after which it was not removed, or by the row it replaces.
+CREATE OR REPLACE TEMP TABLE net_failures AS
+SELECT group_id, topic_id, queue_id, queue_offset, nullif(arg_max(failure, seq), '') AS failure
+FROM (
+    SELECT group_id, topic_id, queue_id, queue_offset, seq,
+           CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
+    FROM staged_events
+    WHERE kind BETWEEN $LEASE AND $PARK AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
+    UNION ALL
+    SELECT group_id, topic_id, queue_id, queue_offset, -1, failure
+    FROM store.leases WHERE failure IS NOT NULL
+)
+SEMI JOIN (
+    SELECT group_id, topic_id, queue_id, queue_offset
+    FROM net_consumption WHERE kind NOT IN ($ACK, $DEAD_LETTER)
+) USING (group_id, topic_id, queue_id, queue_offset)
+GROUP BY group_id, topic_id, queue_id, queue_offset;
 
 -- name: delete_leases
 -- In: net_consumption. Out: the rows it replaces or removes are gone.
@@ -27,11 +47,12 @@ WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.que
   AND l.queue_offset = n.queue_offset;
 
 -- name: insert_leases
--- In: net_consumption. Out: the rows that it leaves.
+-- In: net_consumption, net_failures. Out: the rows that they leave.
 INSERT INTO store.leases
 SELECT group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
-       message_group_hash, client_id
-FROM net_consumption WHERE kind NOT IN ($ACK, $DEAD_LETTER);
+       message_group_hash, client_id, failure, parked_at_ms
+FROM net_consumption LEFT JOIN net_failures USING (group_id, topic_id, queue_id, queue_offset)
+WHERE kind NOT IN ($ACK, $DEAD_LETTER);
 
 -- name: raise_cursors
 -- In: staged_events. Out: cursors at least where CURSOR says and past what was leased.
@@ -120,11 +141,56 @@ WHERE topic_id IN (SELECT topic_id FROM staged_events WHERE kind = $TOPIC_DELETE
 DELETE FROM "{table}"
 WHERE group_id IN (SELECT group_id FROM staged_events WHERE kind = $GROUP_DELETED);
 
+-- name: disown_recalled
+-- In: staged_events; $schedule_topic_id. Out: messages recalled were meant for no topic.
+UPDATE store.consume_queue AS q SET target_topic_id = NULL
+FROM staged_events AS n
+WHERE n.kind = $SCHEDULE_RECALLED AND n.topic_id = $schedule_topic_id
+  AND q.topic_id = $schedule_topic_id AND q.queue_id = n.queue_id
+  AND q.queue_offset = n.queue_offset;
+
 -- name: delete_scheduled
--- In: staged_events; $schedule_topic_id. Out: messages delivered or dropped no longer wait.
+-- In: staged_events; $schedule_topic_id. Out: messages delivered, dropped or recalled wait no more.
 DELETE FROM store.scheduled AS s USING staged_events AS n
-WHERE n.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED) AND n.topic_id = $schedule_topic_id
+WHERE n.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED)
+  AND n.topic_id = $schedule_topic_id
   AND s.queue_id = n.queue_id AND s.queue_offset = n.queue_offset;
+
+-- name: fold_halves
+-- In: staged_events. Out: net_halves, the last event of each half message.
+CREATE OR REPLACE TEMP TABLE net_halves AS
+SELECT kind, queue_offset, message_group_hash AS message_id_hash, client_id AS producer_group,
+       attempt AS checks, visible_at_ms AS next_check_ms, delivery AS immunity_ms, at_ms
+FROM staged_events
+WHERE seq IN (
+    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $HALF AND $HALF_GIVEN_UP
+    GROUP BY queue_offset
+);
+
+-- name: set_halves
+-- In: net_halves. Out: the checks so far and the next one of those that stay.
+UPDATE store.halves AS h SET checks = n.checks, next_check_ms = n.next_check_ms
+FROM net_halves AS n WHERE n.kind = $HALF AND h.queue_offset = n.queue_offset;
+
+-- name: insert_halves
+-- In: net_halves, staged_messages; $half_topic_id. Out: a row for each new one that stays.
+INSERT INTO store.halves
+SELECT n.queue_offset, m.position, m."row", m.target_topic_id, n.message_id_hash,
+       n.producer_group, n.checks, n.next_check_ms, n.immunity_ms
+FROM net_halves AS n
+JOIN staged_messages AS m ON m.topic_id = $half_topic_id AND m.queue_offset = n.queue_offset
+WHERE n.kind = $HALF;
+
+-- name: delete_halves
+-- In: net_halves. Out: those that were ended are gone.
+DELETE FROM store.halves AS h USING net_halves AS n
+WHERE n.kind <> $HALF AND h.queue_offset = n.queue_offset;
+
+-- name: insert_ended_halves
+-- In: net_halves. Out: a row for each end.
+INSERT INTO store.ended_halves
+SELECT queue_offset, message_id_hash, producer_group, kind, at_ms
+FROM net_halves WHERE kind <> $HALF;
 
 -- name: set_windows
 -- In: staged_events. Out: windows as last opened, renewed or closed; a close that names no owner
@@ -151,6 +217,22 @@ FROM (
     FROM staged_events WHERE kind = $SETTLED GROUP BY ALL
 ) AS n
 WHERE w.name = n.name;
+
+-- name: fold_subscriptions
+-- In: staged_events. Out: net_subscriptions, the last LITE_SUBSCRIPTION of each client.
+CREATE OR REPLACE TEMP TABLE net_subscriptions AS
+SELECT group_id, topic_id, client_id, arg_max(detail, seq) AS lite_topics
+FROM staged_events WHERE kind = $LITE_SUBSCRIPTION GROUP BY group_id, topic_id, client_id;
+
+-- name: delete_subscriptions
+-- In: net_subscriptions. Out: the rows they replace or remove are gone.
+DELETE FROM store.lite_subscriptions AS s USING net_subscriptions AS n
+WHERE s.group_id = n.group_id AND s.topic_id = n.topic_id AND s.client_id = n.client_id;
+
+-- name: insert_subscriptions
+-- In: net_subscriptions. Out: the rows that they leave.
+INSERT INTO store.lite_subscriptions
+SELECT group_id, topic_id, client_id, lite_topics FROM net_subscriptions WHERE lite_topics <> '[]';
 
 -- name: insert_sink_files
 -- In: staged_events. Out: a row for each SINK_FILE.

@@ -32,11 +32,13 @@ SELECT topic_id FROM store.topics WHERE starts_with(name, $prefix);
 
 -- name: insert_dead_letters
 -- In: staged_dead_letters, the messages of dead letter topics: topic_id, queue_id, queue_offset,
--- properties. Out: a row for each.
+-- properties, stored_at_ms. Out: a row for each.
 INSERT INTO store.dead_letters
 SELECT topic_id, queue_id, queue_offset,
        properties['DLQ_ORIGIN_TOPIC'], properties['DLQ_ORIGIN_MESSAGE_ID'],
        TRY_CAST(properties['DLQ_ORIGIN_QUEUE_ID'] AS INTEGER),
        TRY_CAST(properties['DLQ_ORIGIN_QUEUE_OFFSET'] AS BIGINT),
-       properties['DLQ_REASON'], TRY_CAST(properties['DLQ_ATTEMPTS'] AS INTEGER)
+       properties['DLQ_REASON'], TRY_CAST(properties['DLQ_ATTEMPTS'] AS INTEGER),
+       properties['DLQ_ERROR_TYPE'], properties['DLQ_SIGNATURE'], properties['DLQ_RUN_ID'],
+       stored_at_ms, properties
 FROM staged_dead_letters;

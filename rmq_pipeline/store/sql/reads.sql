@@ -26,6 +26,11 @@ SELECT (
     SELECT max_offset FROM store.heads WHERE topic_id = $topic_id AND queue_id = $queue_id
 ) AS max_offset;
 
+-- name: ended_halves
+-- In: asked_halves: queue_offset. Out: what became of those that were ended.
+SELECT e.queue_offset, e.message_id_hash, e.producer_group, e.resolution
+FROM store.ended_halves AS e SEMI JOIN asked_halves AS a ON e.queue_offset = a.queue_offset;
+
 -- name: sink_files
 -- In: $group_id. Out: schema.SINK_FILE + epoch, at_ms, in the order of their settles.
 SELECT path, "rows", bytes, "partition", epoch, at_ms

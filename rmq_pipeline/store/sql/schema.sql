@@ -45,13 +45,23 @@ CREATE TABLE IF NOT EXISTS store.heads (
     topic_id INTEGER, queue_id INTEGER, min_offset BIGINT, max_offset BIGINT
 );
 
--- A row: a message that is delivered, or waits to be delivered again (delivery <= 0).
+-- delivery > 0 is the number in its receipt; 0: it waits to be delivered again, -1: it is to be
+-- dead-lettered, -2: parked, -3: held behind a parked one. failure is JSON of its last one.
+-- A row: a message that was delivered, or is to go to the dead letters, and is not settled.
 -- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK: the last one of a key.
 -- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.leases (
     group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
     attempt INTEGER, visible_at_ms BIGINT, delivery BIGINT, epoch BIGINT,
-    message_group_hash BIGINT, client_id VARCHAR
+    message_group_hash BIGINT, client_id VARCHAR, failure VARCHAR, parked_at_ms BIGINT
+);
+
+-- A row: a message group given up by a consumer group from queue_offset on, and for which failure.
+-- Written by: CONDEMN.
+-- Goes: with PARDON, RESET, TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.condemned (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, message_group_hash BIGINT,
+    queue_offset BIGINT, condemned_at_ms BIGINT, failure VARCHAR
 );
 
 -- A row: everything before queue_offset was looked at by the group.
@@ -71,10 +81,27 @@ CREATE TABLE IF NOT EXISTS store.behind (
 
 -- A row: a message of SCHEDULE_TOPIC_XXXX (offset there) that waits for its time.
 -- Written by: every message of that topic.
--- Goes: with SCHEDULE_DELIVERED, SCHEDULE_DROPPED.
+-- Goes: with SCHEDULE_DELIVERED, SCHEDULE_DROPPED, SCHEDULE_RECALLED.
 CREATE TABLE IF NOT EXISTS store.scheduled (
     queue_id INTEGER, queue_offset BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER,
     position BIGINT, "row" INTEGER
+);
+
+-- A row: a half message (offset in the half topic) that nobody has ended, and its next check.
+-- Written by: HALF; the first one of a half message comes in the frame of the message.
+-- Goes: with HALF_COMMITTED, HALF_ROLLED_BACK, HALF_GIVEN_UP.
+CREATE TABLE IF NOT EXISTS store.halves (
+    queue_offset BIGINT, position BIGINT, "row" INTEGER, target_topic_id INTEGER,
+    message_id_hash BIGINT, producer_group VARCHAR, checks INTEGER, next_check_ms BIGINT,
+    immunity_ms BIGINT
+);
+
+-- A row: a half message that was ended; resolution is the kind of the event.
+-- Written by: HALF_COMMITTED, HALF_ROLLED_BACK, HALF_GIVEN_UP.
+-- Goes: never: an end that is asked for again is answered as the first one was.
+CREATE TABLE IF NOT EXISTS store.ended_halves (
+    queue_offset BIGINT, message_id_hash BIGINT, producer_group VARCHAR, resolution SMALLINT,
+    at_ms BIGINT
 );
 
 -- A row: where a message of a dead letter topic came from, as its properties say.
@@ -83,7 +110,26 @@ CREATE TABLE IF NOT EXISTS store.scheduled (
 CREATE TABLE IF NOT EXISTS store.dead_letters (
     topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
     origin_topic VARCHAR, origin_message_id VARCHAR, origin_queue_id INTEGER,
-    origin_queue_offset BIGINT, reason VARCHAR, attempts INTEGER
+    origin_queue_offset BIGINT, reason VARCHAR, attempts INTEGER,
+    error_type VARCHAR, signature VARCHAR, run_id VARCHAR, dead_lettered_at_ms BIGINT,
+    properties MAP(VARCHAR, VARCHAR)
+);
+
+-- A row: a dead letter that was opened again, and its message's outcomes (waiting: none yet).
+-- Written by: REDRIVEN; then what ends or fails a delivery of the message, or takes it away.
+-- Goes: when the dead letter's offset expires.
+CREATE TABLE IF NOT EXISTS store.redrives (
+    topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT, redrive_id VARCHAR,
+    group_id INTEGER, origin_topic VARCHAR, origin_topic_id INTEGER, origin_queue_id INTEGER,
+    origin_queue_offset BIGINT, message_id VARCHAR, redriven_at_ms BIGINT,
+    outcome VARCHAR, outcome_at_ms BIGINT, first_outcome VARCHAR, position BIGINT, "row" INTEGER
+);
+
+-- A row: an effect of a consumer group that was carried out, by its idempotency key.
+-- Written by: EFFECT.
+-- Goes: when it is older than its group's idempotency_window_ms, or with GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.effects (
+    group_id INTEGER, idempotency_key VARCHAR, at_ms BIGINT
 );
 
 -- A row: the lease under which one run does one kind of work, and its last settle.
@@ -92,6 +138,13 @@ CREATE TABLE IF NOT EXISTS store.dead_letters (
 CREATE TABLE IF NOT EXISTS store.windows (
     name VARCHAR, owner VARCHAR, epoch BIGINT, expires_at_ms BIGINT,
     settle_id VARCHAR, settle_answer VARCHAR
+);
+
+-- A row: the lite topics that a client of a group has subscribed to, a JSON list of names.
+-- Written by: LITE_SUBSCRIPTION.
+-- Goes: with a LITE_SUBSCRIPTION of none, TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.lite_subscriptions (
+    group_id INTEGER, topic_id INTEGER, client_id VARCHAR, lite_topics VARCHAR
 );
 
 -- A row: a file that counts in the sink of a group.

@@ -4,6 +4,8 @@
 CREATE OR REPLACE VIEW main.topics AS
 SELECT name AS topic, topic_id, detail ->> '$.type' AS "type",
        (detail ->> '$.queues')::INTEGER AS queues, detail ->> '$.partition_time' AS partition_time,
+       coalesce(detail ->> '$.deduplicate', 'none') AS deduplicate,
+       (detail ->> '$.deduplicate_window_ms')::BIGINT AS deduplicate_window_ms,
        (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms
 FROM store.topics;
 
@@ -12,7 +14,9 @@ CREATE OR REPLACE VIEW main.consumer_groups AS
 SELECT name AS consumer_group, group_id, detail ->> '$.order' AS "order",
        (detail ->> '$.max_attempts')::INTEGER AS max_attempts,
        (detail -> '$.backoff_ms')::BIGINT[] AS backoff_ms,
+       coalesce(detail ->> '$.backoff', 'customized') AS backoff,
        detail ->> '$.on_failure' AS on_failure,
+       (detail ->> '$.max_rate_per_s')::DOUBLE AS max_rate_per_s,
        (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms
 FROM store.groups;
 
@@ -35,17 +39,20 @@ WHERE l.delivery > 0;
 -- Messages that wait to be delivered again, or to be dead-lettered; delivery_attempts so far.
 CREATE OR REPLACE VIEW main.retrying AS
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms
+       q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms,
+       l.failure ->> '$.reason' AS reason, l.failure ->> '$.error_type' AS error_type,
+       l.failure ->> '$.signature' AS signature, l.failure ->> '$.run_id' AS run_id
 FROM store.leases AS l
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id)
 LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-WHERE l.delivery <= 0;
+WHERE l.delivery IN (0, -1);
 
 -- Messages that wait for their time; queue_id and queue_offset are those of SCHEDULE_TOPIC_XXXX.
 CREATE OR REPLACE VIEW main.scheduled AS
 SELECT t.name AS topic, s.deliver_at_ms,
-       CASE WHEN s.queue_id < 18 THEN s.queue_id + 1 END AS delay_level,
+       CASE WHEN s.queue_id < 18 THEN s.queue_id + 1
+            WHEN s.queue_id > 18 THEN s.queue_id END AS delay_level,
        q.message_id, q.tag, q.keys, q.message_group, q.born_at_ms, q.stored_at_ms,
        s.queue_id, s.queue_offset
 FROM store.scheduled AS s
@@ -53,41 +60,95 @@ LEFT JOIN store.topics AS t ON t.topic_id = s.target_topic_id
 LEFT JOIN store.consume_queue AS q
     ON q.topic_id = 1 AND q.queue_id = s.queue_id AND q.queue_offset = s.queue_offset;
 
--- Half messages; none until there are transactions.
+-- Half messages that nobody has ended; topic is the one they are for.
 CREATE OR REPLACE VIEW main.half AS
-SELECT ''::VARCHAR AS topic, 0::INTEGER AS queue_id, 0::BIGINT AS queue_offset,
-       ''::VARCHAR AS message_id, 0::BIGINT AS stored_at_ms, 0::INTEGER AS checks
-WHERE false;
+SELECT t.name AS topic, q.message_id,
+       lpad(to_hex(h.queue_offset), 16, '0') || lpad(to_hex(h.message_id_hash), 16, '0')
+           AS transaction_id,
+       h.producer_group, h.checks, h.next_check_ms, q.born_at_ms, q.stored_at_ms
+FROM store.halves AS h
+LEFT JOIN store.topics AS t ON t.topic_id = h.target_topic_id
+LEFT JOIN store.consume_queue AS q
+    ON q.topic_id = 2 AND q.queue_id = 0 AND q.queue_offset = h.queue_offset;
 
--- Messages held with their message group after a final failure; none until groups can park.
+-- How many unsettled messages of its message group follow each parked message.
+CREATE OR REPLACE VIEW store.waiting_behind_parked AS
+SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset, count(*) AS waiting
+FROM store.leases AS l
+JOIN store.cursors AS c USING (group_id, topic_id, queue_id)
+LEFT JOIN store.behind AS b USING (group_id, topic_id, queue_id, message_group_hash)
+JOIN store.consume_queue AS q
+    ON q.topic_id = l.topic_id AND q.queue_id = l.queue_id
+   AND q.message_group_hash = l.message_group_hash AND q.queue_offset > l.queue_offset
+LEFT JOIN store.leases AS h
+    ON h.group_id = l.group_id AND h.topic_id = l.topic_id AND h.queue_id = l.queue_id
+   AND h.queue_offset = q.queue_offset
+WHERE l.delivery = -2 AND l.message_group_hash <> 0
+  AND (q.queue_offset >= least(c.queue_offset, b.queue_offset) OR h.queue_offset IS NOT NULL)
+GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset;
+
+-- Messages that failed for good and are held, with what follows them in their message group, until
+-- somebody unparks them; waiting is how many follow.
 CREATE OR REPLACE VIEW main.parked AS
-SELECT ''::VARCHAR AS consumer_group, ''::VARCHAR AS topic, 0::INTEGER AS queue_id,
-       0::BIGINT AS queue_offset, ''::VARCHAR AS message_id, ''::VARCHAR AS message_group,
-       0::BIGINT AS parked_at_ms, ''::VARCHAR AS reason
-WHERE false;
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
+       q.message_group, l.attempt AS delivery_attempts, l.parked_at_ms,
+       coalesce(w.waiting, 0) AS waiting, l.failure ->> '$.reason' AS reason,
+       l.failure ->> '$.error_type' AS error_type, l.failure ->> '$.signature' AS signature,
+       l.failure ->> '$.run_id' AS run_id
+FROM store.leases AS l
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+LEFT JOIN store.waiting_behind_parked AS w USING (group_id, topic_id, queue_id, queue_offset)
+WHERE l.delivery = -2;
+
+-- Message groups that are given up: what is sent to them goes to the dead letters.
+CREATE OR REPLACE VIEW main.condemned AS
+SELECT g.name AS consumer_group, t.name AS topic, c.queue_id, c.queue_offset, q.message_id,
+       q.message_group, c.condemned_at_ms, c.failure ->> '$.reason' AS reason,
+       c.failure ->> '$.error_type' AS error_type, c.failure ->> '$.signature' AS signature,
+       c.failure ->> '$.run_id' AS run_id
+FROM store.condemned AS c
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
 
 -- Dead letters: where each lies, and where it came from.
 CREATE OR REPLACE VIEW main.dead_letters AS
 SELECT substr(t.name, 6) AS consumer_group, d.origin_topic AS topic,
        d.origin_message_id AS message_id, d.origin_queue_id, d.origin_queue_offset, d.reason,
-       d.attempts, q.tag, q.keys, q.message_group,
-       q.born_at_ms, q.stored_at_ms, t.name AS dead_letter_topic, d.queue_id, d.queue_offset
+       d.error_type, d.signature, d.run_id, d.attempts, d.dead_lettered_at_ms, q.tag, q.keys, q.message_group,
+       q.born_at_ms, q.stored_at_ms, t.name AS dead_letter_topic, d.queue_id, d.queue_offset,
+       d.properties, r.redriven_at_ms, r.redrive_id
 FROM store.dead_letters AS d
 JOIN store.topics AS t USING (topic_id)
-LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+LEFT JOIN store.redrives AS r USING (topic_id, queue_id, queue_offset);
+
+-- Dead letters that were opened again: where each lay, where its message lies, and what became of
+-- it there, first and last.
+CREATE OR REPLACE VIEW main.redrives AS
+SELECT substr(t.name, 6) AS consumer_group, r.redrive_id,
+       r.queue_id AS dead_letter_queue_id, r.queue_offset AS dead_letter_offset,
+       r.origin_topic AS topic, r.origin_queue_id AS queue_id,
+       r.origin_queue_offset AS queue_offset, r.message_id, r.redriven_at_ms, r.outcome,
+       r.outcome_at_ms, r.first_outcome
+FROM store.redrives AS r JOIN store.topics AS t USING (topic_id);
 
 -- Progress by group id; committed_offset is the smallest offset that is not settled.
 CREATE OR REPLACE VIEW store.progress_by_id AS
 SELECT c.group_id, c.topic_id, c.queue_id, coalesce(h.min_offset, 0) AS min_offset,
        coalesce(h.max_offset, 0) AS max_offset, c.queue_offset AS cursor,
        least(c.queue_offset, l.first, b.first) AS committed_offset,
-       coalesce(l.in_flight, 0) AS in_flight, coalesce(l.retrying, 0) AS retrying
+       coalesce(l.in_flight, 0) AS in_flight, coalesce(l.retrying, 0) AS retrying,
+       coalesce(l.parked, 0) AS parked
 FROM store.cursors AS c
 LEFT JOIN store.heads AS h USING (topic_id, queue_id)
 LEFT JOIN (
     SELECT group_id, topic_id, queue_id, min(queue_offset) AS first,
            count(*) FILTER (WHERE delivery > 0) AS in_flight,
-           count(*) FILTER (WHERE delivery <= 0) AS retrying
+           count(*) FILTER (WHERE delivery IN (0, -1)) AS retrying,
+           count(*) FILTER (WHERE delivery < -1) AS parked
     FROM store.leases GROUP BY group_id, topic_id, queue_id
 ) AS l USING (group_id, topic_id, queue_id)
 LEFT JOIN (
@@ -95,10 +156,11 @@ LEFT JOIN (
     FROM store.behind GROUP BY group_id, topic_id, queue_id
 ) AS b USING (group_id, topic_id, queue_id);
 
--- A row for every queue that a group has touched.
+-- A row for every queue that a group has touched; parked counts what is held behind such messages
+-- too, once it was delivered.
 CREATE OR REPLACE VIEW main.progress AS
 SELECT g.name AS consumer_group, t.name AS topic, p.queue_id, p.min_offset, p.max_offset, p.cursor,
-       p.committed_offset, p.in_flight, p.retrying
+       p.committed_offset, p.in_flight, p.retrying, p.parked
 FROM store.progress_by_id AS p
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id);
@@ -120,7 +182,8 @@ GROUP BY b.group_id, b.topic_id, b.queue_id;
 -- Messages not settled, and when the oldest of them was stored (null when there is none).
 CREATE OR REPLACE VIEW main.lag AS
 SELECT g.name AS consumer_group, t.name AS topic, p.queue_id,
-       p.max_offset - p.cursor + p.in_flight + p.retrying + coalesce(w.waiting, 0) AS lag,
+       p.max_offset - p.cursor + p.in_flight + p.retrying + p.parked
+           + coalesce(w.waiting, 0) AS lag,
        q.stored_at_ms AS oldest_unread_at_ms
 FROM store.progress_by_id AS p
 JOIN store.groups AS g USING (group_id)
@@ -155,11 +218,20 @@ JOIN store.kinds AS k USING (kind)
 LEFT JOIN store.topics AS t USING (topic_id)
 LEFT JOIN store.groups AS g USING (group_id)
 WHERE e.kind BETWEEN $LEASE AND $PARK
-   OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED);
+   OR e.kind BETWEEN $HALF AND $HALF_GIVEN_UP
+   OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED);
 
 -- Windows that were ever opened; expires_at_ms is 0 when closed.
 CREATE OR REPLACE VIEW main.windows AS
 SELECT name, owner, epoch, expires_at_ms, settle_id, settle_answer FROM store.windows;
+
+-- Which lite topics each client is given.
+CREATE OR REPLACE VIEW main.lite_subscriptions AS
+SELECT g.name AS consumer_group, t.name AS topic, s.client_id,
+       unnest(from_json(s.lite_topics, '["VARCHAR"]')) AS lite_topic
+FROM store.lite_subscriptions AS s
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id);
 
 -- Files that count in the sinks.
 CREATE OR REPLACE VIEW main.sink_files AS

@@ -1,0 +1,336 @@
+"""What runs beside the traffic, and what a filter costs, measured on homes of their own.
+
+A measurement is a function in MEASUREMENTS: it gets a Bench, an open broker and the scale, and
+answers rows. ``python benchmarks/upkeep.py --help`` for the sizes.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.filter.expression import compile_filter
+from rmq_pipeline.flight.serve import SWITCH_INTERVAL_S, calm_garbage_collection
+
+BODY_BYTES = 256
+#: Messages of one send.
+BATCH = 10_000
+#: A row is measured this often, and its median is told.
+ROUNDS = 3
+MILLION = 1_000_000
+SCHEDULED = 100_000
+HALVES = 100_000
+SWEPT = 50_000
+#: How far apart the moments of scheduled messages lie.
+SPREAD_MS = 1000
+FILTER = "a > 5 AND region IN ('e','w')"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result."""
+
+    name: str
+    value: float
+    #: ``/s`` or what else is counted; a target is the least there may be, but for ``%`` the most.
+    unit: str
+    #: None: told for comparison.
+    target: float | None = None
+
+    @property
+    def most(self) -> bool:
+        """Whether the target is the most there may be."""
+        return self.unit == "%"
+
+    @property
+    def met(self) -> bool:
+        """Whether the target was."""
+        if self.target is None:
+            return True
+        return self.value <= self.target if self.most else self.value >= self.target
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement uses."""
+
+    folder: Path
+    broker: Broker
+    #: Everything is measured with this many times as much.
+    scale: float
+
+    def count(self, n: int) -> int:
+        """How many of something, at this scale."""
+        return max(1, int(n * self.scale))
+
+    def settled(self) -> None:
+        """Dispatch has nothing left to do that would be counted with the next measurement."""
+        self.broker.engine.dispatched()
+
+
+@contextmanager
+def seconds() -> Iterator[list[float]]:
+    """How long the block took, once it is over."""
+    taken: list[float] = []
+    start = time.perf_counter()
+    yield taken
+    taken.append(time.perf_counter() - start)
+
+
+def bodies(n: int) -> pa.Array:
+    """``n`` random bodies."""
+    offsets = np.arange(0, (n + 1) * BODY_BYTES, BODY_BYTES, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(n * BODY_BYTES))]
+    return pa.Array.from_buffers(pa.binary(), n, buffers)
+
+
+# ---------------------------------------------------------------------------------------- filters
+
+
+def with_properties(n: int, *, seed: int = 1) -> pa.Table:
+    """Messages with three properties each: a, 0 to 9; region, one of four; order, any number."""
+    random = np.random.default_rng(seed)
+    values = np.empty((n, 3), dtype=object)
+    values[:, 0] = random.integers(0, 10, n).astype(str)
+    values[:, 1] = np.array(["e", "w", "n", "s"])[random.integers(0, 4, n)]
+    values[:, 2] = random.integers(0, MILLION, n).astype(str)
+    names = pa.array(np.tile(["a", "region", "order"], n), pa.string())
+    starts = pa.array(np.arange(n + 1) * 3, pa.int32())
+    items = pa.array(values.ravel(), pa.string())
+    properties = pa.MapArray.from_arrays(starts, names, items)
+    return pa.table({"body": bodies(n), "properties": properties})
+
+
+def expected(messages: pa.Table) -> int:
+    """How many of them FILTER wants, counted another way."""
+    pairs = (dict(pairs) for pairs in messages["properties"].to_pylist())
+    return sum(int(one["a"]) > 5 and one["region"] in "ew" for one in pairs)
+
+
+def filters(bench: Bench) -> list[Row]:
+    """A condition on a million messages in memory, as the log gives them: a batch for each send."""
+    batches = [with_properties(BATCH, seed=i) for i in range(bench.count(MILLION // BATCH))]
+    wanted = sum(map(expected, batches))
+    messages = pa.concat_tables(batches).select(["properties"])
+    rates = []
+    for _ in range(ROUNDS):
+        with seconds() as taken:
+            mask = compile_filter(FILTER, "sql92").matches(messages)
+        assert mask.true_count == wanted, (mask.true_count, wanted)
+        rates.append(messages.num_rows / taken[0])
+    name = f"filter {FILTER}, {messages.num_rows:,} messages in memory"
+    return [Row(name, float(np.median(rates)), "/s", MILLION)]
+
+
+def filtered_receives(bench: Bench) -> list[Row]:
+    """The same through the broker: found, leased, read and passed over, until nothing is left."""
+    broker = bench.broker
+    broker.ensure_topic("filtered")
+    batches = [with_properties(BATCH, seed=i) for i in range(10)]
+    sends = bench.count(MILLION // BATCH)
+    for i in range(sends):
+        broker.send("filtered", batches[i % len(batches)])
+    bench.settled()
+    wanted = sum(expected(batches[i % len(batches)]) for i in range(sends))
+    rates: dict[str, list[float]] = {"tag": [], "sql92": []}
+    for turn in range(ROUNDS):
+        for kind, expression in (("tag", "*"), ("sql92", FILTER)):
+            broker.engine.verdicts.clear()
+            group = f"{kind}-{turn}"
+            broker.ensure_group(group)
+            found = 0
+            with seconds() as taken:
+                while n := _received(broker, group, expression=expression, kind=kind):
+                    found += n
+            assert found == (wanted if kind == "sql92" else sends * BATCH)
+            rates[kind].append(sends * BATCH / taken[0])
+    total = f"{sends * BATCH:,} messages in the log"
+    return [
+        Row(
+            f"receive with it, {total}, looked at", float(np.median(rates["sql92"])), "/s", MILLION
+        ),
+        Row(f"receive all, {total}", float(np.median(rates["tag"])), "/s"),
+    ]
+
+
+def _received(broker: Broker, group: str, *, expression: str, kind: str) -> int:
+    got = broker.receive("filtered", group, limit=100_000, filter=expression, filter_type=kind)
+    assert got.schema.equals(schema.RECEIVED)
+    return int(got.num_rows)
+
+
+# -------------------------------------------------------------------------------------- scheduled
+
+
+def scheduled(bench: Bench) -> list[Row]:
+    """Scheduled messages that are all due at once, delivered to their topic in its order."""
+    broker, n = bench.broker, bench.count(MILLION // BATCH) * BATCH
+    broker.ensure_topic("scheduled", type="delay")
+    at_once = [_delivered(bench, np.zeros(n, dtype=np.int64)) for _ in range(ROUNDS)]
+    spread = np.random.default_rng(1).permutation(n) % SPREAD_MS
+    in_turn = [_delivered(bench, spread) for _ in range(ROUNDS)]
+    due = f"{n:,} scheduled messages due at once, delivered"
+    return [
+        Row(due, float(np.median(at_once)), "/s", SCHEDULED),
+        Row(f"{due}; each of another moment", float(np.median(in_turn)), "/s", SCHEDULED),
+    ]
+
+
+def _delivered(bench: Bench, earlier_ms: np.ndarray) -> float:
+    """Messages a second; each is due this much before the last of them."""
+    broker, n = bench.broker, len(earlier_ms)
+    last_ms = int(time.time() * 1000) + SPREAD_MS + n // 100
+    body = bodies(BATCH)
+    for start in range(0, n, BATCH):
+        due = pa.array(last_ms - earlier_ms[start : start + BATCH])
+        broker.send("scheduled", pa.table({"body": body, "deliver_at_ms": due}))
+    assert broker.due()["jobs"]["deliver_scheduled"]["due"] == 0, "sending took too long"
+    bench.settled()
+    time.sleep(max(0.0, last_ms / 1000 - time.time()) + 0.01)
+    with seconds() as taken:
+        report = broker.deliver_scheduled(limit=n)
+    assert report["delivered"] == n, report
+    bench.settled()
+    return n / taken[0]
+
+
+# ----------------------------------------------------------------------------------- transactions
+
+
+def halves(bench: Bench) -> list[Row]:
+    """A check of all open half messages, nobody's checker counted, and their commit at once."""
+    broker, n = bench.broker, bench.count(HALVES // BATCH) * BATCH
+    broker.ensure_topic("halves", type="transaction")
+    swept, given, ended = [], [], []
+    for _ in range(ROUNDS):
+        ids = begun(broker, n)
+        bench.settled()
+        with seconds() as taken:
+            report = broker.check_transactions(limit=n)
+        assert report["checked"] == n, report
+        swept.append(n / taken[0])
+        with seconds() as taken:
+            checks = broker.fetch_checks(limit=n)
+        assert checks.num_rows == n, checks.num_rows
+        given.append(n / taken[0])
+        bench.settled()
+        commits = pa.table({"transaction_id": ids, "resolution": ["commit"] * n})
+        with seconds() as taken:
+            broker.end_transactions(commits)
+        ended.append(n / taken[0])
+        bench.settled()
+    stored = broker.describe_topic("halves")["offsets"]
+    assert sum(queue["max_offset"] for queue in stored) == n * ROUNDS
+    return [
+        Row(f"check sweep over {n:,} half messages", float(np.median(swept)), "/s", SWEPT),
+        Row("their checks given to a checker", float(np.median(given)), "/s"),
+        Row("their commit in one table", float(np.median(ended)), "/s"),
+    ]
+
+
+def begun(broker: Broker, n: int) -> pa.ChunkedArray:
+    """``n`` half messages of four producer groups that are due for a check; transaction ids."""
+    body = bodies(BATCH)
+    sent = [
+        broker.send_half(
+            "halves",
+            pa.table({"body": body}),
+            producer_group=f"producers-{i % 4}",
+            immunity_ms=1,
+        )
+        for i in range(n // BATCH)
+    ]
+    time.sleep(0.01)
+    return pa.concat_tables(sent).column("transaction_id")
+
+
+MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "filter": filters,
+    "filtered-receive": filtered_receives,
+    "scheduled": scheduled,
+    "halves": halves,
+}
+
+
+def main() -> int:
+    """Measure, print, and say by the exit code whether the targets were met."""
+    arguments = _arguments()
+    # As in the broker's process: what a busy thread and the collector cost everyone else.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    calm_garbage_collection()
+    folder = Path(tempfile.mkdtemp(prefix=".rmq-bench-", dir=arguments.home or Path.cwd()))
+    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True))
+    rows: list[Row] = []
+    try:
+        # The caller is a thread, as those of a door: the main thread has signals to handle.
+        with ThreadPoolExecutor(1) as caller, bar:
+            task = bar.add_task("")
+            for name in arguments.only or MEASUREMENTS:
+                bar.update(task, description=name)
+                with Broker.open(folder / name, upkeep="none") as broker:
+                    bench = Bench(folder, broker, arguments.scale)
+                    found = caller.submit(MEASUREMENTS[name], bench).result()
+                shutil.rmtree(folder / name)
+                rows.extend(found)
+                if not arguments.json:
+                    for row in found:
+                        bar.console.print(_line(row))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    load = os.getloadavg()
+    if arguments.json:
+        facts = [{**asdict(row), "met": row.met} for row in rows]
+        print(json.dumps({"rows": facts, "cores": os.cpu_count(), "load": load}, indent=2))
+    else:
+        Console().print(_table(rows, load))
+    return 0 if all(row.met for row in rows) else 1
+
+
+def _line(row: Row) -> str:
+    return f"{'✓' if row.met else '✗'} {row.name}: {row.value:,.1f} {row.unit}"
+
+
+def _table(rows: list[Row], load: tuple[float, float, float]) -> Table:
+    title = f"Upkeep and filters: {BODY_BYTES:,} B bodies, sync flush, {os.cpu_count()} cores"
+    table = Table(title=title, caption=f"Load average {', '.join(f'{x:.1f}' for x in load)}.")
+    for name in ("measured", "value", "target", ""):
+        table.add_column(name, justify="left" if name == "measured" else "right")
+    for row in rows:
+        relation = "≤" if row.most else "≥"
+        verdict = "[green]met[/]" if row.met else "[red]missed[/]"
+        table.add_row(
+            row.name,
+            f"{row.value:,.1f} %" if row.most else f"{row.value:,.0f} {row.unit}",
+            "" if row.target is None else f"{relation} {row.target:,.0f}",
+            "" if row.target is None else verdict,
+        )
+    return table
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, help="some measurements")
+    parser.add_argument("--scale", type=float, default=1.0, help="measure with so much more")
+    parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

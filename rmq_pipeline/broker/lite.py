@@ -1,0 +1,144 @@
+"""Lite topics: which of them each client of a consumer group has subscribed to."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline import limits
+from rmq_pipeline.errors import (
+    FilterExpressionError,
+    IllegalLiteTopicError,
+    LiteSubscriptionQuotaError,
+    RequestError,
+)
+from rmq_pipeline.message import Int64s, hash64
+
+ACTIONS: Final = ("add", "remove", "replace", "clear")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The lite topics of one client."""
+
+    names: tuple[str, ...] = ()
+    #: Hashes of the names, as their messages have them for their message group.
+    hashes: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "Wanted":
+        """These, each once."""
+        ordered = tuple(sorted(set(names)))
+        return cls(ordered, hash64(pa.array(ordered, pa.string())))
+
+
+_NOTHING: Final = Wanted()
+
+
+class Subscriptions:
+    """The lite topics of every client, by consumer group and topic."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[int, int], dict[str, Wanted]] = {}
+
+    def of(self, group_id: int, topic_id: int, *, client_id: str) -> Wanted:
+        """Those of a client; nothing when it never subscribed."""
+        return self._clients.get((group_id, topic_id), {}).get(client_id, _NOTHING)
+
+    def clients(self, group_id: int, topic_id: int) -> dict[str, Wanted]:
+        """Those of every client that has any."""
+        return dict(self._clients.get((group_id, topic_id), {}))
+
+    def put(self, group_id: int, topic_id: int, *, client_id: str, detail: str) -> None:
+        """A client has these from now on: ``detail`` is JSON, a list of names."""
+        names = json.loads(detail)
+        clients = self._clients.setdefault((group_id, topic_id), {})
+        if names:
+            clients[client_id] = Wanted.of(names)
+        else:
+            clients.pop(client_id, None)
+        if not clients:
+            del self._clients[group_id, topic_id]
+
+    def forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
+        """A topic or a consumer group is gone."""
+        gone = [key for key in self._clients if key[0] == group_id or key[1] == topic_id]
+        for key in gone:
+            del self._clients[key]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._clients)
+
+
+def synced(before: Wanted, action: str, *, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What a client's lite topics are after it asked for this.
+
+    Raises:
+        RequestError: there is no such action.
+        LiteSubscriptionQuotaError: they are too many.
+    """
+    if action not in ACTIONS:
+        raise RequestError(f"Action {action!r} is none of {', '.join(ACTIONS)}.")
+    if action == "clear" and names:
+        raise RequestError("Action clear takes no lite topics.")
+    after = set(names)
+    if action == "add":
+        after |= set(before.names)
+    elif action == "remove":
+        after = set(before.names) - after
+    if len(after) > limits.LITE_TOPICS_PER_CLIENT:
+        raise LiteSubscriptionQuotaError(
+            f"A client may have {limits.LITE_TOPICS_PER_CLIENT} lite topics, not {len(after)}."
+        )
+    return tuple(sorted(after))
+
+
+def check_names(names: Any) -> tuple[str, ...]:
+    """Names of lite topics in range: what a message group may be.
+
+    Raises:
+        IllegalLiteTopicError: one is blank, too long, or has a control character.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise IllegalLiteTopicError(f"lite_topics is a list of names, not {names!r}.")
+    given = tuple(names)
+    for name in given:
+        if not isinstance(name, str) or not name.strip() or _CONTROL.search(name):
+            raise IllegalLiteTopicError(
+                f"Lite topic {name!r} is no text, blank, or has a control character."
+            )
+        if len(name.encode("utf-8", "surrogatepass")) > limits.MESSAGE_GROUP_BYTES:
+            raise IllegalLiteTopicError(f"Lite topic {name!r} is over 63 bytes.")
+    return given
+
+
+def check_client(client_id: Any) -> str:
+    """A client id by which subscriptions are kept.
+
+    Raises:
+        RequestError: it is blank or too long.
+    """
+    fits = isinstance(client_id, str) and bool(client_id.strip())
+    if not fits or len(client_id) > limits.CLIENT_ID_LENGTH:
+        raise RequestError(
+            f"A lite topic needs the client_id, 1 to {limits.CLIENT_ID_LENGTH} characters, not"
+            f" {client_id!r}."
+        )
+    return str(client_id)
+
+
+def check_receive(client_id: Any, filter: Any) -> None:
+    """What a receive of a lite topic needs, and what it does not take.
+
+    Raises:
+        RequestError: it names no client.
+        FilterExpressionError: it has a filter: what one client filters out, another may want.
+    """
+    check_client(client_id)
+    if filter not in ("", "*"):
+        raise FilterExpressionError("A lite topic is read by its lite topics, and takes no filter.")

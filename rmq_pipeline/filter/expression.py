@@ -1,0 +1,99 @@
+"""A filter expression, compiled once and run on tables of messages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from rmq_pipeline.errors import FilterExpressionError
+from rmq_pipeline.filter.columns import Columns, columns_of
+from rmq_pipeline.filter.evaluation import matches
+from rmq_pipeline.filter.parser import parse
+from rmq_pipeline.filter.syntax import (
+    AllOf,
+    AnyOf,
+    Condition,
+    Equal,
+    Expression,
+    In,
+    IsNull,
+    Match,
+    Name,
+    Not,
+    Order,
+)
+from rmq_pipeline.filter.tags import TagFilter, parse_tags
+
+TAG: Final = "tag"
+SQL92: Final = "sql92"
+#: Compiled expressions that are kept.
+KEPT: Final = 100
+#: Batches of fewer rows on average are joined before they are looked at.
+_BATCH_ROWS: Final = 4096
+
+
+@dataclass(frozen=True)
+class SqlFilter:
+    """Messages for which a SQL92 condition is true."""
+
+    expression: str
+    condition: Condition
+    #: The columns of a message that ``matches`` looks at.
+    columns: tuple[str, ...]
+
+    def matches(self, messages: pa.Table) -> pa.BooleanArray:
+        """Which rows are wanted."""
+        if not self.columns:
+            # A condition without a property: any column says how many rows there are.
+            return matches(self.condition, Columns(_counted(messages.num_rows)))
+        looked_at = messages.select(list(self.columns))
+        chunks = max(column.num_chunks for column in looked_at.columns)
+        if chunks > 1 and looked_at.num_rows < _BATCH_ROWS * chunks:
+            looked_at = looked_at.combine_chunks()
+        found = [matches(self.condition, Columns(batch)) for batch in looked_at.to_batches()]
+        return pa.concat_arrays(found) if found else pa.array([], pa.bool_())
+
+
+Filter: TypeAlias = TagFilter | SqlFilter
+
+
+def compile_filter(expression: str, filter_type: str = TAG) -> Filter:
+    """The filter that an expression of a type is.
+
+    Raises:
+        FilterExpressionError: it does not parse; for SQL92 the error shows where.
+    """
+    if not isinstance(expression, str):
+        raise FilterExpressionError(f"A filter is text, not {expression!r}.")
+    if filter_type not in (TAG, SQL92):
+        raise FilterExpressionError(f"A filter's type is {TAG} or {SQL92}, not {filter_type!r}.")
+    return _compiled(expression, filter_type)
+
+
+@lru_cache(KEPT)
+def _compiled(expression: str, filter_type: str) -> Filter:
+    if filter_type == TAG:
+        return parse_tags(expression)
+    condition = parse(expression)
+    return SqlFilter(expression, condition, columns_of(_names(condition)))
+
+
+def _names(expression: Expression) -> Iterator[str]:
+    """The properties that an expression asks for."""
+    match expression:
+        case Name(name):
+            yield name
+        case AllOf(conditions) | AnyOf(conditions):
+            for condition in conditions:
+                yield from _names(condition)
+        case Not(operand) | IsNull(operand) | In(operand) | Match(operand=operand):
+            yield from _names(operand)
+        case Equal(left, right) | Order(left=left, right=right):
+            yield from _names(left)
+            yield from _names(right)
+
+
+def _counted(n: int) -> pa.RecordBatch:
+    return pa.record_batch({"row": pa.nulls(n)})

@@ -1,0 +1,74 @@
+"""Texts that are to be numbers or booleans, whole columns at a time.
+
+What is no number is no error: it is null, and its row is marked as failed.
+"""
+
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Numbers as a SQL literal writes them, with a sign or without.
+_WHOLE: Final = r"\A[+-]?[0-9]+\z"
+_DECIMAL: Final = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
+#: Digits that fit into 64 bits for certain, and the limits, without a sign.
+_SAFE_DIGITS: Final = 18
+_HIGHEST: Final = "9223372036854775807"
+_LOWEST: Final = "9223372036854775808"
+
+
+class Parsed(NamedTuple):
+    """The values of a column of texts."""
+
+    #: Null where there is no text, and where it could not be read.
+    values: pa.Array
+    #: Where there is a text that could not be read; never null. None: nowhere.
+    failed: pa.BooleanArray | None
+
+
+def wholes(texts: pa.StringArray) -> Parsed:
+    """The whole numbers of 64 bits that texts are."""
+    good = pc.match_substring_regex(texts, _WHOLE)
+    readable = _only(texts, good)
+    try:
+        return Parsed(pc.cast(readable, pa.int64()), _failed(good))
+    except pa.ArrowInvalid:  # a plus sign, or more than 64 bits
+        negative = pc.starts_with(readable, "-")
+        digits = pc.ascii_ltrim(pc.ascii_ltrim(readable, "+-"), "0")
+        digits = pc.if_else(pc.equal(pc.binary_length(digits), 0), "0", digits)
+        limit = pc.if_else(negative, _LOWEST, _HIGHEST)
+        length = pc.binary_length(digits)
+        fits = pc.or_(
+            pc.less_equal(length, _SAFE_DIGITS),
+            pc.and_(pc.equal(length, len(_HIGHEST)), pc.less_equal(digits, limit)),
+        )
+        good = pc.and_(good, pc.fill_null(fits, False))
+        signed = pc.if_else(negative, pc.binary_join_element_wise("-", digits, ""), digits)
+        return Parsed(pc.cast(_only(signed, good), pa.int64()), _failed(good))
+
+
+def decimals(texts: pa.StringArray) -> Parsed:
+    """The numbers that texts are, as doubles; beyond their range an infinity."""
+    good = pc.match_substring_regex(texts, _DECIMAL)
+    return Parsed(pc.cast(_only(texts, good), pa.float64()), _failed(good))
+
+
+def booleans(texts: pa.StringArray) -> Parsed:
+    """True and false, in letters of any case."""
+    lowered = pc.ascii_lower(texts)
+    truths = pc.equal(lowered, "true")
+    good = pc.or_(truths, pc.equal(lowered, "false"))
+    return Parsed(_only(truths, good), _failed(good))
+
+
+def _only(values: pa.Array, good: pa.BooleanArray) -> pa.Array:
+    """The values, null where they are not good."""
+    if not good.null_count and good.true_count == len(good):
+        return values
+    return pc.if_else(good, values, pa.scalar(None, values.type))
+
+
+def _failed(good: pa.BooleanArray) -> pa.BooleanArray | None:
+    if good.true_count + good.null_count == len(good):
+        return None
+    return pc.invert(pc.fill_null(good, True))

@@ -1,0 +1,81 @@
+"""``rmq dead-letters redrive``."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Rmq
+
+
+def bury(rmq: Rmq, topic: str, group: str, *keys: str) -> list[str]:
+    """Messages with these keys, dead-lettered; their ids."""
+    lines = b"".join(json.dumps({"body": key, "keys": [key]}).encode() + b"\n" for key in keys)
+    sent = rmq("send", topic, "--file", "-", "--json", stdin=lines).json
+    for _ in range(2):
+        rmq("receive", topic, group, "-n", "32", "--invisible", "0.001", "--wait", "10")
+    rmq("receive", topic, group, "--wait", "2")
+    return [row["message_id"] for row in sent]
+
+
+def test_redrive_gives_the_chosen_messages_again_and_says_what_became_of_them(
+    rmq: Rmq, topic: str, group: str
+) -> None:
+    ids = bury(rmq, topic, group, "a", "b", "c")
+
+    told = rmq(
+        "dead-letters", "redrive", group, "--where", "'b' IN keys OR 'c' IN keys", "--wait", "0",
+        "--json",
+    )  # fmt: skip
+    got = rmq("receive", topic, group, "-n", "32", "--ack", "--json").json
+    again = rmq("dead-letters", "redrive", group, "--id", told.json["redrive_id"], "--json",
+                "--where", "'b' IN keys")  # fmt: skip
+
+    assert (told.json["status"], told.json["chosen"], told.json["redriven"]) == ("waiting", 2, 2)
+    assert [m["outcome"] for m in told.json["messages"]] == ["waiting", "waiting"]
+    assert sorted(message["message_id"] for message in got) == sorted(ids[1:])
+    assert {message["delivery_attempt"] for message in got} == {1}
+    assert (again.json["status"], again.json["outcomes"]) == ("done", {"acked": 2})
+
+
+def test_redrive_tells_people_how_it_went(rmq: Rmq, topic: str, group: str) -> None:
+    bury(rmq, topic, group, "a")
+
+    told = rmq("dead-letters", "redrive", group, "--limit", "1", "--rate", "5", "--wait", "0")
+
+    assert told.code == 0
+    assert "waiting" in told.text
+    [letter] = rmq("dead-letters", "list", group, "--json").json
+    assert letter["redrive_id"] in told.text
+    assert letter["redriven_at_ms"] > 0
+    assert rmq("dead-letters", "redrive", group, "--json").json["chosen"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--where", "attempts >"], "QueryError: "),
+        (["--where", "1 = 1; DROP TABLE x"], "QueryError: "),
+        (["--where", "1 = 1) UNION SELECT 0, 0 FROM messages WHERE (1 = 1"], "QueryError: "),
+        (["--where", "(SELECT count(*) FROM read_csv('/etc/passwd')) > 0"], "QueryError: "),
+        (["--max-failed-share", "2"], "RequestError: "),
+        (["--rate", "-1"], "RequestError: "),
+    ],
+)
+def test_redrive_refuses_bad_input_and_redrives_nothing(
+    rmq: Rmq, topic: str, group: str, arguments: list[str], error: str
+) -> None:
+    bury(rmq, topic, group, "a")
+
+    told = rmq("dead-letters", "redrive", group, *arguments)
+
+    assert told.code == 1
+    assert told.err.startswith(error)
+    assert [row["redrive_id"] for row in rmq("dead-letters", "list", group, "--json").json] == [
+        None
+    ]
+
+
+def test_redrive_of_a_group_that_does_not_exist_is_refused(rmq: Rmq) -> None:
+    told = rmq("dead-letters", "redrive", "nobody")
+
+    assert told.err.startswith("ConsumerGroupNotFoundError: ")

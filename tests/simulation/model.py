@@ -1,0 +1,207 @@
+"""What the broker promises, message by message: small enough to be believed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+MAX_ATTEMPTS = 3
+BACKOFF_MS = (700, 1_500)
+CHECKS = 2
+IMMUNITY_MS, CHECK_INTERVAL_MS = 500, 1_000
+
+
+@dataclass(eq=False)
+class Entry:
+    """A message as one consumer group has it; ``place`` is the order in which they were stored."""
+
+    number: int
+    key: str
+    priority: int
+    place: int
+    free_at: int
+    attempts: int = 0
+    leased_until: int = 0
+    receipt: str = ""
+    #: open, parked, acked, dead, passed (by a filter or a reset).
+    state: str = "open"
+
+
+@dataclass(eq=False)
+class Consumer:
+    """A consumer group of one topic: what it may be given, and what becomes of that."""
+
+    name: str
+    topic: str
+    ordered: bool
+    on_failure: str
+    filter: dict[str, str]
+    wants: Callable[[int], bool]
+    entries: dict[int, Entry] = field(default_factory=dict)
+    #: Message groups that are given up.
+    condemned: set[str] = field(default_factory=set)
+    #: How often each message has died.
+    dead: Counter[int] = field(default_factory=Counter)
+    #: Offsets of dead letters that were redriven.
+    redriven: set[int] = field(default_factory=set)
+
+    def having(self, state: str) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.state == state]
+
+    def leased(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.receipt]
+
+    def behind(self, entry: Entry) -> Iterator[Entry]:
+        """What follows it in its message group."""
+        if self.ordered and entry.key:
+            for other in self.entries.values():
+                if other.key == entry.key and other.place > entry.place:
+                    yield other
+
+    def store(self, number: int, key: str, *, priority: int, now: int) -> None:
+        entry = Entry(number, key, priority, len(self.entries), now)
+        self.entries[number] = entry
+        if not self.wants(number):
+            entry.state = "passed"
+        elif key in self.condemned:
+            self.die(entry)
+
+    def deliverable(self, now: int) -> dict[str, list[Entry]]:
+        """By message group, in order; a message without order is alone."""
+        found: dict[str, list[Entry]] = defaultdict(list)
+        stopped = {entry.key for entry in self.leased()} if self.ordered else set()
+        stopped.discard("")
+        for entry in self.entries.values():
+            alone = not (self.ordered and entry.key)
+            key = f"#{entry.number}" if alone else entry.key
+            if entry.receipt or entry.state == "parked":
+                stopped.add(key)
+            elif entry.state == "open" and entry.free_at > now:
+                stopped.add(key)
+            elif entry.state == "open" and key not in stopped:
+                found[key].append(entry)
+        return found
+
+    def expire(self, now: int) -> None:
+        """Leases that have ended, the earliest first."""
+        ended = [entry for entry in self.leased() if entry.leased_until <= now]
+        for entry in sorted(ended, key=lambda e: (e.leased_until, e.place)):
+            if entry.receipt:
+                self.fail(entry, free_at=entry.leased_until)
+
+    def fail(self, entry: Entry, *, free_at: int, hopeless: bool = False) -> None:
+        """It waits or is given up; what was given with it from behind comes back uncharged."""
+        entry.receipt, entry.free_at = "", free_at
+        for other in self.behind(entry):
+            if other.receipt:
+                other.receipt, other.attempts = "", other.attempts - 1
+        if not hopeless and entry.attempts < MAX_ATTEMPTS:
+            return
+        if self.on_failure == "park" and not hopeless:
+            entry.state = "parked"
+            return
+        self.die(entry)
+        if self.on_failure == "dead_letter_group" and self.ordered and entry.key:
+            self.condemned.add(entry.key)
+            for other in self.behind(entry):
+                if other.state == "open":
+                    self.die(other)
+
+    def die(self, entry: Entry) -> None:
+        entry.receipt, entry.state = "", "dead"
+        self.dead[entry.number] += 1
+
+    def settle(self, outcomes: Iterable[tuple[Entry, str, int | None]], now: int) -> None:
+        """Outcomes of one call: ack, retry (after a while of its own), dead_letter."""
+        failed, stopped = [], set()
+        for entry, outcome, after in sorted(outcomes, key=lambda o: o[0].place):
+            if outcome == "ack":
+                entry.receipt, entry.state = "", "acked"
+            elif not (self.ordered and entry.key in stopped):
+                failed.append((entry, outcome, after))
+                if entry.key and (outcome == "retry" or self.on_failure == "dead_letter_group"):
+                    stopped.add(entry.key)
+        for entry, outcome, after in reversed(failed):
+            backoff = BACKOFF_MS[min(entry.attempts, len(BACKOFF_MS)) - 1]
+            delay = backoff if after is None else after
+            self.fail(entry, free_at=now + delay, hopeless=outcome == "dead_letter")
+
+    def unpark(self, now: int, *, key: str | None, skip: bool) -> dict[str, int]:
+        """The failed ones come first, or not at all; then what they have held up."""
+        parked = [e for e in self.having("parked") if key is None or e.key == key]
+        for entry in parked:
+            entry.state, entry.attempts, entry.free_at = "open", 0, now
+            if skip:
+                self.die(entry)
+            for other in self.behind(entry):
+                other.free_at = min(other.free_at, now)
+        pardoned = self.condemned if key is None else self.condemned & {key}
+        self.condemned = self.condemned - pardoned
+        tried, skipped = (0, len(parked)) if skip else (len(parked), 0)
+        return {"unparked": tried, "skipped": skipped, "pardoned": len(pardoned)}
+
+    def redrive(self, number: int, *, offset: int, now: int) -> str:
+        if offset in self.redriven:
+            return "already"
+        self.redriven.add(offset)
+        entry = self.entries[number]
+        if entry.state not in ("open", "parked"):
+            entry.state, entry.attempts, entry.free_at = "open", 0, now
+        return "redriven"
+
+    def reset(self, now: int, *, earliest: bool) -> None:
+        """All of it again, or nothing of what is there."""
+        self.condemned = set()
+        for entry in self.entries.values():
+            if entry.state in ("open", "parked") or (earliest and self.wants(entry.number)):
+                entry.state = "open" if earliest else "passed"
+                entry.receipt, entry.attempts, entry.free_at = "", 0, now
+
+
+@dataclass(eq=False)
+class Half:
+    """A half message; ``state`` is open or how it ended."""
+
+    topic: str
+    transaction_id: str
+    due: int
+    checks: int = 0
+    state: str = "open"
+
+
+@dataclass(eq=False)
+class Model:
+    """All there is: what is stored for consumers, what waits for its time, half messages."""
+
+    consumers: list[Consumer]
+    #: Where each stored message is; a message is stored once.
+    topics: dict[int, str] = field(default_factory=dict)
+    #: Scheduled messages: when they are due, their topics and message groups.
+    scheduled: dict[int, tuple[int, str, str]] = field(default_factory=dict)
+    halves: dict[int, Half] = field(default_factory=dict)
+
+    def store(self, topic: str, number: int, *, now: int, key: str = "", priority: int = 0) -> None:
+        assert number not in self.topics, "stored twice"
+        self.topics[number] = topic
+        for consumer in self.consumers:
+            if consumer.topic == topic:
+                consumer.store(number, key, priority=priority, now=now)
+
+    def deliver(self, now: int, limit: int) -> int:
+        """Scheduled messages whose time has come reach their topics, the earliest first."""
+        due = sorted((at, number) for number, (at, _, _) in self.scheduled.items() if at <= now)
+        for _, number in due[:limit]:
+            _, topic, key = self.scheduled.pop(number)
+            self.store(topic, number, key=key, now=now)
+        return len(due[:limit])
+
+    def check(self, now: int) -> tuple[list[int], list[int]]:
+        """Half messages that are asked about now, and those that are given up."""
+        due = [n for n, half in self.halves.items() if half.state == "open" and half.due <= now]
+        for number in due:
+            half = self.halves[number]
+            half.state = "open" if half.checks < CHECKS else "given_up"
+            half.checks, half.due = half.checks + 1, now + CHECK_INTERVAL_MS
+        asked = [n for n in due if self.halves[n].state == "open"]
+        return asked, [n for n in due if n not in asked]
