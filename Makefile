@@ -35,7 +35,7 @@ check: test ## the same as test
 
 bench: setup ## measure the engine, the pipeline, memory and start-up
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/upkeep.py
+	$(BIN)/python -m benchmarks.upkeep
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/idle.py --quick
 	$(BIN)/python benchmarks/memory.py

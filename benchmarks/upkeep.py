@@ -1,7 +1,7 @@
 """What runs beside the traffic, and what a filter costs, measured on homes of their own.
 
 A measurement is a function in MEASUREMENTS: it gets a Bench, an open broker and the scale, and
-answers rows. ``python benchmarks/upkeep.py --help`` for the sizes.
+answers rows. ``python -m benchmarks.upkeep --help`` for the sizes.
 """
 
 import argparse
@@ -11,24 +11,23 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
+from benchmarks.measured import Bench, Row, bodies, line, seconds, table
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.flight.serve import SWITCH_INTERVAL_S, calm_garbage_collection
 
-BODY_BYTES = 256
 #: Messages of one send.
 BATCH = 10_000
 #: A row is measured this often, and its median is told.
@@ -37,67 +36,18 @@ MILLION = 1_000_000
 SCHEDULED = 100_000
 HALVES = 100_000
 SWEPT = 50_000
+LEASES = 500_000
+REVIVED = 100_000
+GROUPS = 100
+#: What a poisoned group may cost the others, in % of their time without one.
+POISON = 5.0
+#: A poisoned group is tried again this long after each failure, during all of the run; the shorter
+#: one, every other receive, is told for comparison.
+BACKOFF_MS = 100
+SHORT_BACKOFF_MS = 10
 #: How far apart the moments of scheduled messages lie.
 SPREAD_MS = 1000
 FILTER = "a > 5 AND region IN ('e','w')"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result."""
-
-    name: str
-    value: float
-    #: ``/s`` or what else is counted; a target is the least there may be, but for ``%`` the most.
-    unit: str
-    #: None: told for comparison.
-    target: float | None = None
-
-    @property
-    def most(self) -> bool:
-        """Whether the target is the most there may be."""
-        return self.unit == "%"
-
-    @property
-    def met(self) -> bool:
-        """Whether the target was."""
-        if self.target is None:
-            return True
-        return self.value <= self.target if self.most else self.value >= self.target
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What every measurement uses."""
-
-    folder: Path
-    broker: Broker
-    #: Everything is measured with this many times as much.
-    scale: float
-
-    def count(self, n: int) -> int:
-        """How many of something, at this scale."""
-        return max(1, int(n * self.scale))
-
-    def settled(self) -> None:
-        """Dispatch has nothing left to do that would be counted with the next measurement."""
-        self.broker.engine.dispatched()
-
-
-@contextmanager
-def seconds() -> Iterator[list[float]]:
-    """How long the block took, once it is over."""
-    taken: list[float] = []
-    start = time.perf_counter()
-    yield taken
-    taken.append(time.perf_counter() - start)
-
-
-def bodies(n: int) -> pa.Array:
-    """``n`` random bodies."""
-    offsets = np.arange(0, (n + 1) * BODY_BYTES, BODY_BYTES, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(n * BODY_BYTES))]
-    return pa.Array.from_buffers(pa.binary(), n, buffers)
 
 
 # ---------------------------------------------------------------------------------------- filters
@@ -260,11 +210,99 @@ def begun(broker: Broker, n: int) -> pa.ChunkedArray:
     return pa.concat_tables(sent).column("transaction_id")
 
 
+# -------------------------------------------------------------------------- revive, poisoned groups
+
+
+def revived(bench: Bench) -> list[Row]:
+    """Leases that have ended without an answer, recorded so that their messages come again."""
+    broker, n = bench.broker, bench.count(LEASES // BATCH) * BATCH
+    broker.ensure_topic("revived")
+    body = bodies(BATCH)
+    for _ in range(n // BATCH):
+        broker.send("revived", pa.table({"body": body}))
+    rates = []
+    for turn in range(ROUNDS):
+        group = f"revived-{turn}"
+        broker.ensure_group(group)
+        held_ms = 2_000 + n // 50
+        leased = 0
+        while leased < n:
+            got = broker.receive("revived", group, limit=50_000, invisible_duration_ms=held_ms)
+            leased += got.num_rows
+        assert broker.due()["jobs"]["revive"]["due"] == 0, "receiving took too long"
+        bench.settled()
+        time.sleep(held_ms / 1000 + 0.01)
+        with seconds() as taken:
+            report = broker.revive(limit=n)
+        assert report["revived"] == n, report
+        rates.append(n / taken[0])
+        broker.delete_group(group, force=True)
+        bench.settled()
+    return [Row(f"revive of {n:,} ended leases", float(np.median(rates)), "/s", REVIVED)]
+
+
+def poisoned(bench: Bench) -> list[Row]:
+    """The time of 99 message groups beside one that fails at every try, and beside a healthy one.
+
+    The same messages, by turns with and without the poison; the difference of the medians.
+    """
+    broker = bench.broker
+    broker.ensure_topic("poisoned", type="fifo")
+    groups = pa.array([f"group-{i}" for i in range(GROUPS)]).take(
+        pa.array(np.arange(BATCH) % GROUPS)
+    )
+    batches = bench.count(20)
+    for _ in range(batches):
+        broker.send("poisoned", pa.table({"body": bodies(BATCH), "message_group": groups}))
+    bench.settled()
+    healthy = batches * BATCH * (GROUPS - 1) // GROUPS
+    times: dict[int, list[float]] = {0: [], BACKOFF_MS: [], SHORT_BACKOFF_MS: []}
+    for turn in range(2 * ROUNDS):
+        for backoff_ms, taken_s in times.items():
+            name = f"after-{backoff_ms}-{turn}"
+            broker.ensure_group(
+                name,
+                order="message_group",
+                max_attempts=1000,
+                backoff_ms=[backoff_ms],
+                on_failure="park",
+            )
+            bench.settled()
+            with seconds() as taken:
+                _consume(broker, name, healthy=healthy, poison="group-0" if backoff_ms else "")
+            taken_s.extend(taken)
+    clean, cost, dear = (float(np.median(taken_s)) for taken_s in times.values())
+    what = "what one poisoned group among 100 costs the others, tried every"
+    return [
+        Row(f"{healthy:,} messages of 99 groups beside a healthy one", healthy / clean, "/s"),
+        Row(f"{what} {BACKOFF_MS} ms", 100 * (cost / clean - 1), "%", POISON),
+        Row(f"{what} {SHORT_BACKOFF_MS} ms", 100 * (dear / clean - 1), "%"),
+    ]
+
+
+def _consume(broker: Broker, consumer_group: str, *, healthy: int, poison: str) -> None:
+    """Receive and settle until the 99 groups that are always healthy have no message left."""
+    left = healthy
+    while left:
+        got = broker.receive("poisoned", consumer_group, limit=1_000)
+        of = got["message_group"]
+        counted = pc.not_equal(of, "group-0")
+        left -= counted.to_numpy().sum()
+        failed = pc.equal(of, poison)
+        outcomes = pc.if_else(failed, "retry", "ack")
+        broker.settle(
+            consumer_group,
+            pa.table({"receipt_handle": got["receipt_handle"], "outcome": outcomes}),
+        )
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "filter": filters,
     "filtered-receive": filtered_receives,
     "scheduled": scheduled,
     "halves": halves,
+    "revive": revived,
+    "poisoned": poisoned,
 }
 
 
@@ -290,7 +328,7 @@ def main() -> int:
                 rows.extend(found)
                 if not arguments.json:
                     for row in found:
-                        bar.console.print(_line(row))
+                        bar.console.print(line(row))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     load = os.getloadavg()
@@ -298,29 +336,8 @@ def main() -> int:
         facts = [{**asdict(row), "met": row.met} for row in rows]
         print(json.dumps({"rows": facts, "cores": os.cpu_count(), "load": load}, indent=2))
     else:
-        Console().print(_table(rows, load))
+        Console().print(table(rows, load))
     return 0 if all(row.met for row in rows) else 1
-
-
-def _line(row: Row) -> str:
-    return f"{'✓' if row.met else '✗'} {row.name}: {row.value:,.1f} {row.unit}"
-
-
-def _table(rows: list[Row], load: tuple[float, float, float]) -> Table:
-    title = f"Upkeep and filters: {BODY_BYTES:,} B bodies, sync flush, {os.cpu_count()} cores"
-    table = Table(title=title, caption=f"Load average {', '.join(f'{x:.1f}' for x in load)}.")
-    for name in ("measured", "value", "target", ""):
-        table.add_column(name, justify="left" if name == "measured" else "right")
-    for row in rows:
-        relation = "≤" if row.most else "≥"
-        verdict = "[green]met[/]" if row.met else "[red]missed[/]"
-        table.add_row(
-            row.name,
-            f"{row.value:,.1f} %" if row.most else f"{row.value:,.0f} {row.unit}",
-            "" if row.target is None else f"{relation} {row.target:,.0f}",
-            "" if row.target is None else verdict,
-        )
-    return table
 
 
 def _arguments() -> argparse.Namespace:

@@ -24,7 +24,20 @@ from rmq_pipeline.orchestration.graphql import GraphQL
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 RUNS = """query { runsOrError(limit: 200) { ... on Runs { results { runId status jobName } } } }"""
-LINEAGE = "/assets/late_summary?view=lineage&lineageScope=upstream&lineageDepth=5"
+MATERIALIZED = """query ($key: AssetKeyInput!) { assetOrError(assetKey: $key) {
+  ... on Asset { assetMaterializations(limit: 50) { timestamp } }
+} }"""
+LINEAGE = "/locations/__repository__@rmq_pipeline/asset-groups/flights/lineage"
+#: Runs by their job, the filter of their log, and what it then shows.
+LOGS = (
+    ("aircraft_rotations_window", "observ", "OBSERVATION"),
+    ("deliver_scheduled", "observ", "OBSERVATION"),
+    ("check_transactions", "materializ", "rollback"),
+    ("redrive", "materializ", "redrive_id"),
+    ("unpark", "materializ", "skipped"),
+)
+#: Those of them whose last message is opened.
+OPENED = ("redrive", "unpark")
 PATIENCE_S = 60
 
 
@@ -41,8 +54,9 @@ def main() -> int:
         try:
             url = read_json(demo.stdout)["ui"]
             runs = GraphQL(url).ask(RUNS)["runsOrError"]["results"]
+            first = {run["jobName"]: run["runId"] for run in runs if run["status"] == "SUCCESS"}
             with browser() as chromium:
-                take_all(chromium, url, {run["jobName"]: run["runId"] for run in runs[::-1]})
+                take_all(chromium, url, first)
         finally:
             demo.send_signal(signal.SIGINT)
             demo.wait(60)
@@ -82,17 +96,34 @@ def take_all(chromium: webdriver.Chrome, url: str, runs: dict[str, str]) -> None
     """Every picture; ``runs`` has the first run of each job."""
     take(chromium, url + LINEAGE, "lineage", shows="late_summary")
     take(chromium, f"{url}/runs/", "runs", shows="aircraft_rotations")
-    for job in ("aircraft_rotations_window", "deliver_scheduled"):
-        if job in runs:
-            page = f"{url}/runs/{runs[job]}?logs=observ"
-            take(chromium, page, f"run_{job}", shows="OBSERVATION")
-    asset = f"{url}/assets/aircraft_rotations?view=events"
+    for job, logs, shown in LOGS:
+        page = f"{url}/runs/{runs[job]}?logs={logs}"
+        take(chromium, page, f"run_{job}", shows=shown)
+        if job in OPENED:
+            open_dialog(chromium, "View full message", waits_for="table table")
+            save(chromium, f"run_{job}_message")
+    asset = f"{url}/assets/aircraft_rotations?view=events&time={first_window(url)}"
     take(chromium, asset, "materialization", shows="messages_per_second")
-    chromium.find_element(By.XPATH, "//*[contains(text(), 'Show Markdown')]").click()
-    WebDriverWait(chromium, PATIENCE_S).until(
-        lambda page: page.find_elements(By.CSS_SELECTOR, "[role=dialog] img, .bp5-dialog img")
-    )
+    open_dialog(chromium, "Show Markdown", waits_for="img")
     save(chromium, "materialization_plot")
+
+
+def first_window(url: str) -> str:
+    """When the first window of aircraft_rotations ended; the last one is that of the redrive."""
+    asset = {"key": {"path": ["aircraft_rotations"]}}
+    found = GraphQL(url).ask(MATERIALIZED, asset)["assetOrError"]["assetMaterializations"]
+    timestamp: str = found[-1]["timestamp"]
+    return timestamp
+
+
+def open_dialog(chromium: webdriver.Chrome, button: str, *, waits_for: str) -> None:
+    """Click a button, and wait for an element of the dialog that it opens."""
+    waits_for = f"[role=dialog] {waits_for}, .bp5-dialog {waits_for}"
+    chromium.find_elements(By.XPATH, f"//*[contains(text(), '{button}')]")[-1].click()
+    WebDriverWait(chromium, PATIENCE_S).until(
+        lambda page: page.find_elements(By.CSS_SELECTOR, waits_for)
+    )
+    chromium.execute_async_script("setTimeout(arguments[0], 1000)")
 
 
 def take(chromium: webdriver.Chrome, page: str, name: str, *, shows: str) -> None:

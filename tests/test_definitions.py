@@ -24,6 +24,8 @@ def test_lineage_follows_the_data() -> None:
     assert parents("late_aircraft") == {"aircraft_rotations"}
     assert parents("late_summary") == {"late_aircraft"}
     assert parents("aircraft_rotations_dead_letters") == {"aircraft_rotations"}
+    assert parents("aircraft_checks") == {"departures"}
+    assert parents("crew_changes") == {"crew_changes_checks"}
 
 
 def test_sensors_run_from_the_start() -> None:
@@ -33,6 +35,7 @@ def test_sensors_run_from_the_start() -> None:
         "due_work",
         "aircraft_rotations_messages",
         "late_summary_messages",
+        "aircraft_checks_messages",
         "flights_topics",
     }
     assert all(sensor.default_status == dg.DefaultSensorStatus.RUNNING for sensor in sensors)
@@ -46,6 +49,7 @@ def test_windows_carry_the_tags_that_limit_them() -> None:
         ("seal", False),
         ("aircraft_rotations_window", True),
         ("late_summary_window", True),
+        ("aircraft_checks_window", True),
     ):
         tags = defs.resolve_job_def(name).run_tags
         assert tags[WINDOW_TAG]

@@ -31,7 +31,7 @@ NOTE: Final = pa.schema(
     ]
 )
 
-_PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 30.0
 _PAUSE_S: Final = 0.01
 _OPEN: Final = """
 CREATE TABLE IF NOT EXISTS changes (
@@ -54,8 +54,10 @@ JOIN changes USING (change_id) ORDER BY n
 class Ledger:
     """The books, opened for each question: DuckDB lets one process at a time in."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
+        """``patience_s``: how long another process is waited for."""
         self._path = path
+        self._patience_s = patience_s
 
     def note(self, changes: pa.Table) -> pa.ChunkedArray:
         """Note changes; the state that each has then, which is abandoned if that was noted before.
@@ -94,7 +96,7 @@ class Ledger:
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + self._patience_s
         while True:
             try:
                 return duckdb.connect(self._path)

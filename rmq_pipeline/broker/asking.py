@@ -22,6 +22,7 @@ _READ_ROWS: Final = 1_000
 _ANSWER_BYTES: Final = 64 * limits.MIB
 #: Offers change hands when a producer is gone for a while: then nobody rings.
 _LOOK_AGAIN_MS: Final = 1_000
+_NONE: Final = np.empty(0, dtype=np.int64)
 
 
 def fetch_checks(
@@ -32,10 +33,12 @@ def fetch_checks(
     client_id: str,
     limit: int,
     wait_ms: int,
+    window: tuple[str, int] | None,
 ) -> pa.Table:
     """Checks that wait to be asked, as schema.CHECK; empty when none came within ``wait_ms``.
 
     Raises:
+        FencedError: the window has been taken over.
         TopicNotFoundError: one of the topics does not exist.
     """
     if producer_group is not None:
@@ -45,6 +48,8 @@ def fetch_checks(
     deadline = engine.clock.now_ms() + wait_ms
     while True:
         version = engine.arrivals.version(NEW_OFFERS)
+        if window is not None:  # before it takes any: those would be asked about much later
+            engine.submit(FindHalves(_NONE, _NONE, window))
         now_ms = engine.clock.now_ms()
         taken = engine.offers.take(
             now_ms, producer_group=producer_group, topic_ids=topic_ids, limit=limit

@@ -56,11 +56,15 @@ def _fetch_runs(
     commit_log: CommitLog, places: Places, *, runs: list[int], columns: Sequence[str]
 ) -> pa.Table:
     names = list(columns)
-    parts = []
-    for start, stop in itertools.pairwise(runs):
-        batch = commit_log.read(int(places.position[start])).batch.select(names)
-        parts.append(batch.slice(int(places.row[start]), stop - start))
-    return pa.Table.from_batches(parts)
+    position, row = places.position[runs[:-1]].tolist(), places.row[runs[:-1]].tolist()
+    sections = {at: commit_log.read(at).batch.select(names) for at in dict.fromkeys(position)}
+    lengths = np.diff(runs).tolist()
+    return pa.Table.from_batches(
+        [
+            sections[at].slice(first, length)
+            for at, first, length in zip(position, row, lengths, strict=True)
+        ]
+    )
 
 
 def _fetch_many(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:

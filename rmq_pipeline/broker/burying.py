@@ -14,20 +14,25 @@ from rmq_pipeline.broker.scan import QueueKey
 from rmq_pipeline.broker.sealed import fetch
 
 _COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
-_AT_ONCE = 10_000
+#: Messages that one frame buries; also how many a caller does that was to do something else.
+AT_ONCE = 10_000
 
 
-def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int = _AT_ONCE) -> int:
-    """Copy what is doomed in these queues (None: in all) to its dead letters; how many."""
+def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None = None) -> int:
+    """Copy what is doomed in these queues (None: in all) to its dead letters; how many.
+
+    Args:
+        limit: after so many it ends; None: when nothing is doomed there any more.
+    """
     buried = 0
     chosen = tuple(keys) if keys is not None else None
     while True:
-        found: list[Doomed] = engine.submit(FindDoomed(chosen, min(limit, _AT_ONCE)))
+        found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE))
         if not found:
             return buried
         for doomed in found:
             buried += _bury_queue(engine, doomed)
-        if buried >= limit:
+        if limit is not None and buried >= limit:
             return buried
 
 

@@ -38,11 +38,16 @@ _NAMES: Final = {
 
 
 def end_transactions(
-    engine: Engine, resolutions: pa.Table, *, producer_group: str | None
+    engine: Engine,
+    resolutions: pa.Table,
+    *,
+    producer_group: str | None,
+    window: tuple[str, int] | None,
 ) -> pa.Table:
     """End transactions as schema.RESOLUTION says; schema.ENDED, row for row.
 
     Raises:
+        FencedError: the window has been taken over.
         TransactionNotFoundError, TransactionEndedError, TransactionError: and nothing was ended.
     """
     columns = columns_of(resolutions, schema.RESOLUTION)
@@ -54,7 +59,7 @@ def end_transactions(
     offsets, hashes = transaction.decode(ids)
     asked = _Asked.of(offsets, hashes, codes=codes)
     while True:
-        ended = _end_open(engine, asked, producer_group=producer_group)
+        ended = _end_open(engine, asked, producer_group=producer_group, window=window)
         if ended is not None:
             return asked.answer(ids, ended)
 
@@ -116,9 +121,16 @@ class _Ended:
     first_time: Mask
 
 
-def _end_open(engine: Engine, asked: _Asked, *, producer_group: str | None) -> _Ended | None:
+def _end_open(
+    engine: Engine,
+    asked: _Asked,
+    *,
+    producer_group: str | None,
+    window: tuple[str, int] | None,
+) -> _Ended | None:
     """End those that are open; None when somebody else ended one of them just now."""
-    rows, is_open, producers = engine.submit(FindHalves(asked.queue_offset, asked.message_id_hash))
+    question = FindHalves(asked.queue_offset, asked.message_id_hash, window)
+    rows, is_open, producers = engine.submit(question)
     groups = np.full(len(asked.code), None, dtype=object)
     for name, of_group in producers.items():
         groups[np.flatnonzero(is_open)[of_group]] = name
@@ -137,7 +149,7 @@ def _end_open(engine: Engine, asked: _Asked, *, producer_group: str | None) -> _
     if decided.any():
         committed = asked.code[is_open][decided] == _COMMIT
         rows = rows[decided]
-        request = EndHalves(rows, committed, copies(engine, rows[committed]))
+        request = EndHalves(rows, committed, copies(engine, rows[committed]), window)
         if not engine.submit(request):
             return None
     return _Ended(names, first_time)

@@ -24,8 +24,9 @@ from rmq_pipeline.store.events import Kind
 
 #: Message groups of one look-up of waiting messages.
 LOOK_UP_GROUPS = 4096
-#: So many blocked groups are compared with a page of messages faster than each message is looked up.
+#: So many blocked groups are compared with a page faster than each message is looked up.
 FEW_GROUPS = 64
+_COMPARED = 8
 
 
 class GroupScan(QueueScan):
@@ -127,7 +128,7 @@ class GroupScan(QueueScan):
         condemned = self._condemned_groups
         if not condemned:
             return None
-        return np.isin(groups, np.fromiter(condemned, dtype=np.int64, count=len(condemned)))
+        return _among(groups, list(condemned))
 
     def _blocked(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
         """Which of these messages' groups may not be delivered; None: all may."""
@@ -135,7 +136,7 @@ class GroupScan(QueueScan):
         if not held and not backlog:
             return None
         if len(held) + len(backlog) <= FEW_GROUPS:
-            return np.isin(groups, np.array([*held, *backlog], dtype=np.int64))
+            return _among(groups, list({**held, **backlog}))
         return np.fromiter(
             (group in held or group in backlog for group in groups.tolist()),
             dtype=np.bool_,
@@ -250,6 +251,17 @@ class GroupScan(QueueScan):
         """Ready groups of which not even the next message is known."""
         backlog = self.consumption.backlog
         return [group for group in self._open if not backlog[group].known][:LOOK_UP_GROUPS]
+
+
+def _among(groups: Int64s, few: list[int]) -> npt.NDArray[np.bool_] | None:
+    """Which are one of a few; None: none is. A few comparisons take less than a search."""
+    if len(few) > _COMPARED:
+        found = np.isin(groups, np.array(few, dtype=np.int64))
+    else:
+        found = groups == few[0]
+        for group in few[1:]:
+            found |= groups == group
+    return found if found.any() else None
 
 
 def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRows:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline import receipt, schema
 from rmq_pipeline.broker.bodies import Places
-from rmq_pipeline.broker.burying import bury
+from rmq_pipeline.broker.burying import AT_ONCE, bury
 from rmq_pipeline.broker.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.engine import Engine
@@ -92,7 +92,7 @@ def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> 
             unjudged=delivery.unjudged,
             turn=delivery.delivery,
         )
-    buried = bury(engine, None) if delivery.doomed else 0
+    buried = bury(engine, None, limit=AT_ONCE) if delivery.doomed else 0
     return bool(delivery.pages or delivery.backlogs or delivery.unjudged or buried)
 
 

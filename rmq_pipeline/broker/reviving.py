@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rmq_pipeline.broker.burying import bury
+from rmq_pipeline.broker.burying import AT_ONCE, bury
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.lease_table import FAR, WAITING
@@ -67,7 +67,7 @@ def revive(
         some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
         parked += held
-        buried += bury(engine, None) if doomed else 0
+        buried += bury(engine, None, limit=AT_ONCE) if doomed else 0
         now_ms = engine.clock.now_ms()
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:

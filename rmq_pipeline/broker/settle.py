@@ -273,6 +273,8 @@ class Settle(Request):
         settled = leases.offset[part.rows[(outcome == ACK)]]
         said = self.outcomes.failure.take(pa.array(part.receipts[failed])).to_pylist()
         events = self._retries(part, failed[~final], settled=settled, now_ms=now_ms)
+        # What failed behind a dead letter keeps its own delay: it is not given back.
+        settled = np.concatenate([settled, leases.offset[rows[~final]]])
         for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
             if chosen.any():
                 events.extend(

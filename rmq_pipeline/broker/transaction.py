@@ -126,9 +126,12 @@ class FindHalves(Request):
 
     queue_offset: Int64s
     message_id_hash: Int64s
+    #: Of the run that asks; one that was taken over from is refused.
+    window: tuple[str, int] | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is (their rows, which they are, producer group of each)."""
+        state.fence(self.window)
         rows, still = state.halves.find(self.queue_offset, self.message_id_hash)
         return Decision((rows, still, producers(state.halves, rows)))
 
@@ -149,9 +152,11 @@ class EndHalves(Request):
     committed: Mask
     #: The sends of the copies, one for each topic that they are for.
     sends: tuple[Send, ...]
+    window: tuple[str, int] | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """All of it, or nothing when one was ended meanwhile; the answer is whether it was done."""
+        state.fence(self.window)
         _, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
         if not still.all():
             return Decision(False)

@@ -21,6 +21,7 @@ from rmq_pipeline.endpoint import Endpoint, write_json
 from rmq_pipeline.flight.process import ANY_PORT, HOME_LOCKED, SETTINGS_FILE, Flush, Upkeep
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.interruption import Interruption
+from rmq_pipeline.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def serve(
     flight: str | None = None,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
+    settings: Settings | None = None,
 ) -> NoReturn:
     """Serve a home until SIGTERM or SIGINT, then end the process; for the main thread.
 
@@ -75,7 +77,7 @@ def serve(
     stopping = Interruption()
     home = home.absolute()
     flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush)
-    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush)
+    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=settings)
     token = secrets.token_hex(16)
     try:
         server = _listen(broker, flags.flight, token=token, chosen=flight is not None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import BusyError, RocketMQError
+from rmq_pipeline.errors import BusyError, FencedError, RocketMQError
 from rmq_pipeline.flight.calls import Calls, Window
 from rmq_pipeline.transaction import COMMIT, ROLLBACK
 
@@ -44,13 +44,18 @@ class Transactions(Calls):
         )
 
     def end_transactions(
-        self, resolutions: pa.Table, *, producer_group: str | None = None
+        self,
+        resolutions: pa.Table,
+        *,
+        producer_group: str | None = None,
+        window: Window | None = None,
     ) -> pa.Table:
         """End transactions, all or none; again with the same resolution nothing happens.
 
         Args:
             resolutions: schema.RESOLUTION; unknown leaves a transaction open.
             producer_group: that began them; None is not compared.
+            window: of the run that says so.
 
         Returns:
             schema.ENDED, row for row.
@@ -59,9 +64,13 @@ class Transactions(Calls):
             TransactionNotFoundError: an id that was never given.
             TransactionEndedError: it was ended otherwise before.
             TransactionError: it is of another producer group.
+            FencedError: the window has been taken over.
         """
         return self._table(
-            "end_transactions", resolutions=resolutions, producer_group=producer_group
+            "end_transactions",
+            resolutions=resolutions,
+            producer_group=producer_group,
+            window=window,
         )
 
     def fetch_checks(
@@ -72,6 +81,7 @@ class Transactions(Calls):
         client_id: str = "",
         limit: int = 1_000,
         wait_ms: int = 0,
+        window: Window | None = None,
     ) -> pa.Table:
         """Half messages that somebody is asked about; each is given to one caller.
 
@@ -93,6 +103,7 @@ class Transactions(Calls):
             client_id=client_id,
             limit=limit,
             wait_ms=wait_ms,
+            window=window,
         )
 
     def check_transactions(
@@ -176,14 +187,23 @@ class Transaction:
         self._decided = True
 
 
-def end_all(client: Transactions, said: pa.Table, *, producer_group: str | None = None) -> int:
+def end_all(
+    client: Transactions,
+    said: pa.Table,
+    *,
+    producer_group: str | None = None,
+    window: Window | None = None,
+) -> int:
     """End what can be ended of schema.RESOLUTION; how many could not, each of them logged.
 
     Between a check and its answer a half message may be ended otherwise; the rest is for all that.
+
+    Raises:
+        FencedError: the window has been taken over.
     """
     try:
-        client.end_transactions(said, producer_group=producer_group)
-    except BusyError:
+        client.end_transactions(said, producer_group=producer_group, window=window)
+    except (BusyError, FencedError):
         raise
     except RocketMQError as error:
         if said.num_rows == 1:
@@ -191,5 +211,7 @@ def end_all(client: Transactions, said: pa.Table, *, producer_group: str | None 
             return 1
         middle = said.num_rows // 2
         halves = (said.slice(0, middle), said.slice(middle))
-        return sum(end_all(client, part, producer_group=producer_group) for part in halves)
+        return sum(
+            end_all(client, part, producer_group=producer_group, window=window) for part in halves
+        )
     return 0

@@ -63,18 +63,23 @@ class TransactionChecker:
             skippable=True,
         )
 
-    def ask(self, client: Client) -> dict[str, int]:
+    def ask(self, client: Client, *, window: Fence) -> dict[str, int]:
         """Have it decide all that is offered for its topic; how many it was asked, and outcomes."""
         counts = dict.fromkeys(_OUTCOMES, 0)
         while True:
             checks = client.fetch_checks(
-                topics=[self.topic.name], client_id=self.key.to_user_string(), limit=ASKED_ROWS
+                topics=[self.topic.name],
+                client_id=self.key.to_user_string(),
+                limit=ASKED_ROWS,
+                window=window,
             )
             if not checks.num_rows:
                 return counts
-            self._decide(client, checks, counts=counts)
+            self._decide(client, checks, counts=counts, window=window)
 
-    def _decide(self, client: Client, checks: pa.Table, *, counts: dict[str, int]) -> None:
+    def _decide(
+        self, client: Client, checks: pa.Table, *, counts: dict[str, int], window: Fence
+    ) -> None:
         try:
             said = answers(checks, self.checker(checks))
         except Exception:  # noqa: BLE001 - user code: the window goes on
@@ -82,7 +87,7 @@ class TransactionChecker:
             dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
             counts["failed"] += checks.num_rows
             return
-        end_all(client, said)
+        end_all(client, said, window=window)
         for value in pc.value_counts(said["resolution"]).to_pylist():
             counts[value["values"]] += value["counts"]
 
@@ -122,7 +127,9 @@ def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
             report = client.check_transactions(
                 wait_ms=min(left_ms, LOOK_MS) if checkers else left_ms, window=window
             )
-            report["answers"] = {each.topic.name: each.ask(client) for each in checkers}
+            report["answers"] = {
+                each.topic.name: each.ask(client, window=window) for each in checkers
+            }
             answered = any(any(counts.values()) for counts in report["answers"].values())
             if answered or JOBS[JOB].work_of(report) or not left_ms:
                 return report

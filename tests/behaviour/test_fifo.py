@@ -229,6 +229,22 @@ def test_an_earlier_failure_does_not_shorten_a_later_ones_backoff(
     assert (bodies(after), attempts(after)) == ([b"1", b"2"], [2, 1])
 
 
+def test_a_dead_letter_does_not_shorten_the_backoff_of_one_that_failed_with_it(
+    door: Door, fifo: str, readers: str, messages: Make, outcomes: Make
+) -> None:
+    door.broker.send(fifo, messages(3, groups=["a"]))
+    got = door.broker.receive(fifo, readers)
+    said = outcomes(got.slice(0, 2), ["dead_letter", "retry"], retry_after_ms=MINUTE)
+    door.broker.settle(readers, said)
+
+    before = door.drain(fifo, readers)
+    door.advance(MINUTE)
+    after = door.broker.receive(fifo, readers)
+
+    assert before == []
+    assert (bodies(after), attempts(after)) == ([b"1", b"2"], [2, 1])
+
+
 def test_the_end_of_a_message_before_it_does_not_shorten_a_backoff(
     door: Door, fifo: str, group: Make, messages: Make, fail: Make
 ) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits, schema
 from rmq_pipeline.failure import signature_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tests.behaviour.conftest import Door, Make
 
 
@@ -261,6 +260,20 @@ def test_a_settle_may_dead_letter_with_a_reason(
 
     assert answer == {"acked": 1, "retried": 0, "dead_lettered": 1, "published": 0}
     assert door.bodies(f"%DLQ%{readers}") == [b"1"]
+
+
+def test_however_many_are_forwarded_at_once_all_are_there_when_it_returns(
+    door: Door, topic: Make, group: Make
+) -> None:
+    name, readers = topic(queues=1), group()
+    for _ in range(2):
+        door.broker.send(name, pa.table({"body": [b"x"] * 12_000}))
+    parts = [door.broker.receive(name, readers, limit=12_000) for _ in range(2)]
+
+    door.broker.forward_to_dead_letter_queue(pa.concat_tables(parts))
+
+    (dead,) = door.broker.describe_topic(f"%DLQ%{readers}")["offsets"]
+    assert dead["max_offset"] == 24_000
 
 
 def test_dead_letters_can_be_consumed_like_any_topic(

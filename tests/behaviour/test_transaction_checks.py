@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_pipeline import errors
+from rmq_pipeline.transaction import RESOLUTIONS
 from tests.behaviour.halves import Producer, asked, ends, reopened_from_the_log, sweep
 
 if TYPE_CHECKING:
@@ -295,6 +296,28 @@ def test_a_check_job_whose_window_was_taken_over_does_nothing(door: Door, begin:
 
     assert asked(door) == []
     assert door.broker.due()["jobs"]["check_transactions"]["window"]["owner"] == "b"
+
+
+def test_a_run_whose_window_was_taken_over_is_not_asked_and_not_listened_to(
+    door: Door, begin: Producer, orders: str
+) -> None:
+    halves = begin(2)
+    door.advance(6_000)
+    name = "upkeep/check_transactions"
+    old = door.broker.open_window(name, owner="a", duration_ms=SECOND)["epoch"]
+    new = door.broker.open_window(name, owner="b", duration_ms=SECOND, takeover=True)["epoch"]
+    door.broker.check_transactions(window=(name, new))
+
+    with pytest.raises(errors.FencedError):
+        door.broker.fetch_checks(topics=[orders], window=(name, old))
+    for resolution in RESOLUTIONS:
+        with pytest.raises(errors.FencedError):
+            door.broker.end_transactions(ends(halves, resolution), window=(name, old))
+    checks = door.broker.fetch_checks(topics=[orders], window=(name, new))
+    ended = door.broker.end_transactions(ends(halves, "commit"), window=(name, new))
+
+    assert checks["transaction_id"].equals(halves["transaction_id"])
+    assert ended["first_time"].to_pylist() == [True, True]
 
 
 # ----------------------------------------------------------------------------------------- crashes

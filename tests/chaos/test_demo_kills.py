@@ -85,4 +85,8 @@ def test_a_day_has_the_same_facts_when_spark_drivers_and_run_workers_are_killed(
     assert demo.returncode == 0, told
     assert (facts["published"], facts["processed"], facts["dead_lettered"]) == (842, 838, 4)
     assert (facts["order_violations"], facts["upkeep_fallbacks"]) == (0, 0)
+    assert (facts["crew_changes"], facts["halves_open"]) == (646, 0)
+    assert (facts["parked"], facts["waiting_behind"]) == (["N730MQ"], 3)
+    assert (facts["redriven_acked"], facts["redriven_twice"]) == (4, 0)
+    assert facts["rotations_changed"] == 0
     assert len(kills) >= 2

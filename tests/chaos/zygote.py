@@ -1,8 +1,9 @@
 """A process with everything imported, which forks those that are to be killed.
 
 A fork is a broker in a moment, where an interpreter with DuckDB and Arrow takes a second to start.
-A line of its input is a task: {"serve": home, "flight": address}, {"victim": arguments} or
-{"reap": pid}; its answers are a pid, or the status of a process that has ended.
+A line of its input is a task: {"serve": home, "flight": address, "upkeep": who, "settings": some},
+{"victim": arguments} or {"reap": pid}; its answers are a pid, or the status of a process that has
+ended.
 """
 
 import json
@@ -43,10 +44,17 @@ class Zygote:
 
 def _run(task: dict[str, Any]) -> None:
     from rmq_pipeline.flight import serve
+    from rmq_pipeline.settings import Settings
     from tests.chaos import victim
 
     if "serve" in task:
-        serve.serve(Path(task["serve"]), flight=task["flight"], upkeep="self", flush="sync")
+        serve.serve(
+            Path(task["serve"]),
+            flight=task["flight"],
+            upkeep=task.get("upkeep", "self"),
+            flush="sync",
+            settings=Settings(**task.get("settings", {})),
+        )
     victim.run(**task["victim"])
 
 

@@ -45,6 +45,12 @@ def test_a_day_has_the_same_facts_when_the_broker_is_killed(tmp_path: Path) -> N
     assert facts["wrong"] == []
     assert (facts["published"], facts["dead_lettered"], facts["order_violations"]) == (842, 4, 0)
     assert facts["upkeep_fallbacks"] == 0
+    assert (facts["crew_changes"], facts["crews_cancelled"], facts["halves_open"]) == (646, 3, 0)
+    assert facts["halves_checked"] == facts["halves_left_open"] > 0
+    assert (facts["parked"], facts["waiting_behind"]) == (["N730MQ"], 3)
+    assert (facts["redriven"], facts["redriven_acked"], facts["redriven_twice"]) == (4, 4, 0)
+    assert facts["rotations_changed"] == 0
+    assert {"check_transactions", "unpark", "redrive"} <= set(facts["runs"])
     assert facts["broker_restarts"] == kills > 0
     assert list(tmp_path.iterdir()) == []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from examples.flights import dataset, rotations, summary, verify
+from examples.flights import dataset, operations, rotations, summary, verify
 from rmq_pipeline.spark.group_walk import Rules, group_starts, walk
 from rmq_pipeline.spark.handler import Outcome
 
@@ -319,6 +320,26 @@ def test_a_diverted_leg_leaves_turnaround_unknown() -> None:
 def test_a_cancelled_departure_raises_and_says_which() -> None:
     with pytest.raises(ValueError, match="B62 of 2013-01-03T12:00:00Z has no departure time"):
         fly(departure(2), departure(3, flight=2, dep_time=None, dep_delay=None))
+
+
+def test_an_accepted_cancellation_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_FLIGHTS", str(tmp_path))
+    operations.accept_cancellations()
+    cancelled = departure(3, dep_time=None, dep_delay=None)
+    flown = [departure(2, arr_delay=30), departure(4, dep_delay=90)]
+
+    with_one = fly(flown[0], cancelled, flown[1])
+    without = fly(*flown)
+
+    assert fly(cancelled) == Outcome()
+    assert with_one.state == without.state
+    assert with_one.publish == without.publish
+    assert with_one.rows is not None
+    assert without.rows is not None
+    place = ["queue_offset"]
+    assert with_one.rows.drop_columns(place) == without.rows.drop_columns(place)
 
 
 @pytest.mark.parametrize(("delay", "level"), [(61, 3), (120, 3), (121, 2), (241, 1)])

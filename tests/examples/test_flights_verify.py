@@ -1,10 +1,12 @@
 """The verification finds the known facts, and every kind of wrong row."""
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from examples.flights import dataset, verify
+from examples.flights import crews, dataset, verify
+from examples.flights.aircraft_checks import CHECKED
 from examples.flights.rotations import ROTATION
 from examples.flights.summary import INCREMENT
 
@@ -41,6 +43,9 @@ def test_known_facts(days: int, published: int, dead_letters: int, late: int) ->
     assert len(facts.late_rows) == late
     assert facts.late_summary["late_departures"].sum() == late
     assert not facts.rotations.duplicated(["tail", "leg"]).any()
+    assert len(facts.checks) == published
+    changes = facts.crews_confirmed.assign(state="confirmed"), facts.crews_cancelled
+    assert not pd.concat(changes).duplicated(["tail", "scheduled_departure_ms"]).any()
 
 
 def test_a_leg_by_hand(week: verify.Expected) -> None:
@@ -163,3 +168,81 @@ def test_dead_letters_that_lack_one_or_hold_one_twice_are_found(week: verify.Exp
     assert verify.compare_dead_letters(week, twice)[0].startswith("row twice or more: 1")
     none = verify.compare_dead_letters(week, messages.slice(0, 0))
     assert none[0].startswith("row missing: 35")
+
+
+@pytest.fixture(scope="module")
+def checks(week: verify.Expected) -> pa.Table:
+    """A sink of aircraft checks that is right."""
+    frame = week.checks.assign(queue_id=0, queue_offset=range(len(week.checks)))
+    return pa.Table.from_pandas(frame[CHECKED.names], schema=CHECKED, preserve_index=False)
+
+
+def test_aircraft_checks_may_lack_those_of_the_grounded_aircraft_and_no_other(
+    week: verify.Expected, checks: pa.Table
+) -> None:
+    others = checks.filter(pc.not_equal(checks["tail"], "N730MQ"))
+
+    assert verify.compare_checks(week, checks) == []
+    assert verify.compare_checks(week, others, grounded="N730MQ") == []
+    assert verify.compare_checks(week, others)[0].startswith("row missing: 17")
+    (line,) = verify.compare_checks(week, checks, grounded="N730MQ")
+    assert line.startswith("row that should not be: 17")
+    (line,) = verify.compare_checks(week, others.slice(1), grounded="N730MQ")
+    assert line.startswith("row missing: 1")
+
+
+def test_checks_out_of_offset_order_are_violations(checks: pa.Table) -> None:
+    row = pc.index(pc.equal(checks["number"], 2), True).as_py()
+
+    early = changed(checks, row=row, queue_offset=-1)
+
+    assert verify.order_violations(checks, number="number") == []
+    (line,) = verify.order_violations(early, number="number")
+    assert "number 2 is at offset -1" in line
+
+
+def test_rows_that_only_one_table_has_are_counted(sink: pa.Table) -> None:
+    other = changed(sink, row=0, leg=1_000)
+
+    assert verify.rows_changed(sink, sink.take(list(range(sink.num_rows))[::-1])) == 0
+    assert verify.rows_changed(sink, sink.slice(1)) == 1
+    assert verify.rows_changed(sink, other) == 2
+
+
+@pytest.fixture(scope="module")
+def noted() -> pa.Table:
+    """A ledger of crews that is right."""
+    changes = crews.changes(dataset.departures(7))
+    ids = pc.binary_join_element_wise(changes["crew"], "1", "/")
+    return changes.set_column(0, changes.schema.field(0), ids)
+
+
+def test_a_wrong_ledger_is_found(week: verify.Expected, noted: pa.Table) -> None:
+    cancelled = pc.index(noted["state"], "cancelled").as_py()
+
+    wrong = verify.compare_crews(week, changed(noted, row=cancelled, state="confirmed"))
+    abandoned = verify.compare_crews(week, changed(noted, row=cancelled, state="abandoned"))
+
+    assert verify.compare_crews(week, noted) == []
+    assert [line.split(",")[0] for line in wrong] == [
+        "confirmed: row that should not be: 1",
+        "cancelled: row missing: 1",
+    ]
+    assert [line.split(",")[0] for line in abandoned] == ["cancelled: row missing: 1"]
+
+
+def test_crew_messages_that_the_ledger_does_not_confirm_are_found(noted: pa.Table) -> None:
+    confirmed = crews.halves(noted.filter(pc.equal(noted["state"], "confirmed")))
+    cancelled = crews.halves(noted.filter(pc.equal(noted["state"], "cancelled")))
+
+    def found(*messages: pa.Table) -> list[str]:
+        lines = verify.compare_crew_messages(noted, pa.concat_tables(messages))
+        return [line.split(",")[0] for line in lines]
+
+    assert found(confirmed) == []
+    assert found(confirmed.slice(1)) == ["row missing: 1"]
+    assert found(confirmed, confirmed.slice(0, 2)) == ["row twice or more: 2"]
+    assert found(confirmed, cancelled) == ["row that should not be: 27"]
+    body = confirmed["body"][0].as_py().replace(b"N14228", b"N00000")
+    other = confirmed.slice(0, 1).set_column(0, confirmed.field(0), pa.array([body]))
+    assert found(other, confirmed.slice(1)) == ["wrong tail: 1"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rmq_pipeline.errors import HomeLockedError
-from rmq_pipeline.orchestration.dev_server import SESSION, DagsterStartError, DevServer
+from rmq_pipeline.orchestration.dev_server import LOCATION, SESSION, DagsterStartError, DevServer
 from tests.conftest import Eventually
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
@@ -36,7 +36,20 @@ def once(context):
     return dg.RunRequest(run_key="once")
 
 
-defs = dg.Definitions(assets=[endless], sensors=[once], executor=dg.in_process_executor)
+@dg.op(config_schema={"who": str})
+def hello(context):
+    if context.op_config["who"] == "nobody":
+        raise ValueError("nobody is there")
+
+
+@dg.job
+def greet():
+    hello()
+
+
+defs = dg.Definitions(
+    assets=[endless], jobs=[greet], sensors=[once], executor=dg.in_process_executor
+)
 """
 
 
@@ -102,6 +115,26 @@ def test_a_process_that_dies_is_started_anew(
         eventually(lambda: dagster.pids()["webserver"] != before["webserver"])
         eventually(answers, within_s=60)
         assert dagster.restarts == 1
+
+
+def test_a_job_is_launched_with_its_config(
+    dagster_home: Path, project: Path, eventually: Eventually
+) -> None:
+    def config(**values: str) -> dict[str, object]:
+        return {"ops": {"hello": {"config": values}}}
+
+    with server(dagster_home, project) as dagster:
+        graphql = dagster.graphql
+        good = graphql.launch("greet", location=LOCATION, config=config(who="you"))
+        bad = graphql.launch("greet", location=LOCATION, config=config(who="nobody"))
+
+        with pytest.raises(ValueError, match="who"):
+            graphql.launch("greet", location=LOCATION, config=config(name="you"))
+        with pytest.raises(ValueError, match="is not launched"):
+            graphql.launch("leave", location=LOCATION, config={})
+        eventually(lambda: graphql.status(good) == "SUCCESS", within_s=60)
+        eventually(lambda: graphql.status(bad) == "FAILURE", within_s=60)
+        assert graphql.status("00000000-0000-0000-0000-000000000000") == ""
 
 
 def test_processes_end_with_their_supervisor(

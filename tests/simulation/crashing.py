@@ -86,9 +86,10 @@ class CrashingBroker:
         self._open()
 
     def _open(self) -> None:
-        engine = SteppedEngine.open(
+        engine: Engine = SteppedEngine.open(
             self._home, clock=self.clock, settings=self._settings, flush="sync", fault=self._step
         )
+        assert isinstance(engine, SteppedEngine)
         engine.numbers = self._numbers
         self.broker = Broker(engine, "none")
 

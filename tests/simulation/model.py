@@ -75,9 +75,11 @@ class Consumer:
         for entry in self.entries.values():
             alone = not (self.ordered and entry.key)
             key = f"#{entry.number}" if alone else entry.key
-            if entry.receipt or entry.state == "parked":
-                stopped.add(key)
-            elif entry.state == "open" and entry.free_at > now:
+            if (
+                entry.receipt
+                or entry.state == "parked"
+                or (entry.state == "open" and entry.free_at > now)
+            ):
                 stopped.add(key)
             elif entry.state == "open" and key not in stopped:
                 found[key].append(entry)

@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,13 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rmq_pipeline import errors, schema
 from rmq_pipeline.settings import Settings
@@ -40,6 +45,8 @@ from tests.simulation.model import (
 
 HISTORIES = int(os.environ.get("RMQ_SIMULATION_HISTORIES", "0"))
 STEPS = 50
+#: Crashes here are copies of files: a disk would add nothing but its time.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 SETTINGS = Settings(
     reserve_bytes=0,
     log_file_bytes=1024 * 1024,
@@ -62,7 +69,7 @@ KEYS = ("a", "b", "c")
 TAGS = {"filter": "a || b"}
 SQL = {"filter": "n > 1 AND TAGS <> 'b' OR n = 0", "filter_type": "sql92"}
 POLICIES = ("dead_letter", "park", "dead_letter_group")
-#: The receipt of a delivery that nobody was told of.
+#: The receipt of a delivery, or the id of a transaction, that nobody was told of.
 LOST = "lost"
 
 
@@ -83,18 +90,19 @@ def conditioned(number: int) -> bool:
     return (n > 1 and tag(number) != "b") or n == 0
 
 
-def consumers(policies: Sequence[str]) -> list[Consumer]:
-    chosen = iter(policies)
-    return [
-        Consumer("in-order", "ordered", True, next(chosen), {}, everything),
-        Consumer("in-order-by-tag", "ordered", True, next(chosen), TAGS, tagged),
-        Consumer("of-loose", "loose", False, next(chosen), {}, everything),
-        Consumer("by-condition", "loose", False, next(chosen), SQL, conditioned),
-        Consumer("of-later", "later", False, next(chosen), {}, everything),
-        Consumer("of-urgent", "urgent", False, next(chosen), {}, everything),
-        Consumer("of-deals", "deals", False, next(chosen), {}, everything),
-        Consumer("of-anything", "anything", True, next(chosen), {}, everything),
-    ]
+def consumer(name: str, on_failure: str) -> Consumer:
+    """A consumer group of this name, which says what it reads and how."""
+    topic, _, how = name.removeprefix("of-").partition("-")
+    ordered = TOPICS[topic] in ("fifo", "mixed")
+    filters = {"tagged": (TAGS, tagged), "conditioned": (SQL, conditioned)}
+    wanted, wants = filters.get(how, ({}, everything))
+    return Consumer(name, topic, ordered, on_failure, wanted, wants)
+
+
+CONSUMERS = (
+    *("of-ordered", "of-ordered-tagged", "of-loose", "of-loose-conditioned"),
+    *("of-later", "of-urgent", "of-deals", "of-anything"),
+)
 
 
 def some(strategy: st.SearchStrategy[Any], most: int = 6) -> st.SearchStrategy[list[Any]]:
@@ -103,7 +111,8 @@ def some(strategy: st.SearchStrategy[Any], most: int = 6) -> st.SearchStrategy[l
 
 #: Which of those there are; a list of these is gone through again and again.
 CHOICES = some(st.booleans())
-CONSUMER = st.integers(0, 7)
+#: Taken modulo how many there are.
+ANY = st.integers(0, 5)
 #: Mostly none.
 TROUBLE = st.one_of(
     *[st.none()] * 7,
@@ -113,6 +122,12 @@ TROUBLE = st.one_of(
         st.booleans(),
     ),
 )
+#: Message group, delay and priority of a message; its topic says which of these count.
+ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from((1, 50, 1_000, 3_000)), st.integers(0, 3)),
+    min_size=2,
+    max_size=8,
+)
 
 
 class Histories(RuleBasedStateMachine):
@@ -120,30 +135,45 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="history-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="history-", dir=MEMORY))
         self.crashing = CrashingBroker(self.folder, SETTINGS)
         self.sealed = False
         self.sent = 0
         self.handles: dict[int, str] = {}
         self.receipts: dict[str, list[str]] = defaultdict(list)
 
-    @initialize(policies=st.lists(st.sampled_from(POLICIES), min_size=8, max_size=8))
-    def begin_history(self, policies: list[str]) -> None:
-        self.model = Model(consumers(policies))
-        for name, kind in TOPICS.items():
-            self.crashing.broker.create_topic(name, type=kind, queues=QUEUES)
-        for consumer in self.model.consumers:
+    @initialize(
+        names=st.lists(st.sampled_from(CONSUMERS), min_size=1, max_size=3, unique=True),
+        policies=st.lists(st.sampled_from(POLICIES), min_size=3, max_size=3),
+        rows=ROWS,
+    )
+    def begin_history(
+        self, names: list[str], policies: list[str], rows: list[tuple[str, int, int]]
+    ) -> None:
+        """Up to three consumer groups, and something for each of them to read."""
+        chosen = [consumer(name, how) for name, how in zip(names, policies, strict=False)]
+        self.topics = sorted({one.topic for one in chosen})
+        self.model = Model(chosen)
+        for name in self.topics:
+            self.crashing.broker.create_topic(name, type=TOPICS[name], queues=QUEUES)
+        for one in chosen:
             self.crashing.broker.create_group(
-                consumer.name,
-                order="message_group" if consumer.ordered else "none",
+                one.name,
+                order="message_group" if one.ordered else "none",
                 max_attempts=MAX_ATTEMPTS,
                 backoff_ms=BACKOFF_MS,
-                on_failure=consumer.on_failure,
+                on_failure=one.on_failure,
             )
+        for which in range(len(self.topics)):
+            for kind in ("fifo", "delay", "transaction"):
+                self.send(which, rows, kind, False, None)
 
     @property
     def now(self) -> int:
         return self.crashing.clock.now_ms()
+
+    def consumer(self, which: int) -> Consumer:
+        return self.model.consumers[which % len(self.model.consumers)]
 
     def table(self, n: int, **columns: Any) -> tuple[list[int], pa.Table]:
         """New messages, and their numbers."""
@@ -161,65 +191,74 @@ class Histories(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------- producers
 
-    @rule(keys=some(st.sampled_from(KEYS), 9), trouble=TROUBLE)
-    def send_ordered(self, keys: list[str], trouble: Trouble | None) -> None:
-        numbers, table = self.table(len(keys), message_group=keys)
-        _, stored = self.crashing.ask("send", "ordered", table, trouble=trouble)
-        for number, key in zip(numbers, keys, strict=True) if stored else ():
-            self.model.store("ordered", number, key=key, now=self.now)
-
-    @rule(n=st.integers(1, 9), trouble=TROUBLE)
-    def send_loose(self, n: int, trouble: Trouble | None) -> None:
-        numbers, table = self.table(n)
-        _, stored = self.crashing.ask("send", "loose", table, trouble=trouble)
-        for number in numbers if stored else ():
-            self.model.store("loose", number, now=self.now)
-
-    @rule(priorities=some(st.integers(0, 3)), trouble=TROUBLE)
-    def send_urgent(self, priorities: list[int], trouble: Trouble | None) -> None:
-        numbers, table = self.table(len(priorities), priority=priorities)
-        _, stored = self.crashing.ask("send", "urgent", table, trouble=trouble)
-        for number, priority in zip(numbers, priorities, strict=True) if stored else ():
-            queue = min(priority, QUEUES - 1)
-            self.model.store("urgent", number, priority=queue, now=self.now)
-
     @rule(
-        topic=st.sampled_from(("later", "anything")),
-        delays=some(st.sampled_from((1, 50, 1_000, 3_000))),
-        keys=some(st.sampled_from(KEYS)),
+        which=ANY,
+        rows=ROWS,
+        mixed=st.sampled_from(("fifo", "fifo", "normal", "delay", "transaction")),
         levels=st.booleans(),
         trouble=TROUBLE,
     )
-    def send_later(
+    def send(
         self,
-        topic: str,
-        delays: list[int],
-        keys: list[str],
+        which: int,
+        rows: list[tuple[str, int, int]],
+        mixed: str,
         levels: bool,
         trouble: Trouble | None,
     ) -> None:
-        groups = [key for key, _ in zip(cycle(keys), delays, strict=False)]
+        """Messages of the topic's type; a mixed topic takes any."""
+        topic = self.topics[which % len(self.topics)]
+        kind = mixed if TOPICS[topic] == "mixed" else TOPICS[topic]
+        if kind == "transaction":
+            self.begin(topic, len(rows), trouble)
+        elif kind == "delay":
+            self.send_later(topic, rows, levels=levels, trouble=trouble)
+        else:
+            keys, _, priorities = zip(*rows, strict=True)
+            keys = keys if kind == "fifo" else ("",) * len(keys)
+            columns: dict[str, Any] = {"message_group": keys} if kind == "fifo" else {}
+            columns |= {"priority": priorities} if kind == "priority" else {}
+            numbers, table = self.table(len(rows), **columns)
+            _, stored = self.crashing.ask("send", topic, table, trouble=trouble)
+            for i, number in enumerate(numbers) if stored else ():
+                queue = min(priorities[i], QUEUES - 1)
+                self.model.store(topic, number, key=keys[i], priority=queue, now=self.now)
+
+    def send_later(
+        self,
+        topic: str,
+        rows: list[tuple[str, int, int]],
+        *,
+        levels: bool,
+        trouble: Trouble | None,
+    ) -> None:
+        """Messages for a time, or of a delay level; in a mixed topic of a message group too."""
+        keys, delays, _ = zip(*rows, strict=True)
         columns: dict[str, Any] = {"deliver_at_ms": [self.now + delay for delay in delays]}
-        if levels and topic == "later":
-            delays = [1_000 if delay < 1_000 else 3_000 for delay in delays]
-            columns = {"delay_level": [1 if delay == 1_000 else 2 for delay in delays]}
         if topic == "anything":
-            columns["message_group"] = groups
-        numbers, table = self.table(len(delays), **columns)
+            columns["message_group"] = keys
+        elif levels:
+            delays = tuple(1_000 if delay < 1_000 else 3_000 for delay in delays)
+            columns = {"delay_level": [1 if delay == 1_000 else 2 for delay in delays]}
+        numbers, table = self.table(len(rows), **columns)
         sent, stored = self.crashing.ask("send", topic, table, trouble=trouble)
         for i, number in enumerate(numbers) if stored else ():
-            key = groups[i] if topic == "anything" else ""
+            key = keys[i] if topic == "anything" else ""
             self.model.scheduled[number] = (self.now + delays[i], topic, key)
         if sent is not None:
             self.handles.update(zip(numbers, sent["recall_handle"].to_pylist(), strict=True))
 
-    @rule(keys=some(st.sampled_from((*KEYS, None))), trouble=TROUBLE)
-    def send_anything(self, keys: list[str | None], trouble: Trouble | None) -> None:
-        numbers, table = self.table(len(keys), message_group=keys)
-        _, stored = self.crashing.ask("send", "anything", table, trouble=trouble)
-        for number, key in zip(numbers, keys, strict=True) if stored else ():
-            self.model.store("anything", number, key=key or "", now=self.now)
+    def begin(self, topic: str, n: int, trouble: Trouble | None) -> None:
+        """Half messages."""
+        numbers, table = self.table(n)
+        sent, stored = self.crashing.ask(
+            "send_half", topic, table, producer_group="producers", trouble=trouble
+        )
+        ids = [LOST] * n if sent is None else sent["transaction_id"].to_pylist()
+        for number, transaction_id in zip(numbers, ids, strict=True) if stored else ():
+            self.model.halves[number] = Half(topic, transaction_id, self.now + IMMUNITY_MS)
 
+    @precondition(lambda self: self.model.scheduled)
     @rule(limit=st.sampled_from((1, 5, 1_000)), trouble=TROUBLE)
     def deliver_scheduled(self, limit: int, trouble: Trouble | None) -> None:
         report, done = self.crashing.ask("deliver_scheduled", limit=limit, trouble=trouble)
@@ -227,15 +266,17 @@ class Histories(RuleBasedStateMachine):
             delivered = self.model.deliver(self.now, limit)
             assert report is None or report["delivered"] == delivered
 
-    @rule(topic=st.sampled_from(("later", "anything")), which=CHOICES, trouble=TROUBLE)
-    def recall(self, topic: str, which: list[bool], trouble: Trouble | None) -> None:
+    @precondition(lambda self: self.handles)
+    @rule(which=CHOICES, trouble=TROUBLE)
+    def recall(self, which: list[bool], trouble: Trouble | None) -> None:
         """All of them still wait, or none is called back."""
-        sent = self.model.scheduled.keys() | self.model.topics.keys()
-        known = [number for number in self.handles if number in sent or number % 2]
-        chosen = [n for n, yes in zip(known[-8:], cycle(which), strict=False) if yes]
-        handles = pa.table([[self.handles[n] for n in chosen]], schema=schema.RECALL)
         waiting = self.model.scheduled
-        if any(n not in waiting or waiting[n][1] != topic for n in chosen):
+        known = [number for number in self.handles if number in waiting or number % 4 == 0]
+        chosen = [n for n, yes in zip(known[-8:], cycle(which), strict=False) if yes]
+        topics = [waiting[n][1] if n in waiting else "" for n in chosen]
+        topic = topics[0] if topics and topics[0] else self.topics[0]
+        handles = pa.table([[self.handles[n] for n in chosen]], schema=schema.RECALL)
+        if any(name != topic for name in topics):
             with pytest.raises(errors.RecallError):
                 self.crashing.broker.recall(topic, handles)
             return
@@ -246,16 +287,7 @@ class Histories(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------------- transactions
 
-    @rule(topic=st.sampled_from(("deals", "anything")), n=st.integers(1, 4), trouble=TROUBLE)
-    def begin(self, topic: str, n: int, trouble: Trouble | None) -> None:
-        numbers, table = self.table(n)
-        sent, stored = self.crashing.ask(
-            "send_half", topic, table, producer_group="producers", trouble=trouble
-        )
-        ids = [LOST] * n if sent is None else sent["transaction_id"].to_pylist()
-        for number, transaction_id in zip(numbers, ids, strict=True) if stored else ():
-            self.model.halves[number] = Half(topic, transaction_id, self.now + IMMUNITY_MS)
-
+    @precondition(lambda self: self.model.halves)
     @rule(
         said=some(st.sampled_from(("commit", "commit", "rollback", "unknown", None))),
         trouble=TROUBLE,
@@ -290,6 +322,7 @@ class Histories(RuleBasedStateMachine):
                 if resolution == "commit":
                     self.model.store(half.topic, number, now=self.now)
 
+    @precondition(lambda self: self.model.halves)
     @rule()
     def check(self) -> None:
         """Count the checks, and ask about all of these."""
@@ -305,13 +338,13 @@ class Histories(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------- consumers
 
     @rule(
-        which=CONSUMER,
+        which=ANY,
         limit=st.sampled_from((1, 3, 8, 100)),
         duration=st.sampled_from((100, 500, 2_000)),
         trouble=TROUBLE,
     )
     def receive(self, which: int, limit: int, duration: int, trouble: Trouble | None) -> None:
-        self.take(self.model.consumers[which], limit, duration=duration, trouble=trouble)
+        self.take(self.consumer(which), limit, duration=duration, trouble=trouble)
 
     def take(
         self,
@@ -345,25 +378,24 @@ class Histories(RuleBasedStateMachine):
             entry = consumer.entries[number]
             entry.attempts, entry.receipt = entry.attempts + 1, row["receipt_handle"]
             entry.leased_until = self.now + duration
-            assert row["delivery_attempt"] == entry.attempts, (consumer.name, entry)
+            attempt = row["delivery_attempt"]
+            assert attempt == entry.attempts, f"{consumer.name}: attempt {attempt} of {entry}"
             key = entry.key if consumer.ordered and entry.key else f"#{number}"
             given[key].append(entry)
             self.receipts[consumer.name].append(entry.receipt)
         for key, entries in given.items():
             first = allowed.get(key, [])[: len(entries)]
             assert entries == first, f"{consumer.name}: {entries} where {first} may come"
-        self.assert_urgent(consumer, allowed, len(rows) == limit)
+        self.assert_urgent(consumer, allowed)
         return bool(rows)
 
-    def assert_urgent(
-        self, consumer: Consumer, allowed: dict[str, list[Entry]], cut: bool
-    ) -> None:
+    def assert_urgent(self, consumer: Consumer, allowed: dict[str, list[Entry]]) -> None:
         """Nothing is left behind that has a higher priority than what was given."""
         if consumer.topic == "urgent":
             entries = [entry for some in allowed.values() for entry in some]
             given = [entry.priority for entry in entries if entry.receipt]
             left = [entry.priority for entry in entries if not entry.receipt]
-            assert not given or not left or (cut and max(left) <= min(given))
+            assert not given or not left or max(left) <= min(given)
 
     def leased_unheard(self, consumer: Consumer) -> list[dict[str, Any]]:
         """What a receive leased whose answer got lost, as the broker tells of it."""
@@ -376,13 +408,15 @@ class Histories(RuleBasedStateMachine):
         return [{**row, "receipt_handle": LOST} for row in rows if row["message_id"] not in known]
 
     def held(self, consumer: Consumer, which: list[bool]) -> list[Entry]:
-        """Some of what is leased, with a receipt."""
+        """Some of what is leased, with a receipt; something is received if nothing is."""
         consumer.expire(self.now)
+        if not consumer.leased():
+            self.take(consumer, 8)
         known = [entry for entry in consumer.leased() if entry.receipt != LOST]
         return [entry for entry, yes in zip(known, cycle(which), strict=False) if yes]
 
     @rule(
-        which=CONSUMER,
+        which=ANY,
         said=some(st.sampled_from(("ack", "ack", "ack", "retry", "retry", "dead_letter", None))),
         after=st.sampled_from((None, None, 0, 90, 1_000)),
         stale=st.booleans(),
@@ -399,7 +433,7 @@ class Histories(RuleBasedStateMachine):
         trouble: Trouble | None,
     ) -> None:
         """Acknowledge, fail or give up some of what is in flight, and send something with it."""
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         flying = self.held(consumer, [True])
         outcomes = [
             (entry, outcome, after)
@@ -419,9 +453,13 @@ class Histories(RuleBasedStateMachine):
                 self.crashing.broker.settle(consumer.name, table)
             return
         table = pa.Table.from_pylist(rows, schema=schema.OUTCOME)
-        numbers, onward = self.table(2 if publish else 0)
+        numbers, onward = self.table(2 if publish and "loose" in self.topics else 0)
         answer, done = self.crashing.ask(
-            "settle", consumer.name, table, publish={"loose": onward}, trouble=trouble
+            "settle",
+            consumer.name,
+            table,
+            publish={"loose": onward} if numbers else {},
+            trouble=trouble,
         )
         if done:
             assert answer is None or answer["acked"] == sum(o == "ack" for _, o, _ in outcomes)
@@ -429,9 +467,9 @@ class Histories(RuleBasedStateMachine):
             for number in numbers:
                 self.model.store("loose", number, now=self.now)
 
-    @rule(which=CONSUMER, chosen=CHOICES, trouble=TROUBLE)
+    @rule(which=ANY, chosen=CHOICES, trouble=TROUBLE)
     def forward(self, which: int, chosen: list[bool], trouble: Trouble | None) -> None:
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         entries = self.held(consumer, chosen)
         receipts = [entry.receipt for entry in entries]
         _, done = self.crashing.ask("forward_to_dead_letter_queue", receipts, trouble=trouble)
@@ -439,7 +477,7 @@ class Histories(RuleBasedStateMachine):
             consumer.settle([(entry, "dead_letter", None) for entry in entries], self.now)
 
     @rule(
-        which=CONSUMER,
+        which=ANY,
         chosen=CHOICES,
         duration=st.sampled_from((1, 300, 5_000)),
         trouble=TROUBLE,
@@ -448,7 +486,7 @@ class Histories(RuleBasedStateMachine):
         self, which: int, chosen: list[bool], duration: int, trouble: Trouble | None
     ) -> None:
         """Other ends for some leases; in order for all of a message group."""
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         entries = self.held(consumer, chosen)
         if consumer.ordered:
             keys = {entry.key for entry in entries}
@@ -462,10 +500,10 @@ class Histories(RuleBasedStateMachine):
                 entry.receipt, entry.leased_until = receipt, self.now + duration
                 self.receipts[consumer.name].append(receipt)
 
-    @rule(which=CONSUMER, key=st.sampled_from((None, None, *KEYS)), skip=st.booleans())
+    @rule(which=ANY, key=st.sampled_from((None, None, *KEYS)), skip=st.booleans())
     def unpark(self, which: int, key: str | None, skip: bool) -> None:
         """What was given up so far is looked at before: from now on it is pardoned."""
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         self.record(consumer)
         groups = None if key is None else pa.table({"message_group": [key]})
         answer = self.crashing.broker.unpark(consumer.name, message_groups=groups, skip=skip)
@@ -477,10 +515,11 @@ class Histories(RuleBasedStateMachine):
             pass
         self.revive(None)
 
-    @rule(which=CONSUMER, chosen=CHOICES, trouble=TROUBLE)
+    @precondition(lambda self: any(one.dead for one in self.model.consumers))
+    @rule(which=ANY, chosen=CHOICES, trouble=TROUBLE)
     def redrive(self, which: int, chosen: list[bool], trouble: Trouble | None) -> None:
         """Each dead letter once ever."""
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         dead = self.dead_letters(consumer)[-8:]
         picked = [one for one, yes in zip(dead, cycle(chosen), strict=False) if yes]
         offsets = [offset for offset, _ in picked]
@@ -498,18 +537,18 @@ class Histories(RuleBasedStateMachine):
         table = self.crashing.broker.read(f"%DLQ%{consumer.name}", 0, offset=0, limit=10_000)
         return [(row["queue_offset"], int(row["body"])) for row in table.to_pylist()]
 
-    @rule(which=CONSUMER, earliest=st.booleans())
+    @rule(which=ANY, earliest=st.booleans())
     def reset_offset(self, which: int, earliest: bool) -> None:
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         self.record(consumer)
         where = {"to_earliest": True} if earliest else {"to_latest": True}
-        self.crashing.broker.reset_offset(consumer.name, consumer.topic, **where)  # type: ignore[arg-type]
+        self.crashing.broker.reset_offset(consumer.name, consumer.topic, **where)
         consumer.reset(self.now, earliest=earliest)
 
-    @rule(which=CONSUMER, policy=st.sampled_from(POLICIES))
+    @rule(which=ANY, policy=st.sampled_from(POLICIES))
     def alter_group(self, which: int, policy: str) -> None:
         """What is parked was so under the old policy: groups without any are altered."""
-        consumer = self.model.consumers[which]
+        consumer = self.consumer(which)
         self.record(consumer)
         if not consumer.having("parked"):
             self.crashing.broker.alter_group(consumer.name, on_failure=policy)
@@ -523,14 +562,18 @@ class Histories(RuleBasedStateMachine):
         for consumer in self.model.consumers if done else ():
             consumer.expire(self.now)
 
-    @rule()
-    def dispatch(self) -> None:
-        self.crashing.broker.engine.dispatched()
-
-    @rule()
-    def seal(self) -> None:
-        self.sealed = True
-        self.crashing.broker.seal()
+    @rule(what=st.sampled_from(("dispatch", "seal", "crash", "reopen", "reopen from the log")))
+    def restart(self, what: str) -> None:
+        """What lies where on disk changes, and who has it open."""
+        if what == "dispatch":
+            self.crashing.broker.engine.dispatched()
+        elif what == "seal":
+            self.sealed = True
+            self.crashing.broker.seal()
+        elif what == "crash":
+            self.crashing.crash()
+        else:
+            self.crashing.reopen(from_the_log=what.endswith("log") and not self.sealed)
 
     @rule(milliseconds=st.sampled_from((1, 49, 100, 400, 1_000, 3_000)))
     def advance(self, milliseconds: int) -> None:
@@ -546,14 +589,6 @@ class Histories(RuleBasedStateMachine):
                 moments.append(entry.leased_until if entry.receipt else entry.free_at)
         soonest = min((at for at in moments if at - before > self.now), default=self.now)
         self.crashing.clock.advance(max(0, soonest - before - self.now))
-
-    @rule(from_the_log=st.booleans())
-    def reopen(self, from_the_log: bool) -> None:
-        self.crashing.reopen(from_the_log=from_the_log and not self.sealed)
-
-    @rule()
-    def crash(self) -> None:
-        self.crashing.crash()
 
     # ------------------------------------------------------------------------------ in the end
 
@@ -580,7 +615,10 @@ class Histories(RuleBasedStateMachine):
 
     def finish(self) -> None:
         """Every message is acknowledged or dead in the end, and each as the model says."""
-        while any(c.having("open") or c.having("parked") for c in self.model.consumers):
+        while self.model.scheduled or any(
+            consumer.having("open") or consumer.having("parked")
+            for consumer in self.model.consumers
+        ):
             self.crashing.clock.advance(5_000)
             for number in range(len(self.model.consumers)):
                 self.unpark(number, None, False)
@@ -595,7 +633,7 @@ class Histories(RuleBasedStateMachine):
             assert not consumer.leased()
             died = Counter(number for _, number in self.dead_letters(consumer))
             assert died == consumer.dead, consumer.name
-        for topic in TOPICS:
+        for topic in self.topics:
             stored = {n: 1 for n, name in self.model.topics.items() if name == topic}
             assert self.stored(topic, QUEUES) == stored, topic
         given_up = {n: 1 for n, half in self.model.halves.items() if half.state == "given_up"}
@@ -612,7 +650,7 @@ class Histories(RuleBasedStateMachine):
 
 def test_whatever_happens_the_promises_hold(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "rmq_pipeline")  # every planted failure would be told of
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Histories,
         settings=profile(
             max_examples=HISTORIES or 60,

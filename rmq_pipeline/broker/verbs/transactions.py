@@ -46,7 +46,11 @@ class Transactions(Opened):
         return half
 
     def end_transactions(
-        self, resolutions: pa.Table, *, producer_group: str | None = None
+        self,
+        resolutions: pa.Table,
+        *,
+        producer_group: str | None = None,
+        window: Window | None = None,
     ) -> pa.Table:
         """End transactions as schema.RESOLUTION says, all or none; schema.ENDED row for row.
 
@@ -57,8 +61,11 @@ class Transactions(Opened):
             TransactionNotFoundError: an id that was never given.
             TransactionEndedError: it was ended otherwise before.
             TransactionError: it is of another producer group.
+            FencedError: the window has been taken over.
         """
-        return end_transactions(self._engine, resolutions, producer_group=producer_group)
+        return end_transactions(
+            self._engine, resolutions, producer_group=producer_group, window=window
+        )
 
     def fetch_checks(
         self,
@@ -68,6 +75,7 @@ class Transactions(Opened):
         client_id: str = "",
         limit: int = 1_000,
         wait_ms: int = 0,
+        window: Window | None = None,
     ) -> pa.Table:
         """Half messages that somebody is asked about, as schema.CHECK; each is given to one caller.
 
@@ -86,6 +94,7 @@ class Transactions(Opened):
             client_id=client_id,
             limit=arguments.count(limit, high=limits.RECEIVE_ROWS),
             wait_ms=arguments.poll_ms(wait_ms),
+            window=window,
         )
 
     def check_transactions(
