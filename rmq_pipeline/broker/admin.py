@@ -11,7 +11,7 @@ from rmq_pipeline import group as groups
 from rmq_pipeline import limits
 from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.event_rows import EventRows, single
-from rmq_pipeline.broker.lease_table import WAITING
+from rmq_pipeline.broker.receiving.lease_table import WAITING
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import AlreadyExistsError, IllegalTopicError, InUseError, RequestError

@@ -1,10 +1,11 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker import lite, queries
-from rmq_pipeline.broker.deliver import Receive
+from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.filtering import sieve
+from rmq_pipeline.broker.receiving import lite
+from rmq_pipeline.broker.receiving.deliver import Receive
+from rmq_pipeline.broker.receiving.filtering import sieve
 from rmq_pipeline.errors import (
     IllegalOffsetError,
     IllegalTopicError,

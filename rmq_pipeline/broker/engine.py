@@ -13,13 +13,13 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
-from rmq_pipeline.broker.offers import Offers
-from rmq_pipeline.broker.queue_index import PAGE_ROWS
+from rmq_pipeline.broker.receiving.sieve import Verdicts
 from rmq_pipeline.broker.recovery import recover
 from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
-from rmq_pipeline.broker.sieve import Verdicts
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.trimming import TrimIndex
+from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS
+from rmq_pipeline.broker.stored.trimming import TrimIndex
+from rmq_pipeline.broker.transactions.offers import Offers
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError, StoreFullError

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_pipeline.broker.barrier import open_backlogs
 from rmq_pipeline.broker.event_rows import single
-from rmq_pipeline.broker.lease_table import WAITING
+from rmq_pipeline.broker.receiving.barrier import open_backlogs
+from rmq_pipeline.broker.receiving.lease_table import WAITING
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError

@@ -9,12 +9,12 @@ import psutil
 import pyarrow as pa
 
 from rmq_pipeline import __version__, schema
-from rmq_pipeline.broker.bodies import Places
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.filtering import matching
-from rmq_pipeline.broker.placement import locate
-from rmq_pipeline.broker.sealed import fetch
+from rmq_pipeline.broker.receiving.filtering import matching
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.placement import locate
+from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError
 from rmq_pipeline.filter.expression import Filter, compile_filter

@@ -5,10 +5,11 @@ import itertools
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline.broker import event_rows, placed
+from rmq_pipeline.broker import event_rows
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.schedule import Scheduled
+from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.state import State, Window
+from rmq_pipeline.broker.stored import placed
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.commit_log import CommitLog

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmq_pipeline.broker.consumption import Consumption, Skipped
-from rmq_pipeline.broker.duplicates import Duplicates
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.halves import Halves
-from rmq_pipeline.broker.lite import Subscriptions
-from rmq_pipeline.broker.pace import Paces
-from rmq_pipeline.broker.placed import Placed
-from rmq_pipeline.broker.queue_index import QueueIndex
-from rmq_pipeline.broker.redriven import Redriven
-from rmq_pipeline.broker.schedule import Schedule, keys_of
+from rmq_pipeline.broker.failures.redriven import Redriven
+from rmq_pipeline.broker.receiving.consumption import Consumption, Skipped
+from rmq_pipeline.broker.receiving.lite import Subscriptions
+from rmq_pipeline.broker.receiving.pace import Paces
+from rmq_pipeline.broker.scheduling.schedule import Schedule, keys_of
+from rmq_pipeline.broker.sending.duplicates import Duplicates
+from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.broker.stored.queue_index import QueueIndex
+from rmq_pipeline.broker.transactions.halves import Halves
 from rmq_pipeline.errors import (
     ConsumerGroupNotFoundError,
     FencedError,

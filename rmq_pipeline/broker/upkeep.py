@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rmq_pipeline.broker.checking import check_transactions
-from rmq_pipeline.broker.delivering import deliver_scheduled
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.failures.reviving import revive
 from rmq_pipeline.broker.progress import Due
-from rmq_pipeline.broker.reviving import revive
+from rmq_pipeline.broker.scheduling.delivering import deliver_scheduled
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.transactions.checking import check_transactions
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.store.events import Kind

@@ -6,8 +6,8 @@ import numpy as np
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.event_rows import EventRows, single
-from rmq_pipeline.broker.giving_back import release
-from rmq_pipeline.broker.scan import QueueKey
+from rmq_pipeline.broker.failures.giving_back import release
+from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import RequestError

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from rmq_pipeline.broker import event_rows
-from rmq_pipeline.broker.consumption import Skipped
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.placed import Placed
+from rmq_pipeline.broker.receiving.consumption import Skipped
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.store.commit_log import CommitLog

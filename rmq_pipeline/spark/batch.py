@@ -104,7 +104,6 @@ class Batch:
         columns = [receipts, outcome, *said, pa.repeat(run_id, n), self._keys()]
         return pa.table(columns, schema=schema.OUTCOME).filter(pc.not_equal(outcome, "release"))
 
-
     def _keys(self) -> pa.Array | pa.ChunkedArray:
         """The idempotency key of each message."""
         if IDEMPOTENCY_KEY.name in self.received.column_names:

@@ -138,9 +138,7 @@ class Fold:
             self._run("insert_dead_letters")
         return staging.largest(rows, "stored_at_ms")
 
-    def _take_events(
-        self, events: pa.Table, kinds: frozenset[int], *, has_messages: bool
-    ) -> None:
+    def _take_events(self, events: pa.Table, kinds: frozenset[int], *, has_messages: bool) -> None:
         self._run("insert_events")
         if Kind.RESET in kinds:
             for run in staging.runs_between_resets(events):

@@ -29,7 +29,7 @@ def bodies(table: pa.Table) -> list[bytes]:
 
 @pytest.fixture
 def poison(door: Door, topic: Make, group: Make, messages: Make, fail: Make) -> Poison:
-    """``poison(n)``: n messages of the groups a and b in turn, the first one parked; topic, group."""
+    """``poison(n)``: n messages of groups a and b in turn, the first one parked; topic, group."""
 
     def make(n: int = 8, **settings: object) -> tuple[str, str]:
         how = {"order": "message_group", "max_attempts": 1, "on_failure": "park", **settings}
@@ -68,7 +68,13 @@ def test_a_message_parks_after_its_last_attempt_and_not_before(
         assert got["delivery_attempt"].to_pylist() == [attempt]
         answers.append(fail(readers, got, retry_after_ms=0))
 
-    assert answers[-1] == {"acked": 0, "retried": 0, "dead_lettered": 0, "parked": 1, "published": 0}
+    assert answers[-1] == {
+        "acked": 0,
+        "retried": 0,
+        "dead_lettered": 0,
+        "parked": 1,
+        "published": 0,
+    }
     assert door.broker.receive(name, readers).num_rows == 0
 
 

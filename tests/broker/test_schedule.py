@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_pipeline.broker.schedule import Schedule, Scheduled, keys_of
+from rmq_pipeline.broker.scheduling.schedule import Schedule, Scheduled, keys_of
 
 Row = tuple[int, int, int]  # due, queue, offset
 

@@ -17,8 +17,8 @@ import pytest
 
 from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.ripe import due
-from rmq_pipeline.broker.seal import seal
+from rmq_pipeline.broker.stored.ripe import due
+from rmq_pipeline.broker.stored.seal import seal
 from rmq_pipeline.clock import ManualClock
 from tests.broker.sealed_home import (
     DELAY_MS,

@@ -12,8 +12,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.seal import seal
-from rmq_pipeline.broker.transaction import prepare
+from rmq_pipeline.broker.stored.seal import seal
+from rmq_pipeline.broker.transactions.transaction import prepare
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.behaviour.waiting import until
@@ -65,8 +65,8 @@ def test_halves_of_several_producers_in_one_frame_are_told_apart_after_a_crash(h
 
 
 def test_two_ends_in_one_frame_deliver_once(home: Path) -> None:
-    from rmq_pipeline.broker.ending import copies
-    from rmq_pipeline.broker.transaction import EndHalves, FindHalves
+    from rmq_pipeline.broker.transactions.ending import copies
+    from rmq_pipeline.broker.transactions.transaction import EndHalves, FindHalves
     from rmq_pipeline.transaction import decode
 
     with open_broker(home) as broker:

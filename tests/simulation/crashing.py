@@ -83,6 +83,8 @@ class CrashingBroker:
         self._numbers = count(1)
         self._trouble: Trouble | None = None
         self._copied: Path | None = None
+        #: A verb was cut off after its first commit: what it was to do next is left to upkeep.
+        self.cut_off = False
         self._open()
 
     def _open(self) -> None:
@@ -105,6 +107,7 @@ class CrashingBroker:
                 raise
             if self._copied is not None:
                 self._go_on_with(self._copied)
+            self.cut_off |= trouble.stored
             return None, trouble.stored
         finally:
             self._trouble = self._copied = None

@@ -369,6 +369,9 @@ class Histories(RuleBasedStateMachine):
         consumer.expire(self.now)
         allowed = consumer.deliverable(self.now)
         rows = self.leased_unheard(consumer) if got is None else got.to_pylist()
+        if not rows and allowed and self.crashing.cut_off:
+            self.revive(None)
+            return self.take(consumer, limit, duration=duration)
         assert len(rows) <= limit
         assert rows or not allowed or got is None, f"{consumer.name}: nothing of {allowed}"
         given: dict[str, list[Entry]] = defaultdict(list)
@@ -558,7 +561,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(trouble=TROUBLE)
     def revive(self, trouble: Trouble | None) -> None:
-        _, done = self.crashing.ask("revive", trouble=trouble)
+        answer, done = self.crashing.ask("revive", trouble=trouble)
+        self.crashing.cut_off &= answer is None
         for consumer in self.model.consumers if done else ():
             consumer.expire(self.now)
 

@@ -77,7 +77,13 @@ def test_outcomes_ack_all_but_the_exceptions_and_leave_out_the_released() -> Non
     said = pa.Table.from_pylist(
         [
             {"row": 0, "outcome": "dead_letter", "reason": "no"},
-            {"row": 1, "outcome": "retry", "retry_after_ms": 5, "reason": "later", "error_type": "E"},
+            {
+                "row": 1,
+                "outcome": "retry",
+                "retry_after_ms": 5,
+                "reason": "later",
+                "error_type": "E",
+            },
             {"row": 2, "outcome": "release"},
         ],
         schema=EXCEPTION,

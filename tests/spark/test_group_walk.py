@@ -147,7 +147,10 @@ def test_a_retry_of_one_of_several_gives_them_again_one_at_a_time() -> None:
 
     assert bodies(walked) == ["1"]
     assert states(walked) == {"a": 1}
-    assert exceptions(walked) == [(1, "retry", 500, "too soon", None), (2, "release", None, None, None)]
+    assert exceptions(walked) == [
+        (1, "retry", 500, "too soon", None),
+        (2, "release", None, None, None),
+    ]
 
 
 def test_a_dead_letter_does_not_stop_its_group() -> None:

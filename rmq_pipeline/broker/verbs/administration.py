@@ -8,7 +8,7 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker import admin, queries
 from rmq_pipeline.broker.arguments import check_readable
-from rmq_pipeline.broker.deliver import Subscribe
+from rmq_pipeline.broker.receiving.deliver import Subscribe
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.broker.writer import Request
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker import arguments, ripe, seal
-from rmq_pipeline.broker.delivering import deliver_scheduled
+from rmq_pipeline.broker import arguments
+from rmq_pipeline.broker.failures.reviving import revive
 from rmq_pipeline.broker.progress import Due
-from rmq_pipeline.broker.reviving import revive
+from rmq_pipeline.broker.scheduling.delivering import deliver_scheduled
+from rmq_pipeline.broker.stored import ripe, seal
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 from rmq_pipeline.broker.windows import CloseWindow, OpenWindow, RenewWindow
 

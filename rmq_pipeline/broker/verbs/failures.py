@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from rmq_pipeline.broker.unparking import unpark
+from rmq_pipeline.broker.failures.unparking import unpark
 from rmq_pipeline.broker.verbs.opened import Opened
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import lite
-from rmq_pipeline.broker.subscribing import SyncLiteSubscription, lite_topic
+from rmq_pipeline.broker.receiving import lite
+from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription, lite_topic
 from rmq_pipeline.broker.verbs.opened import Opened
 
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import arguments, recalling, settling
-from rmq_pipeline.broker.publish import prepare
-from rmq_pipeline.broker.receiving import receive
-from rmq_pipeline.broker.repeating import name_first
+from rmq_pipeline.broker import arguments
+from rmq_pipeline.broker.receiving.receiving import receive
+from rmq_pipeline.broker.scheduling import recalling
+from rmq_pipeline.broker.sending.publish import prepare
+from rmq_pipeline.broker.sending.repeating import name_first
+from rmq_pipeline.broker.settling import settling
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 
 

@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import effects, redrive
+from rmq_pipeline.broker.failures import redrive
+from rmq_pipeline.broker.settling import effects
 from rmq_pipeline.broker.verbs.opened import Opened
 
 

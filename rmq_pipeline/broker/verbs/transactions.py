@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.asking import fetch_checks
-from rmq_pipeline.broker.checking import check_transactions
-from rmq_pipeline.broker.ending import end_transactions
-from rmq_pipeline.broker.transaction import prepare
+from rmq_pipeline.broker.transactions.asking import fetch_checks
+from rmq_pipeline.broker.transactions.checking import check_transactions
+from rmq_pipeline.broker.transactions.ending import end_transactions
+from rmq_pipeline.broker.transactions.transaction import prepare
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 
 

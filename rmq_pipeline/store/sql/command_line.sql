@@ -15,7 +15,8 @@ ORDER BY lag.consumer_group, lag.topic;
 -- name: cli_lag_by_queue
 -- In: $consumer_group or null. Out: a row for each group, topic and queue.
 SELECT lag.consumer_group, lag.topic, lag.queue_id, lag.lag, progress.in_flight,
-       progress.retrying, progress.parked, progress.committed_offset, progress.max_offset, lag.oldest_unread_at_ms
+       progress.retrying, progress.parked, progress.committed_offset, progress.max_offset,
+       lag.oldest_unread_at_ms
 FROM lag JOIN progress USING (consumer_group, topic, queue_id)
 WHERE $consumer_group IS NULL OR lag.consumer_group = $consumer_group
 ORDER BY lag.consumer_group, lag.topic, lag.queue_id;

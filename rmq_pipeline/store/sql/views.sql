@@ -117,8 +117,9 @@ LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
 CREATE OR REPLACE VIEW main.dead_letters AS
 SELECT substr(t.name, 6) AS consumer_group, d.origin_topic AS topic,
        d.origin_message_id AS message_id, d.origin_queue_id, d.origin_queue_offset, d.reason,
-       d.error_type, d.signature, d.run_id, d.attempts, d.dead_lettered_at_ms, q.tag, q.keys, q.message_group,
-       q.born_at_ms, q.stored_at_ms, t.name AS dead_letter_topic, d.queue_id, d.queue_offset,
+       d.error_type, d.signature, d.run_id, d.attempts, d.dead_lettered_at_ms,
+       q.tag, q.keys, q.message_group, q.born_at_ms, q.stored_at_ms,
+       t.name AS dead_letter_topic, d.queue_id, d.queue_offset,
        d.properties, r.redriven_at_ms, r.redrive_id
 FROM store.dead_letters AS d
 JOIN store.topics AS t USING (topic_id)

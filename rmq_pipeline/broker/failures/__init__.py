@@ -1,0 +1,1 @@
+"""Failures: tried again, held, given up, buried, and opened again."""

@@ -1,0 +1,147 @@
+"""Copying messages that have no attempt left, or were given up, to %DLQ%group."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.receiving.lease_table import DOOMED
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.sending.publish import Send, place, subset
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.failure import Failure
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """Messages of one queue that are to be copied to the group's dead letters."""
+
+    key: QueueKey
+    queue_offset: Int64s
+    attempt: Int32s
+    position: Int64s
+    row: Int32s
+    #: JSON of the last failure; empty when nobody said why.
+    failures: list[str]
+
+    def __len__(self) -> int:
+        return len(self.queue_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class FindDoomed(Request):
+    """A question: what is to be dead-lettered, in all queues or in these."""
+
+    keys: tuple[QueueKey, ...] | None
+    limit: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored; the answer is a list of Doomed."""
+        found = []
+        keys = (
+            self.keys if self.keys is not None else tuple(map(QueueKey._make, state.consumptions))
+        )
+        left = self.limit
+        for key in keys:
+            consumption = state.consumptions.get(key)
+            topic = state.topics.get(key.topic_id)
+            if consumption is None or topic is None or not len(consumption.leases) or left <= 0:
+                continue
+            leases = consumption.leases
+            rows = leases.doomed()[:left]
+            if len(rows):
+                left -= len(rows)
+                offsets = leases.offset[rows]
+                position, row = topic.queues[key.queue_id].index.locate(offsets)
+                said = [consumption.failures.get(offset, "") for offset in offsets.tolist()]
+                found.append(Doomed(key, offsets, leases.attempt[rows], position, row, said))
+        return Decision(found)
+
+
+def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str, pa.Array]:
+    """The columns of a send of the copies: where each came from is in its properties."""
+    n = len(doomed)
+    columns = {
+        name: messages.column(name).combine_chunks()
+        for name in ("message_id", "tag", "keys", "message_group", "body", "born_at_ms")
+    }
+    explained = {text: _explained(text) for text in set(doomed.failures)}
+    added = [
+        {
+            "DLQ_ORIGIN_TOPIC": topic,
+            "DLQ_ORIGIN_MESSAGE_ID": message_id,
+            "DLQ_ORIGIN_QUEUE_ID": str(doomed.key.queue_id),
+            "DLQ_ORIGIN_QUEUE_OFFSET": str(offset),
+            "DLQ_ATTEMPTS": str(attempt),
+            **explained[failure],
+        }
+        for message_id, offset, attempt, failure in zip(
+            columns["message_id"].to_pylist(),
+            doomed.queue_offset.tolist(),
+            doomed.attempt.tolist(),
+            doomed.failures,
+            strict=True,
+        )
+    ]
+    properties = [
+        [*(dict(own or ()) | extra).items()]
+        for own, extra in zip(messages.column("properties").to_pylist(), added, strict=True)
+    ]
+    columns["properties"] = pa.array(properties, schema.PROPERTIES)
+    columns["delay_level"] = pa.nulls(n, pa.int32())
+    columns["deliver_at_ms"] = pa.nulls(n, pa.int64())
+    return {
+        name: column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        for name, column in columns.items()
+    }
+
+
+def _explained(text: str) -> dict[str, str]:
+    """The properties that say why; that no attempt is left, where nobody said."""
+    failure = Failure.from_json(text) if text else Failure.unsaid()
+    said = {
+        "DLQ_REASON": failure.reason,
+        "DLQ_ERROR_TYPE": failure.error_type,
+        "DLQ_SIGNATURE": failure.signature,
+        "DLQ_RUN_ID": failure.run_id,
+    }
+    return {name: value for name, value in said.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Bury(Request):
+    """Copy doomed messages and settle them, in one step."""
+
+    doomed: Doomed
+    copies: Send
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Only what is still doomed; the answer is how many there were."""
+        key = self.doomed.key
+        consumption = state.consumptions.get(key)
+        if consumption is None:
+            return Decision(0)
+        leases = consumption.leases
+        rows = leases.find(self.doomed.queue_offset)
+        still = rows >= 0
+        still[still] = leases.delivery[rows[still]] == DOOMED
+        if not still.any():
+            return Decision(0)
+        copies = self.copies if still.all() else subset(self.copies, np.flatnonzero(still))
+        placed, _ = place(copies, state, now_ms=now_ms, heads={})
+        rows = rows[still]
+        event = EventRows(
+            kind=Kind.DEAD_LETTER,
+            at_ms=now_ms,
+            **key._asdict(),
+            queue_offset=leases.offset[rows],
+            attempt=leases.attempt[rows],
+            message_group_hash=leases.group[rows],
+            detail=[consumption.failures.get(offset) for offset in leases.offset[rows].tolist()],
+        )
+        return Decision(len(rows), placed=placed, events=[event])

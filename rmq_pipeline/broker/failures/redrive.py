@@ -1,0 +1,230 @@
+"""Redrive: opening the original of a dead letter again, for the group that gave it up alone.
+
+Nothing is copied: the message becomes an unsettled one of its group once more, with no delivery
+counted, so that it comes again in its place: in order, before what follows it in its message group.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.lease_table import FAR, HELD, PARKED, WAITING
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import IllegalOffsetError, RequestError, TableSchemaError
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import columns_of
+
+REDRIVEN, ALREADY, GONE = 0, 1, 2
+OUTCOMES: Final = pa.array(["redriven", "already", "gone"])
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where dead letters came from, row for row; ``topic_id`` is 0 where the message is gone."""
+
+    #: The place of the dead letter.
+    dead_queue_id: Int32s
+    dead_offset: Int64s
+    topic_id: Int32s
+    queue_id: Int32s
+    queue_offset: Int64s
+    message_group_hash: Int64s
+    #: Names, for the manifest.
+    topic: list[str | None]
+    message_id: list[str | None]
+
+    def __len__(self) -> int:
+        return len(self.dead_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive(Request):
+    """Open these again, in one frame; the answer is a code for each row."""
+
+    group: str
+    redrive_id: str
+    origins: Origins
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Each once; where a message is to come anyway, it does not come twice."""
+        group = state.group(self.group)
+        these = self.origins
+        codes = self._codes(state, group.dead_letter_topic_id)
+        decision = Decision(codes)
+        noted = np.flatnonzero(codes != ALREADY)
+        for queue_id in np.unique(these.dead_queue_id[noted]).tolist():
+            rows = noted[these.dead_queue_id[noted] == queue_id]
+            decision.events.append(
+                EventRows(
+                    kind=Kind.REDRIVEN,
+                    at_ms=now_ms,
+                    group_id=group.group_id,
+                    topic_id=group.dead_letter_topic_id,
+                    queue_id=queue_id,
+                    queue_offset=these.dead_offset[rows],
+                    client_id=self.redrive_id,
+                    detail=[self._detail(row, int(codes[row])) for row in rows.tolist()],
+                )
+            )
+        opened = np.flatnonzero(codes == REDRIVEN)
+        places = set(zip(these.topic_id[opened], these.queue_id[opened], strict=True))
+        for topic_id, queue_id in sorted(places):
+            of_queue = (these.topic_id[opened] == topic_id) & (these.queue_id[opened] == queue_id)
+            key = QueueKey(group.group_id, int(topic_id), int(queue_id))
+            decision.events.extend(self._reopened(state, key, rows=opened[of_queue], now_ms=now_ms))
+        return decision
+
+    def _codes(self, state: State, dead_topic_id: int) -> npt.NDArray[np.int8]:
+        these = self.origins
+        codes = np.zeros(len(these), dtype=np.int8)
+        for row, topic_id in enumerate(these.topic_id.tolist()):
+            topic = state.topics.get(topic_id)
+            queue_id = int(these.queue_id[row])
+            if (
+                topic is None
+                or queue_id >= len(topic.queues)
+                or these.queue_offset[row] < topic.queues[queue_id].min_offset
+            ):
+                codes[row] = GONE
+        for queue_id in np.unique(these.dead_queue_id).tolist():
+            rows = np.flatnonzero(these.dead_queue_id == queue_id)
+            offsets = these.dead_offset[rows]
+            codes[rows[state.redriven.has(dead_topic_id, queue_id, offsets=offsets)]] = ALREADY
+            _, firsts = np.unique(offsets, return_index=True)
+            codes[np.delete(rows, firsts)] = ALREADY
+        return codes
+
+    def _detail(self, row: int, code: int) -> str:
+        these = self.origins
+        return json.dumps(
+            {
+                "topic": these.topic[row],
+                "topic_id": int(these.topic_id[row]),
+                "queue_id": int(these.queue_id[row]),
+                "queue_offset": int(these.queue_offset[row]),
+                "message_id": these.message_id[row],
+                "outcome": "gone" if code == GONE else "waiting",
+            }
+        )
+
+    def _reopened(
+        self, state: State, key: QueueKey, *, rows: npt.NDArray[np.intp], now_ms: int
+    ) -> list[EventRows]:
+        consumption = state.consumptions.get(key)
+        if consumption is None:
+            return []  # the group has read nothing here: it will read all of it
+        offsets, firsts = np.unique(self.origins.queue_offset[rows], return_index=True)
+        groups = self.origins.message_group_hash[rows][firsts]
+        wanted = ~_comes_anyway(consumption, offsets, groups=groups)
+        if not wanted.any():
+            return []
+        offsets, groups = offsets[wanted], groups[wanted]
+        held = _behind_parked(consumption, offsets, groups=groups)
+        return [
+            EventRows(
+                kind=Kind.RELEASE,
+                at_ms=now_ms,
+                **key._asdict(),
+                queue_offset=offsets,
+                attempt=0,
+                visible_at_ms=np.where(held, FAR, now_ms),
+                delivery=np.where(held, HELD, WAITING),
+                message_group_hash=groups,
+            )
+        ]
+
+
+def _comes_anyway(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
+    """What is unsettled, or yet to be read: only a reset to an earlier offset makes it so."""
+    anyway = (offsets >= consumption.cursor) | (consumption.leases.find(offsets) >= 0)
+    for row, group in enumerate(groups.tolist()) if consumption.backlog else ():
+        entry = consumption.backlog.get(group)
+        if entry is not None:
+            first = entry.known[0] if entry.known else entry.more_from
+            anyway[row] |= first is not None and bool(offsets[row] >= first)
+    return anyway
+
+
+def _behind_parked(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
+    """What lies behind a parked message of its message group waits for its unparking."""
+    leases = consumption.leases
+    parked = np.flatnonzero(leases.alive & (leases.delivery == PARKED) & (leases.group != 0))
+    if not consumption.ordered or not len(parked):
+        return np.zeros(len(offsets), dtype=np.bool_)
+    known, firsts = np.unique(leases.group[parked], return_index=True)
+    at = np.minimum(np.searchsorted(known, groups), len(known) - 1)
+    behind: Flags = (known[at] == groups) & (leases.offset[parked[firsts[at]]] < offsets)
+    return behind
+
+
+def redrive(engine: Engine, group: str, *, dead_letters: pa.Table, redrive_id: str) -> pa.Table:
+    """Find where the dead letters came from, and open them again; schema.REDRIVEN.
+
+    Raises:
+        IllegalOffsetError: one of the places is no dead letter of the group.
+        RequestError: the id is empty or too long, or there are too many at once.
+    """
+    checked_id(redrive_id)
+    dead_topic_id = engine.state.group(group).dead_letter_topic_id
+    columns = columns_of(dead_letters, schema.DEAD_LETTER)
+    if len(columns["queue_id"]) > limits.REDRIVE_ROWS:
+        raise RequestError(f"A redrive of more than {limits.REDRIVE_ROWS} dead letters at once.")
+    for name, column in columns.items():
+        if column.null_count:
+            raise TableSchemaError(f"Column {name} of the dead letters has a null.")
+    queue_id = columns["queue_id"].to_numpy()
+    offset = columns["queue_offset"].to_numpy()
+    engine.dispatched()
+    found = engine.database.dead_letter_origins(
+        dead_topic_id, queue_id=queue_id, queue_offset=offset
+    )
+    _check_all_found(found, queue_id, group=group, offset=offset)
+    origins = Origins(
+        queue_id,
+        offset,
+        found.column("topic_id").fill_null(0).to_numpy(),
+        found.column("queue_id").fill_null(-1).to_numpy(),
+        found.column("queue_offset").fill_null(-1).to_numpy(),
+        found.column("message_group_hash").fill_null(0).to_numpy(),
+        found.column("topic").to_pylist(),
+        found.column("message_id").to_pylist(),
+    )
+    codes = engine.submit(Redrive(group, redrive_id, origins)) if len(origins) else []
+    outcome = OUTCOMES.take(pa.array(codes, pa.int8()))
+    return pa.table([queue_id, offset, outcome], schema=schema.REDRIVEN)
+
+
+def checked_id(redrive_id: object) -> None:
+    """Refuse a bad id.
+
+    Raises:
+        RequestError: it is no text of 1 to 127 printable characters.
+    """
+    if not isinstance(redrive_id, str) or not redrive_id.isprintable():
+        raise RequestError(f"A redrive_id is a printable text, not {redrive_id!r}.")
+    if not 1 <= len(redrive_id) <= limits.REDRIVE_ID_LENGTH:
+        raise RequestError(f"A redrive_id has 1 to {limits.REDRIVE_ID_LENGTH} characters.")
+
+
+def _check_all_found(found: pa.Table, queue_id: Int32s, *, group: str, offset: Int64s) -> None:
+    if found.num_rows == len(offset):
+        return
+    missing = np.setdiff1d(np.arange(len(offset)), found.column("ordinal").to_numpy())
+    row = int(missing[0])
+    raise IllegalOffsetError(
+        f"{len(missing)} of {len(offset)} places are no dead letters of group {group}, the first"
+        f" in row {row} (queue {queue_id[row]}, offset {offset[row]})."
+    )

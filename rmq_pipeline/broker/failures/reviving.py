@@ -1,0 +1,82 @@
+"""The revive job: record leases that have ended, bury what has no attempt left, wake waiters."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.failures.burying import AT_ONCE, bury
+from rmq_pipeline.broker.failures.redeliver import dooms, expire
+from rmq_pipeline.broker.receiving.lease_table import FAR, WAITING
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.store.events import Kind
+
+#: No topic has this id: the bell that nobody rings, for a wait that only time ends.
+_NO_TOPIC = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Revive(Request):
+    """Record ended leases of all groups."""
+
+    limit: int
+    window: tuple[str, int] | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is (revived, parked, doomed, when the next lease ends)."""
+        state.fence(self.window)
+        decision = Decision()
+        revived, parked, doomed, next_visible = 0, 0, 0, FAR
+        for key, consumption in state.consumptions.items():
+            group = state.groups.get(key[0])
+            if group is None or not len(consumption.leases):
+                continue
+            found: list[EventRows] = []
+            if now_ms >= consumption.leases.next_visible and revived < self.limit:
+                found = expire(consumption, group, now_ms=now_ms, limit=self.limit - revived)
+                for events in found:
+                    again = events.column("delivery", np.int64) == WAITING
+                    revived += int(again.sum()) if events.kind != Kind.CONDEMN else 0
+                    parked += len(events) if events.kind == Kind.PARK else 0
+                decision.events.extend(QueueKey._make(key).events(found, now_ms))
+            leases = consumption.leases
+            running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
+            if running.any():
+                next_visible = min(next_visible, int(leases.visible_at[running].min()))
+            doomed += len(consumption.leases.doomed()) + dooms(found)
+        decision.answer = (revived, parked, doomed, None if next_visible == FAR else next_visible)
+        return decision
+
+
+def revive(
+    engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
+) -> dict[str, Any]:
+    """Revive what has ended, and what ends within ``wait_ms``.
+
+    Returns:
+        revived, parked, dead_lettered, next_visible_ms.
+    """
+    deadline = engine.clock.now_ms() + wait_ms
+    revived = parked = buried = 0
+    while True:
+        version = engine.arrivals.version(_NO_TOPIC)
+        some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
+        revived += some
+        parked += held
+        buried += bury(engine, None, limit=AT_ONCE) if doomed else 0
+        now_ms = engine.clock.now_ms()
+        done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
+        if done:
+            return {
+                "revived": revived,
+                "parked": parked,
+                "dead_lettered": buried,
+                "next_visible_ms": next_visible,
+            }
+        wake = deadline if next_visible is None else min(deadline, next_visible)
+        # New leases ring no bell: look again after a second, which is as fine as the job promises.
+        engine.arrivals.wait(_NO_TOPIC, version, at_ms=min(wake, now_ms + 1000))

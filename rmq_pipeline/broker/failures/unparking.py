@@ -1,0 +1,138 @@
+"""Ending the hold on what failed for good: it is tried again or skipped, what follows goes on."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.failures.burying import bury
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.lease_table import DOOMED, HELD, PARKED, WAITING
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import TableSchemaError
+from rmq_pipeline.message import Int64s, hash64
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(slots=True)
+class Unparked:
+    """The answer: parked messages that are tried again, or skipped; groups that were pardoned."""
+
+    unparked: int = 0
+    skipped: int = 0
+    pardoned: int = 0
+    #: Queues with messages that are now to be copied to the dead letters.
+    doomed: list[QueueKey] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpark(Request):
+    """Let parked messages come again, or skip them; pardon message groups that were given up."""
+
+    group: str
+    topic: str | None
+    #: Hashes of the message groups meant; None: all, and messages without one.
+    message_groups: Int64s | None
+    skip: bool
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Attempts begin again; what is held behind comes after the failed message."""
+        group_id = state.group(self.group).group_id
+        topic_id = None if self.topic is None else state.topic(self.topic).topic.topic_id
+        decision = Decision(Unparked())
+        for key, consumption in state.consumptions.items():
+            if key[0] == group_id and topic_id in (None, key[1]):
+                queue = QueueKey._make(key)
+                events = self._of_queue(consumption, decision.answer, key=queue, now_ms=now_ms)
+                decision.events.extend(queue.events(events, now_ms))
+        return decision
+
+    def _of_queue(
+        self, consumption: Consumption, answer: Unparked, *, key: QueueKey, now_ms: int
+    ) -> list[EventRows]:
+        leases = consumption.leases
+        rows = leases.parked()
+        rows = rows[self._meant(leases.group[rows])]
+        failed = rows[leases.delivery[rows] == PARKED]
+        events = []
+        for chosen, kind, delivery in (
+            (failed, *((Kind.EXPIRE, DOOMED) if self.skip else (Kind.RELEASE, WAITING))),
+            (rows[leases.delivery[rows] == HELD], Kind.RELEASE, WAITING),
+        ):
+            if len(chosen):
+                again = chosen is failed and not self.skip
+                event = EventRows(
+                    kind=kind,
+                    at_ms=now_ms,
+                    queue_offset=leases.offset[chosen],
+                    attempt=0 if again else leases.attempt[chosen],
+                    visible_at_ms=now_ms,
+                    delivery=delivery,
+                    message_group_hash=leases.group[chosen],
+                )
+                events.append(event)
+        if self.skip:
+            answer.skipped += len(failed)
+            answer.doomed.extend([key] if len(failed) else [])
+        else:
+            answer.unparked += len(failed)
+        pardoned = self._pardoned(consumption)
+        answer.pardoned += len(pardoned)
+        if len(pardoned):
+            nowhere = np.full(len(pardoned), -1, dtype=np.int64)
+            events.append(
+                EventRows(
+                    kind=Kind.PARDON,
+                    at_ms=now_ms,
+                    queue_offset=nowhere,
+                    message_group_hash=pardoned,
+                )
+            )
+        return events
+
+    def _meant(self, groups: Int64s) -> npt.NDArray[np.bool_]:
+        if self.message_groups is None:
+            return np.ones(len(groups), dtype=np.bool_)
+        return np.isin(groups, self.message_groups)
+
+    def _pardoned(self, consumption: Consumption) -> Int64s:
+        condemned = np.fromiter(consumption.condemned, np.int64, len(consumption.condemned))
+        return condemned[self._meant(condemned)]
+
+
+def unpark(
+    engine: Engine,
+    group: str,
+    *,
+    topic: str | None,
+    message_groups: pa.Table | None,
+    skip: bool,
+) -> dict[str, int]:
+    """Unpark, and bury at once what is skipped."""
+    hashes = None if message_groups is None else _hashes(message_groups)
+    unparked: Unparked = engine.submit(Unpark(group, topic, hashes, skip))
+    if unparked.doomed:
+        bury(engine, unparked.doomed)
+    return {
+        "unparked": unparked.unparked,
+        "skipped": unparked.skipped,
+        "pardoned": unparked.pardoned,
+    }
+
+
+def _hashes(message_groups: pa.Table) -> Int64s:
+    if (
+        not isinstance(message_groups, pa.Table)
+        or "message_group" not in message_groups.column_names
+    ):
+        raise TableSchemaError("message_groups is a table with the column message_group.")
+    names = message_groups.column("message_group").combine_chunks()
+    names = names.chunk(0) if isinstance(names, pa.ChunkedArray) and names.num_chunks else names
+    if not len(names):
+        return np.zeros(0, dtype=np.int64)
+    return np.unique(hash64(names.cast(pa.string()).drop_null()))

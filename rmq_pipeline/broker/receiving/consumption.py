@@ -1,0 +1,276 @@
+"""What one consumer group has done with one message queue, and how events change it."""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.receiving.lease_table import DOOMED, WAITING, LeaseTable, Rows
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import REMOVES_ROW, Kind
+
+#: Waiting messages of one blocked message group whose offsets are kept in memory.
+KNOWN_PER_GROUP = 1024
+#: And of all message groups of a queue together.
+KNOWN_PER_QUEUE = 262_144
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Messages of one message group behind the cursor that were never delivered."""
+
+    #: The first of them, ascending.
+    known: list[int] = field(default_factory=list)
+    #: There may be more at or after this offset and before the cursor; None: known is all.
+    more_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Index knowledge from a receive, not an event: offsets of groups it passed over."""
+
+    group_id: int
+    topic_id: int
+    queue_id: int
+    message_group_hash: Int64s
+    queue_offset: Int64s
+
+
+class Consumption:
+    """State of one (consumer group, topic, queue).
+
+    With order by message group, ``held`` counts the unsettled deliveries of each message group;
+    such a group is blocked for everybody until they are settled or have ended, and what a receive
+    passed over meanwhile is its ``backlog``. ``ready`` are the groups with a backlog and nothing
+    held.
+    """
+
+    __slots__ = (
+        "_backlog_from",
+        "backlog",
+        "condemned",
+        "cursor",
+        "failures",
+        "held",
+        "known",
+        "leases",
+        "ordered",
+        "ready",
+        "touched",
+    )
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.ordered = ordered
+        self.touched = False
+        self.cursor = 0
+        self.leases = LeaseTable()
+        self.held: dict[int, int] = {}
+        self.backlog: dict[int, Backlog] = {}
+        self.ready: dict[int, None] = {}
+        #: JSON of the last failure of an unsettled message, by offset, where something was said.
+        self.failures: dict[int, str] = {}
+        #: Message groups that are given up, and JSON of the failure for which each was.
+        self.condemned: dict[int, str] = {}
+        #: Offsets in all backlogs together.
+        self.known = 0
+        #: No backlog begins before this; exact after ``unsettled_before``.
+        self._backlog_from = 0
+
+    def committed_offset(self) -> int:
+        """The smallest offset that is not settled."""
+        first = self.leases.first_offset()
+        lowest = self.cursor if first is None else min(first, self.cursor)
+        for entry in self.backlog.values():
+            lowest = min(lowest, entry.known[0] if entry.known else entry.more_from or lowest)
+        return lowest
+
+    def unsettled_before(self, offset: int) -> bool:
+        """Whether a message before ``offset`` was looked at and is not settled."""
+        first = self.leases.first_offset()
+        if first is not None and first < offset:
+            return True
+        if self.backlog and self._backlog_from < offset:
+            entries = self.backlog.values()
+            firsts = (e.known[0] if e.known else e.more_from for e in entries)
+            self._backlog_from = min((at for at in firsts if at is not None), default=offset)
+        return bool(self.backlog) and self._backlog_from < offset
+
+    def apply(self, events: EventRows) -> None:
+        """Change the state as the events say."""
+        self.touched = True
+        kind = events.kind
+        if kind in REMOVES_ROW:
+            self._remove(events)
+        elif kind <= Kind.PARK:
+            self._set(events)
+        elif kind == Kind.CURSOR:
+            self.cursor = max(self.cursor, int(events.queue_offset.max()))
+        elif kind == Kind.RESET:
+            self._reset(int(events.queue_offset[-1]))
+        elif kind == Kind.BEHIND:
+            self._behind(events)
+        elif kind == Kind.CONDEMN:
+            groups = events.column("message_group_hash", np.int64).tolist()
+            self.condemned.update(
+                (group, events.detail_of(row)) for row, group in enumerate(groups)
+            )
+        elif kind == Kind.PARDON:
+            for group in events.column("message_group_hash", np.int64).tolist():
+                self.condemned.pop(group, None)
+        elif kind == Kind.CAUGHT_UP:
+            for group in events.column("message_group_hash", np.int64).tolist():
+                gone = self.backlog.pop(group, None)
+                self.known -= len(gone.known) if gone else 0
+                self.ready.pop(group, None)
+
+    def _remove(self, events: EventRows) -> None:
+        rows = self.leases.find(np.unique(events.queue_offset))
+        rows = rows[rows >= 0]
+        groups = self.leases.group[rows]
+        self.leases.remove(rows)
+        if self.failures:
+            for offset in events.queue_offset.tolist():
+                self.failures.pop(offset, None)
+        if self.ordered:
+            self._count(groups, -1)
+
+    def _set(self, events: EventRows) -> None:
+        offsets = events.queue_offset
+        groups = events.column("message_group_hash", np.int64)
+        new = self.leases.upsert(
+            offsets,
+            attempt=events.column("attempt", np.int32),
+            visible_at=events.column("visible_at_ms", np.int64),
+            delivery=events.column("delivery", np.int64),
+            epoch=events.column("epoch", np.int64),
+            group=groups,
+        )
+        if events.kind == Kind.LEASE:
+            self.cursor = max(self.cursor, int(offsets.max()) + 1)
+        if self.ordered and len(new):
+            self._count(groups[new], 1)
+        if events.detail is not None:
+            for row, offset in enumerate(offsets.tolist()):
+                if said := events.detail_of(row):
+                    self.failures[offset] = said
+
+    def _count(self, groups: Int64s, sign: int) -> None:
+        """Held deliveries came or went."""
+        distinct, counts = np.unique(groups[groups != 0], return_counts=True)
+        held = self.held
+        for group, n in zip(distinct.tolist(), counts.tolist(), strict=True):
+            left = held.get(group, 0) + sign * n
+            if left > 0:
+                held[group] = left
+                self.ready.pop(group, None)
+            else:
+                held.pop(group, None)
+                if group in self.backlog:
+                    self.ready[group] = None
+
+    def _behind(self, events: EventRows) -> None:
+        groups = events.column("message_group_hash", np.int64).tolist()
+        for group, offset in zip(groups, events.queue_offset.tolist(), strict=True):
+            entry = self.backlog.get(group)
+            if entry is None:
+                entry = self.backlog[group] = Backlog(more_from=offset)
+                self._backlog_from = min(self._backlog_from, offset)
+            gone = bisect.bisect_left(entry.known, offset)
+            if gone:
+                del entry.known[:gone]
+                self.known -= gone
+            if entry.more_from is not None:
+                entry.more_from = max(entry.more_from, offset)
+            if group not in self.held:
+                self.ready[group] = None
+
+    def _reset(self, offset: int) -> None:
+        self.leases.clear()
+        self.held.clear()
+        self.backlog.clear()
+        self.ready.clear()
+        self.known = 0
+        self.failures.clear()
+        self.condemned.clear()
+        self.cursor = offset
+
+    def learn(self, skipped: Skipped) -> None:
+        """Keep the offsets that a receive passed over, group by group, up to a bound."""
+        order = np.argsort(skipped.message_group_hash, kind="stable")
+        groups = skipped.message_group_hash[order]
+        offsets = skipped.queue_offset[order]
+        bounds = [*run_starts(groups).tolist(), len(groups)]
+        for start, stop in itertools.pairwise(bounds):
+            entry = self.backlog.get(int(groups[start]))
+            if entry is None:
+                continue
+            if entry.more_from is not None and entry.more_from != int(offsets[start]):
+                continue  # older ones are still unknown; a look-up will find these too
+            entry.more_from = None
+            room = max(0, min(KNOWN_PER_GROUP - len(entry.known), KNOWN_PER_QUEUE - self.known))
+            known = offsets[start : min(stop, start + room)].tolist()
+            entry.known.extend(known)
+            self.known += len(known)
+            if start + room < stop:
+                entry.more_from = int(offsets[start + room])
+
+    def wanting(self) -> list[int]:
+        """Ready message groups of which not even the next message is known."""
+        return [group for group in self.ready if not self.backlog[group].known]
+
+    def found(
+        self,
+        groups: Sequence[int],
+        offsets: Sequence[Sequence[int]],
+        *,
+        more_from: Sequence[int | None],
+        stop: int,
+    ) -> None:
+        """Take in what a look-up found of ``groups`` before ``stop``, all of it or the first."""
+        for group, some, more in zip(groups, offsets, more_from, strict=True):
+            entry = self.backlog.get(group)
+            if entry is None or entry.known or entry.more_from is None:
+                continue
+            wanted = [offset for offset in some if offset >= entry.more_from]
+            entry.known.extend(wanted)
+            self.known += len(wanted)
+            if more is not None:
+                entry.more_from = more
+            else:
+                entry.more_from = stop if stop < self.cursor else None
+
+    def empty_backlogs(self) -> list[EventRows]:
+        """Ready groups that turned out to have nothing waiting: they have caught up."""
+        empty = [g for g in self.wanting() if self.backlog[g].more_from is None]
+        if not empty:
+            return []
+        groups = np.array(empty, dtype=np.int64)
+        offsets = np.full(len(empty), -1, dtype=np.int64)
+        return [
+            EventRows(kind=Kind.CAUGHT_UP, at_ms=0, queue_offset=offsets, message_group_hash=groups)
+        ]
+
+    def expired_before(self, rows: Rows, now_ms: int) -> Rows:
+        """Which of these leased rows are void because an earlier one of their group has ended."""
+        none = np.zeros(0, dtype=np.intp)
+        leases = self.leases
+        if not self.ordered or now_ms < leases.next_visible:
+            return none
+        # One that waits in front of them was opened again since: it waits for them.
+        over = (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
+        over |= leases.delivery == DOOMED
+        ended = np.flatnonzero(leases.alive & over & (leases.group != 0))
+        if not len(ended):
+            return none
+        order = np.lexsort((leases.offset[ended], leases.group[ended]))
+        groups = leases.group[ended][order]
+        firsts = run_starts(groups)
+        at = np.searchsorted(groups[firsts], leases.group[rows])
+        at[at == len(firsts)] = 0
+        same = groups[firsts][at] == leases.group[rows]
+        earlier = leases.offset[ended][order][firsts][at] < leases.offset[rows]
+        void: Rows = rows[same & earlier]
+        return void

@@ -1,0 +1,236 @@
+"""Receiving: which messages a receive leases, queue by queue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.failures.redeliver import ended_leases
+from rmq_pipeline.broker.progress import earlier
+from rmq_pipeline.broker.receiving.barrier import BarredScan, barriers
+from rmq_pipeline.broker.receiving.consumption import Skipped
+from rmq_pipeline.broker.receiving.fifo import GroupScan
+from rmq_pipeline.broker.receiving.scan import QueueKey, QueueScan, Taken
+from rmq_pipeline.broker.receiving.sieve import Sieve
+from rmq_pipeline.broker.state import State, TopicState
+from rmq_pipeline.broker.stored.queue_index import IndexRows
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.group import Group
+from rmq_pipeline.store.events import Kind
+
+#: A receive of a few messages takes them from few queues: it costs mostly one price a queue.
+SHARE_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PageWanted:
+    """Rows of a queue's read-ahead to load: offsets [start, stop)."""
+
+    topic_id: int
+    queue_id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogWanted:
+    """Message groups whose waiting messages are to be looked up before offset ``stop``."""
+
+    key: QueueKey
+    groups: list[int]
+    starts: list[int]
+    stop: int
+    #: What is wanted; None for all.
+    sieve: Sieve | None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What a receive leased, and what it could not decide for lack of something to load."""
+
+    group_id: int
+    topic_id: int
+    delivery: int
+    taken: list[tuple[int, Taken]] = field(default_factory=list)
+    pages: list[PageWanted] = field(default_factory=list)
+    backlogs: list[BacklogWanted] = field(default_factory=list)
+    #: Rows of queues, by queue_id, that the filter is yet to be tried on.
+    unjudged: list[tuple[int, list[IndexRows]]] = field(default_factory=list)
+    #: There are rows that are to be dead-lettered.
+    doomed: bool = False
+    #: It stopped at its scan limit: more may be there.
+    scanned_out: bool = False
+    #: When the next unsettled message becomes visible, if it leased none; None for never.
+    next_visible_ms: int | None = None
+
+    def __len__(self) -> int:
+        return sum(len(taken) for _, taken in self.taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Request):
+    """A receive whose arguments were checked."""
+
+    topic: str
+    group: str
+    limit: int
+    invisible_duration_ms: int
+    #: What is wanted; None for all.
+    sieve: Sieve | None
+    client_id: str
+    window: tuple[str, int] | None
+    #: The random number of this delivery.
+    delivery: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Lease up to ``limit`` messages, spread over the queues that have any."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        epoch = state.fence(self.window)
+        answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
+        decision = Decision(answer)
+        pace = state.paces.of(group.group_id)
+        limit = self.limit if pace is None else min(self.limit, pace.allows(now_ms))
+        scans = self._scans(state, topic, group=group, now_ms=now_ms)
+        if not all(scan.consumption.touched for _, scan in scans):
+            decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
+        if topic.topic.type == "priority":
+            scans.reverse()
+            _take_highest([scan for _, scan in scans], limit)
+        else:
+            self._take(scans, limit=limit, start=now_ms)
+        for queue_id, scan in scans:
+            if not scan.is_idle():
+                self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
+        if not answer.taken:
+            for _, scan in scans:
+                soonest = scan.consumption.leases.next_after(now_ms)
+                answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
+            if pace is not None and not limit:
+                next_ms = pace.next_ms(now_ms)
+                answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
+            if topic.topic.growths:  # what it went past may be all that new queues waited for
+                answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
+        return decision
+
+    def _scans(
+        self, state: State, topic: TopicState, *, group: Group, now_ms: int
+    ) -> list[tuple[int, QueueScan]]:
+        scans: list[tuple[int, QueueScan]] = []
+        barred = barriers(state, topic, group=group, client_id=self.client_id)
+        for queue_id, queue in enumerate(topic.queues):
+            consumption = state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
+            ended = ended_leases(consumption, group, now_ms=now_ms)
+            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
+            barrier = barred[queue_id] if barred else None
+            if barrier is not None:
+                scan: QueueScan = BarredScan(
+                    queue, consumption, sieve=sieve, ended=ended, barrier=barrier
+                )
+            else:
+                kind = GroupScan if consumption.ordered else QueueScan
+                scan = kind(queue, consumption, sieve=sieve, ended=ended)
+            scans.append((queue_id, scan))
+        return scans
+
+    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
+        """Fair shares first; then what is left, from wherever there is more."""
+        left = limit
+        open_scans = [scan for _, scan in scans if scan.may_have_more()]
+        # Which queue comes first changes from receive to receive, so that none is always last.
+        if open_scans:
+            turn = (start + self.delivery) % len(open_scans)
+            open_scans = open_scans[turn:] + open_scans[:turn]
+        while left > 0 and open_scans:
+            share = max(SHARE_ROWS, -(-left // len(open_scans)))
+            for scan in open_scans:
+                left -= scan.take(min(share, left))
+                if left <= 0:
+                    break
+            open_scans = [scan for scan in open_scans if scan.may_have_more()]
+
+    def _lease(
+        self, decision: Decision, queue_id: int, *, scan: QueueScan, epoch: int, now_ms: int
+    ) -> None:
+        answer: Delivery = decision.answer
+        key = QueueKey(answer.group_id, answer.topic_id, queue_id)
+        decision.events.extend(key.events(scan.ended.events, now_ms))
+        answer.doomed |= scan.ended.doomed or scan.has_doomed
+        taken = scan.taken()
+        if len(taken):
+            answer.taken.append((queue_id, taken))
+            decision.events.append(
+                EventRows(
+                    kind=Kind.LEASE,
+                    at_ms=now_ms,
+                    group_id=key.group_id,
+                    topic_id=key.topic_id,
+                    queue_id=queue_id,
+                    queue_offset=taken.offset,
+                    attempt=taken.attempt,
+                    visible_at_ms=now_ms + self.invisible_duration_ms,
+                    delivery=self.delivery,
+                    epoch=epoch,
+                    message_group_hash=taken.group,
+                    client_id=self.client_id or None,
+                )
+            )
+        decision.events.extend(key.events(scan.progress_events(taken, now_ms), now_ms))
+        skipped = scan.skipped()
+        if skipped is not None:
+            decision.skipped.append(Skipped(*key, *skipped))
+        if scan.page_wanted is not None:
+            start, stop = scan.page_wanted
+            answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))
+        if scan.unjudged:
+            answer.unjudged.append((queue_id, scan.unjudged))
+        wanting = scan.backlog_wanted()
+        if wanting:
+            backlog = scan.consumption.backlog
+            starts = [backlog[group].more_from or 0 for group in wanting]
+            stop = scan.consumption.cursor
+            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.sieve))
+        answer.scanned_out |= scan.scanned_out
+
+
+def _take_highest(scans: Sequence[QueueScan], limit: int) -> None:
+    """All of the first queue before any of the next one."""
+    left = limit
+    for scan in scans:
+        while left > 0 and scan.may_have_more():
+            left -= scan.take(left)
+        if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
+            return  # there may be more of it, which must come before the rest
+
+
+def subscribe_events(
+    state: State, topic: TopicState, *, group: Group, now_ms: int
+) -> list[EventRows]:
+    """A cursor at the beginning for every queue the group has not touched: all of it is lag."""
+    events = []
+    for queue_id, queue in enumerate(topic.queues):
+        key = (group.group_id, topic.topic.topic_id, queue_id)
+        known = state.consumptions.get(key)
+        if known is None or not known.touched:
+            events.append(
+                single(
+                    Kind.CURSOR,
+                    now_ms,
+                    offset=queue.min_offset,
+                    group_id=key[0],
+                    topic_id=key[1],
+                    queue_id=queue_id,
+                )
+            )
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe(Request):
+    """From now on the whole topic counts as the group's lag."""
+
+    topic: str
+    group: str
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Cursors where there are none."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        return Decision(events=subscribe_events(state, topic, group=group, now_ms=now_ms))

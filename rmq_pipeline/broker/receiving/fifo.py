@@ -1,0 +1,273 @@
+"""Order by message group: a group is with one receiver at a time, and no group waits for another.
+
+A receive gives a group's next messages in order. The group is then held until each of them is
+settled or its lease has ended; what the cursor passes meanwhile becomes the group's backlog.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.failures.final_failure import doomed_with_group
+from rmq_pipeline.broker.failures.giving_back import release
+from rmq_pipeline.broker.failures.redeliver import Ended
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.lease_table import WAITING
+from rmq_pipeline.broker.receiving.scan import QueueScan, Taken
+from rmq_pipeline.broker.receiving.sieve import QueueSieve
+from rmq_pipeline.broker.state import Queue
+from rmq_pipeline.broker.stored.queue_index import IndexRows
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import Kind
+
+#: Message groups of one look-up of waiting messages.
+LOOK_UP_GROUPS = 4096
+#: So many blocked groups are compared with a page faster than each message is looked up.
+FEW_GROUPS = 64
+_COMPARED = 8
+
+
+class GroupScan(QueueScan):
+    """A scan that keeps order by message group: ended leases, then backlogs, then the cursor on."""
+
+    def __init__(
+        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
+    ) -> None:
+        super().__init__(queue, consumption, sieve=sieve, ended=ended)
+        #: How many waiting messages of each ready group were taken.
+        self._from_backlog: dict[int, int] = {}
+        #: Message groups whose backlog may be delivered.
+        self._open = self._open_groups() if consumption.ready else []
+        self._ready = iter(self._open)
+        self._ready_left = bool(self._open)
+        self._passed_groups: list[Int64s] = []
+        self._passed_offsets: list[Int64s] = []
+        #: Message groups that are given up, and JSON of the failure for which each was.
+        self._condemned_groups: Mapping[int, str] = consumption.condemned
+        #: Messages of condemned groups, for the dead letters: groups and offsets.
+        self._given_up: list[tuple[Int64s, Int64s]] = []
+        self._last_condemned = np.zeros(0, dtype=np.bool_)
+
+    def _open_groups(self) -> list[int]:
+        return list(self.consumption.ready)
+
+    def may_have_more(self) -> bool:
+        """Whether ``take`` might find another message."""
+        return self._ready_left or super().may_have_more()
+
+    def is_idle(self) -> bool:
+        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        return not self._open and super().is_idle()
+
+    def take(self, limit: int) -> int:
+        """Take up to ``limit`` messages; how many there were."""
+        found = self._take_ended(limit)
+        if found < limit and self._ready_left:
+            found += self._take_backlog(limit - found)
+        if found < limit and self._fresh_left():
+            found += self._take_fresh(limit - found)
+        return found
+
+    def _take_backlog(self, limit: int) -> int:
+        """Waiting messages of ready groups, a fair share of each."""
+        backlog = self.consumption.backlog
+        share = max(1, limit // max(1, len(self._open)))
+        offsets: list[int] = []
+        groups: list[int] = []
+        while len(offsets) < limit:
+            group = next(self._ready, None)
+            if group is None:
+                self._ready_left = False
+                break
+            known = backlog[group].known
+            if group in self._condemned_groups:
+                self._give_up_backlog(group, list(known))
+                continue
+            n = min(len(known), max(share, 16), limit - len(offsets))
+            if n:
+                offsets.extend(known[i] for i in range(n))
+                groups.extend([group] * n)
+                self._from_backlog[group] = n
+        if offsets:
+            at = np.array(offsets, dtype=np.int64)
+            order = np.argsort(at)
+            at = at[order]
+            position, row = self.queue.index.locate(at)
+            first = np.ones(len(at), dtype=np.int32)
+            group_of = np.array(groups, dtype=np.int64)[order]
+            self._parts.append(Taken(at, first, group_of, position, row))
+        return len(offsets)
+
+    def _give_up_backlog(self, group: int, offsets: list[int]) -> None:
+        if offsets:
+            groups = np.full(len(offsets), group, dtype=np.int64)
+            self._given_up.append((groups, np.array(offsets, dtype=np.int64)))
+            self._from_backlog[group] = len(offsets)
+            self.has_doomed = True
+
+    def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
+        """Rows whose group is free and whose tag is wanted; the others' groups are noted."""
+        by_tag = super()._wanted(rows)
+        blocked = self._blocked(rows.message_group_hash)
+        condemned = self._condemned(rows.message_group_hash)
+        if blocked is None and condemned is None:
+            return by_tag
+        free = np.ones(len(rows), dtype=np.bool_) if by_tag is None else by_tag
+        if blocked is not None:
+            self._last_passed = blocked & free
+            free = free & ~blocked
+        if condemned is not None:
+            self._last_condemned = condemned & free
+            free = free & ~condemned
+        return free
+
+    def _condemned(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+        """Which of these messages' groups are given up; None: none is."""
+        condemned = self._condemned_groups
+        if not condemned:
+            return None
+        return _among(groups, list(condemned))
+
+    def _blocked(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+        """Which of these messages' groups may not be delivered; None: all may."""
+        held, backlog = self.consumption.held, self.consumption.backlog
+        if not held and not backlog:
+            return None
+        if len(held) + len(backlog) <= FEW_GROUPS:
+            return _among(groups, list({**held, **backlog}))
+        return np.fromiter(
+            (group in held or group in backlog for group in groups.tolist()),
+            dtype=np.bool_,
+            count=len(groups),
+        )
+
+    def _take_fresh(self, limit: int) -> int:
+        found = 0
+        while found < limit and self._fresh_left():
+            rows = self._next_rows(limit - found)
+            if rows is None:
+                break
+            self._last_passed = self._last_condemned = np.zeros(0, dtype=np.bool_)
+            chosen = self._wanted(rows)
+            stop = min(len(rows), limit - found)
+            if chosen is None:
+                self._deliver(rows, slice(0, stop))
+                found += stop
+                self.cursor += stop
+                continue
+            at = np.flatnonzero(chosen)
+            stop = len(rows)
+            if len(at) > limit - found:
+                at = at[: limit - found]
+                stop = int(at[-1]) + 1
+            self._pass(rows, stop)
+            self.cursor += stop
+            if len(at):
+                self._deliver(rows, at)
+                found += len(at)
+        return found
+
+    def _pass(self, rows: IndexRows, stop: int) -> None:
+        """Note the messages of blocked and of condemned groups that the cursor goes past."""
+        at = np.flatnonzero(self._last_passed[:stop])
+        if len(at):
+            self._passed_groups.append(rows.message_group_hash[at])
+            self._passed_offsets.append(at + rows.base)
+        at = np.flatnonzero(self._last_condemned[:stop])
+        if len(at):
+            self._given_up.append((rows.message_group_hash[at], at + rows.base))
+            self.has_doomed = True
+
+    def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
+        """Cursor, groups that now wait behind it, and groups that have caught up."""
+        events = [*super().progress_events(taken, now_ms), *self._cut_off(taken, now_ms)]
+        behind: dict[int, int] = {}
+        caught_up: list[int] = []
+        backlog = self.consumption.backlog
+        for group, n in self._from_backlog.items():
+            entry = backlog[group]
+            if n < len(entry.known):
+                behind[group] = entry.known[n]
+            elif entry.more_from is not None:
+                behind[group] = max(entry.more_from, entry.known[n - 1] + 1)
+            else:
+                caught_up.append(group)
+        if self._passed_groups:
+            self._note_passed(behind, caught_up)
+        events.extend(self._dooms(now_ms))
+        if caught_up:
+            events.append(_of_groups(Kind.CAUGHT_UP, caught_up, offsets=[-1] * len(caught_up)))
+        if behind:
+            events.append(_of_groups(Kind.BEHIND, list(behind), offsets=list(behind.values())))
+        return events
+
+    def _dooms(self, now_ms: int) -> list[EventRows]:
+        """Messages of condemned groups, marked for the dead letters."""
+        return [
+            doomed_with_group(
+                offsets,
+                groups,
+                failures=self._condemned_groups,
+                attempt=np.zeros(len(groups), dtype=np.int32),
+                now_ms=now_ms,
+            )
+            for groups, offsets in self._given_up
+        ]
+
+    def _cut_off(self, taken: Taken, now_ms: int) -> list[EventRows]:
+        """The rest of a group whose delivery has ended, when the limit left no room for it.
+
+        It was only waiting behind the first one: given back now, it is not charged later.
+        """
+        rest = self.ended.slice(self._ended_done, len(self.ended))
+        if not len(rest):
+            return []
+        leases = self.consumption.leases
+        rows = leases.find(rest.offset[np.isin(rest.group, taken.group)])
+        rows = rows[leases.delivery[rows] > WAITING]
+        return release(self.consumption, rows, visible_at_ms=now_ms) if len(rows) else []
+
+    def _note_passed(self, behind: dict[int, int], caught_up: list[int]) -> None:
+        """Groups that were not behind before, each from its first message passed over."""
+        groups = np.concatenate(self._passed_groups)
+        offsets = np.concatenate(self._passed_offsets)
+        order = np.argsort(groups, kind="stable")
+        groups, offsets = groups[order], offsets[order]
+        firsts = run_starts(groups)
+        gone = set(caught_up)
+        backlog = self.consumption.backlog
+        heads = zip(groups[firsts].tolist(), offsets[firsts].tolist(), strict=True)
+        behind.update({g: o for g, o in heads if g in gone or g not in backlog})
+
+    def skipped(self) -> tuple[Int64s, Int64s] | None:
+        """Message groups and offsets that were passed over and wait."""
+        if not self._passed_groups:
+            return None
+        return np.concatenate(self._passed_groups), np.concatenate(self._passed_offsets)
+
+    def backlog_wanted(self) -> list[int]:
+        """Ready groups of which not even the next message is known."""
+        backlog = self.consumption.backlog
+        return [group for group in self._open if not backlog[group].known][:LOOK_UP_GROUPS]
+
+
+def _among(groups: Int64s, few: list[int]) -> npt.NDArray[np.bool_] | None:
+    """Which are one of a few; None: none is. A few comparisons take less than a search."""
+    if len(few) > _COMPARED:
+        found = np.isin(groups, np.array(few, dtype=np.int64))
+    else:
+        found = groups == few[0]
+        for group in few[1:]:
+            found |= groups == group
+    return found if found.any() else None
+
+
+def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRows:
+    return EventRows(
+        kind=kind,
+        at_ms=0,
+        queue_offset=np.array(offsets, dtype=np.int64),
+        message_group_hash=np.array(groups, dtype=np.int64),
+    )

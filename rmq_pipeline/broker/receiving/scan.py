@@ -1,0 +1,223 @@
+"""Looking through a queue for messages that may be delivered, without order."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.failures.redeliver import Ended
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.sieve import QueueSieve
+from rmq_pipeline.broker.state import Queue
+from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS, IndexRows
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+
+#: Rows that one receive looks at in one queue at most; it keeps a frame short under sparse filters.
+SCAN_ROWS = 65_536
+
+
+class QueueKey(NamedTuple):
+    """One consumer group on one queue."""
+
+    group_id: int
+    topic_id: int
+    queue_id: int
+
+    def events(self, rows: Iterable[EventRows], now_ms: int) -> list[EventRows]:
+        """These events, made to speak of this group and queue now."""
+        return [
+            replace(
+                one,
+                at_ms=now_ms,
+                group_id=self.group_id,
+                topic_id=self.topic_id,
+                queue_id=self.queue_id,
+            )
+            for one in rows
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Messages to deliver, in offset order."""
+
+    offset: Int64s
+    #: Which delivery this is; the first is 1.
+    attempt: Int32s
+    group: Int64s
+    #: Where the body is; position -1: not known here.
+    position: Int64s
+    row: Int32s
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+def _joined(parts: Sequence[Taken]) -> Taken:
+    if len(parts) == 1:
+        return parts[0]
+    whole = Taken(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Taken)))
+    order = np.argsort(whole.offset, kind="stable")
+    return Taken(*(getattr(whole, f.name)[order] for f in fields(Taken)))
+
+
+NOTHING = Taken(
+    offset=np.zeros(0, np.int64),
+    attempt=np.zeros(0, np.int32),
+    group=np.zeros(0, np.int64),
+    position=np.zeros(0, np.int64),
+    row=np.zeros(0, np.int32),
+)
+
+
+class QueueScan:
+    """One receive's way through one queue: ended leases first, then on from the cursor.
+
+    It reads the state and changes nothing; ``taken`` and ``progress_events`` say what it did.
+    """
+
+    def __init__(
+        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
+    ) -> None:
+        self.queue = queue
+        self.consumption = consumption
+        self.ended = ended
+        #: What is wanted; None for all.
+        self.sieve = sieve
+        self.cursor = max(consumption.cursor, queue.min_offset)
+        self.page_wanted: tuple[int, int] | None = None
+        #: Rows from the cursor on that the sieve knows nothing of.
+        self.unjudged: list[IndexRows] = []
+        self.scanned_out = False
+        self.has_doomed = False
+        self._scanned = 0
+        self._ended_done = 0
+        self._parts: list[Taken] = []
+        #: What the sieve says of the rows looked at.
+        self._verdicts = np.zeros(0, dtype=np.bool_)
+
+    def may_have_more(self) -> bool:
+        """Whether ``take`` might find another message."""
+        return self._ended_done < len(self.ended) or self._fresh_left()
+
+    def _fresh_left(self) -> bool:
+        return (
+            self.cursor < self.queue.max_offset
+            and self.page_wanted is None
+            and not self.unjudged
+            and not self.scanned_out
+        )
+
+    def take(self, limit: int) -> int:
+        """Take up to ``limit`` messages; how many there were."""
+        found = self._take_ended(limit)
+        if found < limit and self._fresh_left():
+            found += self._take_fresh(limit - found)
+        return found
+
+    def _take_ended(self, limit: int) -> int:
+        some = self.ended.slice(self._ended_done, self._ended_done + limit)
+        if len(some):
+            self._ended_done += len(some)
+            position, row = self.queue.index.locate(some.offset)
+            self._parts.append(Taken(some.offset, some.attempt, some.group, position, row))
+        return len(some)
+
+    def _take_fresh(self, limit: int) -> int:
+        found = 0
+        while found < limit and self._fresh_left():
+            rows = self._next_rows(limit - found)
+            if rows is None:
+                break
+            chosen = self._wanted(rows)
+            if chosen is None:
+                self._deliver(rows, slice(0, len(rows)))
+                found += len(rows)
+                self.cursor += len(rows)
+                continue
+            at = np.flatnonzero(chosen)
+            if len(at) > limit - found:
+                at = at[: limit - found]
+                self.cursor += int(at[-1]) + 1
+            else:
+                self.cursor += len(rows)
+            if len(at):
+                self._deliver(rows, at)
+                found += len(at)
+        return found
+
+    def _next_rows(self, limit: int) -> IndexRows | None:
+        """The rows from the cursor on; a few more than needed when not all may be wanted."""
+        ahead = limit if self.sieve is None and not self.consumption.ordered else max(limit, 1024)
+        stop = min(self.queue.max_offset, self.cursor + ahead)
+        rows = self.queue.index.get(self.cursor, stop)
+        if rows is None:
+            self.page_wanted = self.queue.index.missing(self.cursor, self.queue.max_offset)
+            return None
+        if self.sieve is not None:
+            self._verdicts = self.sieve.verdicts(rows)
+            if not len(self._verdicts):
+                self.unjudged = self._rows_ahead(self.sieve.ahead)
+                return None
+            rows = rows.first(len(self._verdicts))
+        self._scanned += len(rows)
+        self.scanned_out = self._scanned >= SCAN_ROWS + limit
+        return rows
+
+    def _rows_ahead(self, ahead: int) -> list[IndexRows]:
+        """Some rows from the cursor on, to the end of a page or of what is held."""
+        found: list[IndexRows] = []
+        offset = self.cursor
+        stop = min(self.queue.max_offset, -(-(offset + ahead) // PAGE_ROWS) * PAGE_ROWS)
+        while offset < stop and (rows := self.queue.index.get(offset, stop)) is not None:
+            found.append(rows)
+            offset += len(rows)
+        return found
+
+    def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
+        """Which rows to deliver; None for all."""
+        return None if self.sieve is None else self._verdicts
+
+    def _deliver(self, rows: IndexRows, at: npt.NDArray[np.intp] | slice) -> None:
+        position = rows.position[at]
+        offsets = np.arange(rows.base, rows.base + len(rows), dtype=np.int64)[at]
+        first = np.ones(len(position), dtype=np.int32)
+        self._parts.append(
+            Taken(offsets, first, rows.message_group_hash[at], position, rows.row[at])
+        )
+
+    def is_idle(self) -> bool:
+        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        return not (
+            self._parts
+            or self.ended.events
+            or self.ended.doomed
+            or self.has_doomed
+            or self.scanned_out
+            or self.page_wanted is not None
+            or self.unjudged
+            or self.cursor > self.consumption.cursor
+        )
+
+    def taken(self) -> Taken:
+        """All that was taken, in offset order."""
+        return _joined(self._parts) if self._parts else NOTHING
+
+    def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
+        """The cursor, where the leases do not already say it."""
+        implied = max(self.consumption.cursor, int(taken.offset[-1]) + 1 if len(taken) else 0)
+        if self.cursor <= implied:
+            return []
+        return [EventRows(kind=Kind.CURSOR, at_ms=0, queue_offset=np.array([self.cursor]))]
+
+    def skipped(self) -> tuple[Int64s, Int64s] | None:
+        """Message groups and offsets that were passed over and wait."""
+        return None
+
+    def backlog_wanted(self) -> list[int]:
+        """Message groups whose waiting messages must be looked up."""
+        return []

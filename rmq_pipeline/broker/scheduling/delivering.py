@@ -1,0 +1,197 @@
+"""Moving scheduled messages to their topics when their time has come."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.scheduling.schedule import Scheduled
+from rmq_pipeline.broker.sending.publish import Heads, Send, checked, place, subset
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE
+
+_COLUMNS = (
+    "message_id",
+    "tag",
+    "keys",
+    "message_group",
+    "properties",
+    "body",
+    "born_at_ms",
+    "deliver_at_ms",
+)
+#: Messages, and bytes of them, that one frame delivers at most.
+_AT_ONCE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class FindDue(Request):
+    """A question: which scheduled messages are due."""
+
+    limit: int
+    window: tuple[str, int] | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored; the answer is (rows, when the next one is due)."""
+        state.fence(self.window)
+        return Decision((state.schedule.due(now_ms, self.limit), state.schedule.next_due_ms()))
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(Request):
+    """Copies of due messages for their topics, and the end of their wait, in one step."""
+
+    rows: Scheduled
+    #: For each target topic which of the rows, and the send of their copies.
+    sends: tuple[tuple[Int64s, Send], ...]
+    window: tuple[str, int] | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Only what still waits; the answer is (rows delivered, rows dropped, lateness in ms)."""
+        state.fence(self.window)
+        still = state.schedule.open(self.rows.keys())
+        delivered = np.zeros(len(self.rows), dtype=np.bool_)
+        placed: list[Placed] = []
+        heads: Heads = {}
+        for at, send in self.sends:
+            open_rows = still[at]
+            if send.topic_id not in state.topics or not open_rows.any():
+                continue
+            chosen = send if open_rows.all() else subset(send, np.flatnonzero(open_rows))
+            placed.extend(place(chosen, state, now_ms=now_ms, heads=heads)[0])
+            delivered[at[open_rows]] = True
+        dropped = still & ~delivered
+        events = [
+            *ended_events(Kind.SCHEDULE_DELIVERED, self.rows.take(delivered), now_ms=now_ms),
+            *ended_events(Kind.SCHEDULE_DROPPED, self.rows.take(dropped), now_ms=now_ms),
+        ]
+        lateness = now_ms - self.rows.deliver_at[delivered]
+        answer = (self.rows.take(delivered), int(dropped.sum()), lateness)
+        return Decision(answer, placed=placed, events=events)
+
+
+def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]:
+    """The end of these rows' wait."""
+    return [
+        EventRows(
+            kind=kind,
+            at_ms=now_ms,
+            topic_id=SCHEDULE_TOPIC_ID,
+            queue_id=queue_id,
+            queue_offset=rows.queue_offset[rows.queue_id == queue_id],
+            visible_at_ms=rows.deliver_at[rows.queue_id == queue_id],
+        )
+        for queue_id in np.unique(rows.queue_id).tolist()
+    ]
+
+
+class DeliveryReport:
+    """What a delivery of scheduled messages did."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.dropped = 0
+        self._per_level: dict[str, int] = {}
+        self._lateness: list[Int64s] = []
+
+    def add(self, rows: Scheduled, dropped: int, *, lateness: Int64s) -> None:
+        """Count one frame."""
+        self.delivered += len(rows)
+        self.dropped += dropped
+        self._lateness.append(lateness)
+        for queue_id, n in zip(*np.unique(rows.queue_id, return_counts=True), strict=True):
+            level = (
+                "time" if queue_id == TIMER_QUEUE else str(queue_id + int(queue_id < TIMER_QUEUE))
+            )
+            self._per_level[level] = self._per_level.get(level, 0) + int(n)
+
+    def describe(self, next_due_ms: int | None) -> dict[str, Any]:
+        """JSON-able; lateness in ms after the moment asked for."""
+        late = np.concatenate(self._lateness) if self._lateness else np.zeros(0)
+        quantiles = np.quantile(late, [0.5, 0.99, 1.0]).tolist() if len(late) else [0.0] * 3
+        return {
+            "delivered": self.delivered,
+            "dropped": self.dropped,
+            "per_level": self._per_level,
+            "lateness_ms": dict(zip(("p50", "p99", "max"), quantiles, strict=True)),
+            "next_due_ms": next_due_ms,
+        }
+
+
+def deliver_scheduled(
+    engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
+) -> dict[str, Any]:
+    """Deliver what is due, and what becomes due within ``wait_ms``, each at its time.
+
+    Returns:
+        The report of DeliveryReport.describe.
+
+    Raises:
+        FencedError: the window has been taken over.
+    """
+    report = DeliveryReport()
+    deadline = engine.clock.now_ms() + wait_ms
+    while True:
+        version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
+        rows, next_due_ms = engine.submit(FindDue(min(_AT_ONCE, limit), window))
+        if len(rows):
+            moved, dropped, lateness = deliver(engine, rows, window=window)
+            report.add(moved, dropped, lateness=lateness)
+            if report.delivered + report.dropped < limit:
+                continue
+            next_due_ms = engine.submit(FindDue(0, window))[1]
+        now_ms = engine.clock.now_ms()
+        if report.delivered >= limit or now_ms >= deadline or engine.arrivals.closed:
+            return report.describe(next_due_ms)
+        wake = deadline if next_due_ms is None else min(deadline, next_due_ms)
+        engine.arrivals.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
+
+
+def deliver(
+    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None
+) -> tuple[Scheduled, int, Int64s]:
+    """Read these rows and deliver them; what was delivered, how many dropped, how late each."""
+    messages = fetch(
+        engine,
+        Places(rows.position, rows.row),
+        columns=_COLUMNS,
+        topic_id=SCHEDULE_TOPIC_ID,
+        queue_id=rows.queue_id,
+        offset=rows.queue_offset,
+    )
+    now_ms = engine.clock.now_ms()
+    sends = []
+    for topic_id in np.unique(rows.target_topic_id).tolist():
+        target = engine.state.topics.get(topic_id)
+        if target is None:
+            continue
+        at = np.flatnonzero(rows.target_topic_id == topic_id)
+        part = messages if len(at) == len(rows) else messages.take(pa.array(at))
+        columns = {name: _whole(part.column(name)) for name in _COLUMNS}
+        columns["delivered_at"] = columns["deliver_at_ms"]
+        columns["delay_level"] = pa.nulls(len(at), pa.int32())
+        columns["deliver_at_ms"] = pa.nulls(len(at), pa.int64())
+        send = checked(
+            target.topic,
+            columns,
+            ids=engine.ids,
+            delay_max_ms=engine.settings.delay_max_ms,
+            now_ms=now_ms,
+        )
+        sends.append((at, send))
+    answer: tuple[Scheduled, int, Int64s] = engine.submit(Deliver(rows, tuple(sends), window))
+    return answer
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

@@ -1,0 +1,1 @@
+"""Sending: which queue, which offset, visible when, and whether it is a repetition."""

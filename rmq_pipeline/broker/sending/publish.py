@@ -1,0 +1,378 @@
+"""Sending: what a topic takes, which queue each message goes to, and when it becomes visible."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.admission import admit
+from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.sending.duplicates import identities
+from rmq_pipeline.broker.sending.repeats import repeats_of
+from rmq_pipeline.broker.sending.sent import Sent
+from rmq_pipeline.broker.state import State, TopicState
+from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
+from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64, queue_of_groups
+from rmq_pipeline.tables import columns_of
+from rmq_pipeline.topic import GROUPED, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Request):
+    """Messages that were checked and may be placed; ``columns`` are those of schema.SEND.
+
+    A copy into a dead letter topic is checked by nobody: what it copies was.
+    """
+
+    uses_reserve: ClassVar[bool] = False
+
+    topic: str
+    topic_id: int
+    queues: int
+    columns: dict[str, pa.Array]
+    message_group_hash: Int64s
+    tag_hash: Int64s
+    group_queue: Int32s | None
+    delay_max_ms: int
+    #: From level 1 on; a higher level than there is counts as the highest.
+    delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS
+    #: What two messages have in common when one repeats the other, and a hash of it for each.
+    deduplicate: Deduplicate = "none"
+    identity: Int64s | None = None
+
+    def identified(self, deduplicate: Deduplicate) -> "Send":
+        """With the identities that its topic tells messages apart by."""
+        if deduplicate == self.deduplicate or "delivered_at" in self.columns:
+            return self
+        ids, keys = self.columns["message_id"], self.columns["keys"]
+        return replace(
+            self, deduplicate=deduplicate, identity=identities(deduplicate, ids, keys=keys)
+        )
+
+    def __len__(self) -> int:
+        return len(self.tag_hash)
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Place the messages; the answer is a function that makes the table schema.SENT."""
+        placed, sent = place(self, state, now_ms=now_ms, heads={})
+        return Decision(answer=sent, placed=placed)
+
+
+def prepare(
+    topic: Topic,
+    messages: pa.Table,
+    *,
+    ids: MessageIds,
+    delay_max_ms: int,
+    now_ms: int,
+    delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
+) -> Send:
+    """Check a table of schema.SEND against a topic, whole or not at all.
+
+    Raises:
+        RequestError: the row and what is wrong with it.
+    """
+    columns = columns_of(messages, schema.SEND)
+    admit(topic, columns)
+    if topic.type == "lite":
+        columns["message_group"] = columns["lite_topic"]
+    return checked(
+        topic,
+        columns,
+        ids=ids,
+        delay_max_ms=delay_max_ms,
+        now_ms=now_ms,
+        delay_levels_ms=delay_levels_ms,
+    )
+
+
+def checked(
+    topic: Topic,
+    columns: dict[str, pa.Array],
+    *,
+    ids: MessageIds,
+    delay_max_ms: int,
+    now_ms: int,
+    delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
+) -> Send:
+    """A Send of columns that need no check; missing ids and times of birth are filled in."""
+    n = len(columns["body"])
+    given = columns["message_id"]
+    if given.null_count == n:
+        columns["message_id"] = ids.take(n)
+    elif given.null_count:
+        columns["message_id"] = pc.coalesce(given, ids.take(n))
+    born = columns["born_at_ms"]
+    if born.null_count == n:
+        columns["born_at_ms"] = pa.array(np.full(n, now_ms, dtype=np.int64))
+    elif born.null_count:
+        columns["born_at_ms"] = pc.fill_null(born, now_ms)
+    groups = columns["message_group"]
+    return Send(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        queues=topic.queues,
+        columns=columns,
+        message_group_hash=hash64(groups),
+        tag_hash=hash64(columns["tag"]),
+        group_queue=queues_of(topic, columns) if n else None,
+        delay_max_ms=delay_max_ms,
+        delay_levels_ms=delay_levels_ms,
+    ).identified(topic.deduplicate)
+
+
+def subset(send: Send, rows: Int64s) -> Send:
+    """Some rows of a send."""
+    at = pa.array(rows)
+    return replace(
+        send,
+        columns={name: pc.take(column, at) for name, column in send.columns.items()},
+        message_group_hash=send.message_group_hash[rows],
+        tag_hash=send.tag_hash[rows],
+        group_queue=None if send.group_queue is None else send.group_queue[rows],
+        identity=None if send.identity is None else send.identity[rows],
+    )
+
+
+def queues_of(topic: Topic, columns: dict[str, pa.Array]) -> Int32s | None:
+    """The queue that each message belongs to, -1 for whichever has its turn; None: all of them."""
+    groups = columns["message_group"]
+    if topic.type == "priority":
+        highest: Int32s = np.minimum(columns["priority"].to_numpy(), topic.queues - 1)
+        return highest
+    if topic.type not in GROUPED or groups.null_count == len(groups):
+        return None
+    if not groups.null_count:
+        return queue_of_groups(groups, topic.queues)
+    queue_id = np.full(len(groups), -1, dtype=np.int32)
+    grouped = groups.is_valid().to_numpy(zero_copy_only=False)
+    queue_id[grouped] = queue_of_groups(groups.drop_null(), topic.queues)
+    return queue_id
+
+
+#: Heads that earlier sends of the same decision have moved: (topic_id, queue_id) -> max_offset.
+Heads = dict[tuple[int, int], int]
+
+
+def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[Placed], Sent]:
+    """Queues and offsets for a send; ``heads`` is carried from one send of a decision to the next.
+
+    Raises:
+        TopicNotFoundError: it was deleted meanwhile.
+        DeliveryTimeError: a time further ahead than the broker allows.
+    """
+    topic = state.topics.get(send.topic_id)
+    if topic is None:
+        raise TopicNotFoundError(f"There is no topic {send.topic}.")
+    known = state.duplicates.of(send.topic_id)
+    if known is None or "delivered_at" in send.columns:
+        return _place_all(send, state, topic=topic, now_ms=now_ms, heads=heads)
+    send = send.identified(known.deduplicate)
+    assert send.identity is not None
+    repeats = repeats_of(known, send.identity, now_ms=now_ms)
+    if repeats is None:
+        return _place_all(send, state, topic=topic, now_ms=now_ms, heads=heads)
+    new = subset(send, np.flatnonzero(~repeats.all()))
+    placed, sent = _place_all(new, state, topic=topic, now_ms=now_ms, heads=heads)
+    return placed, repeats.completed(sent, message_id=send.columns["message_id"])
+
+
+def _place_all(
+    send: Send, state: State, *, topic: TopicState, now_ms: int, heads: Heads
+) -> tuple[list[Placed], Sent]:
+    n = len(send)
+    if n == 0:
+        empty = np.zeros(0, np.int64)
+        return [], Sent(
+            send.columns["message_id"], empty.astype(np.int32), empty, None, send.topic_id
+        )
+    deliver_at, later = _delivery_times(send, now_ms)
+    queue_id = np.zeros(n, dtype=np.int32)
+    offsets = np.zeros(n, dtype=np.int64)
+    placed = []
+    for part, scheduled in _in_time(later):
+        to = state.topics[SCHEDULE_TOPIC_ID] if scheduled else topic
+        rows, chosen = (
+            (part, _schedule_queues(send, part))
+            if scheduled
+            else (part, _queues(send, topic, rows=part, heads=heads))
+        )
+        if send.group_queue is not None and len(rows) > 1:
+            # A queue's messages lie side by side: reading them takes a slice and copies nothing.
+            order = np.argsort(chosen, kind="stable")
+            rows, chosen = rows[order], chosen[order]
+        queue_id[rows] = chosen
+        offsets[rows] = _take_offsets(to, chosen, heads=heads)
+        target = send.topic_id if scheduled else None
+        at = deliver_at if scheduled or "delivered_at" in send.columns else None
+        placed.append(
+            _placed(
+                send,
+                rows,
+                topic_id=to.topic.topic_id,
+                queue_id=chosen,
+                offsets=offsets[rows],
+                now_ms=now_ms,
+                deliver_at=at,
+                target=target,
+            )
+        )
+    return placed, Sent(send.columns["message_id"], queue_id, offsets, later, send.topic_id)
+
+
+def _delivery_times(send: Send, now_ms: int) -> tuple[Int64s, Mask]:
+    """When each message is due, and which are not due yet."""
+    level, at = send.columns["delay_level"], send.columns["deliver_at_ms"]
+    n = len(send)
+    if level.null_count == n and at.null_count == n:
+        return np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
+    levels = _levels(send)
+    delays = np.array([0, *send.delay_levels_ms], dtype=np.int64)
+    times = pc.fill_null(at, 0).to_numpy()
+    due: Int64s = np.where(levels > 0, now_ms + delays[levels], times)
+    if due.max() - now_ms > send.delay_max_ms:
+        row = int(np.argmax(due - now_ms > send.delay_max_ms))
+        raise DeliveryTimeError(f"Row {row}: due over {send.delay_max_ms} ms ahead.")
+    return due, due > now_ms
+
+
+def _levels(send: Send) -> Int32s:
+    """The delay level of each message; 0 for none."""
+    levels: Int32s = pc.fill_null(send.columns["delay_level"], 0).to_numpy()
+    return np.minimum(levels, len(send.delay_levels_ms))
+
+
+def _in_time(later: Mask) -> list[tuple[Int64s, bool]]:
+    """The rows for now and those for later, where there are any."""
+    if not later.any():
+        return [(np.arange(len(later)), False)]
+    parts = [(np.flatnonzero(~later), False), (np.flatnonzero(later), True)]
+    return [(rows, scheduled) for rows, scheduled in parts if len(rows)]
+
+
+def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int32s:
+    chosen = send.group_queue
+    if chosen is not None:
+        if send.queues != topic.topic.queues:  # altered since the table was prepared
+            chosen = queues_of(topic.topic, send.columns)
+            assert chosen is not None
+        chosen = chosen[rows]
+        free = np.flatnonzero(chosen < 0)
+        if len(free):
+            chosen[free] = _turns(topic, len(free), heads=heads)
+        return chosen
+    return _turns(topic, len(rows), heads=heads)
+
+
+def _turns(topic: TopicState, count: int, *, heads: Heads) -> Int32s:
+    """Queues for ``count`` messages that may go to any."""
+    n = topic.topic.queues
+    moved = sum(
+        head - topic.queues[q].max_offset
+        for (t, q), head in heads.items()
+        if t == topic.topic.topic_id
+    )
+    start = topic.messages() + moved
+    # As many to each queue, and those of one queue side by side: reading takes a slice.
+    turns = np.arange(count) * min(n, count) // count
+    return ((start + turns) % n).astype(np.int32)
+
+
+def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
+    levels = _levels(send)[rows]
+    # The queue of other times lies after the levels that RocketMQ has.
+    beyond = levels > TIMER_QUEUE
+    return np.where(levels > 0, levels - 1 + beyond, TIMER_QUEUE).astype(np.int32)
+
+
+def _take_offsets(topic: TopicState, queue_id: Int32s, *, heads: Heads) -> Int64s:
+    """The next offsets of these queues, dense per queue in row order."""
+    topic_id = topic.topic.topic_id
+    if len(queue_id) == 1:
+        key = (topic_id, int(queue_id[0]))
+        head = heads.get(key, topic.queues[key[1]].max_offset)
+        heads[key] = head + 1
+        return np.array([head], dtype=np.int64)
+    n = len(queue_id)
+    starts = run_starts(queue_id)
+    order = None
+    if len(set(queue_id[starts].tolist())) < len(starts):
+        order = np.argsort(queue_id, kind="stable")
+        queue_id = queue_id[order]
+        starts = run_starts(queue_id)
+    counts = np.diff(np.append(starts, n))
+    firsts = []
+    for queue_id_, count in zip(queue_id[starts].tolist(), counts.tolist(), strict=True):
+        key = (topic_id, queue_id_)
+        head = heads.get(key, topic.queues[queue_id_].max_offset)
+        heads[key] = head + count
+        firsts.append(head)
+    ordered: Int64s = np.repeat(np.array(firsts, dtype=np.int64) - starts, counts) + np.arange(n)
+    if order is None:
+        return ordered
+    offsets = np.empty(n, dtype=np.int64)
+    offsets[order] = ordered
+    return offsets
+
+
+def _placed(
+    send: Send,
+    rows: Int64s,
+    *,
+    topic_id: int,
+    queue_id: Int32s,
+    offsets: Int64s,
+    now_ms: int,
+    deliver_at: Int64s | None,
+    target: int | None,
+) -> Placed:
+    n = len(rows)
+    whole = n == len(send) and bool(np.all(rows[1:] > rows[:-1]))
+    at = None if whole else pa.array(rows)
+    columns = {name: _chosen(send.columns[name], at, n=n) for name in _COPIED}
+    groups = send.message_group_hash if whole else send.message_group_hash[rows]
+    made: dict[str, Any] = {
+        "topic_id": pa.array(np.full(n, topic_id, dtype=np.int32)),
+        "queue_id": pa.array(queue_id),
+        "queue_offset": pa.array(offsets),
+        "message_group_hash": pa.array(groups),
+        "stored_at_ms": pa.array(np.full(n, now_ms, dtype=np.int64)),
+        "deliver_at_ms": _times(send, rows, deliver_at=deliver_at),
+        "target_topic_id": pa.nulls(n, pa.int32())
+        if target is None
+        else pa.array(np.full(n, target, dtype=np.int32)),
+    }
+    batch = pa.RecordBatch.from_arrays(
+        [columns[f.name] if f.name in columns else made[f.name] for f in schema.MESSAGE],
+        schema=schema.MESSAGE,
+    )
+    tags = send.tag_hash if whole else send.tag_hash[rows]
+    identity = None if send.identity is None else send.identity[rows]
+    return Placed(topic_id, batch, queue_id, offsets, groups, tags, now_ms, identity)
+
+
+def _chosen(column: pa.Array, at: pa.Array | None, *, n: int) -> pa.Array:
+    """The ``n`` rows ``at``, or all."""
+    if at is None:
+        return column
+    return column.slice(0, n) if column.null_count == len(column) else column.take(at)
+
+
+def _times(send: Send, rows: Int64s, *, deliver_at: Int64s | None) -> pa.Array:
+    given = send.columns.get("delivered_at")
+    if given is not None:
+        return given.take(pa.array(rows))
+    if deliver_at is None:
+        return pa.nulls(len(rows), pa.int64())
+    return pa.array(deliver_at[rows])
+
+
+_COPIED: Final = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")

@@ -1,0 +1,1 @@
+"""Settling: what became of deliveries, all of it in one step."""

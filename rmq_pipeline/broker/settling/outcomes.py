@@ -1,0 +1,95 @@
+"""What a settle is told of each delivery: its outcome, its delay, why it failed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline.broker.settling.effects import checked_keys
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.failure import Failure
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.receipt import Receipts
+
+ACK, RETRY, DEAD_LETTER = 0, 1, 2
+OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of deliveries; arrays of one length."""
+
+    receipts: Receipts
+    #: ACK, RETRY or DEAD_LETTER.
+    outcome: npt.NDArray[np.int8]
+    #: Delay of a retry in ms; -1: the group's backoff.
+    retry_after_ms: Int64s
+    #: JSON of each failure, null where nothing was said.
+    failure: pa.Array
+    #: Of the effect that an ack stands for, null where there is none; None: nowhere one.
+    idempotency_key: pa.Array | None = None
+
+
+def acks(receipts: Receipts) -> Outcomes:
+    """All of them done."""
+    n = len(receipts)
+    return Outcomes(
+        receipts, np.zeros(n, np.int8), np.full(n, -1, np.int64), pa.nulls(n, pa.string())
+    )
+
+
+def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes:
+    """Outcomes from the columns of schema.OUTCOME.
+
+    Raises:
+        RequestError: an outcome that is none of ack, retry, dead_letter; a negative delay; an
+            idempotency key that is empty or too long.
+    """
+    texts = columns["outcome"].dictionary_encode()
+    codes = np.zeros(len(texts.dictionary), dtype=np.int8)
+    for i, text in enumerate(texts.dictionary.to_pylist()):
+        if text not in OUTCOMES:
+            raise RequestError(f"Outcome {text!r} is none of {', '.join(OUTCOMES)}.")
+        codes[i] = OUTCOMES[text]
+    if texts.indices.null_count:
+        raise RequestError("An outcome is null.")
+    delays = columns["retry_after_ms"].fill_null(-1).to_numpy()
+    if np.any((delays < 0) & columns["retry_after_ms"].is_valid().to_numpy(zero_copy_only=False)):
+        raise RequestError("retry_after_ms is negative.")
+    outcome = codes[texts.indices.to_numpy()] if len(receipts) else codes[:0]
+    return Outcomes(
+        receipts,
+        outcome,
+        delays,
+        _failures_of(columns, outcome != ACK),
+        checked_keys(columns["idempotency_key"]),
+    )
+
+
+def _failures_of(columns: Mapping[str, pa.Array], failed: npt.NDArray[np.bool_]) -> pa.Array:
+    """JSON of what was said of each failed row, made once for each distinct failure."""
+    said = [columns[name] for name in ("reason", "error_type", "run_id")]
+    rows = np.flatnonzero(failed)
+    if not len(rows) or all(column.null_count == len(column) for column in said):
+        return pa.nulls(len(failed), pa.string())
+    encoded = [column.take(pa.array(rows)).dictionary_encode() for column in said]
+    code = np.zeros(len(rows), dtype=np.int64)
+    for column in encoded:
+        own = column.indices.fill_null(-1).to_numpy().astype(np.int64) + 1
+        code = code * (len(column.dictionary) + 1) + own
+    _, firsts, place = np.unique(code, return_index=True, return_inverse=True)
+    values = zip(*(column.take(pa.array(firsts)).to_pylist() for column in encoded), strict=True)
+    texts = [_failure_json(value) for value in values]
+    found = np.full(len(failed), -1, dtype=np.int64)
+    found[rows] = place
+    return pa.array(texts, pa.string()).take(pa.array(found, mask=found < 0))
+
+
+def _failure_json(said: tuple[str | None, ...]) -> str | None:
+    if not any(said):
+        return None
+    reason, error_type, run_id = said
+    return Failure.of(reason, error_type=error_type, run_id=run_id).to_json()

@@ -1,0 +1,349 @@
+"""Settling deliveries: ack, failure, a longer or shorter lease, and all of it in one step."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.failures.final_failure import give_up
+from rmq_pipeline.broker.failures.giving_back import released_behind
+from rmq_pipeline.broker.failures.redeliver import backoff_ms, dooms
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.lease_table import WAITING, Rows
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.sending.publish import Heads, Send, place
+from rmq_pipeline.broker.settling.effects import effect_events
+from rmq_pipeline.broker.settling.outcomes import ACK, DEAD_LETTER, RETRY, Outcomes
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import ReceiptHandleError
+from rmq_pipeline.group import Group, OnFailure
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.store.events import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class OnQueue:
+    """The part of some receipts that speaks of one group and queue."""
+
+    key: QueueKey
+    group: Group
+    consumption: Consumption
+    #: Which of the receipts, and the row of each in the lease table.
+    receipts: Rows
+    rows: Rows
+
+
+def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQueue]:
+    """The receipts queue by queue, each checked against its lease.
+
+    Raises:
+        ReceiptHandleError: one has ended, was settled, is foreign, or is given twice.
+    """
+    if not len(receipts):
+        return
+    ids = [receipts.group_id, receipts.topic_id, receipts.queue_id]
+    order: Rows = np.lexsort([receipts.queue_offset, *reversed(ids)])  # type: ignore[arg-type]
+    changes = np.zeros(len(order), dtype=np.bool_)
+    changes[0] = True
+    for column in ids:
+        changes[1:] |= np.diff(column[order]) != 0
+    bounds = [*np.flatnonzero(changes).tolist(), len(order)]
+    for start, stop in itertools.pairwise(bounds):
+        chosen = order[start:stop]
+        first = chosen[0]
+        key = QueueKey(*(int(column[first]) for column in ids))
+        yield _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
+
+
+def _on_queue(
+    receipts: Receipts, chosen: Rows, *, key: QueueKey, state: State, now_ms: int
+) -> OnQueue:
+    group = state.groups.get(key.group_id)
+    consumption = state.consumptions.get(key)
+    if group is None or consumption is None:
+        raise ReceiptHandleError(_ended_text(receipts, chosen[:1], n=len(chosen)))
+    leases = consumption.leases
+    offsets = receipts.queue_offset[chosen]
+    rows = leases.find(offsets)
+    wrong = rows < 0
+    wrong |= leases.delivery[rows] != receipts.delivery[chosen] if len(leases.delivery) else True
+    if not wrong.all():
+        wrong |= leases.visible_at[rows] <= now_ms
+    wrong[1:] |= offsets[1:] == offsets[:-1]
+    if not wrong.any():
+        void = consumption.expired_before(rows, now_ms)
+        wrong = np.isin(rows, void) if len(void) else wrong
+    if wrong.any():
+        raise ReceiptHandleError(_ended_text(receipts, chosen[wrong], n=int(wrong.sum())))
+    return OnQueue(key, group, consumption, chosen, rows)
+
+
+def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
+    row = int(wrong[0])
+    return (
+        f"{n} of {len(receipts)} receipts have ended or are unknown, the first in row {row}"
+        f" (queue {receipts.queue_id[row]}, offset {receipts.queue_offset[row]})."
+    )
+
+
+@dataclass(slots=True)
+class Settled:
+    """The answer to a settle."""
+
+    acked: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    parked: int = 0
+    published: int = 0
+    #: Queues with messages that are now to be copied to the dead letters.
+    doomed: list[QueueKey] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """As the door answers it; ``parked`` only where something was."""
+        counts = {
+            "acked": self.acked,
+            "retried": self.retried,
+            "dead_lettered": self.dead_lettered,
+            "published": self.published,
+        }
+        return {**counts, "parked": self.parked} if self.parked else counts
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Request):
+    """Outcomes, messages to publish, files and keyed state: all of it, or nothing."""
+
+    outcomes: Outcomes
+    group: str | None = None
+    window: tuple[str, int] | None = None
+    settle_id: str = ""
+    publish: tuple[Send, ...] = ()
+    #: JSON of each sink file.
+    sink_files: tuple[str, ...] = ()
+    keyed_state: pa.RecordBatch | None = None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Check everything first; then the events of every queue."""
+        repeated = self._repeated(state)
+        if repeated is not None:
+            return Decision(repeated)
+        epoch = state.fence(self.window)
+        group = state.group(self.group) if self.group is not None else None
+        parts = list(by_queue(self.outcomes.receipts, state, now_ms=now_ms))
+        if group is not None and any(part.group is not group for part in parts):
+            raise ReceiptHandleError(f"A receipt is not one of consumer group {group.name}.")
+        decision = Decision(Settled())
+        for part in parts:
+            self._settle_queue(decision, part, now_ms=now_ms)
+        heads: Heads = {}
+        for send in self.publish:
+            placed, _ = place(send, state, now_ms=now_ms, heads=heads)
+            decision.placed.extend(placed)
+            decision.answer.published += len(send)
+        if self.keyed_state is not None:
+            decision.keyed_state.append(self.keyed_state)
+        if group is not None:
+            decision.events.extend(self._effects(group, now_ms))
+            self._note(decision, group, epoch=epoch, now_ms=now_ms)
+        return decision
+
+    def _effects(self, group: Group, now_ms: int) -> list[EventRows]:
+        keys = self.outcomes.idempotency_key
+        if keys is None:
+            return []
+        done = self.outcomes.outcome == ACK
+        return effect_events(keys, done, group_id=group.group_id, now_ms=now_ms)
+
+    def _repeated(self, state: State) -> Settled | None:
+        """The answer of the same settle before, whose answer got lost on the way."""
+        if self.window is None or not self.settle_id:
+            return None
+        known = state.windows.get(self.window[0])
+        if known is None or known.settle_id != self._settle_key():
+            return None
+        return Settled(**json.loads(known.settle_answer))
+
+    def _settle_key(self) -> str:
+        """Its id within the name of its window: another epoch may count from one again."""
+        return f"{self.window[1]}/{self.settle_id}" if self.window and self.settle_id else ""
+
+    def _note(self, decision: Decision, group: Group, *, epoch: int, now_ms: int) -> None:
+        """Sink files count from now on, and the window remembers this settle."""
+        if self.sink_files:
+            decision.events.append(
+                EventRows(
+                    kind=Kind.SINK_FILE,
+                    at_ms=now_ms,
+                    queue_offset=np.full(len(self.sink_files), -1, dtype=np.int64),
+                    group_id=group.group_id,
+                    epoch=epoch,
+                    detail=self.sink_files,
+                )
+            )
+        if self.window is not None:
+            detail = {
+                "window": self.window[0],
+                "settle_id": self._settle_key(),
+                "answer": decision.answer.counts(),
+            }
+            decision.events.append(
+                single(
+                    Kind.SETTLED,
+                    now_ms,
+                    group_id=group.group_id,
+                    epoch=epoch,
+                    detail=json.dumps(detail),
+                )
+            )
+
+    def _settle_queue(self, decision: Decision, part: OnQueue, *, now_ms: int) -> None:
+        answer: Settled = decision.answer
+        outcome = self.outcomes.outcome[part.receipts]
+        leases = part.consumption.leases
+        events = []
+        done = part.rows[outcome == ACK]
+        if len(done):
+            answer.acked += len(done)
+            events.append(
+                EventRows(
+                    kind=Kind.ACK,
+                    at_ms=now_ms,
+                    queue_offset=leases.offset[done],
+                    attempt=leases.attempt[done],
+                    delivery=leases.delivery[done],
+                    epoch=leases.epoch[done],
+                    message_group_hash=leases.group[done],
+                )
+            )
+        failed = np.flatnonzero(outcome != ACK)
+        if len(failed):
+            if part.consumption.ordered:
+                failed = self._first_failures(part, failed)
+            events.extend(
+                self._failures(part, failed, outcome=outcome, answer=answer, now_ms=now_ms)
+            )
+            if dooms(events):
+                answer.doomed.append(part.key)
+        decision.events.extend(part.key.events(events, now_ms))
+
+    def _first_failures(self, part: OnQueue, failed: Rows) -> Rows:
+        """With order, what failed behind a message that is to be retried is given back with it.
+
+        So is what failed behind one with which its message group is given up.
+        """
+        groups = part.consumption.leases.group[part.rows[failed]]
+        stops = self.outcomes.outcome[part.receipts[failed]] == RETRY
+        if part.group.on_failure == "dead_letter_group":
+            stops[:] = True
+        keep, stopped = [], set()
+        for i, group in enumerate(groups.tolist()):  # failures are few, and these are a group's
+            if group in stopped:
+                continue
+            keep.append(failed[i])
+            if stops[i] and group:
+                stopped.add(group)
+        return np.array(keep, dtype=np.intp)
+
+    def _failures(
+        self,
+        part: OnQueue,
+        failed: Rows,
+        *,
+        outcome: npt.NDArray[np.int8],
+        answer: Settled,
+        now_ms: int,
+    ) -> list[EventRows]:
+        leases, group = part.consumption.leases, part.group
+        rows = part.rows[failed]
+        hopeless = outcome[failed] == DEAD_LETTER
+        final = hopeless | (leases.attempt[rows] >= group.max_attempts)
+        # Who calls a message hopeless has decided what becomes of it: nobody is to be asked.
+        parked = final & ~hopeless if group.on_failure == "park" else np.zeros_like(final)
+        policy: OnFailure = "dead_letter" if group.on_failure == "park" else group.on_failure
+        answer.retried += int((~final).sum())
+        answer.parked += int(parked.sum())
+        answer.dead_lettered += int((final & ~parked).sum())
+        settled = leases.offset[part.rows[(outcome == ACK)]]
+        said = self.outcomes.failure.take(pa.array(part.receipts[failed])).to_pylist()
+        events = self._retries(part, failed[~final], settled=settled, now_ms=now_ms)
+        # What failed behind a dead letter keeps its own delay: it is not given back.
+        settled = np.concatenate([settled, leases.offset[rows[~final]]])
+        for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
+            if chosen.any():
+                events.extend(
+                    give_up(
+                        part.consumption,
+                        rows[chosen],
+                        policy=how,
+                        now_ms=now_ms,
+                        said=[said[i] for i in np.flatnonzero(chosen).tolist()],
+                        settled=settled,
+                    )
+                )
+        return events
+
+    def _retries(
+        self, part: OnQueue, failed: Rows, *, settled: Int64s, now_ms: int
+    ) -> list[EventRows]:
+        """What is to come again after a while."""
+        if not len(failed):
+            return []
+        leases = part.consumption.leases
+        rows = part.rows[failed]
+        given = self.outcomes.retry_after_ms[part.receipts[failed]]
+        delay = np.where(given >= 0, given, backoff_ms(part.group, leases.attempt[rows]))
+        said = self.outcomes.failure.take(pa.array(part.receipts[failed]))
+        events = [
+            EventRows(
+                kind=Kind.RETRY,
+                at_ms=now_ms,
+                queue_offset=leases.offset[rows],
+                attempt=leases.attempt[rows],
+                visible_at_ms=now_ms + delay,
+                delivery=WAITING,
+                message_group_hash=leases.group[rows],
+                detail=None if said.null_count == len(said) else said.to_pylist(),
+            )
+        ]
+        if part.consumption.ordered:
+            events.extend(
+                released_behind(part.consumption, rows, visible_at=now_ms + delay, settled=settled)
+            )
+        return events
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInvisible(Request):
+    """Deliveries get another end; their old receipts are void."""
+
+    receipts: Receipts
+    duration_ms: int
+    #: New delivery numbers, one each.
+    deliveries: Int64s
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """One event for each queue."""
+        decision = Decision()
+        for part in by_queue(self.receipts, state, now_ms=now_ms):
+            leases = part.consumption.leases
+            decision.events.append(
+                EventRows(
+                    kind=Kind.INVISIBLE,
+                    at_ms=now_ms,
+                    **part.key._asdict(),
+                    queue_offset=leases.offset[part.rows],
+                    attempt=leases.attempt[part.rows],
+                    visible_at_ms=now_ms + self.duration_ms,
+                    delivery=self.deliveries[part.receipts],
+                    epoch=leases.epoch[part.rows],
+                    message_group_hash=leases.group[part.rows],
+                )
+            )
+        return decision

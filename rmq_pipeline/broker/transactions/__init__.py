@@ -1,0 +1,1 @@
+"""Half messages: begun, checked, and ended."""

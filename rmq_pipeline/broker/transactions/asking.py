@@ -1,0 +1,106 @@
+"""Long polls for checks: what is open still, with its message, for a producer or a checker."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema, transaction
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.transactions.ending import read_halves
+from rmq_pipeline.broker.transactions.halves import Rows
+from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
+from rmq_pipeline.broker.transactions.transaction import FindHalves, check_producer_group
+
+log = logging.getLogger(__name__)
+
+_READ: Final = ("message_id", "tag", "keys", "properties", "body", "born_at_ms", "stored_at_ms")
+#: Messages that are read at a time, and what an answer holds before no more are.
+_READ_ROWS: Final = 1_000
+_ANSWER_BYTES: Final = 64 * limits.MIB
+#: Offers change hands when a producer is gone for a while: then nobody rings.
+_LOOK_AGAIN_MS: Final = 1_000
+_NONE: Final = np.empty(0, dtype=np.int64)
+
+
+def fetch_checks(
+    engine: Engine,
+    *,
+    topics: Sequence[str] | None,
+    producer_group: str | None,
+    client_id: str,
+    limit: int,
+    wait_ms: int,
+    window: tuple[str, int] | None,
+) -> pa.Table:
+    """Checks that wait to be asked, as schema.CHECK; empty when none came within ``wait_ms``.
+
+    Raises:
+        FencedError: the window has been taken over.
+        TopicNotFoundError: one of the topics does not exist.
+    """
+    if producer_group is not None:
+        check_producer_group(producer_group)
+    state = engine.state
+    topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
+    deadline = engine.clock.now_ms() + wait_ms
+    while True:
+        version = engine.arrivals.version(NEW_OFFERS)
+        if window is not None:  # before it takes any: those would be asked about much later
+            engine.submit(FindHalves(_NONE, _NONE, window))
+        now_ms = engine.clock.now_ms()
+        taken = engine.offers.take(
+            now_ms, producer_group=producer_group, topic_ids=topic_ids, limit=limit
+        )
+        if taken:
+            found = pa.concat_tables(
+                _described(engine, rows, producer_group=name) for name, rows in taken.items()
+            )
+            if found.num_rows:
+                log.info("checks given out: client=%s rows=%d", client_id, found.num_rows)
+                return found
+            continue
+        if now_ms >= deadline or engine.arrivals.closed:
+            return schema.CHECK.empty_table()
+        wake = min(deadline, now_ms + _LOOK_AGAIN_MS)
+        engine.arrivals.wait(NEW_OFFERS, version, at_ms=wake)
+
+
+def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
+    """Those that are open still, as schema.CHECK."""
+    open_rows, still, _ = engine.submit(FindHalves(rows["queue_offset"], rows["message_id_hash"]))
+    there = np.isin(open_rows["target_topic_id"], list(engine.state.topics))
+    rows = rows[still][there]
+    if not len(rows):
+        return schema.CHECK.empty_table()
+    messages = _messages(engine, rows, producer_group=producer_group)
+    rows = rows[: messages.num_rows]
+    ids = transaction.encode(rows["queue_offset"], rows["message_id_hash"])
+    known = {
+        "topic": _names(engine, rows),
+        "transaction_id": ids,
+        "producer_group": pa.repeat(pa.scalar(producer_group, pa.string()), len(rows)),
+        "checks": pa.array(rows["checks"]),
+    }
+    columns = [known[n] if n in known else messages.column(n) for n in schema.CHECK.names]
+    return pa.table(columns, schema=schema.CHECK)
+
+
+def _messages(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
+    """The messages of the first rows; what would be too much is offered again."""
+    parts: list[pa.Table] = []
+    for start in range(0, len(rows), _READ_ROWS):
+        if sum(part.nbytes for part in parts) > _ANSWER_BYTES:
+            engine.offers.offer(producer_group, rows[start:], now_ms=engine.clock.now_ms())
+            break
+        parts.append(read_halves(engine, rows[start : start + _READ_ROWS], columns=_READ))
+    return pa.concat_tables(parts)
+
+
+def _names(engine: Engine, rows: Rows) -> pa.Array:
+    topics = engine.state.topics
+    ids, of_row = np.unique(rows["target_topic_id"], return_inverse=True)
+    names = [topics[topic_id].topic.name if topic_id in topics else None for topic_id in ids]
+    return pa.array(names, pa.string()).take(pa.array(of_row))

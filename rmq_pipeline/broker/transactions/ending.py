@@ -1,0 +1,248 @@
+"""Ending transactions: look up, read the committed ones, copy and end all in one step."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema, transaction
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.sending.publish import Send, checked
+from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.broker.transactions.halves import Rows
+from rmq_pipeline.broker.transactions.transaction import EndHalves, FindHalves
+from rmq_pipeline.errors import (
+    MessageBodyTooLargeError,
+    TransactionEndedError,
+    TransactionError,
+    TransactionNotFoundError,
+)
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import columns_of
+from rmq_pipeline.topic import HALF_TOPIC_ID
+
+Mask = npt.NDArray[np.bool_]
+
+COPIED: Final = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
+_COMMIT, _ROLLBACK, _UNKNOWN = range(len(transaction.RESOLUTIONS))
+#: What an end that is stored is called.
+_NAMES: Final = {
+    int(Kind.HALF_COMMITTED): transaction.COMMIT,
+    int(Kind.HALF_ROLLED_BACK): transaction.ROLLBACK,
+    int(Kind.HALF_GIVEN_UP): transaction.GIVEN_UP,
+}
+
+
+def end_transactions(
+    engine: Engine,
+    resolutions: pa.Table,
+    *,
+    producer_group: str | None,
+    window: tuple[str, int] | None,
+) -> pa.Table:
+    """End transactions as schema.RESOLUTION says; schema.ENDED, row for row.
+
+    Raises:
+        FencedError: the window has been taken over.
+        TransactionNotFoundError, TransactionEndedError, TransactionError: and nothing was ended.
+    """
+    columns = columns_of(resolutions, schema.RESOLUTION)
+    ids, codes = columns["transaction_id"], transaction.codes(columns["resolution"])
+    if not len(ids):
+        return schema.ENDED.empty_table()
+    if len(ids) > limits.BATCH_ROWS:
+        raise MessageBodyTooLargeError(f"{len(ids)} transactions at once.")
+    offsets, hashes = transaction.decode(ids)
+    asked = _Asked.of(offsets, hashes, codes=codes)
+    while True:
+        ended = _end_open(engine, asked, producer_group=producer_group, window=window)
+        if ended is not None:
+            return asked.answer(ids, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Transactions that are to be ended, each once, in the order they were given."""
+
+    queue_offset: Int64s
+    message_id_hash: Int64s
+    code: Int64s
+    #: For each row of the request: which of these it speaks of, and whether it is the first.
+    of_row: npt.NDArray[np.intp]
+    first: Mask
+
+    @classmethod
+    def of(cls, offsets: Int64s, hashes: Int64s, *, codes: Int64s) -> "_Asked":
+        """Put together what speaks of one transaction.
+
+        Raises:
+            TransactionEndedError: two rows end one transaction differently.
+            TransactionNotFoundError: two rows give one offset different hashes.
+        """
+        # A row that says unknown decides nothing: another one of the same transaction may.
+        order = np.lexsort((np.arange(len(offsets)), codes == _UNKNOWN, offsets))
+        _, starts, of_sorted = np.unique(offsets[order], return_index=True, return_inverse=True)
+        deciding = np.sort(order[starts])
+        rank = np.empty(len(starts), dtype=np.intp)
+        rank[np.argsort(order[starts])] = np.arange(len(starts))
+        of_row = np.empty(len(offsets), dtype=np.intp)
+        of_row[order] = rank[of_sorted]
+        if np.any(hashes != hashes[deciding][of_row]):
+            row = int(np.argmax(hashes != hashes[deciding][of_row]))
+            raise TransactionNotFoundError(f"Row {row}: there is no such transaction.")
+        differs = (codes != _UNKNOWN) & (codes != codes[deciding][of_row])
+        if differs.any():
+            row = int(np.argmax(differs))
+            raise TransactionEndedError(f"Row {row} ends a transaction otherwise than another row.")
+        first = np.zeros(len(offsets), dtype=np.bool_)
+        first[deciding] = True
+        return cls(offsets[deciding], hashes[deciding], codes[deciding], of_row, first)
+
+    def row(self, which: int) -> int:
+        """The row of the request that a refusal names."""
+        return int(np.argmax(self.of_row == which))
+
+    def answer(self, ids: pa.Array, ended: "_Ended") -> pa.Table:
+        """As schema.ENDED."""
+        names = ended.names.take(pa.array(self.of_row))
+        first = ended.first_time[self.of_row] & self.first
+        return pa.Table.from_arrays([ids, names, pa.array(first)], schema=schema.ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What became of each transaction, and whether just now."""
+
+    names: pa.Array
+    first_time: Mask
+
+
+def _end_open(
+    engine: Engine,
+    asked: _Asked,
+    *,
+    producer_group: str | None,
+    window: tuple[str, int] | None,
+) -> _Ended | None:
+    """End those that are open; None when somebody else ended one of them just now."""
+    question = FindHalves(asked.queue_offset, asked.message_id_hash, window)
+    rows, is_open, producers = engine.submit(question)
+    groups = np.full(len(asked.code), None, dtype=object)
+    for name, of_group in producers.items():
+        groups[np.flatnonzero(is_open)[of_group]] = name
+    names = pa.array(transaction.RESOLUTIONS).take(pa.array(asked.code))
+    if not is_open.all():
+        names, of_ended = _ended_before(engine, asked, is_open=is_open, names=names)
+        groups[~is_open] = of_ended
+    if producer_group is not None and np.any(groups != producer_group):
+        which = int(np.argmax(groups != producer_group))
+        raise TransactionError(
+            f"Row {asked.row(which)}: the transaction is of producer group {groups[which]},"
+            f" not {producer_group}."
+        )
+    decided = asked.code[is_open] != _UNKNOWN
+    first_time = is_open & (asked.code != _UNKNOWN)
+    if decided.any():
+        committed = asked.code[is_open][decided] == _COMMIT
+        rows = rows[decided]
+        request = EndHalves(rows, committed, copies(engine, rows[committed]), window)
+        if not engine.submit(request):
+            return None
+    return _Ended(names, first_time)
+
+
+def _ended_before(
+    engine: Engine, asked: _Asked, *, is_open: Mask, names: pa.Array
+) -> tuple[pa.Array, npt.NDArray[np.object_]]:
+    """The resolutions with those of transactions ended before, and the producers of these.
+
+    Raises:
+        TransactionNotFoundError: a transaction was never begun.
+        TransactionEndedError: it was ended otherwise.
+    """
+    closed = np.flatnonzero(~is_open)
+    engine.dispatched()
+    stored = engine.database.ended_halves(asked.queue_offset[closed])
+    offsets = stored.column("queue_offset").to_numpy()
+    order = np.argsort(offsets)
+    at = np.searchsorted(offsets, asked.queue_offset[closed], sorter=order)
+    known = at < len(offsets)
+    rows = order[at[known]]
+    found = stored.take(pa.array(rows))
+    known[known] = (offsets[rows] == asked.queue_offset[closed][known]) & (
+        found.column("message_id_hash").to_numpy() == asked.message_id_hash[closed][known]
+    )
+    if not known.all():
+        row = asked.row(int(closed[np.argmin(known)]))
+        raise TransactionNotFoundError(f"Row {row}: there is no such transaction.")
+    resolutions = [_NAMES[kind] for kind in found.column("resolution").to_pylist()]
+    said = names.to_numpy(zero_copy_only=False).astype(object)
+    differs = (asked.code[closed] != _UNKNOWN) & (said[closed] != np.array(resolutions, object))
+    if differs.any():
+        which = int(np.argmax(differs))
+        raise TransactionEndedError(
+            f"Row {asked.row(int(closed[which]))}: the transaction was ended with"
+            f" {resolutions[which]}, not {said[closed[which]]}."
+        )
+    said[closed] = resolutions
+    groups = found.column("producer_group").to_numpy(zero_copy_only=False)
+    return pa.array(said, pa.string()), groups
+
+
+def read_halves(engine: Engine, rows: Rows, *, columns: tuple[str, ...]) -> pa.Table:
+    """The half messages themselves, in this order."""
+    return fetch(
+        engine,
+        Places(rows["position"].astype(np.int64), rows["row"].astype(np.int32)),
+        columns=columns,
+        topic_id=HALF_TOPIC_ID,
+        queue_id=np.zeros(len(rows), dtype=np.int32),
+        offset=rows["queue_offset"].astype(np.int64),
+    )
+
+
+def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
+    """Sends of what committed half messages become, one for each topic that is still there.
+
+    Raises:
+        MessageBodyTooLargeError: they are too much for one step.
+    """
+    if not len(rows):
+        return ()
+    messages = read_halves(engine, rows, columns=COPIED)
+    if messages.nbytes > limits.BATCH_BYTES:
+        raise MessageBodyTooLargeError(f"Transactions of {messages.nbytes} bytes at once.")
+    sends = []
+    for topic_id in np.unique(rows["target_topic_id"]).tolist():
+        target = engine.state.topics.get(topic_id)
+        if target is None:
+            continue
+        at = np.flatnonzero(rows["target_topic_id"] == topic_id)
+        part = messages if len(at) == len(rows) else messages.take(pa.array(at))
+        sends.append(
+            checked(
+                target.topic,
+                plain_columns(part),
+                ids=engine.ids,
+                delay_max_ms=engine.settings.delay_max_ms,
+                now_ms=engine.clock.now_ms(),
+            )
+        )
+    return tuple(sends)
+
+
+def plain_columns(messages: pa.Table) -> dict[str, pa.Array]:
+    """The columns of a send that delays nothing."""
+    columns = {name: _whole(messages.column(name)) for name in COPIED}
+    columns["delay_level"] = pa.nulls(len(messages), pa.int32())
+    columns["deliver_at_ms"] = pa.nulls(len(messages), pa.int64())
+    return columns
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

@@ -1,0 +1,191 @@
+"""Beginning and ending transactions: what is stored of a half message, and of its end."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline import schema, transaction
+from rmq_pipeline.admission import admit
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.sending.publish import Heads, Send, checked, place
+from rmq_pipeline.broker.sending.sent import Sent
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.broker.transactions.halves import Halves, Rows
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import IllegalConsumerGroupError, TopicNotFoundError, TransactionError
+from rmq_pipeline.group import check_name
+from rmq_pipeline.message import Int64s, hash64
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import columns_of
+from rmq_pipeline.topic import HALF_TOPIC_ID
+
+_TARGET: Final = schema.MESSAGE.get_field_index("target_topic_id")
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class SendHalf(Request):
+    """Half messages that were checked; ``send`` puts them into the half topic."""
+
+    uses_reserve: ClassVar[bool] = False
+
+    topic: str
+    topic_id: int
+    send: Send
+    message_id_hash: Int64s
+    producer_group: str
+    immunity_ms: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is where they lie and their transaction ids, as schema.SENT_HALF."""
+        if self.topic_id not in state.topics:
+            raise TopicNotFoundError(f"There is no topic {self.topic}.")
+        placed, sent = place(self.send, state, now_ms=now_ms, heads={})
+        event = EventRows(
+            kind=Kind.HALF,
+            at_ms=now_ms,
+            topic_id=HALF_TOPIC_ID,
+            queue_id=0,
+            queue_offset=sent.queue_offset,
+            visible_at_ms=now_ms + self.immunity_ms,
+            delivery=self.immunity_ms,
+            message_group_hash=self.message_id_hash,
+            client_id=self.producer_group,
+        )
+        return Decision(
+            self._answer(sent),
+            placed=[self._aimed(each) for each in placed],
+            events=[event] if len(event) else [],
+        )
+
+    def _aimed(self, placed: Placed) -> Placed:
+        """The same rows, which know the topic that they are for."""
+        target = pa.array(np.full(placed.batch.num_rows, self.topic_id, dtype=np.int32))
+        field = schema.MESSAGE.field(_TARGET)
+        return replace(placed, batch=placed.batch.set_column(_TARGET, field, target))
+
+    def _answer(self, sent: Sent) -> pa.Table:
+        ids = transaction.encode(sent.queue_offset, self.message_id_hash)
+        return sent.table().append_column("transaction_id", ids)
+
+
+def prepare(
+    engine: Engine,
+    topic: str,
+    *,
+    messages: pa.Table,
+    producer_group: str,
+    immunity_ms: int,
+) -> SendHalf:
+    """Check half messages for a topic, whole or not at all.
+
+    Raises:
+        RequestError: the row and what is wrong with it.
+    """
+    check_producer_group(producer_group)
+    columns = columns_of(messages, schema.SEND)
+    target = engine.state.topic(topic).topic
+    admit(target, columns, half=True)
+    send = checked(
+        engine.state.topics[HALF_TOPIC_ID].topic,
+        columns,
+        ids=engine.ids,
+        delay_max_ms=engine.settings.delay_max_ms,
+        now_ms=engine.clock.now_ms(),
+    )
+    return SendHalf(
+        topic=topic,
+        topic_id=target.topic_id,
+        send=send,
+        message_id_hash=hash64(send.columns["message_id"]),
+        producer_group=producer_group,
+        immunity_ms=immunity_ms,
+    )
+
+
+def check_producer_group(name: str) -> None:
+    """Refuse a bad name.
+
+    Raises:
+        TransactionError: it breaks the rules that consumer groups' names have.
+    """
+    try:
+        check_name(name)
+    except IllegalConsumerGroupError as error:
+        raise TransactionError(f"As a producer group: {error.message}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class FindHalves(Request):
+    """A question: which of these half messages are open."""
+
+    queue_offset: Int64s
+    message_id_hash: Int64s
+    #: Of the run that asks; one that was taken over from is refused.
+    window: tuple[str, int] | None = None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored; the answer is (their rows, which they are, producer group of each)."""
+        state.fence(self.window)
+        rows, still = state.halves.find(self.queue_offset, self.message_id_hash)
+        return Decision((rows, still, producers(state.halves, rows)))
+
+
+def producers(halves: Halves, rows: Rows) -> dict[str, Mask]:
+    """The producer groups of these rows, and which rows are of each."""
+    return {
+        halves.producer(code): rows["producer"] == code
+        for code in np.unique(rows["producer"]).tolist()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class EndHalves(Request):
+    """Ends of open half messages, and copies of the committed ones, in one step."""
+
+    rows: Rows
+    committed: Mask
+    #: The sends of the copies, one for each topic that they are for.
+    sends: tuple[Send, ...]
+    window: tuple[str, int] | None = None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """All of it, or nothing when one was ended meanwhile; the answer is whether it was done."""
+        state.fence(self.window)
+        _, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
+        if not still.all():
+            return Decision(False)
+        placed: list[Placed] = []
+        heads: Heads = {}
+        for send in self.sends:
+            if send.topic_id in state.topics:  # else it was deleted, and they are dropped
+                placed.extend(place(send, state, now_ms=now_ms, heads=heads)[0])
+        events = [
+            *end_events(state, Kind.HALF_COMMITTED, rows=self.rows[self.committed], now_ms=now_ms),
+            *end_events(
+                state, Kind.HALF_ROLLED_BACK, rows=self.rows[~self.committed], now_ms=now_ms
+            ),
+        ]
+        return Decision(True, placed=placed, events=events)
+
+
+def end_events(state: State, kind: Kind, *, rows: Rows, now_ms: int) -> list[EventRows]:
+    """Events that these half messages ended; a run for each producer group."""
+    return [
+        EventRows(
+            kind=kind,
+            at_ms=now_ms,
+            topic_id=HALF_TOPIC_ID,
+            queue_id=0,
+            queue_offset=rows["queue_offset"][of_group],
+            attempt=rows["checks"][of_group],
+            message_group_hash=rows["message_id_hash"][of_group],
+            client_id=name,
+        )
+        for name, of_group in producers(state.halves, rows).items()
+    ]
