@@ -86,11 +86,12 @@ class Due(Request):
             assert isinstance(per_topic, dict)
             entry = per_topic.setdefault(
                 topic.topic.name,
-                {"ready": 0, "unsettled": 0, "parked": 0, "next_visible_ms": None},
+                {"ready": 0, "unread": 0, "unsettled": 0, "parked": 0, "next_visible_ms": None},
             )
             fresh = topic.queues[queue_id].max_offset - consumption.cursor
             open_groups = open_backlogs(state, topic, group=group, queue_id=queue_id)
             entry["ready"] += fresh + over + open_groups
+            entry["unread"] += fresh
             parked = len(leases.parked())
             entry["unsettled"] += len(leases) - parked
             entry["parked"] += parked

@@ -75,7 +75,7 @@ class ConsumerWatch:
     def _lag(self) -> int:
         facts = self._client.due()["groups"].get(self._spec.group, {"topics": {}})
         reads = facts["topics"].get(self._spec.topic) or {}
-        return sum(int(reads.get(name) or 0) for name in ("ready", "unsettled", "parked"))
+        return sum(int(reads.get(name) or 0) for name in ("unread", "unsettled", "parked"))
 
     def metadata(self, report: WindowReport) -> dict[str, Any]:
         """What the window did, for its materialization: totals, rate, and a picture."""

@@ -311,7 +311,8 @@ def test_parked_messages_are_no_work_that_is_due(door: Door, poison: Poison) -> 
     due = door.broker.due()
 
     facts = due["groups"][readers]["topics"][name]
-    assert facts == {"ready": 0, "unsettled": 0, "parked": 1, "next_visible_ms": None}
+    assert (facts["ready"], facts["unsettled"], facts["parked"]) == (0, 0, 1)
+    assert facts["next_visible_ms"] is None
     revive = due["jobs"]["revive"]
     assert (revive["due"], revive["next_due_ms"]) == (0, None)
 
