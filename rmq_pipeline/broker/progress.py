@@ -1,6 +1,7 @@
 """Where a consumer group stands, and putting it elsewhere."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -96,26 +97,27 @@ class Due(Request):
             entry["unsettled"] += len(leases) - parked
             entry["parked"] += parked
             entry["next_visible_ms"] = earlier(entry["next_visible_ms"], soonest)
-        jobs = {
-            "deliver_scheduled": {
-                "next_due_ms": state.schedule.next_due_ms(),
-                "due": state.schedule.count_due(now_ms),
-            },
-            "revive": {
-                "next_due_ms": next_visible,
-                "due": ended,
-                "oldest_ended_ms": oldest_ended,
-            },
-            "check_transactions": {
-                "next_due_ms": state.halves.next_due_ms(),
-                "due": state.halves.count_due(now_ms),
-            },
-            "seal": {"next_due_ms": None, "due": 0},
-        }
-        for name, job in jobs.items():
-            window = window_of(state, f"upkeep/{name}", now_ms=now_ms)
-            job["window"] = window  # type: ignore[assignment]
+        revive = {"next_due_ms": next_visible, "due": ended, "oldest_ended_ms": oldest_ended}
+        jobs = _jobs(state, revive, now_ms=now_ms)
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
+
+
+def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dict[str, Any]]:
+    jobs: dict[str, dict[str, Any]] = {
+        "deliver_scheduled": {
+            "next_due_ms": state.schedule.next_due_ms(),
+            "due": state.schedule.count_due(now_ms),
+        },
+        "revive": revive,
+        "check_transactions": {
+            "next_due_ms": state.halves.next_due_ms(),
+            "due": state.halves.count_due(now_ms),
+        },
+        "seal": {"next_due_ms": None, "due": 0},
+    }
+    for name, job in jobs.items():
+        job["window"] = window_of(state, f"upkeep/{name}", now_ms=now_ms)
+    return jobs
 
 
 def earlier(one: int | None, other: int | None) -> int | None:

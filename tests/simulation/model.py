@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 MAX_ATTEMPTS = 3
 BACKOFF_MS = (700, 1_500)
-CHECKS = 2
-IMMUNITY_MS, CHECK_INTERVAL_MS = 500, 1_000
+CHECKS, IMMUNITY_MS, CHECK_INTERVAL_MS = 2, 500, 1_000
 
 
 @dataclass(eq=False)
@@ -39,8 +38,7 @@ class Consumer:
     filter: dict[str, str]
     wants: Callable[[int], bool]
     entries: dict[int, Entry] = field(default_factory=dict)
-    #: Message groups that are given up.
-    condemned: set[str] = field(default_factory=set)
+    condemned: set[str] = field(default_factory=set)  # message groups that are given up
     #: How often each message has died.
     dead: Counter[int] = field(default_factory=Counter)
     #: Offsets of dead letters that were redriven.
@@ -50,14 +48,13 @@ class Consumer:
         return [entry for entry in self.entries.values() if entry.state == state]
 
     def leased(self) -> list[Entry]:
-        return [entry for entry in self.entries.values() if entry.receipt]
+        return [entry for entry in self.having("open") if entry.receipt]
 
     def behind(self, entry: Entry) -> Iterator[Entry]:
         """What follows it in its message group."""
-        if self.ordered and entry.key:
-            for other in self.entries.values():
-                if other.key == entry.key and other.place > entry.place:
-                    yield other
+        for other in self.entries.values() if self.ordered and entry.key else ():
+            if other.key == entry.key and other.place > entry.place:
+                yield other
 
     def store(self, number: int, key: str, *, priority: int, now: int) -> None:
         entry = Entry(number, key, priority, len(self.entries), now)
@@ -70,11 +67,9 @@ class Consumer:
     def deliverable(self, now: int) -> dict[str, list[Entry]]:
         """By message group, in order; a message without order is alone."""
         found: dict[str, list[Entry]] = defaultdict(list)
-        stopped = {entry.key for entry in self.leased()} if self.ordered else set()
-        stopped.discard("")
+        stopped = {entry.key for entry in self.leased() if self.ordered}
         for entry in self.entries.values():
-            alone = not (self.ordered and entry.key)
-            key = f"#{entry.number}" if alone else entry.key
+            key = entry.key if self.ordered and entry.key else f"#{entry.number}"
             if (
                 entry.receipt
                 or entry.state == "parked"
@@ -98,17 +93,15 @@ class Consumer:
         for other in self.behind(entry):
             if other.receipt:
                 other.receipt, other.attempts = "", other.attempts - 1
-        if not hopeless and entry.attempts < MAX_ATTEMPTS:
-            return
-        if self.on_failure == "park" and not hopeless:
+        if hopeless or (entry.attempts >= MAX_ATTEMPTS and self.on_failure != "park"):
+            self.die(entry)
+            if self.on_failure == "dead_letter_group" and self.ordered and entry.key:
+                self.condemned.add(entry.key)
+                for other in self.behind(entry):
+                    if other.state == "open":
+                        self.die(other)
+        elif entry.attempts >= MAX_ATTEMPTS:
             entry.state = "parked"
-            return
-        self.die(entry)
-        if self.on_failure == "dead_letter_group" and self.ordered and entry.key:
-            self.condemned.add(entry.key)
-            for other in self.behind(entry):
-                if other.state == "open":
-                    self.die(other)
 
     def die(self, entry: Entry) -> None:
         entry.receipt, entry.state = "", "dead"
@@ -125,8 +118,7 @@ class Consumer:
                 if entry.key and (outcome == "retry" or self.on_failure == "dead_letter_group"):
                     stopped.add(entry.key)
         for entry, outcome, after in reversed(failed):
-            backoff = BACKOFF_MS[min(entry.attempts, len(BACKOFF_MS)) - 1]
-            delay = backoff if after is None else after
+            delay = BACKOFF_MS[min(entry.attempts, len(BACKOFF_MS)) - 1] if after is None else after
             self.fail(entry, free_at=now + delay, hopeless=outcome == "dead_letter")
 
     def unpark(self, now: int, *, key: str | None, skip: bool) -> dict[str, int]:
@@ -134,21 +126,20 @@ class Consumer:
         parked = [e for e in self.having("parked") if key is None or e.key == key]
         for entry in parked:
             entry.state, entry.attempts, entry.free_at = "open", 0, now
-            if skip:
-                self.die(entry)
             for other in self.behind(entry):
                 other.free_at = min(other.free_at, now)
+        for entry in parked if skip else ():
+            self.die(entry)
         pardoned = self.condemned if key is None else self.condemned & {key}
         self.condemned = self.condemned - pardoned
-        tried, skipped = (0, len(parked)) if skip else (len(parked), 0)
-        return {"unparked": tried, "skipped": skipped, "pardoned": len(pardoned)}
+        counts = {"unparked": 0, "skipped": 0, "pardoned": len(pardoned)}
+        return {**counts, "skipped" if skip else "unparked": len(parked)}
 
     def redrive(self, number: int, *, offset: int, now: int) -> str:
         if offset in self.redriven:
             return "already"
         self.redriven.add(offset)
-        entry = self.entries[number]
-        if entry.state not in ("open", "parked"):
+        if (entry := self.entries[number]).state not in ("open", "parked"):
             entry.state, entry.attempts, entry.free_at = "open", 0, now
         return "redriven"
 
@@ -177,7 +168,7 @@ class Model:
     """All there is: what is stored for consumers, what waits for its time, half messages."""
 
     consumers: list[Consumer]
-    #: Where each stored message is; a message is stored once.
+    #: The topic of each stored message.
     topics: dict[int, str] = field(default_factory=dict)
     #: Scheduled messages: when they are due, their topics and message groups.
     scheduled: dict[int, tuple[int, str, str]] = field(default_factory=dict)
@@ -186,24 +177,23 @@ class Model:
     def store(self, topic: str, number: int, *, now: int, key: str = "", priority: int = 0) -> None:
         assert number not in self.topics, "stored twice"
         self.topics[number] = topic
-        for consumer in self.consumers:
-            if consumer.topic == topic:
-                consumer.store(number, key, priority=priority, now=now)
+        for consumer in (one for one in self.consumers if one.topic == topic):
+            consumer.store(number, key, priority=priority, now=now)
 
     def deliver(self, now: int, limit: int) -> int:
         """Scheduled messages whose time has come reach their topics, the earliest first."""
-        due = sorted((at, number) for number, (at, _, _) in self.scheduled.items() if at <= now)
-        for _, number in due[:limit]:
+        due = sorted((at, n) for n, (at, _, _) in self.scheduled.items() if at <= now)[:limit]
+        for _, number in due:
             _, topic, key = self.scheduled.pop(number)
             self.store(topic, number, key=key, now=now)
-        return len(due[:limit])
+        return len(due)
 
-    def check(self, now: int) -> tuple[list[int], list[int]]:
-        """Half messages that are asked about now, and those that are given up."""
+    def check(self, now: int) -> tuple[list[int], int]:
+        """Half messages that are asked about now, and how many are given up."""
         due = [n for n, half in self.halves.items() if half.state == "open" and half.due <= now]
         for number in due:
             half = self.halves[number]
             half.state = "open" if half.checks < CHECKS else "given_up"
             half.checks, half.due = half.checks + 1, now + CHECK_INTERVAL_MS
-        asked = [n for n in due if self.halves[n].state == "open"]
-        return asked, [n for n in due if n not in asked]
+        asked = [number for number in due if self.halves[number].state == "open"]
+        return asked, len(due) - len(asked)

@@ -1,0 +1,90 @@
+"""A broker and a model that are told the same: their time, their restarts, their upkeep."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from rmq_pipeline import schema
+from tests.simulation.crashing import CrashingBroker, Trouble
+from tests.simulation.model import Consumer, Model
+from tests.simulation.scenery import MEMORY, SETTINGS, TROUBLE, tag
+
+
+class History(RuleBasedStateMachine):
+    """What happens to a broker whoever uses it."""
+
+    model: Model
+    #: The topics there are.
+    topics: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="history-", dir=MEMORY))
+        self.crashing = CrashingBroker(self.folder, SETTINGS)
+        self.sealed = False
+        self.sent = 0
+        self.handles: dict[int, str] = {}
+        self.receipts: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def now(self) -> int:
+        return self.crashing.clock.now_ms()
+
+    def consumer(self, which: int) -> Consumer:
+        return self.model.consumers[which % len(self.model.consumers)]
+
+    def table(self, n: int, **columns: Any) -> tuple[list[int], pa.Table]:
+        """New messages, and their numbers."""
+        numbers = list(range(self.sent, self.sent + n))
+        self.sent += n
+        table = {
+            "body": [str(number).encode() for number in numbers],
+            "message_id": [f"m-{number}" for number in numbers],
+            "tag": [tag(number) for number in numbers],
+            "properties": [{"n": str(number % 5)} for number in numbers],
+            **columns,
+        }
+        fields = [schema.SEND.field(name) for name in table]
+        return numbers, pa.table(table, schema=pa.schema(fields))
+
+    @rule(trouble=TROUBLE)
+    def revive(self, trouble: Trouble | None) -> None:
+        answer, done = self.crashing.ask("revive", trouble=trouble)
+        self.crashing.cut_off &= answer is None
+        for consumer in self.model.consumers if done else ():
+            consumer.expire(self.now)
+
+    @rule(what=st.sampled_from(("dispatch", "seal", "crash", "reopen", "reopen from the log")))
+    def restart(self, what: str) -> None:
+        """What lies where on disk changes, and who has it open."""
+        if what == "dispatch":
+            self.crashing.broker.engine.dispatched()
+        elif what == "seal":
+            self.sealed = True
+            self.crashing.broker.seal()
+        elif what == "crash":
+            self.crashing.crash()
+        else:
+            self.crashing.reopen(from_the_log=what.endswith("log") and not self.sealed)
+
+    @rule(milliseconds=st.sampled_from((1, 49, 100, 400, 1_000, 3_000)))
+    def advance(self, milliseconds: int) -> None:
+        self.crashing.clock.advance(milliseconds)
+
+    @rule(before=st.sampled_from((1, 0)))
+    def advance_to_the_next_moment(self, before: int) -> None:
+        """To when something ends, or is due; or to one millisecond before."""
+        moments = [at for at, _, _ in self.model.scheduled.values()]
+        moments += [half.due for half in self.model.halves.values() if half.state == "open"]
+        for consumer in self.model.consumers:
+            for entry in consumer.having("open"):
+                moments.append(entry.leased_until if entry.receipt else entry.free_at)
+        soonest = min((at for at in moments if at - before > self.now), default=self.now)
+        self.crashing.clock.advance(max(0, soonest - before - self.now))

@@ -1,0 +1,203 @@
+"""What producers do: sending, scheduling and recalling, transactions."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from rmq_pipeline import errors, schema
+from tests.simulation.crashing import Trouble
+from tests.simulation.history import History
+from tests.simulation.model import BACKOFF_MS, IMMUNITY_MS, MAX_ATTEMPTS, Half, Model
+from tests.simulation.scenery import (
+    ANY,
+    CHOICES,
+    CONSUMERS,
+    LOST,
+    POLICIES,
+    QUEUES,
+    ROWS,
+    TOPICS,
+    TROUBLE,
+    consumer,
+    some,
+)
+
+
+class Producing(History):
+    """Histories of what is sent."""
+
+    @initialize(
+        names=st.lists(st.sampled_from(CONSUMERS), min_size=1, max_size=3, unique=True),
+        policies=st.lists(st.sampled_from(POLICIES), min_size=3, max_size=3),
+        rows=ROWS,
+    )
+    def begin_history(
+        self, names: list[str], policies: list[str], rows: list[tuple[str, int, int]]
+    ) -> None:
+        """Up to three consumer groups, and something for each of them to read."""
+        chosen = [consumer(name, how) for name, how in zip(names, policies, strict=False)]
+        self.topics = sorted({one.topic for one in chosen})
+        self.model = Model(chosen)
+        for name in self.topics:
+            self.crashing.broker.create_topic(name, type=TOPICS[name], queues=QUEUES)
+        for one in chosen:
+            self.crashing.broker.create_group(
+                one.name,
+                order="message_group" if one.ordered else "none",
+                max_attempts=MAX_ATTEMPTS,
+                backoff_ms=BACKOFF_MS,
+                on_failure=one.on_failure,
+            )
+        for which in range(len(self.topics)):
+            for kind in ("fifo", "delay", "transaction"):
+                self.send(which, rows, kind, False, None)
+
+    @rule(
+        which=ANY,
+        rows=ROWS,
+        mixed=st.sampled_from(("fifo", "fifo", "normal", "delay", "transaction")),
+        levels=st.booleans(),
+        trouble=TROUBLE,
+    )
+    def send(
+        self,
+        which: int,
+        rows: list[tuple[str, int, int]],
+        mixed: str,
+        levels: bool,
+        trouble: Trouble | None,
+    ) -> None:
+        """Messages of the topic's type; a mixed topic takes any."""
+        topic = self.topics[which % len(self.topics)]
+        kind = mixed if TOPICS[topic] == "mixed" else TOPICS[topic]
+        if kind == "transaction":
+            self.begin(topic, len(rows), trouble)
+        elif kind == "delay":
+            self.send_later(topic, rows, levels=levels, trouble=trouble)
+        else:
+            keys, _, priorities = zip(*rows, strict=True)
+            keys = keys if kind == "fifo" else ("",) * len(keys)
+            columns: dict[str, Any] = {"message_group": keys} if kind == "fifo" else {}
+            columns |= {"priority": priorities} if kind == "priority" else {}
+            numbers, table = self.table(len(rows), **columns)
+            _, stored = self.crashing.ask("send", topic, table, trouble=trouble)
+            for i, number in enumerate(numbers) if stored else ():
+                queue = min(priorities[i], QUEUES - 1)
+                self.model.store(topic, number, key=keys[i], priority=queue, now=self.now)
+
+    def send_later(
+        self,
+        topic: str,
+        rows: list[tuple[str, int, int]],
+        *,
+        levels: bool,
+        trouble: Trouble | None,
+    ) -> None:
+        """Messages for a time, or of a delay level; in a mixed topic of a message group too."""
+        keys, delays, _ = zip(*rows, strict=True)
+        columns: dict[str, Any] = {"deliver_at_ms": [self.now + delay for delay in delays]}
+        if topic == "anything":
+            columns["message_group"] = keys
+        elif levels:
+            delays = tuple(1_000 if delay < 1_000 else 3_000 for delay in delays)
+            columns = {"delay_level": [1 if delay == 1_000 else 2 for delay in delays]}
+        numbers, table = self.table(len(rows), **columns)
+        sent, stored = self.crashing.ask("send", topic, table, trouble=trouble)
+        for i, number in enumerate(numbers) if stored else ():
+            key = keys[i] if topic == "anything" else ""
+            self.model.scheduled[number] = (self.now + delays[i], topic, key)
+        if sent is not None:
+            self.handles.update(zip(numbers, sent["recall_handle"].to_pylist(), strict=True))
+
+    def begin(self, topic: str, n: int, trouble: Trouble | None) -> None:
+        """Half messages."""
+        numbers, table = self.table(n)
+        sent, stored = self.crashing.ask(
+            "send_half", topic, table, producer_group="producers", trouble=trouble
+        )
+        ids = [LOST] * n if sent is None else sent["transaction_id"].to_pylist()
+        for number, transaction_id in zip(numbers, ids, strict=True) if stored else ():
+            self.model.halves[number] = Half(topic, transaction_id, self.now + IMMUNITY_MS)
+
+    @precondition(lambda self: self.model.scheduled)
+    @rule(limit=st.sampled_from((1, 5, 1_000)), trouble=TROUBLE)
+    def deliver_scheduled(self, limit: int, trouble: Trouble | None) -> None:
+        report, done = self.crashing.ask("deliver_scheduled", limit=limit, trouble=trouble)
+        if done:
+            delivered = self.model.deliver(self.now, limit)
+            assert report is None or report["delivered"] == delivered
+
+    @precondition(lambda self: self.handles)
+    @rule(which=CHOICES, trouble=TROUBLE)
+    def recall(self, which: list[bool], trouble: Trouble | None) -> None:
+        """All of them still wait, or none is called back."""
+        waiting = self.model.scheduled
+        known = [number for number in self.handles if number in waiting or number % 4 == 0]
+        chosen = [n for n, yes in zip(known[-8:], cycle(which), strict=False) if yes]
+        topics = [waiting[n][1] if n in waiting else "" for n in chosen]
+        topic = topics[0] if topics and topics[0] else self.topics[0]
+        handles = pa.table([[self.handles[n] for n in chosen]], schema=schema.RECALL)
+        if any(name != topic for name in topics):
+            with pytest.raises(errors.RecallError):
+                self.crashing.broker.recall(topic, handles)
+            return
+        recalled, done = self.crashing.ask("recall", topic, handles, trouble=trouble)
+        assert recalled is None or recalled["message_id"].to_pylist() == [f"m-{n}" for n in chosen]
+        for number in chosen if done else ():
+            del waiting[number]
+
+    # ---------------------------------------------------------------------------- transactions
+
+    @precondition(lambda self: self.model.halves)
+    @rule(
+        said=some(st.sampled_from(("commit", "commit", "rollback", "unknown", None))),
+        trouble=TROUBLE,
+    )
+    def end(self, said: list[str | None], trouble: Trouble | None) -> None:
+        """Halves end once, and are answered the same ever after."""
+        known = [(n, h) for n, h in self.model.halves.items() if h.transaction_id != LOST]
+        chosen = [
+            (number, half, resolution)
+            for (number, half), resolution in zip(known[-8:], cycle(said), strict=False)
+            if resolution is not None
+        ]
+        table = pa.table(
+            [[half.transaction_id for _, half, _ in chosen], [said for _, _, said in chosen]],
+            schema=schema.RESOLUTION,
+        )
+        if any(half.state not in ("open", said) and said != "unknown" for _, half, said in chosen):
+            with pytest.raises(errors.TransactionEndedError):
+                self.crashing.broker.end_transactions(table)
+            return
+        expected = [
+            (said, said != "unknown") if half.state == "open" else (half.state, False)
+            for _, half, said in chosen
+        ]
+        ended, done = self.crashing.ask("end_transactions", table, trouble=trouble)
+        if ended is not None:
+            answers = (ended["resolution"].to_pylist(), ended["first_time"].to_pylist())
+            assert list(zip(*answers, strict=True)) == expected
+        for number, half, resolution in chosen if done else ():
+            if half.state == "open" and resolution != "unknown":
+                half.state = resolution
+                if resolution == "commit":
+                    self.model.store(half.topic, number, now=self.now)
+
+    @precondition(lambda self: self.model.halves)
+    @rule()
+    def check(self) -> None:
+        """Count the checks, and ask about all of these."""
+        asked, given_up = self.model.check(self.now)
+        report = self.crashing.broker.check_transactions()
+        assert (report["checked"], report["given_up"]) == (len(asked), given_up)
+        offered = self.crashing.broker.fetch_checks(limit=1_000)
+        halves = {number: self.model.halves[number] for number in asked}
+        ids = [(f"m-{number}", half.checks) for number, half in halves.items()]
+        found = (offered["message_id"].to_pylist(), offered["checks"].to_pylist())
+        assert sorted(zip(*found, strict=True)) == sorted(ids)

@@ -1,0 +1,96 @@
+"""What histories are about: topics, who reads them and how, and what may be drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from rmq_pipeline.settings import Settings
+from tests.simulation.crashing import Trouble
+from tests.simulation.model import CHECK_INTERVAL_MS, CHECKS, IMMUNITY_MS, Consumer
+
+#: Crashes here are copies of files: a disk would add nothing but its time.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+SETTINGS = Settings(
+    reserve_bytes=0,
+    log_file_bytes=1024 * 1024,
+    seal_after_ms=2_000,
+    delay_levels_ms=(1_000, 3_000),
+    transaction_immunity_ms=IMMUNITY_MS,
+    transaction_check_interval_ms=CHECK_INTERVAL_MS,
+    transaction_check_max=CHECKS,
+)
+TOPICS = {
+    "ordered": "fifo",
+    "loose": "normal",
+    "later": "delay",
+    "urgent": "priority",
+    "deals": "transaction",
+    "anything": "mixed",
+}
+QUEUES = 2
+KEYS = ("a", "b", "c")
+TAGS = {"filter": "a || b"}
+SQL = {"filter": "n > 1 AND TAGS <> 'b' OR n = 0", "filter_type": "sql92"}
+POLICIES = ("dead_letter", "park", "dead_letter_group")
+#: The receipt of a delivery, or the id of a transaction, that nobody was told of.
+LOST = "lost"
+
+
+def tag(number: int) -> str:
+    return "abc"[number % 3]
+
+
+def everything(number: int) -> bool:
+    return number >= 0
+
+
+def tagged(number: int) -> bool:
+    return tag(number) in "ab"
+
+
+def conditioned(number: int) -> bool:
+    n = number % 5
+    return (n > 1 and tag(number) != "b") or n == 0
+
+
+def consumer(name: str, on_failure: str) -> Consumer:
+    """A consumer group of this name, which says what it reads and how."""
+    topic, _, how = name.removeprefix("of-").partition("-")
+    ordered = TOPICS[topic] in ("fifo", "mixed")
+    filters = {"tagged": (TAGS, tagged), "conditioned": (SQL, conditioned)}
+    wanted, wants = filters.get(how, ({}, everything))
+    return Consumer(name, topic, ordered, on_failure, wanted, wants)
+
+
+CONSUMERS = (
+    *("of-ordered", "of-ordered-tagged", "of-loose", "of-loose-conditioned"),
+    *("of-later", "of-urgent", "of-deals", "of-anything"),
+)
+
+
+def some(strategy: st.SearchStrategy[Any], most: int = 6) -> st.SearchStrategy[list[Any]]:
+    return st.lists(strategy, min_size=1, max_size=most)
+
+
+#: Which of those there are; a list of these is gone through again and again.
+CHOICES = some(st.booleans())
+#: Taken modulo how many there are.
+ANY = st.integers(0, 5)
+#: Mostly none.
+TROUBLE = st.one_of(
+    *[st.none()] * 7,
+    st.builds(
+        Trouble,
+        st.sampled_from(("staged", "before_write", "half_written", "written")),
+        st.booleans(),
+    ),
+)
+#: Message group, delay and priority of a message; its topic says which of these count.
+ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from((1, 50, 1_000, 3_000)), st.integers(0, 3)),
+    min_size=2,
+    max_size=8,
+)
