@@ -40,8 +40,11 @@ bench: setup ## measure the engine, the pipeline, memory and start-up
 	$(BIN)/python benchmarks/idle.py --quick
 	$(BIN)/python benchmarks/memory.py
 
-chaos: setup ## kill the broker 500 times under traffic (about five minutes)
+chaos: setup ## kill the broker 500 times, processes of a pipeline 120 times; 500 random histories
 	RMQ_CHAOS_KILLS=500 $(BIN)/pytest tests/chaos/test_kills.py --timeout 3600
+	RMQ_CHAOS_RUN_KILLS=30 RMQ_CHAOS_REDRIVE_KILLS=30 $(BIN)/pytest --timeout 3600 \
+		tests/chaos/test_pipeline_kills.py tests/chaos/test_redrive_kills.py
+	RMQ_SIMULATION_HISTORIES=500 $(BIN)/pytest tests/simulation --timeout 3600
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -19,7 +19,6 @@ from rmq_pipeline.orchestration.windows import JOBS
 from tests.chaos.exchange import GROUP, PIPELINE
 from tests.chaos.test_kills import free_address
 from tests.chaos.zygote import Zygote
-from tests.conftest import Eventually
 
 #: Short, so that a check whose answer got lost is made again soon.
 SETTINGS: Final = {"transaction_check_interval_ms": 3_000, "transaction_check_max": 1_000}
@@ -30,10 +29,9 @@ _STARTED: Final = re.compile(r"Started process for run \(pid: (\d+)\)")
 class Floor:
     """A broker without background work of its own, and a DevServer whose runs do it."""
 
-    def __init__(self, folder: Path, eventually: Eventually) -> None:
+    def __init__(self, folder: Path) -> None:
         self.home, self.desk, self.sinks = (folder / name for name in ("home", "desk", "sinks"))
         self.desk.mkdir()
-        self._eventually = eventually
         self._address = free_address()
         self._zygote = Zygote(folder / "output")
         self._dagster_home = folder / "dagster_home"
@@ -50,7 +48,7 @@ class Floor:
     def __enter__(self) -> Self:
         self._broker = self._serve()
         self.client = Client(home=self.home)
-        self._eventually(self.client.ping)
+        self.client.ping()
         PIPELINE.ensure(self.client)
         self._dagster.start()
         self._instance = dg.DagsterInstance.from_config(str(self._dagster_home))

@@ -70,13 +70,7 @@ class Session:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    def eventually(condition: object) -> None:
-        give_up_at = time.monotonic() + 30
-        while not callable(condition) or not condition():
-            assert time.monotonic() < give_up_at
-            pause(0.01)
-
-    with Floor(tmp_path_factory.mktemp("floor"), eventually) as floor:
+    with Floor(tmp_path_factory.mktemp("floor")) as floor:
         yield Session(floor)
 
 
@@ -239,7 +233,7 @@ def take_over(floor: Floor, job: str) -> str:
     return floor.launch(job, hand_over_from=window["epoch"] if window else 0)
 
 
-# ------------------------------------------------------------------------------------- the end state
+# ---------------------------------------------------------------------------------- the end state
 
 
 def assert_end(session: Session, eventually: Eventually) -> None:

@@ -1,6 +1,6 @@
 """kill -9 during a redrive, of the broker and of the process that redrives: the same end state.
 
-RMQ_CHAOS_REDRIVE_KILLS sets how often each (30).
+RMQ_CHAOS_REDRIVE_KILLS sets how often each (5).
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.conftest import Eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
-KILLS = int(os.environ.get("RMQ_CHAOS_REDRIVE_KILLS", "30"))
+KILLS = int(os.environ.get("RMQ_CHAOS_REDRIVE_KILLS", "5"))
 RMQ = str(Path(sys.executable).with_name("rmq"))
 TOPIC, GROUP, ID = "orders", "billing", "the-fix"
 #: Message groups, and messages: enough to last for all kills at this rate.
