@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.errors import QueryError, RequestError
+from rmq_pipeline.filter.expression import SQL92, compile_filter
 from rmq_pipeline.flight.client import Client
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Status = Literal["running", "done", "stopped", "waiting"]
 #: How often outcomes are looked at while there is nothing else to do.
 POLL_S: Final = 0.2
 _DIALECT: Final = "duckdb"
+#: What a filter may look at.
+_FILTERED: Final = ("message_id", "message_group", "tag", "keys", "properties")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,9 @@ class Plan:
     group: str
     #: A condition on the columns of the view dead_letters; empty for all that were not redriven.
     where: str = ""
+    #: A filter on the messages themselves, as for receive; empty for all.
+    filter: str = ""
+    filter_type: str = SQL92
     #: Messages per second; 0 for no limit but ``ahead``.
     rate_per_s: float = 0.0
     #: It stops when a larger share of the first outcomes than this are no acks,
@@ -123,7 +129,7 @@ def redrive(
         pause: waits for some seconds of it.
 
     Raises:
-        QueryError: the condition is wrong; nothing was redriven.
+        QueryError, FilterExpressionError: the condition, the filter is wrong; nothing was redriven.
         ConsumerGroupNotFoundError: there is no such group.
     """
     client.describe_group(plan.group)
@@ -186,6 +192,7 @@ def _choose(client: Client, plan: Plan) -> pa.Table:
     """The dead letters of the plan that were not redriven; schema.DEAD_LETTER."""
     from sqlglot import exp
 
+    wanted = compile_filter(plan.filter, plan.filter_type) if plan.filter else None
     letters = (
         exp.select("*")
         .from_("dead_letters")
@@ -196,7 +203,7 @@ def _choose(client: Client, plan: Plan) -> pa.Table:
         letters = letters.where(condition(plan.where))
     # As the messages were stored: a message group lies in one queue, or has moved to a newer one.
     query = (
-        exp.select("d.queue_id", "d.queue_offset")
+        exp.select("d.queue_id", "d.queue_offset", *(f"d.{name}" for name in _FILTERED))
         .from_(letters.subquery("d"))
         .join(
             "messages AS m",
@@ -207,7 +214,10 @@ def _choose(client: Client, plan: Plan) -> pa.Table:
         .order_by("m.stored_at_ms NULLS LAST", "d.topic", "d.origin_queue_id")
         .order_by("d.origin_queue_offset", "d.queue_offset")
     )
-    return client.sql(query.sql(_DIALECT, comments=False)).cast(schema.DEAD_LETTER)
+    found = client.sql(query.sql(_DIALECT, comments=False))
+    if wanted is not None:
+        found = found.filter(wanted.matches(found))
+    return found.select(schema.DEAD_LETTER.names).cast(schema.DEAD_LETTER)
 
 
 class _Run:

@@ -13,7 +13,12 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.errors import ConsumerGroupNotFoundError, QueryError, RequestError
+from rmq_pipeline.errors import (
+    ConsumerGroupNotFoundError,
+    FilterExpressionError,
+    QueryError,
+    RequestError,
+)
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.redriving import Plan, Report, manifest, redrive
@@ -117,6 +122,37 @@ def test_all_dead_letters_come_again_in_order_within_each_group(
     for group in range(4):
         mine = [i for i in ids if int(i[2:]) % 4 == group]
         assert [i for i in consumer.came if i in set(mine)] == mine
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "chosen"),
+    [
+        ("half = '1' AND KEYS IN ('k-1', 'k-5')", "sql92", {"m-1", "m-5"}),
+        ("half > 0", "sql92", {"m-1", "m-3", "m-5"}),
+        ("unknown IS NULL", "sql92", {f"m-{i}" for i in range(6)}),
+        ("no || such", "tag", set()),
+    ],
+)
+def test_a_filter_chooses_among_them(
+    client: Client, dead: Callable[..., list[str]], expression: str, kind: str, chosen: set[str]
+) -> None:
+    dead(6)
+    consumer = Consumer(client)
+
+    run(consumer, filter=expression, filter_type=kind)
+
+    assert set(consumer.came) == chosen
+
+
+def test_a_filter_that_does_not_parse_shows_where_and_redrives_nothing(
+    client: Client, dead: Callable[..., list[str]]
+) -> None:
+    dead(3)
+
+    with pytest.raises(FilterExpressionError, match=r"\^"):
+        run(Consumer(client), filter="half = = 1")
+
+    assert manifest(client, "r").num_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def list_(
     epilog=examples(
         "rmq dead-letters redrive billing",
         "rmq dead-letters redrive billing --where \"signature = '3f0c8a1b2d4e'\" --rate 50",
-        "rmq dead-letters redrive billing --where \"properties['region'] = 'east'\" --limit 100",
+        "rmq dead-letters redrive billing --filter \"region = 'east' AND amount > 100\" --limit 100",
         "rmq sql \"SELECT * FROM redrives WHERE redrive_id = 'redrive-…'\"",
     )
 )
@@ -66,6 +66,9 @@ def redrive(
     group: Group,
     *,
     where: Where = None,
+    filter_: Annotated[
+        str, typer.Option("--filter", metavar="EXPR", help="A SQL92 filter, as for receive.")
+    ] = "",
     rate: Annotated[
         float, typer.Option(metavar="N", help="Messages per second; 0 for no limit.")
     ] = 0.0,
@@ -94,6 +97,7 @@ def redrive(
     plan = Plan(
         group=group,
         where=where or "",
+        filter=filter_,
         rate_per_s=rate,
         max_failed_share=max_failed_share,
         limit=limit,

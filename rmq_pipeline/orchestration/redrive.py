@@ -34,6 +34,10 @@ class RedriveConfig(dg.Config):
             "not redriven yet."
         ),
     )
+    filter: str = Field(
+        default="",
+        description="A SQL92 filter on the messages, such as region = 'east'. Empty: all.",
+    )
     rate_per_s: float = Field(default=0.0, ge=0, description="Messages per second; 0 for no limit.")
     max_failed_share: float = Field(
         default=0.2,
@@ -63,6 +67,7 @@ class RedriveConfig(dg.Config):
         return Plan(
             group=self.consumer_group,
             where=self.where,
+            filter=self.filter,
             rate_per_s=self.rate_per_s,
             max_failed_share=self.max_failed_share,
             minimum=self.minimum,
