@@ -1,7 +1,10 @@
 """Tables from outside: their columns by name, of the types that the schema says."""
 
 import functools
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline.errors import TableSchemaError
@@ -10,6 +13,9 @@ from rmq_pipeline.errors import TableSchemaError
 _SLACK_BYTES = 64 * 1024
 #: Columns of nulls up to this length are made once.
 _KEPT_ROWS = 1024
+#: Tables of nulls that are kept, by schema (alive as long as its table is) and length.
+_KEPT_TABLES = 256
+_ABSENT: dict[tuple[int, int], tuple[pa.Schema, dict[str, pa.Array]]] = {}
 
 
 def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
@@ -20,20 +26,49 @@ def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
     """
     if not isinstance(table, pa.Table):
         raise TableSchemaError(f"A pyarrow Table is needed, not {type(table).__name__}.")
-    unknown = [name for name in table.column_names if wanted.get_field_index(name) < 0]
+    names = table.column_names
+    unknown = [name for name in names if wanted.get_field_index(name) < 0]
     if unknown:
         raise TableSchemaError(
             f"Column {unknown[0]} is unknown; known are {', '.join(wanted.names)}."
         )
-    columns = {}
-    for field in wanted:
-        if table.schema.get_field_index(field.name) < 0:
-            if not field.nullable:
-                raise TableSchemaError(f"Column {field.name} is missing.")
-            columns[field.name] = nulls(table.num_rows, field.type)
-            continue
-        columns[field.name] = _one(table.column(field.name), field)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TableSchemaError(f"Column {twice} is there more than once.")
+    columns = _absent(wanted, table.num_rows)
+    for name in names:
+        columns[name] = _one(table.column(name), wanted.field(name))
+    if len(names) < len(columns):
+        _check_required(wanted, names)
     return columns
+
+
+def _absent(wanted: pa.Schema, n: int) -> dict[str, pa.Array]:
+    """Nulls for every field. Schemas are constants of this library, and hashing one is slow."""
+    if n > _KEPT_ROWS:
+        return {field.name: nulls(n, field.type) for field in wanted}
+    kept = _ABSENT.get((id(wanted), n))
+    if kept is None:
+        if len(_ABSENT) >= _KEPT_TABLES:
+            _ABSENT.clear()
+        kept = wanted, {field.name: nulls(n, field.type) for field in wanted}
+        _ABSENT[id(wanted), n] = kept
+    return kept[1].copy()
+
+
+def _check_required(wanted: pa.Schema, names: list[str]) -> None:
+    for field in wanted:
+        if not field.nullable and field.name not in names:
+            raise TableSchemaError(f"Column {field.name} is missing.")
+
+
+_NUMBERS = {np.dtype(np.int64): pa.int64(), np.dtype(np.int32): pa.int32()}
+
+
+def numbers(values: npt.NDArray[np.signedinteger[Any]]) -> pa.Array:
+    """Whole numbers as a column over the same memory; pa.array takes several times as long."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(_NUMBERS[values.dtype], len(values), [None, buffer])
 
 
 def nulls(n: int, of_type: pa.DataType) -> pa.Array:

@@ -31,8 +31,8 @@ _ALONE: Final = (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED, Kind.LITE_SUBSCR
 
 def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
     """Where each run of equal values begins."""
-    if not len(values):
-        return np.zeros(0, dtype=np.intp)
+    if len(values) <= 1:
+        return np.zeros(len(values), dtype=np.intp)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
 
 

@@ -58,7 +58,7 @@ def list_(
     epilog=examples(
         "rmq dead-letters redrive billing",
         "rmq dead-letters redrive billing --where \"signature = '3f0c8a1b2d4e'\" --rate 50",
-        "rmq dead-letters redrive billing --filter \"region = 'east' AND amount > 100\" --limit 100",
+        "rmq dead-letters redrive billing --filter \"region = 'east' AND price > 9\" --limit 100",
         "rmq sql \"SELECT * FROM redrives WHERE redrive_id = 'redrive-…'\"",
     )
 )

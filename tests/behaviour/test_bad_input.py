@@ -109,6 +109,10 @@ BAD_TABLES = {
         pa.table({"body": [b"x"], "message_grop": ["a"]}),
         "message_grop",
     ),
+    "with a column that is there twice": (
+        pa.Table.from_arrays([pa.array([b"x"])] * 2, names=["body", "body"]),
+        "body",
+    ),
     "with no column": (pa.table({}), "body"),
 }
 

@@ -19,7 +19,7 @@ from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
 from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64, queue_of_groups
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import columns_of, nulls, numbers
 from rmq_pipeline.topic import GROUPED, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
 
 Mask = npt.NDArray[np.bool_]
@@ -340,18 +340,18 @@ def _placed(
     columns = {name: _chosen(send.columns[name], at, n=n) for name in _COPIED}
     groups = send.message_group_hash if whole else send.message_group_hash[rows]
     made: dict[str, Any] = {
-        "topic_id": pa.array(np.full(n, topic_id, dtype=np.int32)),
-        "queue_id": pa.array(queue_id),
-        "queue_offset": pa.array(offsets),
-        "message_group_hash": pa.array(groups),
-        "stored_at_ms": pa.array(np.full(n, now_ms, dtype=np.int64)),
+        "topic_id": numbers(np.full(n, topic_id, dtype=np.int32)),
+        "queue_id": numbers(queue_id),
+        "queue_offset": numbers(offsets),
+        "message_group_hash": numbers(groups),
+        "stored_at_ms": numbers(np.full(n, now_ms, dtype=np.int64)),
         "deliver_at_ms": _times(send, rows, deliver_at=deliver_at),
-        "target_topic_id": pa.nulls(n, pa.int32())
+        "target_topic_id": nulls(n, pa.int32())
         if target is None
         else pa.array(np.full(n, target, dtype=np.int32)),
     }
     batch = pa.RecordBatch.from_arrays(
-        [columns[f.name] if f.name in columns else made[f.name] for f in schema.MESSAGE],
+        [columns[name] if name in columns else made[name] for name in _MESSAGE],
         schema=schema.MESSAGE,
     )
     tags = send.tag_hash if whole else send.tag_hash[rows]
@@ -371,8 +371,9 @@ def _times(send: Send, rows: Int64s, *, deliver_at: Int64s | None) -> pa.Array:
     if given is not None:
         return given.take(pa.array(rows))
     if deliver_at is None:
-        return pa.nulls(len(rows), pa.int64())
-    return pa.array(deliver_at[rows])
+        return nulls(len(rows), pa.int64())
+    return numbers(deliver_at[rows])
 
 
+_MESSAGE: Final = tuple(schema.MESSAGE.names)
 _COPIED: Final = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")

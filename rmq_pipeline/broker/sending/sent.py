@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import recall_handle, schema
 from rmq_pipeline.message import Int32s, Int64s, hash64
 from rmq_pipeline.recall_handle import RecallHandles
-from rmq_pipeline.tables import nulls
+from rmq_pipeline.tables import nulls, numbers
 
 Mask = npt.NDArray[np.bool_]
 
@@ -40,8 +40,8 @@ class Sent:
         n = len(self.queue_id)
         columns = [
             self.message_id,
-            pa.array(self.queue_id),
-            pa.array(self.queue_offset),
+            numbers(self.queue_id),
+            numbers(self.queue_offset),
             self._recall_handles(),
             _false(n) if self.duplicate is None else pa.array(self.duplicate),
         ]

@@ -30,6 +30,9 @@ class Placed:
 
     def index_rows(self, position: int) -> Iterator[tuple[int, IndexRows]]:
         """For each queue the rows of its read-ahead."""
+        if len(self.queue_id) == 1:
+            yield int(self.queue_id[0]), self._rows(np.zeros(1, dtype=np.int64), position)
+            return
         starts = run_starts(self.queue_id)
         queues = self.queue_id[starts].tolist()
         if len(set(queues)) < len(queues):
