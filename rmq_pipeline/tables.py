@@ -100,5 +100,18 @@ def _one(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
         return _compact(column.chunk(0))
     if column.num_chunks == 0:
         return pa.array([], field.type)
+    return contiguous(column)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array.
+
+    Raises:
+        TableSchemaError: its texts take more than 2 GiB, which no array holds.
+    """
     combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+    if not isinstance(combined, pa.ChunkedArray):
+        return combined
+    if combined.num_chunks > 1:
+        raise TableSchemaError(f"A column of {column.nbytes} bytes does not fit in one array.")
+    return combined.chunk(0) if combined.num_chunks else pa.array([], column.type)

@@ -15,6 +15,7 @@ from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
     """The columns of a send of the copies: where each came from is in its properties."""
     n = len(doomed)
     columns = {
-        name: messages.column(name).combine_chunks()
+        name: contiguous(messages.column(name))
         for name in ("message_id", "tag", "keys", "message_group", "body", "born_at_ms")
     }
     explained = {text: _explained(text) for text in set(doomed.failures)}
@@ -95,10 +96,7 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
     columns["properties"] = pa.array(properties, schema.PROPERTIES)
     columns["delay_level"] = pa.nulls(n, pa.int32())
     columns["deliver_at_ms"] = pa.nulls(n, pa.int64())
-    return {
-        name: column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        for name, column in columns.items()
-    }
+    return columns
 
 
 def _explained(text: str) -> dict[str, str]:

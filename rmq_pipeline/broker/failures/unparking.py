@@ -17,6 +17,7 @@ from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.message import Int64s, hash64
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import contiguous
 
 
 @dataclass(slots=True)
@@ -131,8 +132,7 @@ def _hashes(message_groups: pa.Table) -> Int64s:
         or "message_group" not in message_groups.column_names
     ):
         raise TableSchemaError("message_groups is a table with the column message_group.")
-    names = message_groups.column("message_group").combine_chunks()
-    names = names.chunk(0) if isinstance(names, pa.ChunkedArray) and names.num_chunks else names
+    names = contiguous(message_groups.column("message_group"))
     if not len(names):
         return np.zeros(0, dtype=np.int64)
     return np.unique(hash64(names.cast(pa.string()).drop_null()))

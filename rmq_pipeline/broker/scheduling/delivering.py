@@ -17,6 +17,7 @@ from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import contiguous
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE
 
 _COLUMNS = (
@@ -176,7 +177,7 @@ def deliver(
             continue
         at = np.flatnonzero(rows.target_topic_id == topic_id)
         part = messages if len(at) == len(rows) else messages.take(pa.array(at))
-        columns = {name: _whole(part.column(name)) for name in _COLUMNS}
+        columns = {name: contiguous(part.column(name)) for name in _COLUMNS}
         columns["delivered_at"] = columns["deliver_at_ms"]
         columns["delay_level"] = pa.nulls(len(at), pa.int32())
         columns["deliver_at_ms"] = pa.nulls(len(at), pa.int64())
@@ -190,8 +191,3 @@ def deliver(
         sends.append((at, send))
     answer: tuple[Scheduled, int, Int64s] = engine.submit(Deliver(rows, tuple(sends), window))
     return answer
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

@@ -18,7 +18,7 @@ from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import hash64
 from rmq_pipeline.receipt import Receipts
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import columns_of, contiguous
 
 _RESERVED = ("message_group", "message_group_hash", "removed")
 
@@ -153,8 +153,7 @@ def _state_batch(
     if not table.num_rows:
         return None
     table = table.combine_chunks()
-    keys = table.column("message_group").cast(pa.string()).combine_chunks()
-    keys = keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys
+    keys = contiguous(table.column("message_group").cast(pa.string()))
     if keys.null_count:
         raise TableSchemaError("Column message_group of the state has a null.")
     removed = pa.repeat(pa.scalar(False), len(keys))

@@ -22,7 +22,7 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import columns_of, contiguous
 from rmq_pipeline.topic import HALF_TOPIC_ID
 
 Mask = npt.NDArray[np.bool_]
@@ -237,12 +237,7 @@ def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
 
 def plain_columns(messages: pa.Table) -> dict[str, pa.Array]:
     """The columns of a send that delays nothing."""
-    columns = {name: _whole(messages.column(name)) for name in COPIED}
+    columns = {name: contiguous(messages.column(name)) for name in COPIED}
     columns["delay_level"] = pa.nulls(len(messages), pa.int32())
     columns["deliver_at_ms"] = pa.nulls(len(messages), pa.int64())
     return columns
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
