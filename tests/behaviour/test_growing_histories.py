@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -12,9 +14,6 @@ from hypothesis import strategies as st
 from rmq_pipeline import errors
 from tests.behaviour.conftest import Door
 from tests.behaviour.reopening import reopened_from_the_log
-
-if TYPE_CHECKING:
-    import pytest
 
 GROUPS = [f"g{i}" for i in range(8)]
 STEPS = st.one_of(
@@ -107,13 +106,14 @@ class History:
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_no_history_with_growths_breaks_the_order_of_a_group(
-    steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
+    steps: list[tuple[str, Any]],
 ) -> None:
-    door = Door("in_process", tmp_path_factory.mktemp("growth") / "home")
-    try:
-        history = History(door)
-        for name, argument in steps:
-            getattr(history, name)(argument)
-        history.finish()
-    finally:
-        door.end()
+    with TemporaryDirectory() as folder:
+        door = Door("in_process", Path(folder) / "home")
+        try:
+            history = History(door)
+            for name, argument in steps:
+                getattr(history, name)(argument)
+            history.finish()
+        finally:
+            door.end()

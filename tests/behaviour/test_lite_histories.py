@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -13,9 +15,6 @@ from rmq_pipeline import errors
 from tests.behaviour.conftest import Door
 from tests.behaviour.lite import Clients
 from tests.behaviour.reopening import reopened_from_the_log
-
-if TYPE_CHECKING:
-    import pytest
 
 NAMES = [f"lite-{i}" for i in range(6)]
 CLIENTS = ["one", "other", "third"]
@@ -113,13 +112,14 @@ class History:
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_no_history_gives_a_lite_topic_to_a_stranger_or_out_of_order(
-    steps: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
+    steps: list[tuple[Any, ...]],
 ) -> None:
-    door = Door("in_process", tmp_path_factory.mktemp("lite") / "home")
-    try:
-        history = History(door)
-        for name, *arguments in steps:
-            getattr(history, name)(*arguments)
-        history.finish()
-    finally:
-        door.end()
+    with TemporaryDirectory() as folder:
+        door = Door("in_process", Path(folder) / "home")
+        try:
+            history = History(door)
+            for name, *arguments in steps:
+                getattr(history, name)(*arguments)
+            history.finish()
+        finally:
+            door.end()
