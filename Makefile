@@ -36,6 +36,7 @@ check: test ## the same as test
 bench: setup ## measure the engine, the pipeline, memory and start-up
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python -m benchmarks.upkeep
+	$(BIN)/python -m benchmarks.log
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/idle.py --quick
 	$(BIN)/python benchmarks/memory.py

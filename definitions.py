@@ -5,15 +5,21 @@ import dagster as dg
 from assets import upkeep
 from examples.flights.pipeline import PIPELINE as FLIGHTS
 from resources.deployments import resources
-from sensors.upkeep import DUE_WORK
+from sensors.upkeep import COMPACT_SINKS, DUE_WORK
 
 defs = dg.Definitions.merge(
     dg.Definitions(
         assets=upkeep.ASSETS,
         asset_checks=upkeep.CHECKS,
-        jobs=[*upkeep.WINDOW_JOBS, upkeep.PURGE_JOB, upkeep.REDRIVE_JOB, upkeep.UNPARK_JOB],
+        jobs=[
+            *upkeep.WINDOW_JOBS,
+            upkeep.PURGE_JOB,
+            upkeep.REDRIVE_JOB,
+            upkeep.UNPARK_JOB,
+            upkeep.COMPACT_SINKS_JOB,
+        ],
         schedules=[upkeep.PURGE_SCHEDULE],
-        sensors=[DUE_WORK],
+        sensors=[DUE_WORK, COMPACT_SINKS],
         resources=resources(),
         # A run is one process: the multiprocess executor would add 1.5 s to each, and a step
         # worker that outlives its killed run.

@@ -3,9 +3,12 @@
 from typing import Final
 
 from examples.flights.pipeline import PIPELINE as FLIGHTS
+from rmq_pipeline.orchestration.archive_assets import NAMES as ARCHIVE
+from rmq_pipeline.orchestration.archive_assets import archive_assets
 from rmq_pipeline.orchestration.checks import fallback_check
 from rmq_pipeline.orchestration.purge import purge_asset, purge_job, purge_schedule
 from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.sink_compaction import compact_sinks_asset, compact_sinks_job
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
 from rmq_pipeline.orchestration.transaction_checker import transaction_check_job, transaction_checks
 from rmq_pipeline.orchestration.unparking import unpark_asset, unpark_job
@@ -15,12 +18,15 @@ from rmq_pipeline.orchestration.windows import JOBS
 #: The window that has half messages checked, by the checkers of these pipelines.
 CHECKERS: Final = FLIGHTS.checkers
 _OTHERS: Final = [job for job in JOBS.values() if job.name != CHECK_JOB]
+_PLAIN: Final = [job for job in _OTHERS if job.name not in ARCHIVE]
 ASSETS: Final = [
-    *(upkeep_asset(job) for job in _OTHERS),
+    *(upkeep_asset(job) for job in _PLAIN),
+    *archive_assets(),
     transaction_checks(CHECKERS),
     purge_asset(),
     redrive_asset(),
     unpark_asset(),
+    compact_sinks_asset(FLIGHTS.consumers),
 ]
 #: The broker falls back to doing these itself.
 CHECKS: Final = [
@@ -30,4 +36,5 @@ WINDOW_JOBS: Final = [*(upkeep_job(job) for job in _OTHERS), transaction_check_j
 PURGE_JOB: Final = purge_job()
 REDRIVE_JOB: Final = redrive_job()
 UNPARK_JOB: Final = unpark_job()
+COMPACT_SINKS_JOB: Final = compact_sinks_job()
 PURGE_SCHEDULE: Final = purge_schedule()

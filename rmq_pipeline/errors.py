@@ -232,6 +232,12 @@ class RecallError(ConflictError):
     remedy = "Nothing was called back. What was delivered can only be answered by another message."
 
 
+class SinkChangedError(ConflictError):
+    """Files that are to be replaced in a sink are not those that count; nothing was changed."""
+
+    remedy = "Ask for the files that count now, and make the replacement of those."
+
+
 class FencedError(ConflictError):
     """A newer window of the same name has taken over; nothing was changed."""
 
@@ -296,6 +302,12 @@ class HomeFormatError(OperatorError):
     """Another version wrote the home, in a format that this one does not read."""
 
     remedy = "Use the version of rmq_pipeline that wrote it, or begin a new home."
+
+
+class ArchiveError(OperatorError):
+    """The archive root is another home's, or not the one this home has its segments in."""
+
+    remedy = "Set archive_root to where this home's segments are, or to an empty folder."
 
 
 def by_name(name: str) -> type[RocketMQError]:

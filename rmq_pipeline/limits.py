@@ -5,6 +5,9 @@ MIB = 1024 * 1024
 BODY_BYTES = 4 * MIB
 BATCH_BYTES = 256 * MIB
 BATCH_ROWS = 1_000_000
+#: Of messages that one frame delivers at their time, commits, buries or gives up: what the broker
+#: holds of them in memory, too. One message at least.
+STEP_BYTES = 64 * MIB
 PROPERTY_COUNT = 128
 PROPERTY_BYTES = 16 * 1024
 TOPIC_NAME_LENGTH = 127
@@ -31,6 +34,11 @@ IDEMPOTENCY_KEY_LENGTH = 255
 #: Dead letters of one call of redrive, and characters of its id.
 REDRIVE_ROWS = 100_000
 REDRIVE_ID_LENGTH = 127
+#: Files that one replacement in a sink adds or removes, and characters of its id.
+REPLACED_FILES = 100_000
+REPLACEMENT_ID_LENGTH = 255
+#: For how long a sink's history names the files that were replaced.
+SINK_HISTORY_MS = 30 * 24 * 3600 * 1000
 #: Characters that are kept of why a delivery failed.
 REASON_LENGTH = 4000
 #: Deliveries per second that a group may be limited to.
@@ -42,6 +50,9 @@ TRANSACTION_IMMUNITY_MS = 6_000
 TRANSACTION_IMMUNITY_MAX_MS = 3_600_000
 TRANSACTION_CHECK_INTERVAL_MS = 30_000
 TRANSACTION_CHECKS = 15
+#: An end that is asked for again within this time is answered as the first one was; after it, and
+#: with another transaction, the broker does not know it any more.
+TRANSACTION_REMEMBERED_MS = 7 * 24 * 3600 * 1000
 #: A producer that asked for checks within this time is there to be asked.
 PRODUCER_LIVE_MS = 60_000
 
@@ -67,9 +78,27 @@ BACKOFF_GROWTHS = 32
 DEFAULT_MAX_ATTEMPTS = 17
 DEFAULT_QUEUES = 8
 
+#: A topic keeps its messages at least so long, or so many bytes of segments.
+RETENTION_MIN_MS = 1000
+RETENTION_MIN_BYTES = 1
+#: Delivered scheduled messages and ended half messages go after this.
+SYSTEM_RETENTION_MS = 72 * 3600 * 1000
+#: Small segments become one of about this size, when there are so many of them.
+COMPACT_TARGET_BYTES = 128 * MIB
+COMPACT_MIN_INPUTS = 8
+#: More than this at a time is for Spark.
+COMPACT_SPARK_BYTES = 1024 * MIB
+#: How long a replaced or expired segment may still be read by those who have an older manifest.
+REPLACED_GRACE_MS = 10 * 60 * 1000
+#: Messages that one search gives at most.
+FIND_ROWS = 100_000
+
 LOG_FILE_BYTES = 256 * MIB
 RESERVE_BYTES = 256 * MIB
 DISPATCH_BEHIND_BYTES = 1024 * MIB
 ASYNC_SYNC_MS = 500
 QUERY_TIMEOUT_S = 30.0
 FALLBACK_OVERDUE_MS = 60_000
+SNAPSHOT_EVERY_MS = 3_600_000
+SNAPSHOT_EVENTS = 500_000
+HISTORY_RETENTION_MS = 7 * 24 * 3600 * 1000

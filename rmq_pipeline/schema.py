@@ -151,13 +151,20 @@ REDRIVEN: Final = pa.schema([*DEAD_LETTER, ("outcome", pa.string())])
 IDEMPOTENCY_KEY: Final = pa.schema([("idempotency_key", pa.string())])
 SEEN: Final = pa.schema([*IDEMPOTENCY_KEY, ("seen_at_ms", pa.int64())])
 
+#: Offsets [base, end) of message queues.
+OFFSET_RANGES: Final = pa.list_(
+    pa.struct([("queue_id", pa.int32()), ("base", pa.int64()), ("end", pa.int64())])
+)
+
 #: Files of a sink that a settle makes count; ``path`` is relative to the sink's folder.
+#: ``offsets``: where the messages that the rows came of lie; null: nobody has said so.
 SINK_FILE: Final = pa.schema(
     [
         pa.field("path", pa.string(), nullable=False),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
         ("partition", pa.string()),
+        ("offsets", OFFSET_RANGES),
     ]
 )
 

@@ -32,3 +32,18 @@ class Settings(BaseModel):
     fallback_overdue_ms: int = Field(limits.FALLBACK_OVERDUE_MS, ge=1000)
     #: Sealed are messages older than this, and whole log files that are full.
     seal_after_ms: int = Field(10 * 60_000, ge=0)
+    #: Where segments are: a path, or the URI of a pyarrow file system; None: in the home.
+    archive_root: str | None = None
+    #: Neighbouring segments of a queue become one of about this size, when there are so many.
+    compact_target_bytes: int = Field(limits.COMPACT_TARGET_BYTES, ge=1)
+    compact_min_inputs: int = Field(limits.COMPACT_MIN_INPUTS, ge=2)
+    #: How long files that count no more may still be read by those who have an older manifest.
+    replaced_grace_ms: int = Field(limits.REPLACED_GRACE_MS, ge=0)
+    #: How long scheduled messages that were delivered, and half messages that were ended, are kept.
+    system_retention_ms: int | None = Field(limits.SYSTEM_RETENTION_MS, ge=limits.RETENTION_MIN_MS)
+    #: A snapshot of the state is taken when the last one is this old, or after so many events; the
+    #: state as of a moment is a snapshot and the events after it.
+    snapshot_every_ms: int = Field(limits.SNAPSHOT_EVERY_MS, ge=0)
+    snapshot_events: int = Field(limits.SNAPSHOT_EVENTS, ge=1)
+    #: How long snapshots and events are kept; None: for good.
+    history_retention_ms: int | None = Field(limits.HISTORY_RETENTION_MS, ge=0)

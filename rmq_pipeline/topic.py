@@ -61,6 +61,9 @@ class Topic:
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
     #: What was stored before does not count.
     deduplicate_since_ms: int = 0
+    #: Sealed messages go when they are older, or when there are more bytes of them; None: never.
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
 
     def to_json(self) -> str:
         """As the commit log and the tables keep it."""
@@ -90,6 +93,11 @@ class Topic:
         deduplicate = (self.deduplicate, self.deduplicate_window_ms)
         return (self.type, self.queues, self.partition_time, *deduplicate)
 
+    def retains(self, *, retention_ms: int | None, retention_bytes: int | None) -> bool:
+        """Whether it keeps its messages as is asked; None asks for nothing."""
+        asked = ((retention_ms, self.retention_ms), (retention_bytes, self.retention_bytes))
+        return all(wanted is None or (wanted or None) == have for wanted, have in asked)
+
     def deduplicating(self, deduplicate: Any, *, window_ms: Any, now_ms: int) -> "Topic":
         """This topic suppressing other repetitions, or in another window; None: as it does.
 
@@ -112,6 +120,20 @@ class Topic:
             deduplicate_window_ms=window,
             deduplicate_since_ms=since,
         )
+
+    def retaining(self, *, retention_ms: Any, retention_bytes: Any) -> "Topic":
+        """This topic keeping its messages for another time, or size; None: as it does; 0: for good.
+
+        Raises:
+            RequestError: they are out of range.
+        """
+        check_retention(retention_ms, retention_bytes)
+        changed = self
+        if retention_ms is not None:
+            changed = replace(changed, retention_ms=retention_ms or None)
+        if retention_bytes is not None:
+            changed = replace(changed, retention_bytes=retention_bytes or None)
+        return changed
 
     def altered(self, *, queues: int | None, partition_time: str | None) -> "Topic":
         """This topic with other settings.
@@ -170,6 +192,21 @@ def check_deduplicate(deduplicate: Any, window_ms: Any) -> None:
     most = limits.DEDUPLICATE_WINDOW_MAX_MS
     if isinstance(window_ms, bool) or not isinstance(window_ms, int) or not 1 <= window_ms <= most:
         raise RequestError(f"deduplicate_window_ms is 1 to {most}, not {window_ms!r}.")
+
+
+def check_retention(retention_ms: Any, retention_bytes: Any) -> None:
+    """Refuse settings out of range; None and 0 are for good.
+
+    Raises:
+        RequestError: what is wrong, with the values that are allowed.
+    """
+    for name, value, least in (
+        ("retention_ms", retention_ms, limits.RETENTION_MIN_MS),
+        ("retention_bytes", retention_bytes, limits.RETENTION_MIN_BYTES),
+    ):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and (value == 0 or value >= least)):
+            raise RequestError(f"{name} is 0 for keeping all, or at least {least}, not {value!r}.")
 
 
 def is_system(name: str) -> bool:

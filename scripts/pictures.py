@@ -1,9 +1,10 @@
 """Takes the pictures of docs/pictures from a running demo, in headless Chromium.
 
-    .venv/bin/pip install selenium && .venv/bin/python scripts/pictures.py [--days N]
+    .venv/bin/pip install selenium && .venv/bin/python -m scripts.pictures [--days N] [--only …]
 
 Needs Chromium and its driver (Debian: chromium, chromium-driver). Runs the demo, looks up its runs,
-takes a picture of each page, and ends the demo.
+takes a picture of each page, and ends the demo. Then it plays the example of a replay
+(examples/flights/replaying.py), and takes the pictures of that.
 """
 
 import argparse
@@ -12,16 +13,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from examples.flights import replaying
 from rmq_pipeline.orchestration.graphql import GraphQL
 
+_Found = TypeVar("_Found")
 OUT = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 RUNS = """query { runsOrError(limit: 200) { ... on Runs { results { runId status jobName } } } }"""
 MATERIALIZED = """query ($key: AssetKeyInput!) { assetOrError(assetKey: $key) {
@@ -39,14 +45,25 @@ LOGS = (
 #: Those of them whose last message is opened.
 OPENED = ("redrive", "unpark")
 PATIENCE_S = 60
+REPLAY_S = 300
 
 
 def main() -> int:
     """Run the demo, take the pictures; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=int, default=2)
-    days = parser.parse_args().days
+    parser.add_argument("--only", choices=("demo", "replay"))
+    asked = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
+    if asked.only != "replay":
+        take_demo(asked.days)
+    if asked.only != "demo":
+        take_replay()
+    return 0
+
+
+def take_demo(days: int) -> None:
+    """The pictures of a demo of so many days."""
     command = [sys.executable, "-P", "-m", "examples.flights.demo"]
     command += ["--days", str(days), "--keep", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
@@ -60,7 +77,46 @@ def main() -> int:
         finally:
             demo.send_signal(signal.SIGINT)
             demo.wait(60)
-    return 0
+
+
+def take_replay() -> None:
+    """A mistake of two hours, what a dry run says of it, and the replay that mends it."""
+    folder = Path(tempfile.mkdtemp(prefix="rmq_pictures_"))
+    try:
+        with replaying.story(folder) as dagster, browser() as chromium:
+            graphql = dagster.graphql
+            for mode in ("dry_run", "replace"):
+                backfill = replaying.launch(graphql, replaying.AIRCRAFT_ROTATIONS, mode=mode)
+                run = wait_for(lambda b=backfill: succeeded(graphql, b))
+                if mode == "dry_run":
+                    page = f"{dagster.url}/runs/{run}?logs=materializ"
+                    take(chromium, page, "run_replay", shows="14:00 UTC")
+                    open_dialog(chromium, "View full message", waits_for="table table")
+                    save(chromium, "run_replay_message")
+            wait_for(lambda: graphql.materializations(["topic_log", "departures"]))
+            for asset in ("topic_log/departures", "replay_aircraft_rotations"):
+                name = asset.replace("/", "_")
+                chosen = f"view=partitions&partition={replaying.HOURS[0]}"
+                page = f"{dagster.url}/assets/{asset}?{chosen}"
+                take(chromium, page, f"partitions_{name}", shows=replaying.HOURS[0])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def succeeded(graphql: GraphQL, backfill: str) -> str:
+    """The run of a backfill, once it is a success; empty until then."""
+    _, runs = graphql.backfill(backfill)
+    return "".join(run["runId"] for run in runs if run["status"] == "SUCCESS")
+
+
+def wait_for(condition: Callable[[], _Found]) -> _Found:
+    """What a condition gives, once that is something."""
+    end = time.monotonic() + REPLAY_S
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise SystemExit(f"Not within {REPLAY_S} s.")
+        time.sleep(0.5)
+    return found
 
 
 def read_json(stream: IO[str]) -> dict[str, Any]:

@@ -12,11 +12,17 @@ from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import transaction_checker
 
+#: The hours of the data, UTC: New York's year ends five hours into the next.
+FIRST_HOUR: Final = "2013-01-01-00:00"
+LAST_HOUR: Final = "2014-01-02-00:00"
+
 DEPARTURES: Final = topic(
     "departures",
     type="fifo",
     queues=8,
     partition_time="born",
+    log_from=FIRST_HOUR,
+    log_until=LAST_HOUR,
     description="Departures of New York's airports in 2013, in scheduled order an aircraft.",
 )
 LATE_AIRCRAFT: Final = topic(
@@ -24,6 +30,8 @@ LATE_AIRCRAFT: Final = topic(
     type="delay",
     queues=4,
     partition_time="born",
+    log_from=FIRST_HOUR,
+    log_until=LAST_HOUR,
     description="Legs that left more than an hour late, told a few seconds afterwards.",
 )
 
@@ -70,6 +78,8 @@ CREW_CHANGES: Final = topic(
     type="transaction",
     queues=2,
     partition_time="born",
+    log_from=FIRST_HOUR,
+    log_until=LAST_HOUR,
     description="Changes of crews, each a message only if the crew desk's ledger confirms it.",
 )
 

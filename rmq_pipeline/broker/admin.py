@@ -75,6 +75,8 @@ class CreateTopic(Request):
     ensure: bool
     deduplicate: str = "none"
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
@@ -90,15 +92,19 @@ class CreateTopic(Request):
             now_ms,
             deduplicate=self.deduplicate,  # type: ignore[arg-type]
             deduplicate_window_ms=self.deduplicate_window_ms,
-        )
+        ).retaining(retention_ms=self.retention_ms, retention_bytes=self.retention_bytes)
         known = state.topics.get(state.topic_ids.get(self.name, 0))
         if known is not None:
             have = known.topic
-            if self.ensure and have.settings() == topic.settings():
+            same = have.settings() == topic.settings() and have.retains(
+                retention_ms=self.retention_ms, retention_bytes=self.retention_bytes
+            )
+            if self.ensure and same:
                 return Decision(have)
             raise AlreadyExistsError(
                 f"Topic {self.name} exists: type {have.type}, {have.queues} queues,"
-                f" partition_time {have.partition_time}, deduplicate {have.deduplicate}."
+                f" partition_time {have.partition_time}, deduplicate {have.deduplicate},"
+                f" retention_ms {have.retention_ms}, retention_bytes {have.retention_bytes}."
             )
         return Decision(topic, events=[topic_event(topic, now_ms)])
 
@@ -112,6 +118,8 @@ class AlterTopic(Request):
     partition_time: str | None
     deduplicate: str | None = None
     deduplicate_window_ms: int | None = None
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is the Topic."""
@@ -122,7 +130,7 @@ class AlterTopic(Request):
             changed = changed.grown([queue.max_offset for queue in known.queues])
         changed = changed.deduplicating(
             self.deduplicate, window_ms=self.deduplicate_window_ms, now_ms=now_ms
-        )
+        ).retaining(retention_ms=self.retention_ms, retention_bytes=self.retention_bytes)
         if changed == topic:
             return Decision(topic)
         return Decision(changed, events=[topic_event(changed, now_ms)])
@@ -278,6 +286,8 @@ def topics_table(state: State) -> pa.Table:
                 ("partition_time", pa.string()),
                 ("deduplicate", pa.string()),
                 ("deduplicate_window_ms", pa.int64()),
+                ("retention_ms", pa.int64()),
+                ("retention_bytes", pa.int64()),
                 ("created_at_ms", pa.int64()),
             ]
         ),

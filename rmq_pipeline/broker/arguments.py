@@ -1,5 +1,7 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
+from collections.abc import Mapping
+
 from rmq_pipeline import limits
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
@@ -92,6 +94,22 @@ def receive(
         window=(window[0], int(window[1])) if window is not None else None,
         delivery=engine.new_delivery(),
     )
+
+
+def offsets(given: object) -> dict[int, int]:
+    """Offsets by queue; a door that speaks JSON gives the queues as text.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if not isinstance(given, Mapping):
+        raise RequestError(f"offsets maps a queue_id to an offset, not {given!r}.")
+    try:
+        queues = [int(queue) for queue in given]
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"offsets maps a queue_id to an offset: {error}.") from error
+    numbers = (_whole(offset, "An offset", low=0, high=2**62) for offset in given.values())
+    return dict(zip(queues, numbers, strict=True))
 
 
 def reset(

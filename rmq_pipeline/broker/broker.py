@@ -6,14 +6,17 @@ from typing import Any, Literal, Self
 
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.failures.burying import finish_burying
 from rmq_pipeline.broker.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.verbs.administration import Administration
+from rmq_pipeline.broker.verbs.archiving import Archiving
 from rmq_pipeline.broker.verbs.background import Background
 from rmq_pipeline.broker.verbs.failures import Failures
 from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
 from rmq_pipeline.broker.verbs.reading import Reading
 from rmq_pipeline.broker.verbs.redriving import Redriving
+from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.writer import Writer
 from rmq_pipeline.clock import Clock, SystemClock
@@ -24,7 +27,16 @@ _SEAL_ALL_BYTES = 1 << 50
 
 
 class Broker(
-    Administration, Messaging, LiteTopics, Reading, Background, Redriving, Transactions, Failures
+    Administration,
+    Archiving,
+    Messaging,
+    LiteTopics,
+    Reading,
+    Background,
+    Redriving,
+    Sinks,
+    Transactions,
+    Failures,
 ):
     """An open broker. Every method may be called from any thread.
 
@@ -36,7 +48,9 @@ class Broker(
         super().__init__(engine)
         self._mode = mode
         self._started = time.monotonic()
-        self._upkeep = Upkeep(engine, mode, seal=lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES))
+        # What goes makes room for what comes.
+        archive = (self.expire, lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES), self.compact)
+        self._upkeep = Upkeep(engine, mode, archive=archive)
 
     @classmethod
     def open(
@@ -61,6 +75,7 @@ class Broker(
         """
         chosen = settings or Settings()
         engine = Engine.open(Path(home), clock=clock or SystemClock(), settings=chosen, flush=flush)
+        finish_burying(engine)
         return cls(engine, upkeep)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.admin import Found
+from rmq_pipeline.broker.archive_root import archive_of
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.receiving.sieve import Verdicts
@@ -74,7 +75,11 @@ class Engine:
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
         self.offers = Offers()
-        self.segments = Segments(home.topics)
+        self.segments = Segments(archive_of(home, settings.archive_root))
+        #: What was last found to be due in the archive (stored/tending.py).
+        self.outlook: Any = None
+        #: Expiry found something under way in front of all that is old: it looks again then.
+        self.held_until_ms = 0
         self.verdicts = Verdicts()
         self.database = self._open_database()
         try:

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
 class Home:

@@ -7,10 +7,11 @@ import numpy as np
 
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.receiving.barrier import open_backlogs
+from rmq_pipeline.broker.receiving.fifo import ready_from_cursor
 from rmq_pipeline.broker.receiving.lease_table import WAITING
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.errors import IllegalOffsetError, InUseError
 from rmq_pipeline.store.events import Kind
 
 
@@ -53,6 +54,41 @@ class ResetOffset(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateOffsets(Request):
+    """A reader that keeps its own offsets says how far it is: forward, and never over leases."""
+
+    group: str
+    topic: str
+    offsets: dict[int, int]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is where the group is now, of each queue named."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        decision = Decision({})
+        for queue_id, asked in self.offsets.items():
+            if not 0 <= queue_id < len(topic.queues):
+                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+            if asked > (high := topic.queues[queue_id].max_offset):
+                raise IllegalOffsetError(
+                    f"Queue {queue_id} of topic {self.topic} ends at {high}, before {asked}."
+                )
+            key = (group.group_id, topic.topic.topic_id, queue_id)
+            known = state.consumptions.get(key)
+            if known is not None and (len(known.leases) or known.backlog):
+                raise InUseError(
+                    f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
+                    f" group {self.group} and are not settled, or wait for these:"
+                    " only a reader that has the group to itself says how far it is."
+                )
+            before = known.cursor if known is not None and known.touched else -1
+            decision.answer[queue_id] = max(asked, before)
+            if asked > before:
+                where = dict(zip(("group_id", "topic_id", "queue_id"), key, strict=True))
+                decision.events.append(single(Kind.OFFSET_UPDATED, now_ms, offset=asked, **where))
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
 class Due(Request):
     """A question: what background work and which consumers have something to do."""
 
@@ -89,10 +125,10 @@ class Due(Request):
                 topic.topic.name,
                 {"ready": 0, "unread": 0, "unsettled": 0, "parked": 0, "next_visible_ms": None},
             )
-            fresh = topic.queues[queue_id].max_offset - consumption.cursor
+            queue = topic.queues[queue_id]
             open_groups = open_backlogs(state, topic, group=group, queue_id=queue_id)
-            entry["ready"] += fresh + over + open_groups
-            entry["unread"] += fresh
+            entry["ready"] += ready_from_cursor(queue, consumption) + over + open_groups
+            entry["unread"] += queue.max_offset - consumption.cursor
             parked = len(leases.parked())
             entry["unsettled"] += len(leases) - parked
             entry["parked"] += parked
@@ -114,6 +150,8 @@ def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dic
             "due": state.halves.count_due(now_ms),
         },
         "seal": {"next_due_ms": None, "due": 0},
+        "compact": {"next_due_ms": None, "due": 0},
+        "expire": {"next_due_ms": None, "due": 0},
     }
     for name, job in jobs.items():
         job["window"] = window_of(state, f"upkeep/{name}", now_ms=now_ms)

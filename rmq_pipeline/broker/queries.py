@@ -13,12 +13,14 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.filtering import matching
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.moments import span_of
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError
-from rmq_pipeline.filter.expression import Filter, compile_filter
+from rmq_pipeline.filter.expression import Filter, SqlFilter, compile_filter
 from rmq_pipeline.message import Int64s, hash64
+from rmq_pipeline.store.consume_queue import Search
 
 
 class Offsets(Request):
@@ -61,7 +63,18 @@ def read(
         raise RequestError("limit is negative.")
     stop = min(high, offset + limit)
     offsets = np.arange(offset, stop, dtype=np.int64)
-    found = _read(engine, wanted, topic_id=described.topic_id, queue_id=queue_id, offset=offsets)
+    try:
+        found = _read(
+            engine, wanted, topic_id=described.topic_id, queue_id=queue_id, offset=offsets
+        )
+    except LookupError:
+        _, bounds = engine.submit(Offsets(topic))
+        if offset >= bounds[queue_id][0]:
+            raise
+        # It has expired meanwhile.
+        low, high = bounds[queue_id]
+        text = f"Queue {queue_id} keeps offsets {low} to {high}, not {offset}."
+        raise IllegalOffsetError(text) from None
     return found.cast(schema.READ)
 
 
@@ -76,7 +89,8 @@ def _read(
     unknown = Places(np.full(n, -1, np.int64), np.zeros(n, np.int32))
     queue_ids = np.full(n, queue_id, dtype=np.int32)
     places = locate(engine, topic_id=topic_id, queue_id=queue_ids, offset=offset, places=unknown)
-    if wanted.columns:
+    # A condition may have no property, and yet not want everything.
+    if wanted.columns or isinstance(wanted, SqlFilter):
         # What is not wanted is not read as a whole.
         chosen = matching(
             engine, wanted, places=places, topic_id=topic_id, queue_id=queue_ids, offset=offset
@@ -104,9 +118,14 @@ def offset_at(engine: Engine, topic: str, *, queue_id: int, at_ms: int) -> int:
     low, high = bounds[queue_id]
     if at_ms < 0:
         return high
+    topic_id = described.topic_id
+    start, stop = span_of(engine, topic_id, queue_id=queue_id, at_ms=at_ms, bounds=(low, high))
+    search = Search(
+        topic_id=topic_id, queue_id=queue_id, start=start, stop=stop, limit=1, from_ms=at_ms
+    )
     engine.dispatched()
-    found = engine.database.offset_at(described.topic_id, queue_id, at_ms=at_ms)
-    return max(low, min(int(found), high))
+    found = engine.database.find(search)
+    return int(found[0]) if len(found) else high
 
 
 def keyed_state(
@@ -147,4 +166,5 @@ def status(engine: Engine, started_at: float, *, mode: str, fallback: Any) -> di
         "groups": len(engine.state.groups),
         "scheduled": len(engine.state.schedule),
         "last_fallback": fallback,
+        "settings": engine.settings.model_dump(mode="json"),
     }

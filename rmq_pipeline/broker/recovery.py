@@ -48,6 +48,8 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
             client_id=row["client_id"],
             detail=row["lite_topics"],
         )
+    for row in stored.sinks.to_pylist():
+        state.sinks.load(row["group_id"], version=row["version"], replaced=row["replaced"])
     for row in stored.windows.to_pylist():
         state.windows[row["name"]] = Window(
             row["name"],

@@ -13,6 +13,7 @@ from rmq_pipeline.broker.receiving.lite import Subscriptions
 from rmq_pipeline.broker.receiving.pace import Paces
 from rmq_pipeline.broker.scheduling.schedule import Schedule, keys_of
 from rmq_pipeline.broker.sending.duplicates import Duplicates
+from rmq_pipeline.broker.settling.counted import SINK_KINDS, SinkVersions
 from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.stored.queue_index import QueueIndex
 from rmq_pipeline.broker.transactions.halves import Halves
@@ -76,6 +77,7 @@ class State:
     paces: Paces = field(default_factory=Paces)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     windows: dict[str, Window] = field(default_factory=dict)
+    sinks: SinkVersions = field(default_factory=SinkVersions)
     next_topic_id: int = FIRST_TOPIC_ID
     next_group_id: int = 1
     last_at_ms: int = 0
@@ -157,7 +159,7 @@ class State:
         kind = events.kind
         if kind == Kind.LEASE:
             self.paces.delivered(events.group_id, len(events), now_ms=events.at_ms)
-        if kind <= Kind.PARDON:
+        if kind <= Kind.OFFSET_UPDATED:
             group = self.groups.get(events.group_id)
             if group is not None and events.topic_id in self.topics:
                 self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
@@ -171,9 +173,18 @@ class State:
                 self.duplicates.recalled(events.queue_id, events.queue_offset)
         elif Kind.HALF <= kind <= Kind.HALF_GIVEN_UP:
             self.halves.apply(events)
-        elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
+        elif Kind.WINDOW <= kind <= Kind.SINK_REPLACED:
+            self._apply_work(events)
+        elif kind == Kind.EXPIRED and events.topic_id in self.topics:
+            queue = self.topics[events.topic_id].queues[events.queue_id]
+            queue.min_offset = max(queue.min_offset, int(events.queue_offset.max()))
+
+    def _apply_work(self, events: EventRows) -> None:
+        if events.kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
             self._apply_window(events)
-        elif kind == Kind.REDRIVEN:
+        elif events.kind in SINK_KINDS:
+            self.sinks.apply(events)
+        elif events.kind == Kind.REDRIVEN:
             self.redriven.add(events.topic_id, events.queue_id, offsets=events.queue_offset)
 
     def _apply_metadata(self, events: EventRows) -> None:
@@ -193,6 +204,7 @@ class State:
                 if lost is not None:
                     del self.group_ids[lost.name]
                 self.paces.forget(events.group_id)
+                self.sinks.forget([events.group_id])
                 self._forget(group_id=events.group_id)
 
     def _apply_subscription(self, events: EventRows) -> None:

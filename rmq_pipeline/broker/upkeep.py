@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ Mode = Literal["self", "dagster", "none"]
 #: Slice of one call, so that a closing broker does not wait for long.
 _SLICE_MS = 5_000
 _REVIVE_EVERY_MS = 1_000
-_SEAL_EVERY_MS = 60_000
+_ARCHIVE_EVERY_MS = 60_000
 _LIMIT = 100_000
 
 
@@ -45,9 +45,8 @@ class NoteFallback(Request):
 class Upkeep:
     """The threads that do background work inside the broker."""
 
-    def __init__(self, engine: Engine, mode: Mode, *, seal: Callable[[], Any]) -> None:
+    def __init__(self, engine: Engine, mode: Mode, *, archive: Sequence[Callable[[], Any]]) -> None:
         self._engine = engine
-        self._seal = seal
         self._bell = threading.Condition()
         self._stopped = False
         self.last_fallback: dict[str, Any] | None = None
@@ -55,7 +54,7 @@ class Upkeep:
         if mode == "self":
             jobs = [self._going_on(self._deliver_slice), self._going_on(self._check_slice)]
             jobs.append(self._every(_REVIVE_EVERY_MS, self._revive))
-            jobs.append(self._every(_SEAL_EVERY_MS, self._seal))
+            jobs.append(self._every(_ARCHIVE_EVERY_MS, *archive))
         elif mode == "dagster":
             jobs = [self._every(_REVIVE_EVERY_MS, self._fall_back)]
         self._threads = [
@@ -88,7 +87,7 @@ class Upkeep:
     def _revive(self) -> Any:
         return revive(self._engine, wait_ms=0, limit=_LIMIT, window=None)
 
-    def _every(self, interval_ms: int, job: Callable[[], Any]) -> Callable[[], None]:
+    def _every(self, interval_ms: int, *jobs: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:
             while True:
                 at_ms = self._engine.clock.now_ms() + interval_ms
@@ -96,7 +95,8 @@ class Upkeep:
                     if self._stopped:
                         return
                     self._engine.clock.wait_until(self._bell, at_ms)
-                self._try(job)
+                for job in jobs:
+                    self._try(job)
 
         return run
 

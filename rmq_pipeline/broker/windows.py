@@ -88,7 +88,8 @@ def _end_older(state: State, group_id: int, *, epoch: int, now_ms: int) -> list[
         if key[0] != group_id or not len(leases):
             continue
         old = leases.alive & (leases.delivery > 0) & (leases.epoch > 0) & (leases.epoch < epoch)
-        rows = np.flatnonzero(old)
+        # A lease that has ended by itself has failed: it counts, whether or not it was seen to.
+        rows = np.flatnonzero(old & (leases.visible_at > now_ms))
         if len(rows):
             given_back = release(consumption, rows, visible_at_ms=now_ms)
             events.extend(QueueKey._make(key).events(given_back, now_ms))

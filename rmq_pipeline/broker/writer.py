@@ -15,9 +15,11 @@ from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.receiving.consumption import Skipped
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.broker.turns import Turns
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.frame_builder import FrameBuilder
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,6 @@ FULL_PAUSE_MS = 1000
 #: What a section takes beside its columns, and an event beside its texts; more rather than less.
 _SECTION_BYTES = 4096
 _EVENT_BYTES = 96
-#: Slices are counted as the whole they are of, up to this size.
-_LOOSE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -56,9 +56,8 @@ class Decision:
 
 
 def _batch_bytes(batch: pa.RecordBatch) -> int:
-    size: int = batch.get_total_buffer_size()
-    if size >= _LOOSE_BYTES:
-        size = batch.nbytes
+    # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
+    size: int = pa.ipc.get_record_batch_size(batch)
     return _SECTION_BYTES + size
 
 
@@ -67,6 +66,10 @@ class Request(ABC):
 
     #: Whether it may use the reserve when the disk is full: all but what adds messages may.
     uses_reserve: ClassVar[bool] = True
+
+    def is_bulk(self) -> bool:
+        """Whether deciding it takes so long that it should be done beside a write."""
+        return False
 
     @abstractmethod
     def decide(self, state: State, now_ms: int) -> Decision:
@@ -85,12 +88,30 @@ class _Pending:
         self.done.acquire()
 
 
+@dataclass(slots=True)
+class _Frame:
+    """Requests that were decided together, on the state of this log."""
+
+    log: CommitLog
+    number: int
+    now_ms: int
+    pending: list[_Pending] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    staged: FrameBuilder | None = None
+    #: Why it cannot be written: it could not be decided.
+    error: Exception | None = None
+
+
 class Writer:
     """Takes requests from any thread; one frame, one sync, then all its answers.
 
-    One thread at a time writes: whoever has the turn. That is the writer's own thread for what has
-    queued up; a caller who finds nobody at work writes its frame itself, which spares the two
-    changes of threads that cost as much as a sync.
+    One thread at a time decides, and one at a time writes: whoever has the turn. That is the
+    writer's own thread for what has queued up; a caller who finds nobody at work sees to its frame
+    itself, which spares the two changes of threads that cost as much as a sync.
+
+    A frame of bulk is decided while the one of bulk before it is written. Nobody hears of what it
+    does before both are on disk: even an answer that stores nothing waits for the frame before.
+    Small requests are decided as late as they can be, so that as many as possible share a frame.
     """
 
     def __init__(
@@ -107,7 +128,7 @@ class Writer:
         self._clock = clock
         self._committed = committed
         self._rebuild = rebuild
-        self._turn = threading.Lock()
+        self._turns = Turns()
         self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
         self._full_until_ms = 0
         #: What the decisions of the frame being built take, at most.
@@ -145,13 +166,10 @@ class Writer:
         """
         if threading.get_ident() == threading.main_thread().ident or not self._queue.empty():
             return False
-        if not self._turn.acquire(blocking=False):
+        number = self._turns.try_take(bulk=pending.request.is_bulk())
+        if number is None:
             return False
-        try:
-            self._check_open()
-            self._frame([pending])
-        finally:
-            self._turn.release()
+        self._frame([pending], number)
         return True
 
     def _put(self, together: list[_Pending]) -> None:
@@ -161,6 +179,9 @@ class Writer:
     def _check_open(self) -> None:
         if self._closed:
             raise StorageError("The broker is closed.")
+        self._check_usable()
+
+    def _check_usable(self) -> None:
         if self._fatal is not None:
             raise StorageError(f"The broker's store has failed: {self._fatal}")
 
@@ -169,56 +190,81 @@ class Writer:
         self._closed = True
         self._queue.put(None)
         self._thread.join()
-        with self._turn:  # a caller may be at work
-            pass
+        self._turns.close()  # a caller may be at work
 
     def _run(self) -> None:
         closing = False
         while not closing:
-            item = self._queue.get()
-            with self._turn:
-                together: list[_Pending] = []
-                while item is not None:
-                    together.extend(item)
-                    if len(together) >= FRAME_REQUESTS:
-                        break
-                    try:
-                        item = self._queue.get_nowait()
-                    except queue.Empty:
-                        break
-                closing = item is None
-                while together:
-                    together = self._frame(together)
+            together = self._queue.get()
+            closing = together is None
+            while together:
+                bulk = any(pending.request.is_bulk() for pending in together)
+                number = self._turns.take(bulk=bulk)
+                closing = closing or self._drain(together)
+                together = self._frame(together, number)
 
-    def _frame(self, together: list[_Pending]) -> list[_Pending]:
-        """One frame of these requests; those that did not fit in."""
+    def _drain(self, together: list[_Pending]) -> bool:
+        """Add what has queued up; whether the end of it was there."""
+        while len(together) < FRAME_REQUESTS:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return False
+            if item is None:
+                return True
+            together.extend(item)
+        return False
+
+    def _frame(self, together: list[_Pending], number: int) -> list[_Pending]:
+        """One frame of these requests, decided and then written; those that did not fit in."""
         now_ms = max(self._clock.now_ms(), self.state.last_at_ms)
-        decisions: list[Decision] = []
-        answered = self._frame_bytes = 0
+        frame = _Frame(self.log, number, now_ms)
         try:
-            for pending in together:
-                answered += 1
-                decision = self._decide(pending, now_ms)
-                if decision is not None and decision.stores():
-                    decisions.append(decision)
-                if self.log.staged_bytes() > FRAME_BYTES:
-                    break
-            events = [rows for decision in decisions for rows in decision.events]
-            if events:
-                self.log.stage_payload(EVENTS, event_rows.to_payload(events))
-            if decisions:
-                self.log.commit(use_reserve=True)  # who may not was refused before
-        except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk
-            self._fail(together, error, now_ms=now_ms)
-            return []
-        for pending in together[:answered]:
+            self._decide_some(frame, together)
+        except Exception as error:  # noqa: BLE001 whatever it was, the state is not to be used
+            frame.error = error
+        self._turns.decided()
+        self._turns.wait_to_write(number)
+        written = self._write(frame)
+        self._turns.written()
+        for pending in frame.pending:
             pending.done.release()
-        if decisions:
-            self._committed(decisions)
-        return together[answered:]
+        if written and frame.decisions:
+            self._committed(frame.decisions)
+        return together[len(frame.pending) :]
 
-    def _decide(self, pending: _Pending, now_ms: int) -> Decision | None:
-        request = pending.request
+    def _decide_some(self, frame: _Frame, together: list[_Pending]) -> None:
+        self._frame_bytes = 0
+        for pending in together:
+            frame.pending.append(pending)
+            self._check_usable()
+            decision = self._decide(pending, frame)
+            if decision is not None and decision.stores():
+                frame.decisions.append(decision)
+            if self.log.staged_bytes() > FRAME_BYTES:
+                break
+        events = [rows for decision in frame.decisions for rows in decision.events]
+        if events:
+            self.log.stage_payload(EVENTS, event_rows.to_payload(events))
+        frame.staged = self.log.take()
+
+    def _write(self, frame: _Frame) -> bool:
+        """Write a frame in its turn; whether that worked."""
+        try:
+            if frame.error is not None:
+                raise frame.error
+            if frame.log is not self.log:
+                raise StorageError("A frame that was decided before this one was not committed.")
+            self._check_usable()
+            assert frame.staged is not None
+            frame.log.write(frame.staged)
+        except Exception as error:  # noqa: BLE001 whatever it was, the frame is not on disk
+            self._fail(frame, error)
+            return False
+        return True
+
+    def _decide(self, pending: _Pending, frame: _Frame) -> Decision | None:
+        request, now_ms = pending.request, frame.now_ms
         try:
             if now_ms < self._full_until_ms and not request.uses_reserve:
                 raise StoreFullError("The disk is full.")
@@ -231,7 +277,7 @@ class Writer:
             pending.error = error
             return None
         if decision.stores():
-            pending.error = self._make_room(decision, request, now_ms=now_ms)
+            pending.error = self._make_room(decision, request, frame=frame)
             if pending.error is not None:
                 return None
         self._apply(decision)
@@ -239,18 +285,20 @@ class Writer:
         return decision
 
     def _make_room(
-        self, decision: Decision, request: Request, *, now_ms: int
+        self, decision: Decision, request: Request, *, frame: _Frame
     ) -> StoreFullError | None:
         """See to it that the frame can be written with this in it; why that cannot be.
 
         Later there would be a state to undo.
         """
         needed = self._frame_bytes + decision.frame_bytes()
+        if self.log.needs_file(needed) and not self._turns.wait_to_write(frame.number):
+            raise StorageError("A frame that was decided before this one was not committed.")
         try:
             self.log.make_room(frame_bytes=needed, use_reserve=request.uses_reserve)
         except StoreFullError as error:
             if not request.uses_reserve:
-                self._full_until_ms = now_ms + FULL_PAUSE_MS
+                self._full_until_ms = frame.now_ms + FULL_PAUSE_MS
             return error
         self._frame_bytes = needed
         return None
@@ -266,21 +314,27 @@ class Writer:
         for batch in decision.keyed_state:
             self.log.stage(KEYED_STATE, batch)
 
-    def _fail(self, together: list[_Pending], error: Exception, *, now_ms: int) -> None:
-        """Answer an error to all, and make the state again what is on disk."""
+    def _fail(self, frame: _Frame, error: Exception) -> None:
+        """Answer an error to all, and make the state again what is on disk.
+
+        In the frame's turn to write: all before it are written, and none after it is.
+        """
         if isinstance(error, StoreFullError):
-            self._full_until_ms = now_ms + FULL_PAUSE_MS
-        else:
+            self._full_until_ms = frame.now_ms + FULL_PAUSE_MS
+        answer = error if isinstance(error, RocketMQError) else StorageError(str(error))
+        for pending in frame.pending:
+            # A refusal, too: it was decided on what is not on disk.
+            pending.answer, pending.error = None, answer
+        if frame.log is not self.log or self._fatal is not None:
+            return
+        if not isinstance(error, StoreFullError):
             text = "A frame was not committed; the state is rebuilt from disk."
             log.error(text, exc_info=error)
-        answer = error if isinstance(error, RocketMQError) else StorageError(str(error))
+        self._turns.stop()
         try:
             self.log, self.state = self._rebuild()
         except Exception as fatal:
             log.exception("The state could not be rebuilt.")
             self._fatal = fatal
-        for pending in together:
-            if pending.error is None:
-                pending.error = answer
-            if pending.done.locked():
-                pending.done.release()
+        finally:
+            self._turns.go_on()

@@ -40,10 +40,15 @@ app = typer.Typer(
     ),
 )
 
-app.command(epilog=examples("rmq up", "rmq up --port 3001"))(up.up)
-app.command(epilog=examples("rmq broker", "rmq broker --home /srv/rmq --flight 127.0.0.1:0"))(
-    broker.broker
-)
+app.command(epilog=examples("rmq up", "rmq up --port 3001", "rmq up --settings rmq.toml"))(up.up)
+app.command(
+    epilog=examples(
+        "rmq broker",
+        "rmq broker --home /srv/rmq --flight 127.0.0.1:0",
+        "rmq broker --set log_file_bytes=67108864 --set reserve_bytes=67108864",
+        "rmq broker --set delay_levels_ms=1000,10000,60000",
+    )
+)(broker.broker)
 app.command(epilog=examples("rmq stop", "rmq stop --home /srv/rmq"))(broker.stop)
 app.command(epilog=examples("rmq status", "rmq status --json | jq -r .flight"))(broker.status)
 app.add_typer(topics.app, name="topic")

@@ -30,6 +30,24 @@ ServedGrpc = Annotated[
         f"grpc=-. Default: RMQ_GRPC, then {DEFAULT_GRPC}.",
     ),
 ]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        metavar="FILE.toml",
+        help="Settings, one name = value a line; those it does not name get their defaults. "
+        "Default: RMQ_SETTINGS, then what the home had the last time. rmq status --json shows all.",
+    ),
+]
+SetSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="One setting, on top of the file or of what the home had; NAME=default gives it its "
+        "default. Repeat it for more.",
+    ),
+]
 
 
 def broker(
@@ -51,6 +69,8 @@ def broker(
             "first sync."
         ),
     ] = None,
+    settings: SettingsFile = None,
+    set_: SetSettings = None,
 ) -> None:
     """Serve a home in this process until Ctrl-C or `rmq stop`.
 
@@ -59,6 +79,7 @@ def broker(
     import logging
 
     from rmq_pipeline.endpoint import default_home
+    from rmq_pipeline.flight import flags
     from rmq_pipeline.flight.serve import serve
 
     logging.basicConfig(
@@ -67,7 +88,8 @@ def broker(
     where = home or default_home()
     address = address_to_serve(flight)
     check_grpc(grpc)
-    serve(where, flight=address, upkeep=upkeep, flush=flush)
+    values = flags.given(settings, set_ or ())
+    serve(where, flight=address, upkeep=upkeep, flush=flush, settings=values)
 
 
 def stop(*, home: Home = None, as_json: AsJson = False) -> None:
@@ -90,7 +112,17 @@ def status(*, home: Home = None, flight: Flight = None, as_json: AsJson = False)
     """Where the broker answers, and how it is."""
     with connected(home, flight) as client:
         facts = client.status()
+    if not as_json:
+        facts["settings"] = _changed(facts["settings"])
     show_fields({**_doors(facts), **facts}, as_json=as_json)
+
+
+def _changed(settings: dict[str, Any]) -> dict[str, str]:
+    """The settings that are not as every broker has them."""
+    from rmq_pipeline.settings import Settings
+
+    usual = Settings().model_dump(mode="json")
+    return {name: str(value) for name, value in settings.items() if value != usual.get(name)}
 
 
 def _doors(facts: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """``rmq find`` and ``rmq trace``."""
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -40,31 +42,53 @@ def find(
     """Find messages of a topic by key, by id, or by the time they were stored."""
     if key is None and message_id is None and from_ is None and to is None:
         raise RequestError("Say what to find: --key, --id, or --from and --to.")
-    query = statement(
-        "cli_find",
-        topic=topic,
-        key=key,
-        message_id=message_id,
-        from_ms=parse_ms(from_) if from_ else None,
-        to_ms=parse_ms(to) if to else None,
-        count=limit,
-    )
     with connected(home, flight) as client:
-        client.describe_topic(topic)
-        rows = rows_of(client.sql(query))
+        found = client.find(
+            topic,
+            key=key,
+            message_id=message_id,
+            from_ms=parse_ms(from_) if from_ else None,
+            to_ms=parse_ms(to) if to else None,
+            limit=limit,
+        )
+    rows = [{"topic": topic, **row} for row in rows_of(found.drop_columns("body"))]
     show_rows(rows, as_json=as_json, columns=FOUND_COLUMNS, empty=f"{topic} has no such message.")
 
 
 def trace(
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID")],
     *,
+    sink: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Show the message's rows in this sink, too."),
+    ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """What happened to a message: stored, delivered, failed, settled, by which group and client."""
+    """Every station of a message: stored, delivered in which run, why it failed, settled, where.
+
+    Last come the sink files that may hold what became of it.
+    """
     with connected(home, flight) as client:
         rows = rows_of(client.sql(statement("cli_trace", message_id=message_id)))
     if not rows:
         raise NotFoundError(f"No message has the id {message_id}.")
-    show_rows(rows, as_json=as_json, empty="")
+    if sink is not None:
+        rows += _rows_in(sink, rows)
+    told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    show_rows(rows, as_json=as_json, columns=told, empty="")
+
+
+def _rows_in(sink: Path, stations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A station a row of a sink, of the files that count and hold the message."""
+    from rmq_pipeline.lake.rows import rows_of_message
+
+    places = {(s["queue_id"], s["queue_offset"]): s for s in stations if s["what"] == "sink_file"}
+    found = []
+    for (queue_id, queue_offset), station in places.items():
+        rows = rows_of_message(sink, queue_id=queue_id, queue_offset=queue_offset)
+        for row in rows.to_pylist() if rows is not None else ():
+            told = json.dumps(row, default=repr)
+            found.append({**station, "what": "sink_row", "detail": told})
+    return found

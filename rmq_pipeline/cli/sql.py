@@ -37,7 +37,8 @@ def sql(
     """Ask the broker: one SELECT over its views.
 
     topics, consumer_groups, messages, in_flight, scheduled, retrying, dead_letters, progress, lag,
-    message_trace, events, windows, sink_files, segments, half, parked, redrives.
+    message_trace, events, windows, sink_files, segments, half, parked, redrives; and as of a
+    moment in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md.
     """
     form = "json" if as_json else format
     if output is not None and form not in _WRITERS:

@@ -11,6 +11,7 @@ from typing import Final, Self
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, RocketMQError
 from rmq_pipeline.flight import process
+from rmq_pipeline.flight.flags import Flags, Values
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Supervisor:
         home: Path,
         *,
         flight: str | None = None,
+        settings: Values | None = None,
         tell: Callable[[str], None] = log.warning,
         on_failure: Callable[[RocketMQError], None] = lambda _: None,
         retry_s: float = RETRY_S,
@@ -40,6 +42,7 @@ class Supervisor:
 
         Args:
             flight: address of the table door; None: what the home remembers.
+            settings: changes to those that the home keeps.
             tell: told, in the watching thread, what became of the broker, a sentence each time.
             on_failure: told that the broker does not start again, and nobody tries any more.
             retry_s: the pause after a start that failed.
@@ -47,6 +50,7 @@ class Supervisor:
         self.home = home.absolute()
         self.restarts = 0
         self._flight = flight
+        self._settings = settings
         self._tell = tell
         self._on_failure = on_failure
         self._retry_s = retry_s
@@ -62,14 +66,21 @@ class Supervisor:
         """The endpoint of the home's broker; one that was left running for Dagster is taken over.
 
         Raises:
-            ConflictError: a broker with another upkeep serves the home.
+            ConflictError: a broker with another upkeep, or other settings, serves the home.
             OperatorError: the broker does not start.
         """
-        endpoint = process.start(self.home, flight=self._flight, upkeep="dagster")
+        endpoint = process.start(
+            self.home, flight=self._flight, upkeep="dagster", settings=self._settings
+        )
         if endpoint.upkeep != "dagster":
             raise ConflictError(
                 f"A broker with upkeep {endpoint.upkeep} serves {self.home}; end it with "
                 "`rmq stop` first."
+            )
+        kept = Flags.remembered(self.home)
+        if self._settings and Flags.remembered(self.home, settings=self._settings) != kept:
+            raise ConflictError(
+                f"A broker with other settings serves {self.home}; end it with `rmq stop` first."
             )
         self._endpoint = endpoint
         self._watcher.start()
@@ -120,7 +131,8 @@ class Supervisor:
         died_s = time.monotonic()
         for attempt in range(1, TRIES + 1):
             try:
-                self._endpoint = process.start(self.home)
+                # As it was: nothing is given anew, not even by RMQ_SETTINGS.
+                self._endpoint = process.start(self.home, settings={})
             except RocketMQError as error:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:

@@ -24,6 +24,8 @@ DEDUPLICATE_HELP = (
     f"one of {', '.join(DEDUPLICATE)}."
 )
 WINDOW_HELP = "How long a message is remembered for that."
+RETENTION_HELP = "Sealed messages that are older go; 0: never."
+BYTES_HELP = "When there are more bytes of segments, the oldest go; 0: never."
 
 
 @app.command(
@@ -46,6 +48,12 @@ def create(
     window_s: Annotated[
         float, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
     ] = limits.DEDUPLICATE_WINDOW_MS / 1000,
+    retention_s: Annotated[
+        float, typer.Option("--retention", metavar="SECONDS", help=RETENTION_HELP)
+    ] = 0,
+    retention_bytes: Annotated[
+        int, typer.Option("--retention-bytes", metavar="BYTES", help=BYTES_HELP)
+    ] = 0,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
@@ -59,11 +67,17 @@ def create(
             partition_time=partition_time,
             deduplicate=deduplicate,
             deduplicate_window_ms=round(window_s * 1000),
+            retention_ms=round(retention_s * 1000),
+            retention_bytes=retention_bytes,
         )
     show_fields(topic, as_json=as_json)
 
 
-@app.command(epilog=examples("rmq topic alter orders --queues 32"))
+@app.command(
+    epilog=examples(
+        "rmq topic alter orders --queues 32", "rmq topic alter orders --retention 604800"
+    )
+)
 def alter(
     name: Topic,
     *,
@@ -74,6 +88,12 @@ def alter(
     ] = None,
     window_s: Annotated[
         float | None, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
+    ] = None,
+    retention_s: Annotated[
+        float | None, typer.Option("--retention", metavar="SECONDS", help=RETENTION_HELP)
+    ] = None,
+    retention_bytes: Annotated[
+        int | None, typer.Option("--retention-bytes", metavar="BYTES", help=BYTES_HELP)
     ] = None,
     home: Home = None,
     flight: Flight = None,
@@ -87,6 +107,8 @@ def alter(
             partition_time=partition_time,
             deduplicate=deduplicate,
             deduplicate_window_ms=None if window_s is None else round(window_s * 1000),
+            retention_ms=None if retention_s is None else round(retention_s * 1000),
+            retention_bytes=retention_bytes,
         )
     show_fields(topic, as_json=as_json)
 

@@ -10,6 +10,8 @@ from rmq_pipeline.cli.broker import (
     DEFAULT_FLIGHT,
     ServedFlight,
     ServedGrpc,
+    SetSettings,
+    SettingsFile,
     address_to_serve,
     check_grpc,
 )
@@ -30,6 +32,8 @@ def up(
             metavar="DIR", help="Default: DAGSTER_HOME, then dagster_home in the project."
         ),
     ] = None,
+    settings: SettingsFile = None,
+    set_: SetSettings = None,
 ) -> None:
     """Run a broker and Dagster, each started again when it dies; Ctrl-C ends both.
 
@@ -39,7 +43,7 @@ def up(
 
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.endpoint import default_home
-    from rmq_pipeline.flight.process import SETTINGS_FILE
+    from rmq_pipeline.flight import flags
     from rmq_pipeline.interruption import Interruption
     from rmq_pipeline.orchestration.dev_server import DevServer, project_root
 
@@ -47,7 +51,8 @@ def up(
     where = (home or default_home()).absolute()
     check_grpc(grpc)
     address = address_to_serve(flight)
-    if address is None and not (where / SETTINGS_FILE).exists():
+    values = flags.given(settings, set_ or ())
+    if address is None and not (where / flags.SETTINGS_FILE).exists():
         address = DEFAULT_FLIGHT
     # Everything below finds the broker through its home, which knows where a restarted one is.
     os.environ.pop("RMQ_FLIGHT", None)
@@ -59,7 +64,10 @@ def up(
         interruption.set()
 
     folder = dagster_home or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
-    with Supervisor(where, flight=address, tell=show_message, on_failure=give_up) as broker:
+    supervisor = Supervisor(
+        where, flight=address, settings=values, tell=show_message, on_failure=give_up
+    )
+    with supervisor as broker:
         show_message(f"broker   {broker.endpoint.flight}   home {where}")
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(where)}) as dagster:

@@ -21,11 +21,15 @@ class Administration(Calls):
         partition_time: str = "stored",
         deduplicate: str = "none",
         deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Create a topic; its fields.
 
         Args:
             deduplicate: message_id or key: what repeats a message of the window is not stored.
+            retention_ms: sealed messages that are older go; None: never.
+            retention_bytes: of segments; the oldest go when there are more; None: never.
 
         Raises:
             AlreadyExistsError: there is one of this name.
@@ -38,6 +42,8 @@ class Administration(Calls):
             partition_time=partition_time,
             deduplicate=deduplicate,
             deduplicate_window_ms=deduplicate_window_ms,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
 
     def ensure_topic(
@@ -49,6 +55,8 @@ class Administration(Calls):
         partition_time: str = "stored",
         deduplicate: str = "none",
         deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Create a topic unless it exists; its fields.
 
@@ -63,6 +71,8 @@ class Administration(Calls):
             partition_time=partition_time,
             deduplicate=deduplicate,
             deduplicate_window_ms=deduplicate_window_ms,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
 
     def alter_topic(
@@ -73,8 +83,14 @@ class Administration(Calls):
         partition_time: str | None = None,
         deduplicate: str | None = None,
         deduplicate_window_ms: int | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Change what is given; its fields."""
+        """Change what is given; its fields.
+
+        Args:
+            retention_ms: 0 keeps messages for good; so does retention_bytes.
+        """
         return self._facts(
             "alter_topic",
             name=name,
@@ -82,6 +98,8 @@ class Administration(Calls):
             partition_time=partition_time,
             deduplicate=deduplicate,
             deduplicate_window_ms=deduplicate_window_ms,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
 
     def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
@@ -266,7 +284,7 @@ class Administration(Calls):
         """Write Parquet segments and drop log files that are no longer needed.
 
         Returns:
-            {"segments", "rows", "bytes", "event_rows", "dropped_files"}.
+            {"segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files"}.
         """
         return self._facts("seal", limit_bytes=limit_bytes, window=window)
 

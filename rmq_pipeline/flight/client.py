@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.administration import Administration
+from rmq_pipeline.flight.archiving import Archiving
 from rmq_pipeline.flight.connection import Connection, Target
 from rmq_pipeline.flight.failures import Failures
 from rmq_pipeline.flight.lite_topics import LiteTopics
@@ -18,11 +19,14 @@ from rmq_pipeline.flight.messaging import Messaging
 from rmq_pipeline.flight.producer import Producer
 from rmq_pipeline.flight.redriving import Redriving
 from rmq_pipeline.flight.sender import Sender
+from rmq_pipeline.flight.sinks import Sinks
 from rmq_pipeline.flight.transactions import Transactions
 from rmq_pipeline.transaction import Checker
 
 
-class Client(Administration, Messaging, LiteTopics, Redriving, Transactions, Failures):
+class Client(
+    Administration, Archiving, Messaging, LiteTopics, Redriving, Sinks, Transactions, Failures
+):
     """A connection to a broker, for any number of threads.
 
     Calls that may be repeated are, while the broker is away, for up to ``retry_s``; others raise

@@ -192,15 +192,40 @@ class Messaging(Calls):
             queue_id=queue_id,
         )
 
+    def update_offsets(self, group: str, topic: str, *, offsets: Mapping[int, int]) -> pa.Table:
+        """Say how far a group is that keeps its own offsets; it never goes back.
+
+        Args:
+            offsets: queue_id -> the first offset that it is not done with.
+
+        Returns:
+            queue_id and queue_offset, where the group is now.
+
+        Raises:
+            IllegalOffsetError: there is no such queue, or it ends before the offset.
+            InUseError: the broker has delivered messages of the queue that are not settled.
+        """
+        return self._table("update_offsets", group=group, topic=topic, offsets=dict(offsets))
+
     def keyed_state(
         self, group: str, topic: str, *, message_groups: pa.Table | None = None
     ) -> pa.Table | None:
         """The state of these message groups, or of all; None when none was ever settled."""
         return self._table("keyed_state", group=group, topic=topic, message_groups=message_groups)
 
-    def sink_files(self, group: str) -> pa.Table:
-        """Files that count, in the order they were settled; schema.SINK_FILE, epoch and at_ms."""
-        return self._table("sink_files", group=group)
+    def keyed_state_history(self, group: str, topic: str, *, places: pa.Table) -> pa.Table:
+        """The keyed state of message groups before and after a stretch of each.
+
+        Args:
+            places: message_group, queue_id, queue_offset, stored_at_ms of its first message,
+                last_queue_id, last_queue_offset; a row a message group.
+
+        Returns:
+            moment: before, after, or begins where a group has no earlier state; message_group,
+            removed, position, at_ms, queue_id and queue_offset of the last message that the state
+            knows (of the first message where it begins), and the consumer's own columns.
+        """
+        return self._table("keyed_state_history", group=group, topic=topic, places=places)
 
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """The rows of one SELECT over the documented views.

@@ -7,20 +7,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import psutil
 
 from rmq_pipeline import errors
 from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.connection import Connection, Target
-
-Upkeep = Literal["self", "dagster", "none"]
-Flush = Literal["sync", "async"]
+from rmq_pipeline.flight.flags import SETTINGS_FILE, Flush, Upkeep, Values
 
 LOG_FILE: Final = "broker.log"
-#: Address and flags of the last start.
-SETTINGS_FILE: Final = "settings.json"
 ANY_PORT: Final = "127.0.0.1:0"
 #: Exit code of a broker that found its home open in another process (EX_TEMPFAIL).
 HOME_LOCKED: Final = 75
@@ -33,32 +30,38 @@ def start(
     flight: str | None = None,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
+    settings: Values | None = None,
     timeout_s: float = 60.0,
 ) -> Endpoint:
     """The endpoint of the home's broker, started if need be; of several starters one wins.
 
     The new process has a session of its own and outlives this one; it writes to
     ``<home>/broker.log``. An argument left out is what the home's broker had the last time, at
-    first a free port, upkeep self, flush sync.
+    first a free port, upkeep self, flush sync. Settings that are given change those that the home
+    keeps ("default": its default); without any, the file that RMQ_SETTINGS names stands for all.
 
     Raises:
+        RequestError: a setting of that file is wrong.
         HomeLockedError: a process that serves no door has the home open.
         OperatorError: the broker did not start; the end of its log is in the message.
     """
     home = home.absolute()
     if found := serving(home):
         return found
+    if settings is None:
+        settings = flags.given()
     home.mkdir(parents=True, exist_ok=True)
     log_file = home / LOG_FILE
     log_start = log_file.stat().st_size if log_file.exists() else 0
     if flight is None and not (home / SETTINGS_FILE).exists():
         flight = ANY_PORT
-    child = _spawn(home, {"flight": flight, "upkeep": upkeep, "flush": flush})
+    said = {"flight": flight, "upkeep": upkeep, "flush": flush, "settings": settings}
+    child = _spawn(home, said)
     try:
         return _wait_until_serving(home, child, give_up_at=time.monotonic() + timeout_s)
     except errors.OperatorError as error:
-        if said := _tail(log_file, log_start):
-            raise type(error)(f"{error.message} It said: {said}") from error
+        if end := _tail(log_file, log_start):
+            raise type(error)(f"{error.message} It said: {end}") from error
         raise
     finally:
         # A loser that is still on its way must not take the home when the winner is stopped.
@@ -126,8 +129,8 @@ def stop(home: Path, *, timeout_s: float = 60.0) -> Endpoint | None:
     return endpoint
 
 
-def _spawn(home: Path, flags: dict[str, str | None]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), json.dumps(flags)]
+def _spawn(home: Path, said: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), json.dumps(said)]
     # -m puts the current folder first on the path: a stranger's folder must not hide modules.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     with (home / LOG_FILE).open("ab") as log:

@@ -11,21 +11,20 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.endpoint import Endpoint, write_json
-from rmq_pipeline.flight.process import ANY_PORT, HOME_LOCKED, SETTINGS_FILE, Flush, Upkeep
+from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.flight.flags import Flags, Flush, Upkeep, Values, checked
+from rmq_pipeline.flight.process import ANY_PORT, HOME_LOCKED
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.interruption import Interruption
-from rmq_pipeline.settings import Settings
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:8082"
 #: A thread that waits for the GIL asks for it after this long: at the default of 5 ms a single
 #: busy thread makes every sync of the commit log 10 ms late.
 SWITCH_INTERVAL_S: Final = 0.0002
@@ -35,40 +34,24 @@ _GRACE_S: Final = 10.0
 _MALLOC_OPTIONS: Final = ((-8, 2), (-3, 4 << 20), (-1, 16 << 20))
 
 
-@dataclass(frozen=True)
-class Flags:
-    """How a home is served; kept in it, and used again by the next start."""
-
-    flight: str = DEFAULT_ADDRESS
-    upkeep: Upkeep = "self"
-    flush: Flush = "sync"
-
-    @classmethod
-    def remembered(cls, home: Path, **given: Any) -> "Flags":
-        """What is given (not None), else what the last start had, else the defaults."""
-        path = home / SETTINGS_FILE
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
-        return cls(**{**kept, **{name: v for name, v in given.items() if v is not None}})
-
-
 def serve(
     home: Path,
     *,
     flight: str | None = None,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
-    settings: Settings | None = None,
+    settings: Values | None = None,
 ) -> NoReturn:
     """Serve a home until SIGTERM or SIGINT, then end the process; for the main thread.
 
     Prints ``ready grpc=- flight=HOST:PORT home=DIR`` when calls are answered. An argument left
     out is what the home was served with the last time, at first 127.0.0.1:8082, upkeep self, flush
-    sync; where that port is taken, a free one.
+    sync; where that port is taken, a free one. Settings that are given change those that the home
+    keeps; "default" gives one its default.
 
     Raises:
         HomeLockedError: another process has the home open.
-        RequestError: the address is taken, or beyond loopback.
+        RequestError: the address is taken, or beyond loopback; or a setting is wrong.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _bound_allocator()
@@ -76,8 +59,9 @@ def serve(
     faulthandler.register(signal.SIGUSR1)
     stopping = Interruption()
     home = home.absolute()
-    flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush)
-    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=settings)
+    flags = Flags.remembered(home, flight=flight, upkeep=upkeep, flush=flush, settings=settings)
+    chosen = checked(flags.settings)
+    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
     token = secrets.token_hex(16)
     try:
         server = _listen(broker, flags.flight, token=token, chosen=flight is not None)
@@ -94,8 +78,7 @@ def serve(
         upkeep=flags.upkeep,
         flush=flags.flush,
     )
-    kept = {"flight": server.address, "upkeep": flags.upkeep, "flush": flags.flush}
-    write_json(home / SETTINGS_FILE, kept)
+    replace(flags, flight=server.address).keep(home)
     calm_garbage_collection()
     endpoint.write()
     sys.stdout.write(f"ready grpc=- flight={server.address} home={home}\n")

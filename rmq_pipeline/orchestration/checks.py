@@ -10,6 +10,8 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 
 FALLBACK_HOURS: Final = 1
+#: How far back the checks of order and loss look; the windows that run them are minutes apart.
+HISTORY_HOURS: Final = 24
 OLDEST_UNREAD_MINUTES: Final = 15
 DEAD_LETTERS: Final = 0
 
@@ -78,15 +80,19 @@ _DESCRIPTIONS: Final = {
 def _order(client: Client, group: str) -> dg.AssetCheckResult:
     from rmq_pipeline.orchestration import queries
 
-    violations = queries.order_violations(client, group)
+    violations = queries.order_violations(client, group, since_ms=_since_ms(client))
     return dg.AssetCheckResult(passed=violations == 0, metadata={"violations": violations})
 
 
 def _no_loss(client: Client, group: str) -> dg.AssetCheckResult:
     from rmq_pipeline.orchestration import queries
 
-    lost = queries.lost(client, group)
+    lost = queries.lost(client, group, since_ms=_since_ms(client))
     return dg.AssetCheckResult(passed=lost == 0, metadata={"lost": lost})
+
+
+def _since_ms(client: Client) -> int:
+    return int(client.due()["now_ms"]) - HISTORY_HOURS * 3_600_000
 
 
 def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.AssetCheckResult:

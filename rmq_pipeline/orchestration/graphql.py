@@ -3,7 +3,7 @@
 import json
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,34 @@ _LAUNCH: Final = """mutation ($params: ExecutionParams!) {
     ... on PythonError { message }
   }
 }"""
+_BACKFILL: Final = """mutation ($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) {
+    __typename
+    ... on LaunchBackfillSuccess { backfillId }
+    ... on PythonError { message }
+  }
+}"""
+_OF_BACKFILL: Final = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  __typename
+  ... on PartitionBackfill { status }
+} }"""
+_RUNS_OF_BACKFILL: Final = """query ($filter: RunsFilter) { runsOrError(filter: $filter) {
+  ... on Runs { results { runId status } }
+} }"""
+_MATERIALIZED: Final = """query ($key: AssetKeyInput!, $limit: Int) {
+  assetOrError(assetKey: $key) { ... on Asset { assetMaterializations(limit: $limit) {
+    partition runId timestamp
+    metadataEntries {
+      label
+      ... on TextMetadataEntry { text }
+      ... on IntMetadataEntry { intRepr }
+      ... on FloatMetadataEntry { floatValue }
+      ... on BoolMetadataEntry { boolValue }
+      ... on JsonMetadataEntry { jsonString }
+    }
+  } } }
+}"""
+_VALUES: Final = ("text", "floatValue", "boolValue")
 _STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
 
@@ -149,6 +177,60 @@ class GraphQL:
         run_id: str = answer["run"]["runId"]
         return run_id
 
+    def launch_backfill(
+        self,
+        asset: Sequence[str],
+        partitions: Sequence[str],
+        *,
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        title: str = "",
+    ) -> str:
+        """Launch a backfill of an asset as its dialog does; the id of the backfill.
+
+        Args:
+            asset: path of its key.
+            partitions: their keys.
+            config: of its runs.
+            tags: of its runs.
+            title: shown in the list of backfills.
+
+        Raises:
+            ValueError: there is no such asset, or the config is wrong.
+        """
+        params = {
+            "assetSelection": [{"path": list(asset)}],
+            "partitionNames": list(partitions),
+            "tags": [{"key": key, "value": value} for key, value in (tags or {}).items()],
+            "title": title or None,
+            "runConfigData": dict(config or {}),
+        }
+        answer = self.ask(_BACKFILL, {"params": params})["launchPartitionBackfill"]
+        if answer["__typename"] != "LaunchBackfillSuccess":
+            raise ValueError(f"{'/'.join(asset)} is not launched: {answer}")
+        backfill_id: str = answer["backfillId"]
+        return backfill_id
+
+    def backfill(self, backfill_id: str) -> tuple[str, list[dict[str, Any]]]:
+        """Status of a backfill, and its runs: runId, status."""
+        found = self.ask(_OF_BACKFILL, {"id": backfill_id})["partitionBackfillOrError"]
+        tag = {"key": "dagster/backfill", "value": backfill_id}
+        runs = self.ask(_RUNS_OF_BACKFILL, {"filter": {"tags": [tag]}})["runsOrError"]["results"]
+        return found.get("status", ""), runs
+
+    def materializations(self, asset: Sequence[str], *, limit: int = 100) -> list[dict[str, Any]]:
+        """What an asset's last materializations say, newest first: partition, runId, metadata."""
+        asked = {"key": {"path": list(asset)}, "limit": limit}
+        found = self.ask(_MATERIALIZED, asked)["assetOrError"].get("assetMaterializations", [])
+        return [
+            {
+                "partition": each["partition"],
+                "runId": each["runId"],
+                "metadata": {entry["label"]: _value(entry) for entry in each["metadataEntries"]},
+            }
+            for each in found
+        ]
+
     def status(self, run_id: str) -> str:
         """Status of a run; empty when there is no such run."""
         found: str = self.ask(_STATUS, {"id": run_id})["runOrError"].get("status", "")
@@ -157,3 +239,11 @@ class GraphQL:
     def terminate(self, run_ids: list[str]) -> None:
         """Ask runs to end; a window closes itself and its run becomes canceled."""
         self.ask(_TERMINATE, {"ids": run_ids})
+
+
+def _value(entry: Mapping[str, Any]) -> Any:
+    if entry.get("intRepr") is not None:
+        return int(entry["intRepr"])
+    if entry.get("jsonString") is not None:
+        return json.loads(entry["jsonString"])
+    return next((entry[name] for name in _VALUES if entry.get(name) is not None), None)

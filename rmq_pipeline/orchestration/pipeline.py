@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.replay import replay_asset
 from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
+from rmq_pipeline.orchestration.topic_log import log_spec, topic_log_sensor
 from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
 from rmq_pipeline.orchestration.transaction_checker import TransactionChecker
 
@@ -45,9 +47,11 @@ class Pipeline:
 
         for topic in self.topics:
             yield join(topic.spec(self.publishers(topic)))
+            yield join(log_spec(topic))
         for consumer in self.consumers:
             yield consumer.asset.map_asset_specs(join)
             yield join(consumer.dead_letters)
+            yield replay_asset(consumer).map_asset_specs(join)
 
     def definitions(self) -> dg.Definitions:
         """Assets, checks, jobs and sensors; resources come from the application."""
@@ -62,5 +66,6 @@ class Pipeline:
                     [consumer.group.name for consumer in self.consumers],
                     name=f"{self.name}_topics",
                 ),
+                topic_log_sensor(self.topics, name=f"{self.name}_topic_logs"),
             ],
         )

@@ -64,18 +64,19 @@ def fallbacks(client: Client, job: str, *, since_ms: int) -> list[dict[str, Any]
     return _rows(client, query.order_by("at_ms DESC").limit(100))
 
 
-def order_violations(client: Client, group: str) -> int:
+def order_violations(client: Client, group: str, *, since_ms: int = 0) -> int:
     """Messages settled before an earlier one of their message group.
 
-    Looks at events that are not sealed yet: those of the last minutes. A dead letter was settled
-    when it became one; that it was redriven later is no violation.
+    Looks at what happened since a moment, as far back as the history goes. A dead letter was
+    settled when it became one; that it was redriven later is no violation.
     """
     key = ("e.topic", "e.queue_id", "e.queue_offset", "m.message_group")
     settled = (
         exp.select(*key, "min(e.position) AS position")
         .from_("events AS e")
         .join("messages AS m", using=["topic", "queue_id", "queue_offset"])
-        .where(_is_of(group, table="e"), _settles("e"), "m.message_group IS NOT NULL")
+        .where(*_happened_to(group, since_ms=since_ms), _settles())
+        .where("m.message_group IS NOT NULL")
         .group_by(*key)
     )
     order = "PARTITION BY topic, queue_id, message_group ORDER BY queue_offset"
@@ -84,46 +85,57 @@ def order_violations(client: Client, group: str) -> int:
     return int(_row(client, query.where("earlier > position"))["n"])
 
 
-def lost(client: Client, group: str) -> int:
+def lost(client: Client, group: str, *, since_ms: int = 0) -> int:
     """Messages that were delivered to a group and are neither settled nor to be given again.
 
-    Looks at events that are not sealed yet, and only behind the last reset of an offset.
+    Looks at what was delivered since a moment, as far back as the history goes, and only behind
+    the last reset of an offset.
     """
     key = ("topic", "queue_id", "queue_offset")
+    happened = exp.select(*(f"e.{name}" for name in key)).from_("events AS e")
+    happened = happened.where(*_happened_to(group, since_ms=since_ms))
     reset = (
         exp.select("topic", "queue_id", "max(position) AS reset_at")
-        .from_("events")
-        .where(_is_of(group), exp.column("kind").eq("reset"))
+        .from_("events AS e")
+        .where(*_happened_to(group, since_ms=since_ms), "kind = 'reset'")
         .group_by("topic", "queue_id")
     )
     delivered = (
-        exp.select(*(f"e.{name}" for name in key))
-        .from_("events AS e")
-        .join(reset.subquery("r"), using=["topic", "queue_id"], join_type="left")
-        .where(_is_of(group, table="e"), exp.column("kind", "e").eq("lease"))
+        happened.join(reset.subquery("r"), using=["topic", "queue_id"], join_type="left")
+        .where("e.kind = 'lease'")
         .where("e.position > coalesce(r.reset_at, -1)")
     )
-    settled = exp.select(*key).from_("events").where(_is_of(group), _settles())
-    in_flight = exp.select(*key).from_("in_flight").where(_is_of(group))
-    retrying = exp.select(*key).from_("retrying").where(_is_of(group))
-    parked = exp.select(*key).from_("parked").where(_is_of(group))
+    held = [
+        exp.select(*key).from_(view).where(_is_of(group))
+        for view in ("in_flight", "retrying", "parked", "waiting")
+    ]
     behind = (
         exp.select(*(f"m.{name}" for name in key))
         .from_("messages AS m")
         .join("parked AS p", using=["topic", "queue_id", "message_group"])
         .where(_is_of(group, table="p"), "m.queue_offset > p.queue_offset")
     )
-    left = exp.except_(delivered, settled, in_flight, retrying, parked, behind)
+    left = exp.except_(delivered, happened.where(_settles()), *held, behind)
     query = exp.select("count(*) AS n").from_(left.subquery("missing"))
     return int(_row(client, query)["n"])
+
+
+def _happened_to(group: str, *, since_ms: int) -> list[exp.Expression]:
+    """That an event e is of this group, which may be the second one of its name, and recent."""
+    ids = exp.select("group_id").from_("consumer_groups").where(_is_of(group))
+    return [
+        exp.column("group_id", "e").isin(query=ids),
+        exp.column("topic_id", "e").isin(query=exp.select("topic_id").from_("topics")),
+        exp.column("at_ms", "e") >= since_ms,
+    ]
 
 
 def _is_of(group: str, *, table: str | None = None) -> exp.Expression:
     return exp.column("consumer_group", table).eq(group)
 
 
-def _settles(table: str | None = None) -> exp.Expression:
-    return exp.column("kind", table).isin("ack", "dead_letter")
+def _settles() -> exp.Expression:
+    return exp.column("kind", "e").isin("ack", "dead_letter")
 
 
 def _rows(client: Client, query: exp.Expression) -> list[dict[str, Any]]:

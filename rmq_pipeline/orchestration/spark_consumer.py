@@ -82,6 +82,9 @@ class spark_consumer:  # noqa: N801 - read as a decorator
     sink_schema: pa.Schema | None = None
     #: The sink's column whose hour is a row's partition.
     partition_time: str = "born_at_ms"
+    #: The sink's rows say which message each is of, in the columns topic, queue_id, queue_offset.
+    #: The handler returns the latter two with its rows; else it is called message by message.
+    sink_offsets: bool = False
     #: Topics that the handler sends to; their assets are downstream of this one.
     publishes: Sequence[DeclaredTopic] = ()
     #: Deliveries of a message before it has failed for good, and the delays between them.
@@ -152,6 +155,7 @@ class spark_consumer:  # noqa: N801 - read as a decorator
             sink=None if self.sink is None else Path(self.sink),
             sink_schema=self.sink_schema,
             partition_time=self.partition_time,
+            sink_offsets=self.sink_offsets,
             publishes=tuple(each.name for each in self.publishes),
             filter=self.filter,
             filter_type=self.filter_type,

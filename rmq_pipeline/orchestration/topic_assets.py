@@ -13,6 +13,8 @@ from rmq_pipeline.group import OnFailure, Order
 from rmq_pipeline.topic import Deduplicate, TopicType
 
 KIND: Final = "rocketmq"
+#: Dagster wants to know where partitions begin; what is older has no place in the grid.
+LOG_FROM: Final = "2026-01-01-00:00"
 _NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
@@ -38,6 +40,11 @@ class DeclaredTopic:
     tags: dict[str, str] = field(default_factory=dict)
     deduplicate: Deduplicate = "none"
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    #: First and last hour of the grid of its log, UTC; until the present when there is no last.
+    log_from: str = LOG_FROM
+    log_until: str | None = None
 
     @property
     def key(self) -> dg.AssetKey:
@@ -57,6 +64,8 @@ class DeclaredTopic:
             partition_time=self.partition_time,
             deduplicate=self.deduplicate,
             deduplicate_window_ms=self.deduplicate_window_ms,
+            retention_ms=self.retention_ms,
+            retention_bytes=self.retention_bytes,
         )
 
     def spec(self, published_by: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
@@ -87,6 +96,10 @@ def topic(
     tags: dict[str, str] | None = None,
     deduplicate: Deduplicate = "none",
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+    retention_ms: int | None = None,
+    retention_bytes: int | None = None,
+    log_from: str = LOG_FROM,
+    log_until: str | None = None,
 ) -> DeclaredTopic:
     """Declare a topic.
 
@@ -99,6 +112,10 @@ def topic(
         tags: of the asset.
         deduplicate: what makes a message the repetition of another one, which is not stored.
         deduplicate_window_ms: for how long.
+        retention_ms: sealed messages that are older go; None: never.
+        retention_bytes: of segments; the oldest go when there are more; None: never.
+        log_from: first hour of the grid that shows what is sealed, such as 2013-01-01-00:00, UTC.
+        log_until: the hour behind the last one; None: it grows with time.
     """
     return DeclaredTopic(
         name=name,
@@ -109,6 +126,10 @@ def topic(
         tags=tags or {},
         deduplicate=deduplicate,
         deduplicate_window_ms=deduplicate_window_ms,
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        log_from=log_from,
+        log_until=log_until,
     )
 
 

@@ -23,6 +23,8 @@ LEASE_MS: Final = 12_000
 #: One slice of sealing writes this much of the log, which may take a slow disk a while.
 SEAL_BYTES: Final = 64 * limits.MIB
 SEAL_LEASE_MS: Final = 120_000
+#: One slice of merging may be a Spark job.
+COMPACT_LEASE_MS: Final = 600_000
 #: A checker of the pipeline may take a while to look up what has happened.
 CHECK_LEASE_MS: Final = 60_000
 WINDOW_S: Final = 60.0
@@ -81,6 +83,15 @@ def _seal(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: AR
     return client.seal(limit_bytes=SEAL_BYTES, window=window)
 
 
+def _compact(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
+    # In the broker's process; the asset's run does the work on files itself.
+    return client.compact(limit_bytes=SEAL_BYTES, window=window)
+
+
+def _expire(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
+    return client.expire(window=window)
+
+
 JOBS: Final[Mapping[str, UpkeepJob]] = {
     job.name: job
     for job in (
@@ -111,6 +122,22 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
             "Writes the log's older messages and events to Parquet and drops log files.",
             _seal,
             ("segments", "event_rows", "dropped_files"),
+            waits=False,
+            lease_ms=SEAL_LEASE_MS,
+        ),
+        UpkeepJob(
+            "compact",
+            "Merges small Parquet segments into large ones.",
+            _compact,
+            ("compactions", "inputs", "rows", "bytes_before", "bytes"),
+            waits=False,
+            lease_ms=COMPACT_LEASE_MS,
+        ),
+        UpkeepJob(
+            "expire",
+            "Lets go of messages that their topics no longer keep, and of files past their grace.",
+            _expire,
+            ("segments", "rows", "bytes", "deleted_files"),
             waits=False,
             lease_ms=SEAL_LEASE_MS,
         ),

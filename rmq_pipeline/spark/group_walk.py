@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.spark.handler import Handler, Outcome, OutcomeError
 from rmq_pipeline.spark.harvest import Effects, Harvest, Walked
+from rmq_pipeline.spark.origins import with_origin
 from rmq_pipeline.spark.returned import conform, published, results_of
 
 #: Messages of one call of an unordered handler, so that one bad message costs 1,000 single calls.
@@ -37,6 +38,8 @@ class Rules:
     partition_time: str = ""
     #: Topics the handler may publish to, and the type of each.
     publishes: dict[str, str] = field(default_factory=dict)
+    #: The topic, where rows are to say which message they are of (spark/origins.py).
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
         raise OutcomeError(f"The handler returned {type(outcome).__name__}, not an Outcome.")
     rows = outcome.rows
     if rows is not None:
+        if rules.origin:
+            rows = with_origin(rows, messages, topic=rules.origin)
         rows = conform(rows, rules.sink_schema, what="rows", filled=rules.partition_time)
     after = outcome.state
     if after is not None:

@@ -75,7 +75,8 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
             for part in given(batch):
                 yield to_batch(_work(part, job), ANSWER)
 
-    rows = pa.Table.from_batches([to_batch(parts, GIVEN)])
+    # Spark makes a task of each record batch.
+    rows = pa.Table.from_batches([to_batch([part], GIVEN) for part in parts])
     frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
     try:
         found = answers(frame.toArrow())
@@ -110,7 +111,7 @@ def failed(reason: str) -> JobResult:
 def _work(part: Given, job: Job) -> list[Answer]:
     messages = unpack(part.messages, part.messages_path)
     state = unpack(part.state, part.state_path) if part.state or part.state_path else None
-    with _rare_collections():
+    with rare_collections():
         walked = walk(messages, state, rules=job.rules)
     found: list[tuple[str, str, pa.Table]] = [(EXCEPTIONS, "", walked.exceptions)]
     if walked.rows is not None and job.sink is not None:
@@ -120,6 +121,7 @@ def _work(part: Given, job: Job) -> list[Answer]:
             partition_time=job.rules.partition_time,
             epoch=job.epoch,
             batch=job.batch,
+            messages=messages,
         )
         found.append(("files", "", files))
     if walked.state is not None:
@@ -132,7 +134,7 @@ def _work(part: Given, job: Job) -> list[Answer]:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Let Python look for cyclic garbage rarely: a walk makes many objects, and hardly any."""
     usual = gc.get_threshold()
     gc.set_threshold(100_000, *usual[1:])

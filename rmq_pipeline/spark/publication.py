@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rmq_pipeline import schema
 from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.lake.publication import (
+    GRACE_MS,
+    delete_staged,
+    publish,
+    publish_version,
+    replaced_files,
+)
 from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.verbs import Verbs
 
@@ -20,7 +26,6 @@ class Publication:
         self._verbs = verbs
         self._group = group
         self._folder = folder
-        self._files = schema.SINK_FILE.empty_table()
 
     def finish_previous(self, *, epoch: int) -> int:
         """Publish what earlier windows settled and delete what they only staged; how many files.
@@ -29,15 +34,23 @@ class Publication:
         """
         if self._folder is None:
             return 0
-        self._files = self._named()
-        sink.publish_manifest(self._folder, self._files)
-        return len(sink.delete_unnamed(self._folder, self._files, epoch=epoch))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        named = publish(self._verbs, self._group, sink=self._folder)
+        replaced = replaced_files(self._verbs, self._group, grace_ms=GRACE_MS)
+        kept = [path for path, over in replaced.items() if not over]
+        return len(sink.delete_unnamed(self._folder, named, epoch=epoch, kept=kept))
 
-    def add(self, settled: pa.Table) -> None:
-        """Let readers see the files that a settle named."""
+    def add(self, settled: pa.Table, *, version: int) -> None:
+        """Let readers see the files that a settle named, a version of the sink."""
         if self._folder is not None and settled.num_rows:
-            self._files = pa.concat_tables([self._files, settled])
-            sink.publish_manifest(self._folder, self._files)
+            publish_version(
+                self._verbs,
+                self._group,
+                sink=self._folder,
+                version=version,
+                add=settled,
+                remove=[],
+            )
 
     def discard(self, staged: pa.Table) -> None:
         """Delete files of a settle that was refused, or leave it to the next window."""
@@ -45,10 +58,7 @@ class Publication:
             return
         try:
             # Asked again: a refusal may answer the repetition of a settle that had its effect.
-            sink.delete_staged(self._folder, staged, files=self._named())
+            named = self._verbs.sink_files(self._group)["path"].to_pylist()
+            delete_staged(self._folder, staged, named=named)
         except RocketMQError as error:
             logger.warning("staged files kept group=%s why=%s", self._group, error)
-
-    def _named(self) -> pa.Table:
-        named = self._verbs.sink_files(self._group)
-        return named.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)

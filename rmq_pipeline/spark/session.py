@@ -46,14 +46,21 @@ def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "SparkSession":
-    """The session of this process, started when there is none; its workers find our modules."""
+    """The session of this process, started when there is none.
+
+    Its workers find our modules, and it knows the format ``rocketmq``.
+    """
     from pyspark.sql import SparkSession
+
+    from rmq_pipeline.spark.source import register
 
     prepare_environment()
     builder = SparkSession.builder.appName(name)
     for key, value in settings(overrides).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    started = builder.getOrCreate()
+    register(started)
+    return started
 
 
 def prepare_environment() -> None:

@@ -1,13 +1,12 @@
 """Sinks: a folder of Parquet files in hourly partitions, of which its manifest says what counts.
 
 Tasks stage files under final, unique names; a file counts once a settle has named it. Readers go
-by ``_manifest.json``, which is replaced atomically. A sink belongs to one consumer group.
+by the manifest (``lake.manifest``). A sink belongs to one consumer group.
 """
 
-import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,26 +14,70 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_pipeline import schema
+from rmq_pipeline.lake import manifest
+from rmq_pipeline.lake.publication import sweep
+from rmq_pipeline.lake.readers import sink_table
 
-MANIFEST: Final = "_manifest.json"
-MANIFEST_FORMAT: Final = 1
+#: What a window's files are called; those of other writers are not swept by a window.
+PART: Final = "part"
 _HOUR_MS: Final = 3_600_000
+#: Where a row's message lies, in sinks that say so.
+OFFSETS: Final = ("queue_id", "queue_offset")
 
 
-def stage(sink: Path, rows: pa.Table, *, partition_time: str, epoch: int, batch: int) -> pa.Table:
+def stage(
+    sink: Path,
+    rows: pa.Table,
+    *,
+    partition_time: str,
+    epoch: int,
+    batch: int,
+    messages: pa.Table | None = None,
+    prefix: str = PART,
+) -> pa.Table:
     """Write rows to new files, one for each hour of their partition time, and sync them.
+
+    Args:
+        sink: the sink's folder.
+        rows: of the sink's schema.
+        partition_time: the column whose hour is a row's partition.
+        epoch: of the window; a later one deletes the files when no settle names them.
+        batch: of the window.
+        messages: those that the rows came of, with queue_id and queue_offset; None: unknown.
+        prefix: of the names; ``part`` is for windows.
 
     Returns:
         schema.SINK_FILE, a row a file; none of them counts yet.
     """
-    staged = [
-        _write(sink, part, hour=hour, name=f"part-{epoch:06}-{batch:06}-{uuid.uuid4().hex[:12]}")
-        for hour, part in _by_hour(rows, partition_time)
-    ]
+    of_batch = None if messages is None else offset_ranges(messages)
+    staged = []
+    for hour, part in _by_hour(rows, partition_time):
+        name = f"{prefix}-{epoch:06}-{batch:06}-{uuid.uuid4().hex[:12]}"
+        known = all(column in part.column_names for column in OFFSETS)
+        offsets = offset_ranges(part) if known and messages is not None else of_batch
+        staged.append({**_write(sink, part, hour=hour, name=name), "offsets": offsets})
     for folder in {(sink / str(f["path"])).parent for f in staged} | ({sink} if staged else set()):
-        _sync_folder(folder)
-    return pa.Table.from_pylist(staged, schema=schema.SINK_FILE)
+        manifest.sync_folder(folder)
+    return manifest.as_files(staged)
+
+
+def offset_ranges(messages: pa.Table) -> list[dict[str, int]]:
+    """The smallest range of offsets of each queue that holds these messages."""
+    found = (
+        messages.select(OFFSETS)
+        .group_by("queue_id")
+        .aggregate([("queue_offset", "min"), ("queue_offset", "max")])
+        .sort_by("queue_id")
+    )
+    return [
+        {"queue_id": queue_id, "base": first, "end": last + 1}
+        for queue_id, first, last in zip(
+            found["queue_id"].to_pylist(),
+            found["queue_offset_min"].to_pylist(),
+            found["queue_offset_max"].to_pylist(),
+            strict=True,
+        )
+    ]
 
 
 def _by_hour(rows: pa.Table, partition_time: str) -> Iterator[tuple[np.int64, pa.Table]]:
@@ -67,88 +110,47 @@ def _write(sink: Path, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str
 
 
 def publish_manifest(sink: Path, files: pa.Table) -> None:
-    """Let readers see exactly these files, schema.SINK_FILE; repeating it is harmless."""
-    listed = files.select(schema.SINK_FILE.names).to_pylist()
-    sink.mkdir(parents=True, exist_ok=True)
-    temporary = sink / f"{MANIFEST}.{uuid.uuid4().hex[:12]}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump({"format": MANIFEST_FORMAT, "files": listed}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(sink / MANIFEST)
-    _sync_folder(sink)
+    """Let readers see exactly these files, unless they see a later version already.
+
+    Args:
+        sink: the sink's folder.
+        files: schema.SINK_FILE; as ``sink_files`` of the broker answered it, or, for a folder that
+            is no group's sink, any.
+    """
+    known = manifest.read(sink)
+    metadata = files.schema.metadata or {}
+    version = int(metadata.get(b"version", known.version + 1))
+    if known.version < version or not (sink / manifest.NAME).exists():
+        sink.mkdir(parents=True, exist_ok=True)
+        listed = files.replace_schema_metadata({"version": str(version)})
+        manifest.publish(sink, listed, known=known)
 
 
-def delete_unnamed(sink: Path, files: pa.Table, *, epoch: int) -> list[str]:
+def delete_unnamed(
+    sink: Path, files: pa.Table, *, epoch: int, kept: Collection[str] = ()
+) -> list[str]:
     """Delete what windows before ``epoch`` staged and no settle named.
 
     Args:
         sink: the sink's folder.
         files: those that count, schema.SINK_FILE's columns.
         epoch: files of this epoch and later ones are left alone.
+        kept: paths of others to be left alone: replaced ones that somebody may still read.
 
     Returns:
         The paths deleted, relative to the sink.
     """
-    named = set(files["path"].to_pylist())
-    unnamed = [
-        path
-        for path in sink.glob("hour=*/part-*.parquet")
-        if str(path.relative_to(sink)) not in named and _epoch_of(path) < epoch
-    ]
-    for path in [*unnamed, *sink.glob(f"{MANIFEST}.*.tmp")]:
-        path.unlink(missing_ok=True)
-    return [str(path.relative_to(sink)) for path in unnamed]
-
-
-def delete_staged(sink: Path, staged: pa.Table, *, files: pa.Table) -> None:
-    """Delete the files of a batch that was refused, unless ``files`` names them after all."""
-    named = set(files["path"].to_pylist())
-    for path in staged["path"].to_pylist():
-        if path not in named:
-            (sink / path).unlink(missing_ok=True)
+    named = {*files["path"].to_pylist(), *kept}
+    return sweep(sink, prefix=PART, epoch=epoch, kept=named)
 
 
 def sink_files(sink: Path) -> pa.Table:
     """The files that the sink's manifest lists, schema.SINK_FILE; none without a manifest."""
-    try:
-        listed = json.loads((sink / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return schema.SINK_FILE.empty_table()
-    if listed["format"] > MANIFEST_FORMAT:
-        raise ValueError(f"{sink / MANIFEST} was written by a newer version.")
-    return pa.Table.from_pylist(listed["files"], schema=schema.SINK_FILE)
+    return manifest.read(sink).files
 
 
 def read_sink(
     sink: Path, *, sink_schema: pa.Schema | None = None, columns: list[str] | None = None
 ) -> pa.Table:
-    """The rows that count.
-
-    Args:
-        sink: the sink's folder.
-        sink_schema: what an empty sink gives; None: a table without columns.
-        columns: None: all.
-    """
-    parts = []
-    for path in sink_files(sink)["path"].to_pylist():
-        # As a file of its own: its folder's name is not to become a column.
-        with pq.ParquetFile(sink / path) as file:
-            parts.append(file.read(columns=columns))
-    if parts:
-        return pa.concat_tables(parts)
-    empty = (sink_schema or pa.schema([])).empty_table()
-    return empty.select(columns) if columns and sink_schema else empty
-
-
-def _epoch_of(path: Path) -> int:
-    epoch = path.name.split("-")[1]
-    return int(epoch) if epoch.isdigit() else 0
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """The rows that count; as ``lake.readers.sink_table``."""
+    return sink_table(sink, columns=columns, sink_schema=sink_schema)

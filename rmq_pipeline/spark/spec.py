@@ -10,6 +10,7 @@ from rmq_pipeline.errors import FilterExpressionError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.idempotency import Key
 from rmq_pipeline.spark.handler import Handler
+from rmq_pipeline.spark.origins import with_origin_columns
 
 DEFAULT_BATCH_ROWS: Final = 100_000
 
@@ -32,6 +33,9 @@ class ConsumerSpec:
     sink_schema: pa.Schema | None = None
     #: The sink's column, ms since 1970 or a timestamp, whose hour is the row's partition.
     partition_time: str = "born_at_ms"
+    #: Rows say which message they are of: topic, queue_id and queue_offset (spark/origins.py) are
+    #: columns of the sink, added to its schema.
+    sink_offsets: bool = False
     #: Topics the handler may publish to.
     publishes: tuple[str, ...] = ()
     #: Most messages of a micro-batch.
@@ -50,6 +54,10 @@ class ConsumerSpec:
             raise ValueError(f"Consumer {self.name} keeps state, so it needs order_by.")
         if (self.sink is None) != (self.sink_schema is None):
             raise ValueError(f"Consumer {self.name} needs a sink and its schema, or neither.")
+        if self.sink_offsets:
+            if self.sink_schema is None:
+                raise ValueError(f"Consumer {self.name} has no sink to have offsets in.")
+            object.__setattr__(self, "sink_schema", with_origin_columns(self.sink_schema))
         if self.max_batch < 1:
             raise ValueError(f"max_batch of consumer {self.name} is {self.max_batch}.")
         try:
@@ -71,6 +79,11 @@ class ConsumerSpec:
                 f"The sink of consumer {self.name} needs its partition_time"
                 f" {self.partition_time!r} as int64 or timestamp."
             )
+
+    @property
+    def origin(self) -> str:
+        """The topic that the sink's rows name; empty where they name none."""
+        return self.topic if self.sink_offsets else ""
 
     @property
     def window(self) -> str:

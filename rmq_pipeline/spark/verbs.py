@@ -5,11 +5,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from rmq_pipeline.lake.publication import SinkVerbs
+
 #: Name and epoch of an open window.
 Fence = tuple[str, int]
 
 
-class Verbs(Protocol):
+class Verbs(SinkVerbs, Protocol):
     """The part of the verbs that a window uses; flight.client.Client has them all."""
 
     def describe_topic(self, name: str) -> dict[str, Any]:
@@ -55,10 +57,6 @@ class Verbs(Protocol):
 
     def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
         """Which effects were carried out, schema.SEEN."""
-        ...
-
-    def sink_files(self, group: str) -> pa.Table:
-        """The files that count, in the order they were settled."""
         ...
 
     def open_window(

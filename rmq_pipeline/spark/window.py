@@ -286,7 +286,7 @@ class Window:
             )
         except ReceiptHandleError as error:
             raise _LostError(str(error)) from error
-        self._publication.add(result.files)
+        self._publication.add(result.files, version=int(answer.get("sink_version", 0)))
         shutil.rmtree(pending.folder, ignore_errors=True)
         self._last_message = time.monotonic()
         messages = pending.batch.received.num_rows
@@ -315,6 +315,7 @@ def _rules(spec: ConsumerSpec, verbs: Verbs) -> Rules:
         state_schema=spec.state,
         sink_schema=spec.sink_schema,
         partition_time=spec.partition_time if spec.sink_schema is not None else "",
+        origin=spec.origin,
         publishes={topic: str(verbs.describe_topic(topic)["type"]) for topic in spec.publishes},
     )
 

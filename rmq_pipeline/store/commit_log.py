@@ -7,11 +7,11 @@ on the file it lands in, and is known while it is still being built. A frame nev
 larger than a file gets a file of its own. The bytes are described in frame.py, what start makes of
 them in recovery.py.
 
-One thread stages and commits; any thread reads what is before ``end``. Files are preallocated, so a
-full disk shows when a new file is needed: then what may not use the reserve is refused while a
-whole file cannot be had from the disk, and until ``refill_reserve`` has made the reserve whole
-again. The room below a whole file is left to dispatch and seal, which is how files come to be
-dropped.
+One thread at a time stages, and one at a time writes: a frame may be staged while the one before it
+is written. Any thread reads what is before ``end``. Files are preallocated, so a full disk shows
+when a new file is needed: then what may not use the reserve is refused while a whole file cannot be
+had from the disk, and until ``refill_reserve`` has made the reserve whole again. The room below a
+whole file is left to dispatch and seal, which is how files come to be dropped.
 """
 
 import secrets
@@ -26,7 +26,7 @@ import pyarrow as pa
 from rmq_pipeline.errors import CorruptLogError, StorageError, StoreFullError
 from rmq_pipeline.store import frame, log_file, recovery
 from rmq_pipeline.store.frame_builder import FrameBuilder
-from rmq_pipeline.store.log_file import Bytes, LogFile
+from rmq_pipeline.store.log_file import FULL, LogFile
 from rmq_pipeline.store.reserve import Reserve
 from rmq_pipeline.store.section_reader import Section, SectionReader
 
@@ -69,7 +69,7 @@ class CommitLog:
         self.end = 0
         #: Everything before it is on disk.
         self.synced = 0
-        self._building = FrameBuilder(self._schemas, seed=0)
+        self._building = FrameBuilder(self._schemas, seed=0, start=0)
 
     @classmethod
     def open(
@@ -130,12 +130,12 @@ class CommitLog:
                 1 GiB; nothing was staged.
         """
         self._check()
-        return self._building.stage(kind, batch, start=self.end)
+        return self._building.stage(kind, batch)
 
     def stage_payload(self, kind: int, payload: pa.Buffer) -> int:
         """The same with a batch that is serialized already, by the schema of its kind."""
         self._check()
-        return self._building.stage_payload(kind, payload, start=self.end)
+        return self._building.stage_payload(kind, payload)
 
     def staged_bytes(self) -> int:
         """The length of the frame being built; 0 when nothing is staged."""
@@ -146,33 +146,62 @@ class CommitLog:
         self._building.clear()
 
     def commit(self, *, use_reserve: bool = False) -> int:
-        """Write what is staged as one frame with one system call; the new end of the log.
-
-        With flush = sync the frame is on disk when this returns. Nothing staged: nothing happens.
+        """Write what is staged as one frame; the new end of the log. Nothing: nothing happens.
 
         Raises:
-            StoreFullError: no room; nothing was written, and what is staged stays staged.
-            StorageError: the write failed. It is not tried again: close this log and open another.
+            StoreFullError: no room; what is staged stays staged, unless the log is broken.
+            StorageError: the write failed.
         """
         self._check()
-        length = self._building.length
-        if not length:
-            return self.end
-        self._step("staged")
-        self.make_room(frame_bytes=length, use_reserve=use_reserve)
-        self._step("before_write")
-        self._write(self._building.buffers(start=self.end, synced=self.synced), length)
-        self._step("written")
-        self.end += length
-        if self._sync_commits:
-            self.synced = self.end
-        self.discard()
+        if self._building.length:
+            self.make_room(frame_bytes=self._building.length, use_reserve=use_reserve)
+            self.write(self.take())
         return self.end
 
-    def make_room(self, *, frame_bytes: int, use_reserve: bool) -> None:
-        """See to it that a frame of this length can be committed, before anything is decided.
+    def take(self) -> FrameBuilder:
+        """What is staged: a frame to be written after all that were taken before."""
+        taken = self._building
+        if taken.length:
+            self._step("staged")
+        self._building = taken.following()
+        return taken
 
-        Positions of what is staged stay as they are. For the writer thread, like ``commit``.
+    def write(self, taken: FrameBuilder) -> None:
+        """Write a frame with one system call; with flush = sync it is on disk when this returns.
+
+        Raises:
+            StorageError, or StoreFullError when that is why: the write failed. It is not tried
+                again, and no later frame is written: close this log and open another.
+        """
+        self._check()
+        if not taken.length:
+            return
+        self._step("before_write")
+        try:
+            self._files[-1].write_whole(
+                taken.buffers(synced=self.synced),
+                position=taken.start,
+                length=taken.length,
+                dsync=self._sync_commits,
+                halfway=(lambda: self._step("half_written")) if self._fault else None,
+            )
+        except OSError as error:
+            broken, full = self._break("Writing to the commit log", error), error.errno in FULL
+            raise (StoreFullError("The disk is full.") if full else broken) from error
+        self._step("written")
+        self.end += taken.length
+        if self._sync_commits:
+            self.synced = self.end
+
+    def needs_file(self, frame_bytes: int) -> bool:
+        """Whether a frame of this length would go to a new file."""
+        return self._building.start + frame_bytes > self._files[-1].capacity_end
+
+    def make_room(self, *, frame_bytes: int, use_reserve: bool) -> None:
+        """See to it that what is staged can be written as a frame of this length.
+
+        Positions stay as they are. For the thread that stages; when it ``needs_file``, all frames
+        that were taken must be written.
 
         Raises:
             StoreFullError: it cannot.
@@ -182,7 +211,7 @@ class CommitLog:
             raise StoreFullError(
                 "The disk is full; what is left of the reserve is for receive, settle and upkeep."
             )
-        if self.end + frame_bytes > self._files[-1].capacity_end:
+        if self.needs_file(frame_bytes):
             self._roll(frame_bytes, use_reserve=use_reserve)
 
     def draw_reserve(self, wanted_bytes: int) -> None:
@@ -293,9 +322,9 @@ class CommitLog:
                 )
             files = [self._create(self._file_bytes, seed=secrets.randbits(32))]
         self._files = tuple(files)
-        self._building = FrameBuilder(self._schemas, seed=files[0].seed)
         self.end = recovery.sound_end(files, dispatched_position=dispatched_position)
         self.synced = self.end
+        self._building = FrameBuilder(self._schemas, seed=files[0].seed, start=self.end)
 
     def _create(self, size: int, *, seed: int) -> LogFile:
         return LogFile.create(
@@ -304,6 +333,8 @@ class CommitLog:
 
     def _roll(self, frame_bytes: int, *, use_reserve: bool) -> None:
         """Go on in a new file. The old one is on disk first: only the last may have a torn end."""
+        if self._building.start != self.end:
+            raise ValueError("A frame before the first one of a file is not written yet.")
         self._step("before_roll")
         self.sync()
         try:
@@ -328,38 +359,6 @@ class CommitLog:
         size = max(needed, self._reserve.draw_bytes)
         self._reserve.draw(size)
         return self._create(size, seed=seed)
-
-    def _write(self, buffers: list[Bytes], length: int) -> None:
-        file = self._files[-1]
-        try:
-            if self._fault:
-                written = self._write_in_halves(file, memoryview(b"".join(buffers)))
-            else:
-                written = file.write(
-                    buffers, position=self.end, length=length, dsync=self._sync_commits
-                )
-        except OSError as error:
-            self._take_back(length)
-            if error.errno in log_file.FULL and self._broken is None:
-                raise StoreFullError("The disk is full.") from error
-            raise self._break("Writing to the commit log", error) from error
-        if written != length:
-            self._take_back(written)
-            raise self._break("Writing to the commit log", f"{written} of {length} bytes taken")
-
-    def _write_in_halves(self, file: LogFile, data: memoryview) -> int:
-        half, sync = len(data) // 2, self._sync_commits
-        first, rest = data[:half], data[half:]
-        written = file.write([first], position=self.end, length=half, dsync=sync)
-        self._step("half_written")
-        return written + file.write([rest], position=self.end + half, length=len(rest), dsync=sync)
-
-    def _take_back(self, length: int) -> None:
-        """Clear a frame that failed, so that the next start cannot take it for an answered one."""
-        try:
-            self._files[-1].zero(self.end, self.end + length)
-        except OSError as error:
-            self._break("Taking back a failed write", error)
 
     def _file_of(self, position: int) -> LogFile:
         files = self._files

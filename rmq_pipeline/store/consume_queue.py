@@ -1,6 +1,6 @@
 """Questions about the rows of a consume queue, each asked with a cursor of the database."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import duckdb
@@ -88,13 +88,26 @@ def backlog(
     return hashes[which], offsets
 
 
-def offset_at(
-    cursor: duckdb.DuckDBPyConnection, *, topic_id: int, queue_id: int, at_ms: int
-) -> int:
-    """The first offset stored at or after a time; see Database.offset_at."""
-    params = {"topic_id": topic_id, "queue_id": queue_id, "at_ms": at_ms}
-    ((first, max_offset),) = cursor.sql(named("offset_at"), params=params).fetchall()
-    return int(first if first is not None else max_offset or 0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Messages of a queue in [start, stop); None asks for nothing."""
+
+    topic_id: int
+    queue_id: int
+    start: int
+    stop: int
+    limit: int
+    key: str | None = None
+    message_id: str | None = None
+    #: Stored in [from_ms, to_ms).
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def run(self, cursor: duckdb.DuckDBPyConnection) -> Int64s:
+        """Their offsets, the first of them."""
+        rows = cursor.sql(named("find_offsets"), params=asdict(self)).to_arrow_table()
+        offsets: Int64s = rows.column("queue_offset").to_numpy()
+        return offsets
 
 
 def _first_of_each(which: _Numbers, offsets: Int64s, *, limit: int) -> tuple[_Numbers, Int64s]:

@@ -13,16 +13,26 @@ from typing import Final, Self, TypeVar
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.message import Int32s, Int64s
-from rmq_pipeline.store import consume_queue, keyed_state, query_guard, redrives, stored_state
+from rmq_pipeline.store import (
+    consume_queue,
+    history,
+    keyed_state,
+    query_guard,
+    redrives,
+    sinks,
+    stored_state,
+)
+from rmq_pipeline.store.checkpoint import checkpoint
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.consume_queue import IndexPage
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.fold import Fold
+from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
+from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.store.statements import named, script
 from rmq_pipeline.store.stored_state import StoredState
 
@@ -37,25 +47,33 @@ _SPILL: Final = "4GB"
 _ATTEMPTS: Final = 3
 #: Queries that run at a time.
 _QUERIES: Final = 2
-_EXPORT_ROWS: Final = 122_880
 _Answer = TypeVar("_Answer")
 
 
 class Database:
     """The open ``state.duckdb`` of a home. Any thread may use it."""
 
-    def __init__(self, root: duckdb.DuckDBPyConnection, *, memory_bytes: int) -> None:
+    def __init__(self, root: duckdb.DuckDBPyConnection, home: Path, *, memory_bytes: int) -> None:
+        self._home = home
+        self._sweep = history.Sweep(home)
         #: Only ever asked for cursors: a connection serves one thread at a time.
         self._root = root
         self._writer = root.cursor()
         self._lock = threading.Lock()
         self._idle: list[duckdb.DuckDBPyConnection] = []
         self._prepare()
+        share = memory_bytes // 4
+        self._exporter = root.cursor()
+        self._exporter.execute(named("limit_operators", size=f"'{share}B'"))
+        self._exporting = threading.Lock()
         self._queries = QueryRunner(
-            [root.cursor() for _ in range(_QUERIES)], operator_bytes=memory_bytes // 4
+            [root.cursor() for _ in range(_QUERIES)],
+            operator_bytes=share,
+            prepare=lambda cursor: history.use_files(cursor, home),
         )
         self._writer.execute(named("lock_settings"))
         self._fold = Fold(self._writer)
+        self._macros = [name for (name,) in self._writer.sql(named("macro_names")).fetchall()]
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
         #: The log position that the tables stand for; what is before it is durably in them.
         self.dispatched: int = reached
@@ -73,7 +91,6 @@ class Database:
             "threads": threads,
             "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
             "max_temp_directory_size": _SPILL,
-            "enable_external_access": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "allow_community_extensions": False,
@@ -82,11 +99,12 @@ class Database:
         try:
             root = duckdb.connect(path, config=config)
             try:
-                return cls(root, memory_bytes=memory_bytes)
+                history.let_in(root, path.parent)
+                return cls(root, path.parent, memory_bytes=memory_bytes)
             except BaseException:
                 root.close()
                 raise
-        except duckdb.Error as error:
+        except (duckdb.Error, OSError) as error:
             raise _translation(f"Opening {path}", error) from error
 
     def dispatch(self, frames: Sequence[tuple[int, list[Section]]]) -> None:
@@ -103,7 +121,7 @@ class Database:
         end = frames[-1][0]
         sections = [section for _, some in frames for section in some]
         with self._lock:
-            self._write("Dispatch", lambda: self._fold.apply(sections, end))
+            self._write("Dispatch", lambda: self._move(sections, end))
             self.dispatched = end
 
     def load_state(self) -> StoredState:
@@ -145,13 +163,9 @@ class Database:
             )
         )
 
-    def offset_at(self, topic_id: int, queue_id: int, *, at_ms: int) -> int:
-        """The first offset stored at or after a time; the queue's max_offset when there is none."""
-        return self._read(
-            lambda cursor: consume_queue.offset_at(
-                cursor, topic_id=topic_id, queue_id=queue_id, at_ms=at_ms
-            )
-        )
+    def find(self, search: consume_queue.Search) -> Int64s:
+        """The first offsets of a queue with such messages, ascending."""
+        return self._read(search.run)
 
     def query(self, sql: str, *, timeout_s: float) -> pa.Table:
         """The answer to one SELECT over the views.
@@ -160,7 +174,7 @@ class Database:
             QueryError: it is anything else, fails, or takes longer than ``timeout_s``.
         """
         rows = self._read(lambda cursor: cursor.sql(named("view_names")).fetchall())
-        query_guard.check(sql, [name for (name,) in rows])
+        query_guard.check(sql, [name for (name,) in rows], macros=self._macros)
         return self._queries.run(sql, timeout_s=timeout_s)
 
     def keyed_state(
@@ -174,6 +188,20 @@ class Database:
             lambda cursor: keyed_state.read(
                 cursor, group_id=group_id, topic_id=topic_id, hashes=hashes
             )
+        )
+
+    def has_keyed_state(self) -> bool:
+        """Whether any consumer keeps state."""
+        return self._read(lambda cursor: bool(cursor.sql(named("keyed_tables")).fetchall()))
+
+    def first_of_groups(self, topic_id: int, *, hashes: Int64s) -> pa.Table:
+        """Where message groups begin in a topic.
+
+        Returns:
+            message_group_hash, queue_id (null: in several queues), queue_offset.
+        """
+        return self._read(
+            lambda cursor: keyed_state.first_of_groups(cursor, topic_id=topic_id, hashes=hashes)
         )
 
     def ended_halves(self, queue_offset: Int64s) -> pa.Table:
@@ -190,11 +218,14 @@ class Database:
 
         return self._read(ask)
 
-    def sink_files(self, group_id: int) -> pa.Table:
-        """The files that count in a group's sink: schema.SINK_FILE, epoch, at_ms, as settled."""
-        params = {"group_id": group_id}
+    def sink_files(self, group_id: int, *, removed: bool) -> tuple[int, pa.Table]:
+        """The version of a group's sink, and its files that count, or those that were replaced."""
+        return self._read(lambda cursor: sinks.listed(cursor, group_id, removed=removed))
+
+    def sink(self, group_id: int, *, replacement_id: str) -> SinkTables:
+        """A group's sink: what counts, what did, and what a replacement was answered."""
         return self._read(
-            lambda cursor: cursor.sql(named("sink_files"), params=params).to_arrow_table()
+            lambda cursor: sinks.load(cursor, group_id, replacement_id=replacement_id)
         )
 
     def dead_letter_origins(
@@ -220,18 +251,30 @@ class Database:
 
     def export_events(self, to_position: int, path: Path) -> int:
         """Write the events before a position to a Parquet file, not synced; how many there are."""
+        return self._export(lambda cursor: history.export_events(cursor, to_position, path=path))
 
-        def export(cursor: duckdb.DuckDBPyConnection) -> int:
-            events = cursor.sql(named("events_before"), params={"to_position": to_position})
-            reader = events.to_arrow_reader(_EXPORT_ROWS)
-            rows = 0
-            with pq.ParquetWriter(path, reader.schema, compression="zstd") as file:
-                for batch in reader:
-                    file.write_batch(batch)
-                    rows += batch.num_rows
-            return rows
+    def merge_events(self, files: Sequence[Path], path: Path) -> int:
+        """Write the events of several Parquet files to one, not synced; how many there are."""
+        return self._export(lambda cursor: history.merge_events(cursor, files, path=path))
 
-        return self._read(export)
+    def export_snapshot(self, path: Path) -> Snapshot:
+        """Write the state, as far as it was dispatched, to a Parquet file, not synced."""
+        return self._export(lambda cursor: history.export_snapshot(cursor, path))
+
+    def events_since(self, position: int) -> int:
+        """How many events there are from a position on, about."""
+        return self._read(lambda cursor: history.events_since(cursor, position))
+
+    def sweep_history(self) -> list[Path]:
+        """Delete files of the history that do not count, some time after; which were deleted.
+
+        Nothing is being written there meanwhile, and what was registered was dispatched.
+        """
+        return self._sweep.run(self.kept_history())
+
+    def kept_history(self) -> KeptHistory:
+        """Which snapshots and which files of events count."""
+        return self._read(history.kept)
 
     def delete_events(self, to_position: int) -> None:
         """Let the events before a position go: they are in event Parquet."""
@@ -241,36 +284,24 @@ class Database:
                 lambda: self._run("delete_events", {"to_position": to_position}),
             )
 
-    def delete_consume_queue(self, topic_id: int, queue_id: int, *, before: int) -> None:
-        """Let the messages of a queue before an offset go; its min_offset becomes that."""
-        params = {"topic_id": topic_id, "queue_id": queue_id, "before": before}
-
-        def expire() -> None:
-            for name in (
-                "expire_messages",
-                "expire_dead_letters",
-                "expire_redrives",
-                "raise_min_offset",
-            ):
-                self._run(name, params)
-
-        with self._lock:
-            self._write("Expiring messages", expire)
-
     def checkpoint(self) -> None:
         """Write what is in DuckDB's write-ahead log into its file.
 
         Raises:
             StorageError: it failed.
         """
-        with self._lock:
-            self._insist("Checkpoint", self._writer.checkpoint)
+
+        def take() -> None:
+            with self._lock:
+                self._writer.checkpoint()
+
+        self._insist("Checkpoint", lambda: checkpoint(take, self._queries))
 
     def close(self) -> None:
         """Stop queries and let go of the file. Again: nothing happens."""
         self._queries.close()
         with self._lock:
-            for cursor in (*self._idle, self._writer, self._root):
+            for cursor in (*self._idle, self._exporter, self._writer, self._root):
                 cursor.close()
             self._idle.clear()
 
@@ -288,16 +319,28 @@ class Database:
         for name in ("begin_reached", "clear_kinds", "insert_kinds"):
             self._run(name)
         self._writer.unregister("staged_kinds")
+        self._run("begin_snapshots")
+        history.write_nothing(self._writer, self._home)
+        history.use_files(self._writer, self._home)
         self._writer.execute(script("views"))
+        self._writer.execute(script("history"))
         self._writer.commit()
 
     def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
         self._writer.execute(named(name), params)
 
+    def _move(self, sections: Sequence[Section], end: int) -> None:
+        # A commit that failed for want of memory may have taken effect all the same.
+        ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
+        if reached < end:
+            self._fold.apply(sections, end)
+
     def _write(self, what: str, action: Callable[[], None]) -> None:
         """Carry out a transaction."""
 
         def transaction() -> None:
+            with suppress(duckdb.Error):  # one that could not be rolled back for want of memory
+                self._writer.rollback()
             try:
                 self._writer.begin()
                 action()
@@ -336,6 +379,11 @@ class Database:
         except duckdb.Error as error:
             raise _translation(what, error) from error
 
+    def _export(self, write: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
+        """Write a file, with no more memory than a query."""
+        with self._exporting:
+            return self._insist("Exporting", lambda: write(self._exporter))
+
     def _roll_back(self) -> None:
         # A transaction that DuckDB has ended itself has nothing to roll back, and a database that
         # it gave up answers nothing any more: the first error is the one to tell.
@@ -345,7 +393,7 @@ class Database:
             self._fold.forget()
 
 
-def _translation(what: str, error: duckdb.Error) -> StorageError | StoreFullError:
-    """DuckDB's error as an error of the store."""
+def _translation(what: str, error: duckdb.Error | OSError) -> StorageError | StoreFullError:
+    """DuckDB's error, or one of its files, as an error of the store."""
     text = f"{what} failed in DuckDB: {error}."
     return StoreFullError(text) if "No space left on device" in str(error) else StorageError(text)

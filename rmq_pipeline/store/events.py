@@ -45,6 +45,8 @@ class Kind(IntEnum):
     CONDEMN = 14
     #: It no longer is.
     PARDON = 15
+    #: As CURSOR, said by a reader that keeps its own offsets: it is done with what lies before.
+    OFFSET_UPDATED = 16
 
     #: A topic was created, altered or deleted: topic_id, detail is its JSON.
     TOPIC = 20
@@ -80,19 +82,36 @@ class Kind(IntEnum):
     WINDOW_CLOSED = 41
     #: A settle of a window took effect: group_id, epoch, detail is JSON: window, settle_id, answer.
     SETTLED = 42
-    #: A sink file counts from now on: group_id, epoch, detail is JSON: path rows bytes partition.
+    #: A sink file counts from now on: group_id, epoch, delivery is the sink's version with it,
+    #: detail is JSON: path rows bytes partition offsets.
     SINK_FILE = 43
     #: The effect of a message was carried out: group_id, detail is its idempotency key.
     EFFECT = 44
     #: A dead letter (topic_id, queue_id, queue_offset of the dead letter topic) was opened again
     #: for its group: group_id, client_id is the redrive's id; detail is JSON: where it came from.
     REDRIVEN = 45
+    #: Sink files count instead of others: group_id, delivery is the sink's version with them,
+    #: client_id is the replacement's id; detail is JSON: reason, added (as SINK_FILE), removed
+    #: (paths).
+    SINK_REPLACED = 46
 
     #: A segment is registered: topic_id, queue_id, queue_offset (base), visible_at_ms unused,
     #: detail is JSON: path, base, end, rows, bytes.
     SEGMENT = 50
     #: Event Parquet is registered: detail is JSON: path, from_position, to_position, rows.
     EVENT_SEGMENT = 51
+    #: A segment counts instead of others: topic_id, queue_id, queue_offset (base), detail is JSON:
+    #: path, base, end, rows, bytes, removed (paths, which hold the same offsets).
+    SEGMENTS_REPLACED = 52
+    #: The messages of a queue before queue_offset are gone: topic_id, queue_id; detail is JSON:
+    #: segments, rows, bytes. Cursors and backlogs that lay before it have events of their own.
+    EXPIRED = 53
+    #: A snapshot of the state is registered: detail is JSON: path, position, taken_at_ms, rows,
+    #: bytes. Or history before a position is let go: detail is JSON: kept_from.
+    SNAPSHOT = 54
+    #: Event Parquet counts no more: detail is JSON: removed (paths), and if another file has its
+    #: events: path, from_position, to_position, rows.
+    EVENT_SEGMENTS_REPLACED = 55
     #: The broker did overdue background work itself: detail is JSON: job, overdue_ms, report.
     UPKEEP_FALLBACK = 60
     #: An upkeep verb did work: detail is JSON: job and its report.

@@ -11,6 +11,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.store import staging
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import CONSUMPTION, Kind
@@ -26,7 +27,7 @@ _KEYED_STATE: Final = 3
 #: What runs, in this order, when one of its kinds is among the events between two resets.
 _QUEUE_STATEMENTS: Final = (
     (CONSUMPTION, ("fold_consumption", "fold_failures", "delete_leases", "insert_leases")),
-    ({Kind.LEASE, Kind.CURSOR}, ("raise_cursors",)),
+    ({Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED}, ("raise_cursors",)),
     ({Kind.BEHIND, Kind.CAUGHT_UP}, ("fold_behind", "delete_behind", "insert_behind")),
     (
         {Kind.CONDEMN, Kind.PARDON},
@@ -47,13 +48,39 @@ _OTHER_STATEMENTS: Final = (
         ("fold_subscriptions", "delete_subscriptions", "insert_subscriptions"),
     ),
     ({Kind.SINK_FILE}, ("insert_sink_files",)),
+    (
+        {Kind.SINK_REPLACED},
+        ("insert_replacing_files", "remove_sink_files", "insert_sink_replacements"),
+    ),
     ({Kind.SEGMENT}, ("insert_segments",)),
+    ({Kind.SEGMENTS_REPLACED}, ("remove_replaced_segments", "insert_replacing_segments")),
+    (
+        {Kind.EXPIRED},
+        (
+            "keep_expired_heads",
+            "expire_segments",
+            "expire_messages",
+            "expire_dead_letters",
+            "expire_redrives",
+            "raise_min_offset",
+        ),
+    ),
     ({Kind.EVENT_SEGMENT}, ("insert_event_segments",)),
+    (
+        {Kind.EVENT_SEGMENTS_REPLACED},
+        ("remove_event_segments", "insert_replacing_event_segments"),
+    ),
+    (
+        {Kind.SNAPSHOT},
+        (
+            *("insert_snapshots", "forget_snapshots"),
+            *("forget_deleted_messages", "forget_deleted_names", "forget_expired_heads"),
+        ),
+    ),
 )
 _HALVES: Final = frozenset(range(Kind.HALF, Kind.HALF_GIVEN_UP + 1))
 _OF_TOPICS: Final = (
     "store.topics",
-    "store.consume_queue",
     "store.heads",
     "store.leases",
     "store.cursors",
@@ -72,6 +99,7 @@ _OF_GROUPS: Final = (
     "store.condemned",
     "store.lite_subscriptions",
     "store.sink_files",
+    "store.sink_replacements",
     "store.effects",
     "store.keyed_tables",
 )
@@ -117,6 +145,9 @@ class Fold:
         if events is not None:
             self._take_events(events, kinds, has_messages=bool(by_kind[_MESSAGES]))
             self._redrives.take(kinds, reached["at_ms"])
+            if Kind.SINK_REPLACED in kinds:
+                before_ms = reached["at_ms"] - limits.SINK_HISTORY_MS
+                self._run("forget_sink_files", {"before_ms": before_ms})
         for group_id, topic_id, rows in staging.state_runs(by_kind[_KEYED_STATE]):
             self._keyed.fold(rows, group_id=group_id, topic_id=topic_id)
         if {Kind.TOPIC_DELETED, Kind.GROUP_DELETED} & kinds:
@@ -152,6 +183,10 @@ class Fold:
             self._run("disown_recalled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
         if _HALVES & kinds:
             self._take_halves(new=has_messages)
+            # By their own time, so that it does not matter how the log is cut into transactions.
+            newest_ms = staging.largest(staging.of_kinds(events, _HALVES), "at_ms")
+            before_ms = newest_ms - limits.TRANSACTION_REMEMBERED_MS
+            self._run("forget_ended_halves", {"before_ms": before_ms})
         self._run_for(kinds, _OTHER_STATEMENTS)
 
     def _take_halves(self, *, new: bool) -> None:
@@ -175,9 +210,11 @@ class Fold:
     def _forget_deleted(self, kinds: frozenset[int]) -> None:
         self._keyed.forget()
         if Kind.TOPIC_DELETED in kinds:
+            self._run("note_deleted_topics")
             for table in _OF_TOPICS:
                 self._connection.execute(named("forget_topics", table=table))
         if Kind.GROUP_DELETED in kinds:
+            self._run("note_deleted_groups")
             for table in _OF_GROUPS:
                 self._connection.execute(named("forget_groups", table=table))
 

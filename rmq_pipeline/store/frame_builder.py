@@ -15,23 +15,28 @@ _PADDING: Final = bytes(HEADER_BYTES)
 
 
 class FrameBuilder:
-    """Collects the sections of one frame after another."""
+    """Collects the sections of the frame that starts at a position."""
 
-    def __init__(self, schemas: Mapping[int, pa.Schema], *, seed: int) -> None:
+    def __init__(self, schemas: Mapping[int, pa.Schema], *, seed: int, start: int) -> None:
+        self.start: Final = start
         self._schemas = schemas
         self._seed = seed
         self.clear()
 
+    def following(self) -> "FrameBuilder":
+        """An empty one for the frame after this one."""
+        return FrameBuilder(self._schemas, seed=self._seed, start=self.start + self.length)
+
     def clear(self) -> None:
-        """Begin a new frame."""
+        """Forget the sections."""
         #: The length of the frame so far; 0 when nothing is staged.
         self.length: int = 0
         self._sections: int = 0
         # The first place is kept for the frame header. Payloads stay where Arrow put them.
         self._buffers: list[Bytes] = [b""]
 
-    def stage(self, kind: int, batch: pa.RecordBatch, *, start: int) -> int:
-        """Add a section to the frame that starts at ``start``; the section's position.
+    def stage(self, kind: int, batch: pa.RecordBatch) -> int:
+        """Add a section; its position.
 
         Raises:
             ValueError: another schema than its kind's, or a frame of more than 1 GiB.
@@ -39,28 +44,28 @@ class FrameBuilder:
         schema = self._schemas.get(kind)
         if schema is not None and not batch.schema.equals(schema):
             raise ValueError(f"A batch of kind {kind} has another schema: {batch.schema}.")
-        return self.stage_payload(kind, frame.encode(batch, schema), start=start)
+        return self.stage_payload(kind, frame.encode(batch, schema))
 
-    def stage_payload(self, kind: int, payload: pa.Buffer, *, start: int) -> int:
+    def stage_payload(self, kind: int, payload: pa.Buffer) -> int:
         """Add a section that is serialized already, as ``frame.encode`` does it.
 
         Raises:
             ValueError: a frame of more than 1 GiB.
         """
-        position = start + (self.length or HEADER_BYTES)
+        position = self.start + (self.length or HEADER_BYTES)
         section = SectionHeader(position, payload.size, kind, frame.crc32(payload))
-        if section.end - start > frame.FRAME_BYTES_MAX:
+        if section.end - self.start > frame.FRAME_BYTES_MAX:
             raise ValueError("The frame would exceed 1 GiB; commit what is staged first.")
         header = frame.pack_section_header(section, self._seed)
         padding = frame.aligned(payload.size) - payload.size
         self._buffers += (header, payload, _PADDING[:padding])
         self._sections += 1
-        self.length = section.end - start
+        self.length = section.end - self.start
         return position
 
-    def buffers(self, *, start: int, synced: int) -> list[Bytes]:
-        """The bytes of the frame that starts at ``start``."""
-        header = FrameHeader(start, self.length, synced, self._sections)
+    def buffers(self, *, synced: int) -> list[Bytes]:
+        """The bytes of the frame; ``synced``: how far the log is known to be on disk."""
+        header = FrameHeader(self.start, self.length, synced, self._sections)
         self._buffers[0] = frame.pack_frame_header(header, self._seed)
         # Above the limit the sections are small, and copying them is cheap.
         many = len(self._buffers) > _BUFFERS_MAX

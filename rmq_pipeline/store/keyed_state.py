@@ -113,6 +113,16 @@ def read(
     )
 
 
+def first_of_groups(
+    cursor: duckdb.DuckDBPyConnection, *, topic_id: int, hashes: Int64s
+) -> pa.Table:
+    """Where message groups begin; see Database.first_of_groups."""
+    cursor.register("asked", pa.table({"message_group_hash": hashes}))
+    found = cursor.sql(named("first_of_groups"), params={"topic_id": topic_id}).to_arrow_table()
+    cursor.unregister("asked")
+    return found
+
+
 def _types(arrow_schema: bytes | None) -> dict[str, pa.DataType]:
     if arrow_schema is None:
         return {}

@@ -7,7 +7,8 @@ A file is never truncated while a reader may have it mapped: what must go is ove
 import errno
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
@@ -151,6 +152,46 @@ class LogFile:
             self._prepare(position)
         flags = os.RWF_DSYNC if dsync else 0
         return os.pwritev(self._descriptor, buffers, self.offset_of(position), flags)
+
+    def write_whole(
+        self,
+        buffers: Sequence[Bytes],
+        *,
+        position: int,
+        length: int,
+        dsync: bool,
+        halfway: Callable[[], None] | None,
+    ) -> None:
+        """The same for a frame, which is written whole or cleared again.
+
+        The next start must not take a frame that failed for one that was answered.
+
+        Args:
+            halfway: called between two writes of a half each, for tests.
+
+        Raises:
+            OSError: the disk failed, or took only a part.
+        """
+        try:
+            written = 0
+            if halfway:
+                data = memoryview(b"".join(buffers))
+                written = length // 2
+                self.write([data[:written]], position=position, length=written, dsync=dsync)
+                halfway()
+                buffers = [data[written:]]
+            at, rest = position + written, length - written
+            written += self.write(buffers, position=at, length=rest, dsync=dsync)
+        except OSError:
+            self._take_back(position, position + length)
+            raise
+        if written != length:
+            self._take_back(position, position + written)
+            raise OSError(f"{written} of {length} bytes taken")
+
+    def _take_back(self, start: int, stop: int) -> None:
+        with suppress(OSError):  # the error that led here is the one to tell
+            self.zero(start, stop)
 
     def zero(self, start: int, stop: int) -> None:
         """Overwrite the positions [start, stop) by zeros, and sync."""

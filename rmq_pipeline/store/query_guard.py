@@ -37,8 +37,11 @@ _REFUSED_FUNCTIONS: Final = frozenset(
 )
 
 
-def check(sql: str, views: Collection[str]) -> None:
+def check(sql: str, views: Collection[str], *, macros: Collection[str] = ()) -> None:
     """Refuse what is not one SELECT over these views (and its own WITH tables).
+
+    Args:
+        macros: functions that stand for a view, as ``FROM in_flight_at(…)``.
 
     Raises:
         QueryError: says what is refused, or where the query does not parse.
@@ -52,8 +55,9 @@ def check(sql: str, views: Collection[str]) -> None:
         raise QueryError(f"A query is a SELECT, not {what.upper()}.")
     names = {name.lower() for name in views}
     names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    functions = _TABLE_FUNCTIONS | {name.lower() for name in macros}
     for node in tree.walk():
-        _check_node(node, names)
+        _check_node(node, names, functions=functions)
 
 
 def _parse(sql: str) -> list[exp.Expr]:
@@ -78,9 +82,9 @@ def _where(error: ParseError) -> str:
     )
 
 
-def _check_node(node: exp.Expr, names: Collection[str]) -> None:
+def _check_node(node: exp.Expr, names: Collection[str], *, functions: Collection[str]) -> None:
     if isinstance(node, exp.Table):
-        _check_table(node, names)
+        _check_table(node, names, functions=functions)
     elif isinstance(node, exp.CTE):
         if not isinstance(node.this, exp.Query):
             raise QueryError(f"WITH {node.alias} is not a SELECT.")
@@ -92,11 +96,11 @@ def _check_node(node: exp.Expr, names: Collection[str]) -> None:
         _check_function(node)
 
 
-def _check_table(table: exp.Table, names: Collection[str]) -> None:
+def _check_table(table: exp.Table, names: Collection[str], *, functions: Collection[str]) -> None:
     source = table.this
     if isinstance(source, exp.Func):
         name = _function_name(source)
-        if name not in _TABLE_FUNCTIONS:
+        if name not in functions:
             raise QueryError(f"The table function {name} is not for queries.")
         return
     if table.args.get("db") or table.args.get("catalog"):

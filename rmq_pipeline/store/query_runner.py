@@ -3,8 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import duckdb
@@ -25,14 +25,20 @@ class QueryRunner:
     """Runs as many queries at a time as it is given cursors, each in a read-only transaction.
 
     Args:
+        prepare: is given the cursor at the beginning of each query's transaction.
         operator_bytes: what the sorts and hash tables of one query may use. Lists and texts that a
             query gathers are not counted in it: ``stop`` gives their memory back.
     """
 
     def __init__(
-        self, cursors: Sequence[duckdb.DuckDBPyConnection], *, operator_bytes: int
+        self,
+        cursors: Sequence[duckdb.DuckDBPyConnection],
+        *,
+        operator_bytes: int,
+        prepare: Callable[[duckdb.DuckDBPyConnection], None],
     ) -> None:
         self._cursors = tuple(cursors)
+        self._prepare = prepare
         self._free: queue.LifoQueue[duckdb.DuckDBPyConnection] = queue.LifoQueue()
         for cursor in cursors:
             cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
@@ -54,11 +60,13 @@ class QueryRunner:
         timer.daemon = True
         timer.start()
         try:
-            return _answer(cursor, sql)
+            return self._answer(cursor, sql)
         except duckdb.InterruptException as error:
             if time.monotonic() >= give_up_at:
                 raise QueryError(f"The query did not end within {timeout_s:g} s.") from error
-            raise QueryError("The query was stopped: the broker needed its memory.") from error
+            raise QueryError(
+                "The query was stopped: the broker needed its memory or a checkpoint."
+            ) from error
         except duckdb.Error as error:
             if is_short_of_memory(error):
                 raise QueryError("The query needs more memory than a query gets.") from error
@@ -77,12 +85,48 @@ class QueryRunner:
             if cursor is not None:
                 self._free.put(cursor)
 
+    @contextmanager
+    def paused(self, patience_s: float) -> Iterator[None]:
+        """Let no query run: what does may end within ``patience_s``, then it is interrupted."""
+        give_up_at = time.monotonic() + patience_s
+        taken = [self._take(give_up_at - time.monotonic()) for _ in self._cursors]
+        try:
+            yield
+        finally:
+            for cursor in taken:
+                if cursor is not None:
+                    self._free.put(cursor)
+
     def close(self) -> None:
         """Interrupt what runs and let go of the connections. Again: nothing happens."""
         cursors, self._cursors = self._cursors, ()
         for cursor in cursors:
             cursor.interrupt()
             cursor.close()
+
+    def _answer(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+        statements = cursor.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise QueryError("A query is one SELECT.")
+        cursor.execute(named("begin_query"))
+        self._prepare(cursor)
+        size = 0
+        batches: list[pa.RecordBatch] = []
+        reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
+        for batch in reader:
+            size += batch.nbytes
+            if size > RESULT_BYTES:
+                raise QueryError(
+                    f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
+                )
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema=reader.schema)
+
+    def _take(self, timeout_s: float) -> duckdb.DuckDBPyConnection | None:
+        try:
+            return self._free.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return self._take_interrupted()
 
     def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
         for cursor in self._cursors:
@@ -99,21 +143,3 @@ def is_short_of_memory(error: duckdb.Error) -> bool:
     return isinstance(error, duckdb.OutOfMemoryException) or any(
         sign in text for sign in ("failed to pin block", "failed to allocate")
     )
-
-
-def _answer(cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    statements = cursor.extract_statements(sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise QueryError("A query is one SELECT.")
-    cursor.execute(named("begin_query"))
-    size = 0
-    batches: list[pa.RecordBatch] = []
-    reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
-    for batch in reader:
-        size += batch.nbytes
-        if size > RESULT_BYTES:
-            raise QueryError(
-                f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
-            )
-        batches.append(batch)
-    return pa.Table.from_batches(batches, schema=reader.schema)

@@ -2,9 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,10 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline import schema
+from rmq_pipeline.archive.key_index import KeyIndexes
+from rmq_pipeline.archive.root import Root
+from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.archive.segment_file import place
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.database import StoredState
-from rmq_pipeline.store.segments import Segment
 
 #: Decoded row groups, and footers of open files, that are kept.
 _GROUPS_BYTES: Final = 48 << 20
@@ -32,14 +34,18 @@ class Segments:
     """The segments that the log has registered. For any thread.
 
     Args:
-        topics: the folder of all topics.
+        root: where the archive is.
         kept_bytes: how much of what was decoded stays; what was not read for longest goes first.
     """
 
-    def __init__(self, topics: Path, *, kept_bytes: int = _GROUPS_BYTES) -> None:
-        self.topics = topics
+    def __init__(self, root: Root, *, kept_bytes: int = _GROUPS_BYTES) -> None:
+        self.root = root
         #: Held while segments are written: one seal at a time.
         self.sealing = threading.Lock()
+        #: Held while what is registered changes, and names and manifests follow it.
+        self.changing = threading.RLock()
+        #: Changes with what is registered.
+        self.version = 0
         #: False until ``load``, and again when what is registered is in doubt.
         self.loaded = False
         #: The folders hold what is registered and no more, and what seal does last is done.
@@ -51,8 +57,13 @@ class Segments:
         self._lock = threading.Lock()
         self._queues: dict[_QueueKey, list[Segment]] = {}
         self._bases: dict[_QueueKey, Int64s] = {}
+        #: The topics that have, or had, segments: names by topic_id.
+        self._topics: dict[int, str] = {}
+        #: When the last message of a segment was stored, where somebody has asked.
+        self.newest_ms: dict[Segment, int] = {}
         self._groups: _Kept[tuple[Segment, int], pa.RecordBatch] = _Kept(kept_bytes)
         self._files: _Kept[Segment, _File] = _Kept(_FOOTERS_BYTES)
+        self._indexes = KeyIndexes(root)
 
     def load(self, stored: StoredState) -> None:
         """Take over what the tables say is registered."""
@@ -67,29 +78,89 @@ class Segments:
             ends = stored.event_segments.column("to_position").to_numpy()
             self.sealed_to = int(ends.max()) if len(ends) else 0
             self.loaded = True
+            self.version += 1
 
     def add(self, segments: Iterable[Segment], *, sealed_to: int) -> None:
         """Take in what was registered just now."""
         with self._lock:
             self._insert(segments)
             self.sealed_to = sealed_to
+            self.version += 1
+
+    def replace(self, removed: Sequence[Segment], added: Sequence[Segment]) -> None:
+        """These segments count instead of those; what was begun with them may still be read."""
+        with self._lock:
+            for segment in removed:
+                self._queues[segment.topic_id, segment.queue_id].remove(segment)
+            self._insert(added)
+            for key in {(each.topic_id, each.queue_id) for each in removed}:
+                left = self._queues[key]
+                self._bases[key] = np.array([each.base for each in left], dtype=np.int64)
+                if not left:
+                    del self._queues[key], self._bases[key]
+            self.version += 1
+        # Files that are deleted take room as long as they are open.
+        gone = set(removed)
+        for segment in removed:
+            self.newest_ms.pop(segment, None)
+        self._indexes.forget(removed)
+        self._files.drop(lambda segment: segment in gone)
+        self._groups.drop(lambda key: key[0] in gone)
 
     def forget(self, topic_id: int) -> None:
         """The topic is gone."""
         with self._lock:
+            self._topics.pop(topic_id, None)
             for key in [key for key in self._queues if key[0] == topic_id]:
                 del self._queues[key], self._bases[key]
+            self.version += 1
 
     def topics_sealed(self) -> dict[int, str]:
-        """The topics that have segments: names by topic_id."""
+        """The topics that have, or had, segments: names by topic_id."""
         with self._lock:
-            return {key[0]: segments[0].topic for key, segments in self._queues.items()}
+            return dict(self._topics)
 
     def of_topic(self, topic_id: int) -> list[Segment]:
         """The segments of a topic, in queue and offset order."""
         with self._lock:
             keys = sorted(key for key in self._queues if key[0] == topic_id)
             return [segment for key in keys for segment in self._queues[key]]
+
+    def of_queue(self, topic_id: int, queue_id: int) -> list[Segment]:
+        """The segments of a queue, in offset order."""
+        with self._lock:
+            return list(self._queues.get((topic_id, queue_id), ()))
+
+    def search(
+        self,
+        segment: Segment,
+        *,
+        key: str | None,
+        message_id: str | None,
+        wanted: Callable[[pa.Table], pa.Array],
+        columns: Sequence[str],
+    ) -> Iterator[pa.Table]:
+        """Messages of a segment in offset order, by its index.
+
+        Args:
+            segment: a registered one.
+            key: one of their keys; None for any.
+            message_id: their id; None for any.
+            wanted: which rows of a table of ``columns`` to give, as a mask.
+            columns: those of the segment to read.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        groups = self._indexes.row_groups(segment, key=key, message_id=message_id)
+        if groups == []:
+            return
+        file = self._file(segment)
+        for group in range(len(file.starts)) if groups is None else groups:
+            table = file.columns(group, columns)
+            found = table.filter(wanted(table))
+            if found.num_rows:
+                yield found
 
     def read(
         self, topic_id: int, queue_id: int, *, offsets: Int64s, columns: Sequence[str]
@@ -125,6 +196,7 @@ class Segments:
         for segment in segments:
             key = segment.topic_id, segment.queue_id
             self._queues.setdefault(key, []).append(segment)
+            self._topics[segment.topic_id] = segment.topic
             changed.add(key)
         for key in changed:
             self._queues[key].sort(key=lambda segment: segment.base)
@@ -155,7 +227,7 @@ class Segments:
     def _file(self, segment: Segment) -> "_File":
         found = self._files.get(segment)
         if found is None:
-            found = _File(self.topics / segment.relative, rows=segment.rows)
+            found = _File(self.root, segment)
             self._files.put(segment, found, cost_bytes=found.memory_bytes)
         return found
 
@@ -170,28 +242,31 @@ class Segments:
 class _File:
     """An open segment; ``starts`` are the rows its row groups begin with."""
 
-    def __init__(self, path: Path, *, rows: int) -> None:
-        self._path = path
+    def __init__(self, root: Root, segment: Segment) -> None:
+        self._path = path = place(root, segment)
         self._lock = threading.Lock()
         try:
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(root.open(path))
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{path} cannot be read: {error}.") from error
         footer = self._file.metadata
-        if footer.num_rows != rows:
-            raise StorageError(f"{path} holds {footer.num_rows} messages, not {rows}.")
+        if footer.num_rows != segment.rows:
+            raise StorageError(f"{path} holds {footer.num_rows} messages, not {segment.rows}.")
         counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         self.starts = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         self.memory_bytes = footer.serialized_size * _FOOTER_FACTOR
 
     def read(self, group: int) -> pa.RecordBatch:
+        (batch,) = self.columns(group, None).combine_chunks().to_batches()
+        return batch
+
+    def columns(self, group: int, names: Sequence[str] | None) -> pa.Table:
         try:
             with self._lock:
-                table = self._file.read_row_group(group, use_threads=False)
+                chosen = None if names is None else list(names)
+                return self._file.read_row_group(group, columns=chosen, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{self._path} cannot be read: {error}.") from error
-        (batch,) = table.combine_chunks().to_batches()
-        return batch
 
 
 class _Kept(Generic[_Key, _Value]):
@@ -210,6 +285,11 @@ class _Kept(Generic[_Key, _Value]):
                 return None
             self._kept.move_to_end(key)
             return found[0]
+
+    def drop(self, is_gone: Callable[[_Key], bool]) -> None:
+        with self._lock:
+            for key in [key for key in self._kept if is_gone(key)]:
+                self._used_bytes -= self._kept.pop(key)[1]
 
     def put(self, key: _Key, value: _Value, *, cost_bytes: int) -> None:
         with self._lock:

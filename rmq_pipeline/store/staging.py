@@ -79,6 +79,11 @@ def holds(table: pa.Table, column: str, *, value: int) -> bool:
     return bool(pc.any(pc.equal(table.column(column), value)).as_py())
 
 
+def of_kinds(events: pa.Table, kinds: frozenset[int]) -> pa.Table:
+    """The events of these kinds."""
+    return events.filter(pc.is_in(events.column("kind"), pa.array(sorted(kinds), pa.int16())))
+
+
 def largest(table: pa.Table, column: str) -> int:
     """The largest value of a column; 0 when there is none."""
     return int(pc.max(table.column(column)).as_py() or 0)

@@ -13,12 +13,12 @@ from typing import Final
 from rmq_pipeline.store.events import Kind
 
 #: Files that run as a whole.
-_SCRIPTS: Final = frozenset({"schema", "views"})
+_SCRIPTS: Final = frozenset({"schema", "views", "history"})
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def script(name: str) -> str:
-    """A file that runs as a whole: ``schema`` or ``views``."""
+    """A file that runs as a whole: ``schema``, ``views`` or ``history``."""
     return _with_kinds((resources.files("rmq_pipeline.store") / "sql" / f"{name}.sql").read_text())
 
 

@@ -23,6 +23,7 @@ _TABLES: Final = (
     "redriven",
     "windows",
     "lite_subscriptions",
+    "sinks",
     "segments",
     "event_segments",
 )
@@ -52,6 +53,8 @@ class StoredState:
     redriven: pa.Table
     windows: pa.Table
     lite_subscriptions: pa.Table
+    #: group_id, version, replaced.
+    sinks: pa.Table
     segments: pa.Table
     event_segments: pa.Table
     #: Of topics that suppress repetitions what was stored within the window, the oldest first.

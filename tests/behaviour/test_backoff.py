@@ -46,6 +46,21 @@ def test_exponential_backoff_may_have_its_own_numbers(
     assert door.broker.describe_group(readers)["backoff"] == policy
 
 
+def test_exponential_backoff_grows_no_further_after_32_failures(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    policy = {"initial_ms": 1_000, "max_ms": 7_200_000, "multiplier": 1.1}
+    name, readers = topic(queues=1), group(backoff=policy, max_attempts=50)
+    door.broker.send(name, messages(1))
+
+    for failures in range(1, 37):
+        wait = int(1_000 * 1.1 ** min(failures - 1, 32))
+        fail(readers, door.broker.receive(name, readers))
+        door.advance(wait - 1)
+        assert door.broker.receive(name, readers).num_rows == 0, failures
+        door.advance(1)
+
+
 def test_a_backoff_altered_live_holds_from_the_next_failure_on(
     door: Door, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:

@@ -27,6 +27,7 @@ UNKNOWN_TOPIC: dict[str, Callable[[Broker, str], object]] = {
     "read": lambda b, _: b.read("nowhere", 0, offset=0, limit=1),
     "offset_at": lambda b, _: b.offset_at("nowhere", 0, at_ms=0),
     "reset_offset": lambda b, g: b.reset_offset(g, "nowhere", to_latest=True),
+    "update_offsets": lambda b, g: b.update_offsets(g, "nowhere", offsets={0: 0}),
     "subscribe": lambda b, g: b.subscribe(g, "nowhere"),
     "describe_topic": lambda b, _: b.describe_topic("nowhere"),
     "alter_topic": lambda b, _: b.alter_topic("nowhere", queues=9),
@@ -40,12 +41,16 @@ UNKNOWN_GROUP: dict[str, Callable[[Broker, str], object]] = {
     "receive": lambda b, t: b.receive(t, "nobody"),
     "settle": lambda b, _: b.settle("nobody", NO_OUTCOMES),
     "reset_offset": lambda b, t: b.reset_offset("nobody", t, to_latest=True),
+    "update_offsets": lambda b, t: b.update_offsets("nobody", t, offsets={0: 0}),
     "subscribe": lambda b, t: b.subscribe("nobody", t),
     "describe_group": lambda b, _: b.describe_group("nobody"),
     "alter_group": lambda b, _: b.alter_group("nobody", max_attempts=2),
     "delete_group": lambda b, _: b.delete_group("nobody"),
     "keyed_state": lambda b, t: b.keyed_state("nobody", t),
     "sink_files": lambda b, _: b.sink_files("nobody"),
+    "replace_sink_files": lambda b, _: b.replace_sink_files(
+        "nobody", replacement_id="r", add=schema.SINK_FILE.empty_table(), remove=["x"]
+    ),
     "open_window": lambda b, _: b.open_window("consumer/nobody", owner="o", duration_ms=1000),
 }
 

@@ -60,6 +60,31 @@ def test_a_blocked_group_that_owns_most_messages_holds_up_nobody(
     drain_around_a_whale(door, name, readers, total=24_000, others=400, limit=1_000)
 
 
+def test_new_messages_of_a_blocked_group_are_no_work_that_is_due(
+    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+) -> None:
+    name = topic(type="fifo", queues=1)
+    readers = group(order="message_group", max_attempts=1, on_failure="park")
+    door.broker.send(name, messages(2, groups=["a"]))
+    fail(readers, door.broker.receive(name, readers, limit=1))
+
+    def facts() -> tuple[int, int]:
+        found = door.broker.due()["groups"][readers]["topics"][name]
+        return found["ready"], found["unread"]
+
+    alone = facts()
+    door.broker.send(name, messages(2, groups=["b", "a"], start=2))
+    mixed = facts()
+    assert door.drain(name, readers) == [b"2"]
+    passed = facts()
+    door.broker.unpark(readers)
+    free = facts()
+
+    assert (alone, mixed, passed) == ((0, 1), (1, 3), (0, 0))
+    assert free[0] > 0
+    assert door.drain(name, readers) == [b"0", b"1", b"3"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_blocked_group_of_half_a_million_stays_out_of_memory(

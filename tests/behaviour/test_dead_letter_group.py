@@ -75,6 +75,28 @@ def test_what_waited_behind_the_cursor_goes_too(
     assert dead(door, readers) == list(range(0, 5_000, 2))
 
 
+@pytest.mark.parametrize("pardoned", [False, True])
+def test_what_follows_is_copied_when_nothing_before_it_is_with_a_receiver_any_more(
+    door: Door, topic: Make, group: Make, messages: Make, outcomes: Make, pardoned: bool
+) -> None:
+    name = topic(type="fifo", queues=1)
+    readers = group(order="message_group", on_failure="dead_letter_group")
+    door.broker.send(name, messages(4, groups=["a"]))
+    got = door.broker.receive(name, readers, limit=2)
+    door.broker.settle(readers, outcomes(got.slice(1), "dead_letter"))
+
+    assert door.drain(name, readers) == []
+    before = dead(door, readers)
+    if pardoned:
+        assert door.broker.unpark(readers)["pardoned"] == 1
+    door.broker.ack(got.slice(0, 1))
+    after = door.drain(name, readers)
+
+    assert before == [1]
+    assert after == ([b"2", b"3"] if pardoned else [])
+    assert dead(door, readers) == ([1] if pardoned else [1, 2, 3])
+
+
 def test_the_last_ended_lease_gives_the_message_group_up(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

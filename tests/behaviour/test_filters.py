@@ -215,6 +215,7 @@ def test_a_condition_wants_nothing_where_nothing_is(door: Door, topic: Make, gro
         ("a >= 8 OR a = 2", "sql92", [b"2", b"8", b"9"]),
         ("a = 77", "sql92", []),
         ("TRUE", "sql92", [b"%d" % i for i in range(2, 10)]),
+        ("FALSE", "sql92", []),
         ("odd", "tag", [b"3", b"5", b"7", b"9"]),
         ("odd || even", "tag", [b"%d" % i for i in range(2, 10)]),
         ("*", "tag", [b"%d" % i for i in range(2, 10)]),

@@ -185,7 +185,7 @@ def test_a_recall_is_in_the_trace_of_the_message(door: Door, later: str, message
 
     found = door.sql("SELECT what FROM message_trace WHERE message_id = 'one' ORDER BY at_ms")
 
-    assert [row["what"] for row in found] == ["stored", "schedule_recalled"]
+    assert [row["what"] for row in found] == ["scheduled", "schedule_recalled"]
 
 
 def test_what_is_recalled_holds_no_topic(door: Door, later: str, messages: Make) -> None:

@@ -262,7 +262,7 @@ def test_keyed_state_and_sink_files_are_there_after_a_restart(
 ) -> None:
     name, readers = topic(type="fifo"), group(order="message_group")
     nothing = schema.OUTCOME.empty_table()
-    files = pa.table([["x"], [1], [2], ["p"]], schema=schema.SINK_FILE)
+    files = pa.table([["x"], [1], [2], ["p"]], names=schema.SINK_FILE.names[:4])
     state = pa.table({"message_group": ["a", "b"], "total": [1, 2]})
     door.broker.settle(readers, nothing, sink_files=files, state=state, topic=name)
     listed = door.broker.sink_files(readers)

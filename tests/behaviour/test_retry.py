@@ -13,6 +13,10 @@ from rmq_pipeline.failure import signature_of
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
+#: What a message is, wherever it lies.
+MESSAGE = ["body", "tag", "keys", "message_group", "message_id", "properties", "born_at_ms"]
+PROPERTIES = schema.PROPERTIES
+
 
 @pytest.fixture
 def door(shared_door: Door) -> Door:
@@ -293,6 +297,26 @@ def test_the_dead_letter_topic_is_there_from_the_start(door: Door, group: Make) 
 
     assert described["queues"] == 1
     assert door.stored(f"%DLQ%{readers}") == 0
+
+
+def test_a_dead_letter_keeps_what_it_was_and_may_be_sent_again_without_where_it_was(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(type="fifo", queues=1), group()
+    door.broker.send(name, messages(1, groups=["g"], message_id="m-0", properties=[{"p": "v"}]))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, readers))
+    dead = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=1).select(MESSAGE)
+    own = [[pair for pair in row if pair[0] == "p"] for row in dead["properties"].to_pylist()]
+    at = MESSAGE.index("properties")
+
+    with pytest.raises(errors.IllegalMessagePropertyError):
+        door.broker.send(name, dead)
+    door.broker.send(name, dead.set_column(at, dead.schema.field(at), pa.array(own, PROPERTIES)))
+
+    [got] = door.broker.receive(name, readers).to_pylist()
+    assert (got["message_id"], got["body"], got["message_group"]) == ("m-0", b"0", "g")
+    assert got["properties"] == [("p", "v")]
+    assert (got["delivery_attempt"], got["queue_offset"]) == (1, 1)
 
 
 def test_a_message_one_group_gave_up_is_still_there_for_another(

@@ -25,6 +25,7 @@ VIEWS = (
     "windows",
     "lite_subscriptions",
     "sink_files",
+    "sink_replacements",
     "segments",
 )
 

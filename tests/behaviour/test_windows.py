@@ -156,6 +156,27 @@ def test_a_higher_epoch_after_the_window_ended_gets_them_too(
     assert got["delivery_attempt"].to_pylist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_lease_that_had_ended_before_the_higher_epoch_counts(
+    door: Door, topic: Make, group: Make, messages: Make, ordered: bool
+) -> None:
+    name = topic(type="fifo", queues=1)
+    readers = group(name="readers", order="message_group" if ordered else "none", max_attempts=3)
+    door.broker.send(name, messages(2, groups=["a"]))
+
+    attempts = []
+    for run in range(3):
+        window = ("consumer/readers", opening(door, f"run-{run}", "consumer/readers")["epoch"])
+        got = door.broker.receive(name, readers, window=window, invisible_duration_ms=1_000)
+        attempts.append(got["delivery_attempt"].to_pylist())
+        door.advance(MINUTE)
+    opening(door, "last", "consumer/readers")
+    door.broker.revive()
+
+    assert attempts == ([[1, 1], [2, 1], [3, 1]] if ordered else [[1, 1], [2, 2], [3, 3]])
+    assert door.bodies("%DLQ%readers") == ([b"0"] if ordered else [b"0", b"1"])
+
+
 def test_a_higher_epoch_leaves_leases_without_a_window_alone(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

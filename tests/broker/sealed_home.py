@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline import schema
+from rmq_pipeline.archive import manifest, root
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.stored.seal import seal
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store import manifest
 from rmq_pipeline.topic import SCHEDULE_TOPIC
 
 MIB = 1 << 20
@@ -98,20 +98,22 @@ def assert_folders_hold(home: Path, expected: dict[str, list[pa.Table]]) -> None
     for topic, folder in found.items():
         whole = pa.concat_tables(expected[topic])
         assert read_folder(folder).equals(whole.combine_chunks()), topic
-        listed = [folder / entry["path"] for entry in manifest.read(folder)]
-        assert sorted(listed) == sorted(folder.glob("*/*")), topic
+        archive = root.opened(folder.parents[1])
+        entries = manifest.read(archive, f"{folder.parent.name}/{folder.name}").files
+        listed = [folder / entry["path"] for entry in entries]
+        assert sorted(folder / each["name"] for each in entries) == sorted(folder.glob("q*/*"))
+        assert sorted(listed) == sorted(folder.glob(".segments/*/*.kept")), topic
+        assert len(list(folder.glob(".segments/*/*"))) == 2 * len(listed), topic
         assert sum(pq.read_metadata(path).num_rows for path in listed) == whole.num_rows
 
 
 def events(broker: Broker, home: Path) -> Counter[tuple[int, int, int]]:
     """How often each event is there, in event Parquet or in DuckDB: (position, row, at_ms)."""
-    found: Counter[tuple[int, int, int]] = Counter()
-    tables = [broker.sql('SELECT "position", "row", at_ms FROM events')]
-    tables += [pq.read_table(file) for file in (home / "events").iterdir()]
-    for table in tables:
-        columns = [table[name].to_pylist() for name in ("position", "row", "at_ms")]
-        found.update(zip(*columns, strict=True))
-    return found
+    table = broker.sql('SELECT "position", "row", at_ms FROM events')
+    kept = sum(pq.read_metadata(file).num_rows for file in (home / "events").iterdir())
+    left = broker.engine.database._root.sql("SELECT count(*) FROM store.events").fetchall()[0][0]
+    assert kept + left == table.num_rows
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def seal_all(broker: Broker, fault: Callable[[str], None] | None = None) -> dict[str, int]:
@@ -133,7 +135,7 @@ def main(home: str, step: str, count: str) -> None:
         if name == step and steps[name] == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with open_broker(Path(home)) as broker:
+    with open_broker(Path(home), snapshot_events=100) as broker:
         seal_all(broker, fault)
     print(json.dumps(steps))
 

@@ -35,7 +35,13 @@ from tests.broker.sealed_home import (
 )
 
 HOUR_MS = 3_600_000
-NOTHING = {"segments": 0, "rows": 0, "bytes": 0, "event_rows": 0, "dropped_files": 0}
+NOTHING = dict.fromkeys(
+    (
+        *("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files"),
+        *("snapshot_rows", "merged_event_rows", "forgotten_files"),
+    ),
+    0,
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -285,6 +291,8 @@ KILLS = [
     ("events_deleted", 1),
     ("checkpointed", 2),
     ("log_dropped", 1),
+    ("snapshot_written", 1),
+    ("snapshot_registered", 1),
 ]
 Filled = tuple[Path, dict[str, list[pa.Table]], set[tuple[int, int, int]]]
 
@@ -318,7 +326,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(
         found = events(broker, home)
         assert set(found.values()) == {1}
         assert published <= found.keys()
-        assert not list((home / "events").glob(".*"))
+        assert [file.name for file in (home / "events").glob(".*")] == [".nothing.parquet"]
     assert len(log_files(home)) == 1
 
 

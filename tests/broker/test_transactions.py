@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rmq_pipeline import schema
+from rmq_pipeline import limits, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.stored.seal import seal
 from rmq_pipeline.broker.transactions.transaction import prepare
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import TransactionNotFoundError
 from rmq_pipeline.settings import Settings
 from tests.behaviour.waiting import until
 from tests.broker.sealed_home import MIB, messages, open_broker
@@ -147,6 +148,29 @@ def test_the_broker_checks_what_dagster_has_not_for_a_minute(home: Path) -> None
         assert '"job": "check_transactions"' in fallbacks(broker)[0]
         assert broker.fetch_checks(topics=["orders"]).num_rows == 1
         assert broker.status()["upkeep"]
+
+
+def test_an_end_is_forgotten_after_its_time_and_not_before(home: Path) -> None:
+    clock = ManualClock()
+    with open_broker(home, clock) as broker:
+        broker.create_topic("orders", type="transaction", queues=1)
+
+        def begin_and_commit() -> pa.Table:
+            halves = broker.send_half("orders", messages(1), producer_group="p")
+            broker.end_transactions(ends(halves))
+            return halves
+
+        first = begin_and_commit()
+        clock.advance(limits.TRANSACTION_REMEMBERED_MS)
+        second = begin_and_commit()
+        assert broker.end_transactions(ends(first))["first_time"].to_pylist() == [False]
+        clock.advance(1)
+        begin_and_commit()
+
+        with pytest.raises(TransactionNotFoundError):
+            broker.end_transactions(ends(first))
+        assert broker.end_transactions(ends(second))["first_time"].to_pylist() == [False]
+        assert len(bodies(broker, "orders")) == 3
 
 
 @pytest.mark.parametrize("n", [50_000])

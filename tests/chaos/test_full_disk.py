@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.conftest import Eventually
 
 pytestmark = pytest.mark.chaos
 
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 DISK_MIB = 96
 SETTINGS = Settings(
@@ -166,3 +168,17 @@ def test_a_home_on_a_full_disk_opens(broker: Broker, disk: Path) -> None:
 
     assert received
     assert set(received) <= sent.keys() | more.keys()
+
+
+def test_a_run_of_tests_ends_on_a_full_disk_and_says_so(disk: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(disk), "PYTEST_DEBUG_TEMPROOT": str(disk)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_failure.py"]
+
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == 1
+    assert f"The disk is full: {DISK_MIB // 2} MiB are left" in run.stdout
+    assert "passed" not in run.stdout
+    assert [path.name for path in disk.iterdir() if path.name.startswith("rmq-tests-")] == []

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,17 +14,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline.archive import manifest, root
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
+from tests.broker import archive_home
 from tests.chaos.victim import SETTINGS
 from tests.chaos.zygote import Zygote
 
 pytestmark = pytest.mark.chaos
+ROOT = Path(__file__).parents[2]
 
 #: Each step of a frame and of a dispatch transaction, and which time it comes.
 KILLS = [
     ("staged", 1),
     ("staged", 200),
+    # A frame is decided, and the one before it not on disk yet.
+    ("staged_ahead", 1),
+    ("staged_ahead", 8),
     ("before_write", 150),
     ("half_written", 9),
     ("half_written", 170),
@@ -137,3 +145,69 @@ def drained(broker: Broker, topic: str, group: str) -> Counter[Any]:
             last[row["message_group"]] = number
         broker.ack(got)
     return delivered
+
+
+#: Each step of a compaction and of an expiry, and which time it comes.
+ARCHIVE_KILLS = [
+    ("merged", 1),
+    ("replaced", 1),
+    ("replaced_hidden", 2),
+    ("replaced_shown", 1),
+    ("replaced_listed", 2),
+    ("expired", 1),
+    ("expired_hidden", 1),
+    ("expired_unlisted", 1),
+    ("buried", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
+    """A home with many small segments, and its messages."""
+    home = tmp_path_factory.mktemp("archived") / "home"
+    with archive_home.opened(home) as broker:
+        archive_home.fill(broker)
+        return home, archive_home.everything(broker)
+
+
+@pytest.mark.parametrize(("step", "times"), ARCHIVE_KILLS)
+def test_a_kill_while_segments_are_replaced_or_expire_leaves_each_message_once(
+    archived: tuple[Path, pa.Table], tmp_path: Path, step: str, times: int
+) -> None:
+    full, before = archived
+    home = tmp_path / "home"
+    # Links and all.
+    subprocess.run(["cp", "-a", str(full), str(home)], check=True)
+
+    child = [sys.executable, "-m", "tests.broker.archive_home", str(home), step, str(times)]
+    died = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+    # Nobody has put anything right yet: the manifest is whole.
+    for offsets in archive_home.offsets_in(archive_home.by_manifest(home)).values():
+        assert offsets == list(range(offsets[0], 240))
+    with archive_home.opened(home) as broker:
+        assert_archive(broker, home, before=before)
+        broker.compact()
+        broker.alter_topic("t", retention_bytes=archive_home.KEPT_BYTES)
+        broker.expire()
+        assert_archive(broker, home, before=before)
+        assert archive_home.kept(broker)[0][0] > 0
+
+
+def assert_archive(broker: Broker, home: Path, *, before: pa.Table) -> None:
+    """Broker, manifest and globs have the same messages, and nothing else lies there."""
+    broker.seal()
+    kept = archive_home.kept(broker)
+    starts = pa.array([kept[queue_id][0] for queue_id in before["queue_id"].to_pylist()])
+    left = before.filter(pa.compute.greater_equal(before["queue_offset"], starts))
+    assert archive_home.everything(broker).equals(left.combine_chunks())
+    listed, shown = archive_home.by_manifest(home), archive_home.by_glob(home)
+    assert archive_home.offsets_in(listed) == archive_home.offsets_in(shown) == kept
+    folder = shown[0].parents[1]
+    archive = root.opened(home / "topics")
+    replaced = manifest.read(archive, f"t/{folder.name}").replaced
+    hidden = {path.name for path in folder.glob(".segments/*/*.kept")}
+    wanted = {path.name for path in listed} | {Path(each["path"]).name for each in replaced}
+    assert hidden <= wanted
+    assert {path.name for path in listed} <= hidden

@@ -6,6 +6,7 @@ What it was answered goes to a file, a line each: what the next broker is held t
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,22 @@ MIB = 1 << 20
 SETTINGS = Settings(log_file_bytes=MIB, reserve_bytes=MIB)
 ROUNDS = 60
 GROUPS = 3
+#: Every so many rounds several callers send at the same time what is decided ahead of a write.
+BULK_EVERY = 10
+BULK_ROWS = 300
+CALLERS = 3
 
 
 def run(*, home: str, facts: str, step: str, times: int) -> None:
     """Use the home's broker until ``step`` has come so many times."""
     left = times
+    writing = False
 
     def fault(name: str) -> None:
-        nonlocal left
-        if name == step:
+        nonlocal left, writing
+        if name in ("before_write", "written"):
+            writing = name == "before_write"
+        if name == step or (step == "staged_ahead" and name == "staged" and writing):
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -45,6 +53,8 @@ def run(*, home: str, facts: str, step: str, times: int) -> None:
         _prepare(broker)
         for turn in range(ROUNDS):
             _send(broker, turn, note=note)
+            if turn % BULK_EVERY == 0:
+                _send_at_once(broker, turn, note=note)
             _consume(broker, turn, note=note)
             # Dispatch takes part in every round, not only when it is a quarter of a second behind.
             engine.dispatched()
@@ -67,6 +77,18 @@ def _send(broker: Broker, turn: int, *, note: Any) -> None:
     groups = [f"g{i % GROUPS}" for i in range(9)]
     sent = broker.send("ordered", pa.table({"body": bodies, "message_group": groups}))
     note(sent="ordered", rows=_rows(bodies, sent))
+
+
+def _send_at_once(broker: Broker, turn: int, *, note: Any) -> None:
+    def send(caller: int) -> None:
+        for part in range(4):
+            name = f"{turn}.{caller}.{part}"
+            bodies = [f"{name}.{i}:".encode() + os.urandom(200) for i in range(BULK_ROWS)]
+            sent = broker.send("plain", pa.table({"body": bodies}))
+            note(sent="plain", rows=_rows(bodies, sent))
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        list(pool.map(send, range(CALLERS)))
 
 
 def _rows(bodies: list[bytes], sent: pa.Table) -> list[list[Any]]:

@@ -6,14 +6,17 @@ A line of its input is a task: {"serve": home, "flight": address, "upkeep": who,
 ended.
 """
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+_PR_SET_PDEATHSIG = 1
 
 
 class Zygote:
@@ -38,13 +41,12 @@ class Zygote:
         return int(process.stdout.readline())
 
     def close(self) -> None:
-        """End it; what it has forked and not reaped goes on."""
+        """End it, and what it has forked and not reaped."""
         self._process.communicate()
 
 
 def _run(task: dict[str, Any]) -> None:
-    from rmq_pipeline.flight import serve
-    from rmq_pipeline.settings import Settings
+    from rmq_pipeline.flight import flags, serve
     from tests.chaos import victim
 
     if "serve" in task:
@@ -53,7 +55,7 @@ def _run(task: dict[str, Any]) -> None:
             flight=task["flight"],
             upkeep=task.get("upkeep", "self"),
             flush="sync",
-            settings=Settings(**task.get("settings", {})),
+            settings={**(flags.given() or {}), **task.get("settings", {})},
         )
     victim.run(**task["victim"])
 
@@ -63,6 +65,8 @@ def _fork(task: dict[str, Any], output: Path) -> int:
     if pid:
         return pid
     try:
+        # A run of tests that is killed leaves no brokers behind.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for old, new in ((nothing, 0), (descriptor, 1), (descriptor, 2)):

@@ -62,6 +62,39 @@ def test_stop_ends_the_broker_and_keeps_its_flags(
     again.communicate(timeout=30)
 
 
+def test_settings_are_kept_in_the_home_and_told(
+    no_broker: Rmq, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMQ_HOME", str(home))
+    file = tmp_path / "rmq.toml"
+    file.write_text("log_file_bytes = 2097152\nreserve_bytes = 1048576\n")
+    end(serve(home, "--settings", str(file), "--set", "delay_levels_ms=1000,2000"))
+    monkeypatch.delenv("RMQ_SETTINGS")
+
+    served = serve(home, "--set", "transaction_check_max=3")
+    in_force = no_broker("status", "--json").json["settings"]
+    told = no_broker("status").text
+    end(served)
+
+    assert in_force["log_file_bytes"] == 2 * 1024 * 1024
+    assert in_force["delay_levels_ms"] == [1000, 2000]
+    assert in_force["transaction_check_max"] == 3
+    assert in_force["seal_after_ms"] == 600_000
+    assert re.search(r"^settings\.transaction_check_max +3 *$", told, re.MULTILINE)
+    assert "seal_after_ms" not in told
+    assert sum(path.stat().st_size for path in (home / "log").iterdir()) < 4 * 1024 * 1024
+
+
+def test_a_wrong_setting_is_named_before_anything_is_made(home: Path) -> None:
+    for command in ("broker", "up"):
+        told = process(RMQ, command, "--home", str(home), "--set", "reserve_bytes=much")
+
+        assert told.returncode == 1
+        assert told.stderr.startswith("RequestError: Setting reserve_bytes is 'much': ")
+        assert told.stderr.count("\n") == 1
+    assert not home.exists()
+
+
 def test_stop_without_a_broker_is_done(no_broker: Rmq) -> None:
     told = no_broker("stop")
 

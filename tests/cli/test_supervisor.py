@@ -95,6 +95,27 @@ def test_a_broker_with_another_upkeep_is_left_alone(home: Path) -> None:
     process.stop(home)
 
 
+def test_a_broker_with_other_settings_is_left_alone(home: Path) -> None:
+    other = process.start(home, upkeep="dagster")
+
+    with pytest.raises(ConflictError, match="other settings"):
+        Supervisor(home, settings={"seal_after_ms": 1}).start()
+
+    assert process.serving(home) == other
+    process.stop(home)
+
+
+def test_settings_outlive_the_death_of_a_broker(home: Path, eventually: Eventually) -> None:
+    with (
+        Supervisor(home, settings={"seal_after_ms": 1, "reserve_bytes": 0}) as supervisor,
+        Client(home=home) as client,
+    ):
+        kill(supervisor.endpoint)
+        eventually(lambda: supervisor.restarts == 1)
+
+        assert client.status()["settings"]["seal_after_ms"] == 1
+
+
 def test_a_broker_that_does_not_start_is_given_up(
     supervisor: Supervisor, failures: list[RocketMQError], eventually: Eventually
 ) -> None:

@@ -75,3 +75,18 @@ def test_a_name_is_given_once(rmq: Rmq, topic: str) -> None:
 
     assert told.code == 1
     assert told.err.startswith("AlreadyExistsError: ")
+
+
+def test_a_topic_is_told_how_long_it_keeps_its_messages(rmq: Rmq, name: Name) -> None:
+    kept = name("kept")
+    made = rmq("topic", "create", kept, "--retention", "3600.5", "--json").json
+    assert (made["retention_ms"], made["retention_bytes"]) == (3_600_500, None)
+
+    changed = rmq("topic", "alter", kept, "--retention-bytes", "1000000", "--json").json
+    assert (changed["retention_ms"], changed["retention_bytes"]) == (3_600_500, 1_000_000)
+    changed = rmq("topic", "alter", kept, "--retention", "0", "--json").json
+    assert (changed["retention_ms"], changed["retention_bytes"]) == (None, 1_000_000)
+
+    refused = rmq("topic", "alter", kept, "--retention", "0.1")
+    assert refused.code != 0
+    assert "retention_ms" in refused.err

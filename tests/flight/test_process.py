@@ -17,8 +17,9 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.settings import Settings
 
-FREE = '{"flight": "127.0.0.1:0"}'
+FREE = '{"flight": "127.0.0.1:0", "settings": {"log_file_bytes": 1048576, "reserve_bytes": 0}}'
 
 
 @pytest.fixture
@@ -115,18 +116,22 @@ def test_broker_that_cannot_start_says_why(home: Path) -> None:
 
 
 def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
-    with Broker.open(home), pytest.raises(errors.HomeLockedError):
+    small = Settings(log_file_bytes=1024 * 1024, reserve_bytes=0)
+    with Broker.open(home, settings=small), pytest.raises(errors.HomeLockedError):
         process.start(home, timeout_s=10)
 
 
 def test_interrupted_broker_leaves_cleanly(home: Path) -> None:
     command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), FREE]
-    broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert broker.stdout is not None
-    assert broker.stdout.readline().startswith("ready grpc=- flight=127.0.0.1:")
+    ready = broker.stdout.readline()
 
     broker.send_signal(signal.SIGINT)
+    rest, said = broker.communicate(timeout=30)
 
-    assert broker.communicate(timeout=30)[0] == ""
-    assert broker.returncode == 0
+    # One that does not start says why.
+    assert ready.startswith("ready grpc=- flight=127.0.0.1:"), said
+    assert rest == ""
+    assert broker.returncode == 0, said
     assert Endpoint.read(home) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
@@ -13,9 +15,17 @@ from hypothesis.stateful import precondition, rule
 
 from rmq_pipeline import errors, schema
 from tests.simulation.crashing import Trouble
-from tests.simulation.model import Consumer, Entry
+from tests.simulation.model.consumer import Consumer, Entry
 from tests.simulation.producing import Producing
-from tests.simulation.scenery import ANY, CHOICES, KEYS, LOST, POLICIES, TROUBLE, some
+from tests.simulation.scenery import ANY, CHOICES, CLIENTS, KEYS, LOST, TROUBLE, some
+
+#: Name and epoch.
+Epoch = tuple[str, int]
+#: Of which window a call is.
+WITHIN = st.sampled_from((None, None, None, "new", "new", "new", "old"))
+#: Keys of effects: few, so that they come again.
+EFFECTS = ("e-0", "e-1", "e-2", None)
+TOTALS = st.one_of(st.none(), st.integers(0, 9))
 
 
 class Consuming(Producing):
@@ -25,10 +35,63 @@ class Consuming(Producing):
         which=ANY,
         limit=st.sampled_from((1, 3, 8, 100)),
         duration=st.sampled_from((100, 500, 2_000)),
+        client=st.sampled_from(CLIENTS),
+        within=WITHIN,
         trouble=TROUBLE,
     )
-    def receive(self, which: int, limit: int, duration: int, trouble: Trouble | None) -> None:
-        self.take(self.consumer(which), limit, duration=duration, trouble=trouble)
+    def receive(
+        self,
+        which: int,
+        limit: int,
+        duration: int,
+        client: str,
+        within: str | None,
+        trouble: Trouble | None,
+    ) -> None:
+        """For its own part, or as a run does: in a window, which may be over."""
+        consumer = self.consumer(which)
+        window = self.window(consumer, within)
+        if window is None or not consumer.window.fences(window[1]):
+            self.take(
+                consumer, limit, duration=duration, client=client, window=window, trouble=trouble
+            )
+        else:
+            with pytest.raises(errors.FencedError):
+                self.crashing.broker.receive(
+                    consumer.topic, consumer.name, window=window, **self.who(consumer, client)
+                )
+
+    def who(self, consumer: Consumer, client: str) -> dict[str, Any]:
+        """Who asks for what: a client of lite topics, or a consumer with its filter."""
+        return {"client_id": client} if consumer.clients else consumer.filter
+
+    def window(self, consumer: Consumer, within: str | None) -> Epoch | None:
+        """Name and epoch: the current one, opened if need be, or the one before it."""
+        name = f"consumer/{consumer.name}"
+        if within == "new" and not consumer.window.ends_at:
+            self.open_window(consumer, "run-1", duration=5_000)
+        return None if within is None else (name, consumer.window.epoch - (within == "old"))
+
+    def open_window(
+        self,
+        consumer: Consumer,
+        owner: str,
+        *,
+        duration: int,
+        takeover: bool = False,
+        trouble: Trouble | None = None,
+    ) -> None:
+        """A new epoch has back at once what the older ones were given."""
+        before = consumer.window.epoch
+        name, how = f"consumer/{consumer.name}", {"duration_ms": duration, "takeover": takeover}
+        answer, done = self.crashing.ask("open_window", name, owner=owner, trouble=trouble, **how)
+        if done:
+            consumer.expire(self.now)
+            now = self.now
+            opened = consumer.window.open(owner, now=now, duration=duration, takeover=takeover)
+            assert answer is None or answer == opened
+            if consumer.window.epoch > before:
+                consumer.take_over(consumer.window.epoch, self.now)
 
     def take(
         self,
@@ -36,6 +99,8 @@ class Consuming(Producing):
         limit: int,
         *,
         duration: int = 2_000,
+        client: str = CLIENTS[0],
+        window: Epoch | None = None,
         trouble: Trouble | None = None,
     ) -> bool:
         """One receive, held against the model; whether it gave anything."""
@@ -45,26 +110,33 @@ class Consuming(Producing):
             consumer.name,
             limit=limit,
             invisible_duration_ms=duration,
+            window=window,
             trouble=trouble,
-            **consumer.filter,
+            **self.who(consumer, client),
         )
+        self.notice_restarts()
         if not done:
             return False
         consumer.expire(self.now)
-        allowed = consumer.deliverable(self.now)
+        asked = consumer.clients[client] if consumer.clients else None
+        allowed = consumer.deliverable(self.now, asked)
         rows = self.leased_unheard(consumer) if got is None else got.to_pylist()
         if not rows and allowed and self.crashing.cut_off:
             self.revive(None)
-            return self.take(consumer, limit, duration=duration)
+            return self.take(consumer, limit, duration=duration, client=client, window=window)
         assert len(rows) <= limit
-        assert rows or not allowed or got is None, f"{consumer.name}: nothing of {allowed}"
+        missing = allowed and got is not None and consumer.pace.demands(self.now)
+        assert rows or not missing, f"{consumer.name}: nothing of {allowed}"
+        assert consumer.pace.allows(len(rows), self.now), f"{consumer.name}: {len(rows)}, too fast"
+        consumer.pace.spend(len(rows))
         given: dict[str, list[Entry]] = defaultdict(list)
         for row in rows:
-            number = int(row["message_id"].removeprefix("m-"))
+            number = row["born_at_ms"]
             assert number in consumer.entries, f"{consumer.name}: {number} is not there"
             entry = consumer.entries[number]
             entry.attempts, entry.receipt = entry.attempts + 1, row["receipt_handle"]
             entry.leased_until = self.now + duration
+            entry.epoch = window[1] if window else 0
             attempt = row["delivery_attempt"]
             assert attempt == entry.attempts, f"{consumer.name}: attempt {attempt} of {entry}"
             key = entry.key if consumer.ordered and entry.key else f"#{number}"
@@ -87,12 +159,13 @@ class Consuming(Producing):
     def leased_unheard(self, consumer: Consumer) -> list[dict[str, Any]]:
         """What a receive leased whose answer got lost, as the broker tells of it."""
         rows = self.crashing.broker.sql(
-            "SELECT message_id, delivery_attempt FROM in_flight"
-            f" WHERE consumer_group = '{consumer.name}' AND visible_at_ms > {self.now}"
+            "SELECT m.born_at_ms, l.delivery_attempt FROM in_flight l"
+            " JOIN messages m USING (topic, queue_id, queue_offset)"
+            f" WHERE l.consumer_group = '{consumer.name}' AND l.visible_at_ms > {self.now}"
             " ORDER BY queue_id, queue_offset"
         ).to_pylist()
-        known = {f"m-{entry.number}" for entry in consumer.leased()}
-        return [{**row, "receipt_handle": LOST} for row in rows if row["message_id"] not in known]
+        known = {entry.number for entry in consumer.leased()}
+        return [{**row, "receipt_handle": LOST} for row in rows if row["born_at_ms"] not in known]
 
     def held(self, consumer: Consumer, which: list[bool]) -> list[Entry]:
         """Some of what is leased, with a receipt; something is received if nothing is."""
@@ -106,8 +179,11 @@ class Consuming(Producing):
         which=ANY,
         said=some(st.sampled_from(("ack", "ack", "ack", "retry", "retry", "dead_letter", None))),
         after=st.sampled_from((None, None, 0, 90, 1_000)),
-        stale=st.booleans(),
+        stale=st.sampled_from((False, False, True)),
         publish=st.booleans(),
+        effects=some(st.sampled_from(EFFECTS)),
+        totals=st.dictionaries(st.sampled_from(KEYS), TOTALS, max_size=3),
+        within=WITHIN,
         trouble=TROUBLE,
     )
     def settle(
@@ -117,42 +193,66 @@ class Consuming(Producing):
         after: int | None,
         stale: bool,
         publish: bool,
+        effects: list[str | None],
+        totals: dict[str, int | None],
+        within: str | None,
         trouble: Trouble | None,
     ) -> None:
-        """Acknowledge, fail or give up some of what is in flight, and send something with it."""
+        """Outcomes, effects, messages onward, a staged file and keyed state: all, or nothing."""
         consumer = self.consumer(which)
+        window = self.window(consumer, within)
         flying = self.held(consumer, [True])
         outcomes = [
             (entry, outcome, after)
             for entry, outcome in zip(flying, cycle(said), strict=False)
             if outcome is not None
         ]
+        names = ("receipt_handle", "outcome", "retry_after_ms", "idempotency_key")
         rows: list[dict[str, Any]] = [
-            {"receipt_handle": e.receipt, "outcome": o, "retry_after_ms": a, "reason": "boom"}
-            for e, o, a in outcomes
+            dict(zip(names, (entry.receipt, outcome, after, effect), strict=True))
+            for (entry, outcome, after), effect in zip(outcomes, cycle(effects), strict=False)
         ]
         current = {entry.receipt for entry in flying}
         ended = [r for r in self.receipts[consumer.name] if r not in current and r != LOST]
+        refused: type[errors.RocketMQError] | None = None
         if stale and ended:
             rows.append({"receipt_handle": ended[-1], "outcome": "ack"})
-            table = pa.Table.from_pylist(rows, schema=schema.OUTCOME)
-            with pytest.raises(errors.ReceiptHandleError):
-                self.crashing.broker.settle(consumer.name, table)
+            refused = errors.ReceiptHandleError
+        if window is not None and consumer.window.fences(window[1]):
+            refused = errors.FencedError
+        numbers, onward = self.onward(publish)
+        staged = f"{consumer.name}-{len(consumer.window.files)}"
+        asked: dict[str, Any] = {
+            "outcomes": pa.Table.from_pylist(rows, schema=schema.OUTCOME),
+            "settle_id": staged if window else "",
+            "window": window,
+            "publish": onward,
+            "sink_files": pa.table({"path": [staged], "rows": [1]}),
+            "state": keyed(totals),
+            "topic": consumer.topic,
+        }
+        if refused is not None:
+            with pytest.raises(refused):
+                self.crashing.broker.settle(consumer.name, **asked)
             return
-        table = pa.Table.from_pylist(rows, schema=schema.OUTCOME)
-        numbers, onward = self.table(2 if publish and "loose" in self.topics else 0)
-        answer, done = self.crashing.ask(
-            "settle",
-            consumer.name,
-            table,
-            publish={"loose": onward} if numbers else {},
-            trouble=trouble,
-        )
+        answer, done = self.crashing.ask("settle", consumer.name, trouble=trouble, **asked)
         if done:
-            assert answer is None or answer["acked"] == sum(o == "ack" for _, o, _ in outcomes)
+            acked = [row["idempotency_key"] for row in rows if row["outcome"] == "ack"]
+            counts = {"acked": len(acked), "published": len(numbers)}
+            assert answer is None or counts.items() <= answer.items()
             consumer.settle(outcomes, self.now)
+            consumer.window.keep(staged, totals, effects=acked, now=self.now)
             for number in numbers:
-                self.model.store("loose", number, now=self.now)
+                self.model.send("loose", number, now=self.now)
+            if window is not None:
+                consumer.window.settled = (window[1], asked, counts)
+
+    def onward(self, publish: bool) -> tuple[list[int], dict[str, pa.Table]]:
+        """Messages that a settle may publish; one of them may repeat another."""
+        if not publish or "loose" not in self.model.topics:
+            return [], {}
+        numbers, table = self.table(2, again=[None, 2])
+        return numbers, {"loose": table}
 
     @rule(which=ANY, chosen=CHOICES, trouble=TROUBLE)
     def forward(self, which: int, chosen: list[bool], trouble: Trouble | None) -> None:
@@ -191,18 +291,47 @@ class Consuming(Producing):
     def unpark(self, which: int, key: str | None, skip: bool) -> None:
         """What was given up so far is looked at before: from now on it is pardoned."""
         consumer = self.consumer(which)
-        self.record(consumer)
+        if not self.record(consumer):
+            return
         groups = None if key is None else pa.table({"message_group": [key]})
         answer = self.crashing.broker.unpark(consumer.name, message_groups=groups, skip=skip)
         assert answer == consumer.unpark(self.now, key=key, skip=skip)
 
-    def record(self, consumer: Consumer) -> None:
-        """Let the broker look at all that has happened to this group."""
-        while consumer.ordered and consumer.condemned and self.take(consumer, 100):
-            pass
-        self.revive(None)
+    def record(self, consumer: Consumer) -> bool:
+        """Let the broker look at all that has happened to this group; whether it could.
 
-    @precondition(lambda self: any(one.dead for one in self.model.consumers))
+        What follows in a message group that was given up is looked at when nothing of it is leased.
+        """
+        if consumer.condemned:
+            with self.unhurried(consumer):
+                self.empty(consumer)
+        self.revive(None)
+        return consumer.condemned.isdisjoint(entry.key for entry in consumer.leased())
+
+    def empty(self, consumer: Consumer) -> None:
+        """Receive until nothing comes, twice: the first time may get to what lies in new queues."""
+        for _ in range(2 if consumer.condemned else 1):
+            while self.take(consumer, 100):
+                pass
+
+    @contextmanager
+    def unhurried(self, consumer: Consumer) -> Iterator[None]:
+        """Its rate is taken away for the time of the block; then it has saved up all it can."""
+        rate = consumer.pace.rate
+        self.set_rate(consumer, 0)
+        yield
+        self.set_rate(consumer, rate)
+
+    def set_rate(self, consumer: Consumer, rate: int, trouble: Trouble | None = None) -> None:
+        if rate != consumer.pace.rate:
+            _, done = self.crashing.ask(
+                "alter_group", consumer.name, max_rate_per_s=rate, trouble=trouble
+            )
+            if done:
+                consumer.pace.alter(rate, self.now)
+            self.notice_restarts()
+
+    @precondition(lambda self: any(one.deaths for one in self.model.consumers))
     @rule(which=ANY, chosen=CHOICES, trouble=TROUBLE)
     def redrive(self, which: int, chosen: list[bool], trouble: Trouble | None) -> None:
         """Each dead letter once ever."""
@@ -224,19 +353,13 @@ class Consuming(Producing):
         table = self.crashing.broker.read(f"%DLQ%{consumer.name}", 0, offset=0, limit=10_000)
         return [(row["queue_offset"], int(row["body"])) for row in table.to_pylist()]
 
-    @rule(which=ANY, earliest=st.booleans())
-    def reset_offset(self, which: int, earliest: bool) -> None:
-        consumer = self.consumer(which)
-        self.record(consumer)
-        where = {"to_earliest": True} if earliest else {"to_latest": True}
-        self.crashing.broker.reset_offset(consumer.name, consumer.topic, **where)
-        consumer.reset(self.now, earliest=earliest)
 
-    @rule(which=ANY, policy=st.sampled_from(POLICIES))
-    def alter_group(self, which: int, policy: str) -> None:
-        """What is parked was so under the old policy: groups without any are altered."""
-        consumer = self.consumer(which)
-        self.record(consumer)
-        if not consumer.having("parked"):
-            self.crashing.broker.alter_group(consumer.name, on_failure=policy)
-            consumer.on_failure = policy
+def keyed(totals: dict[str, int | None]) -> pa.Table:
+    """Rows of keyed state; a key without a total is removed."""
+    return pa.table(
+        {
+            "message_group": pa.array(totals, pa.string()),
+            "total": pa.array(totals.values(), pa.int64()),
+            "removed": pa.array([total is None for total in totals.values()], pa.bool_()),
+        }
+    )

@@ -85,6 +85,8 @@ class CrashingBroker:
         self._copied: Path | None = None
         #: A verb was cut off after its first commit: what it was to do next is left to upkeep.
         self.cut_off = False
+        #: How often what is only in memory was lost.
+        self.lives = 0
         self._open()
 
     def _open(self) -> None:
@@ -94,6 +96,7 @@ class CrashingBroker:
         assert isinstance(engine, SteppedEngine)
         engine.numbers = self._numbers
         self.broker = Broker(engine, "none")
+        self.lives += 1
 
     def ask(
         self, verb: str, *arguments: Any, trouble: Trouble | None = None, **named: Any
@@ -108,6 +111,7 @@ class CrashingBroker:
             if self._copied is not None:
                 self._go_on_with(self._copied)
             self.cut_off |= trouble.stored
+            self.lives += 1
             return None, trouble.stored
         finally:
             self._trouble = self._copied = None

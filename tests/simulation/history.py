@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from rmq_pipeline import schema
 from tests.simulation.crashing import CrashingBroker, Trouble
-from tests.simulation.model import Consumer, Model
+from tests.simulation.model.consumer import Consumer
+from tests.simulation.model.topics import REPEAT_MS, Model
+from tests.simulation.model.window import EFFECT_MS
 from tests.simulation.scenery import MEMORY, SETTINGS, TROUBLE, tag
 
 
@@ -21,8 +24,6 @@ class History(RuleBasedStateMachine):
     """What happens to a broker whoever uses it."""
 
     model: Model
-    #: The topics there are.
-    topics: list[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +33,8 @@ class History(RuleBasedStateMachine):
         self.sent = 0
         self.handles: dict[int, str] = {}
         self.receipts: dict[str, list[str]] = defaultdict(list)
+        #: Of the broker, when the model was last told of one.
+        self.lives = self.crashing.lives
 
     @property
     def now(self) -> int:
@@ -40,19 +43,39 @@ class History(RuleBasedStateMachine):
     def consumer(self, which: int) -> Consumer:
         return self.model.consumers[which % len(self.model.consumers)]
 
-    def table(self, n: int, **columns: Any) -> tuple[list[int], pa.Table]:
-        """New messages, and their numbers."""
+    @property
+    def names(self) -> list[str]:
+        """The topics there are."""
+        return sorted(self.model.topics)
+
+    def table(
+        self, n: int, *, again: Sequence[int | None] = (), **columns: Any
+    ) -> tuple[list[int], pa.Table]:
+        """New messages, and their numbers; ``again``: of a common id (0), key (1), or both (2)."""
         numbers = list(range(self.sent, self.sent + n))
         self.sent += n
+        said = [*again, *[None] * (n - len(again))]
+        ids = ["again" if s in (0, 2) else f"m-{i}" for i, s in zip(numbers, said, strict=True)]
+        keys = ["again" if s in (1, 2) else f"k-{i}" for i, s in zip(numbers, said, strict=True)]
+        self.model.names.update(zip(numbers, zip(ids, keys, strict=True), strict=True))
         table = {
             "body": [str(number).encode() for number in numbers],
-            "message_id": [f"m-{number}" for number in numbers],
+            "born_at_ms": numbers,
+            "message_id": ids,
+            "keys": [[key] for key in keys],
             "tag": [tag(number) for number in numbers],
             "properties": [{"n": str(number % 5)} for number in numbers],
             **columns,
         }
         fields = [schema.SEND.field(name) for name in table]
         return numbers, pa.table(table, schema=pa.schema(fields))
+
+    def notice_restarts(self) -> None:
+        """A broker that begins anew has forgotten what it delivered."""
+        if self.lives != self.crashing.lives:
+            self.lives = self.crashing.lives
+            for consumer in self.model.consumers:
+                consumer.pace.restart(self.now)
 
     @rule(trouble=TROUBLE)
     def revive(self, trouble: Trouble | None) -> None:
@@ -83,7 +106,10 @@ class History(RuleBasedStateMachine):
         """To when something ends, or is due; or to one millisecond before."""
         moments = [at for at, _, _ in self.model.scheduled.values()]
         moments += [half.due for half in self.model.halves.values() if half.state == "open"]
+        for topic in self.model.topics.values():
+            moments += [at + REPEAT_MS for at, _ in topic.known.values()]
         for consumer in self.model.consumers:
+            moments += [at + EFFECT_MS for at in consumer.window.effects.values()]
             for entry in consumer.having("open"):
                 moments.append(entry.leased_until if entry.receipt else entry.free_at)
         soonest = min((at for at in moments if at - before > self.now), default=self.now)

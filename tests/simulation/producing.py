@@ -13,7 +13,9 @@ from hypothesis.stateful import initialize, precondition, rule
 from rmq_pipeline import errors, schema
 from tests.simulation.crashing import Trouble
 from tests.simulation.history import History
-from tests.simulation.model import BACKOFF_MS, IMMUNITY_MS, MAX_ATTEMPTS, Half, Model
+from tests.simulation.model.consumer import BACKOFF_MS, MAX_ATTEMPTS
+from tests.simulation.model.topics import IMMUNITY_MS, REPEAT_MS, Half, Model, Topic
+from tests.simulation.model.window import EFFECT_MS
 from tests.simulation.scenery import (
     ANY,
     CHOICES,
@@ -21,9 +23,12 @@ from tests.simulation.scenery import (
     LOST,
     POLICIES,
     QUEUES,
+    RATES,
     ROWS,
+    SUPPRESSING,
     TOPICS,
     TROUBLE,
+    Rows,
     consumer,
     some,
 )
@@ -32,29 +37,48 @@ from tests.simulation.scenery import (
 class Producing(History):
     """Histories of what is sent."""
 
+    #: The consumer group that is there in any case.
+    first: str
+
     @initialize(
-        names=st.lists(st.sampled_from(CONSUMERS), min_size=1, max_size=3, unique=True),
+        others=st.lists(st.sampled_from(CONSUMERS), max_size=2, unique=True),
         policies=st.lists(st.sampled_from(POLICIES), min_size=3, max_size=3),
+        suppressed=st.sampled_from(("none", "message_id", "key")),
+        rates=st.lists(st.sampled_from((0, 0, *RATES)), min_size=3, max_size=3),
         rows=ROWS,
     )
     def begin_history(
-        self, names: list[str], policies: list[str], rows: list[tuple[str, int, int]]
+        self, others: list[str], policies: list[str], suppressed: str, rates: list[int], rows: Rows
     ) -> None:
         """Up to three consumer groups, and something for each of them to read."""
+        names = [self.first, *(name for name in others if name != self.first)]
         chosen = [consumer(name, how) for name, how in zip(names, policies, strict=False)]
-        self.topics = sorted({one.topic for one in chosen})
-        self.model = Model(chosen)
-        for name in self.topics:
-            self.crashing.broker.create_topic(name, type=TOPICS[name], queues=QUEUES)
-        for one in chosen:
+        self.model = Model({one.topic: Topic(QUEUES) for one in chosen}, chosen)
+        for name, topic in self.model.topics.items():
+            topic.deduplicate = suppressed if name in SUPPRESSING else "none"
+            self.crashing.broker.create_topic(
+                name,
+                type=TOPICS[name],
+                queues=QUEUES,
+                deduplicate=topic.deduplicate,
+                deduplicate_window_ms=REPEAT_MS,
+            )
+        for one, rate in zip(chosen, rates, strict=False):
+            one.pace.alter(rate, self.now)
             self.crashing.broker.create_group(
                 one.name,
-                order="message_group" if one.ordered else "none",
+                order="message_group" if one.ordered and not one.clients else "none",
                 max_attempts=MAX_ATTEMPTS,
                 backoff_ms=BACKOFF_MS,
                 on_failure=one.on_failure,
+                max_rate_per_s=rate or None,
+                idempotency_window_ms=EFFECT_MS,
             )
-        for which in range(len(self.topics)):
+            for client, asked in one.clients.items():
+                self.crashing.broker.sync_lite_subscription(
+                    one.name, one.topic, client_id=client, action="add", lite_topics=sorted(asked)
+                )
+        for which in range(len(self.names)):
             for kind in ("fifo", "delay", "transaction"):
                 self.send(which, rows, kind, False, None)
 
@@ -66,62 +90,69 @@ class Producing(History):
         trouble=TROUBLE,
     )
     def send(
-        self,
-        which: int,
-        rows: list[tuple[str, int, int]],
-        mixed: str,
-        levels: bool,
-        trouble: Trouble | None,
+        self, which: int, rows: Rows, mixed: str, levels: bool, trouble: Trouble | None
     ) -> None:
         """Messages of the topic's type; a mixed topic takes any."""
-        topic = self.topics[which % len(self.topics)]
+        topic = self.names[which % len(self.names)]
         kind = mixed if TOPICS[topic] == "mixed" else TOPICS[topic]
         if kind == "transaction":
-            self.begin(topic, len(rows), trouble)
+            self.begin(topic, rows, trouble)
         elif kind == "delay":
             self.send_later(topic, rows, levels=levels, trouble=trouble)
         else:
-            keys, _, priorities = zip(*rows, strict=True)
-            keys = keys if kind == "fifo" else ("",) * len(keys)
-            columns: dict[str, Any] = {"message_group": keys} if kind == "fifo" else {}
+            keys, _, priorities, again = zip(*rows, strict=True)
+            keys = keys if kind in ("fifo", "lite") else ("",) * len(keys)
+            column = {"fifo": "message_group", "lite": "lite_topic"}.get(kind)
+            columns: dict[str, Any] = {column: keys} if column else {}
             columns |= {"priority": priorities} if kind == "priority" else {}
-            numbers, table = self.table(len(rows), **columns)
-            _, stored = self.crashing.ask("send", topic, table, trouble=trouble)
-            for i, number in enumerate(numbers) if stored else ():
-                queue = min(priorities[i], QUEUES - 1)
-                self.model.store(topic, number, key=keys[i], priority=queue, now=self.now)
+            numbers, table = self.table(len(rows), again=again, **columns)
+            sent, stored = self.crashing.ask("send", topic, table, trouble=trouble)
+            first = [
+                self.model.send(topic, n, key=keys[i], priority=priorities[i], now=self.now)
+                for i, n in enumerate(numbers)
+                if stored
+            ]
+            self.assert_answered(sent, numbers, first)
 
-    def send_later(
-        self,
-        topic: str,
-        rows: list[tuple[str, int, int]],
-        *,
-        levels: bool,
-        trouble: Trouble | None,
-    ) -> None:
+    def send_later(self, topic: str, rows: Rows, *, levels: bool, trouble: Trouble | None) -> None:
         """Messages for a time, or of a delay level; in a mixed topic of a message group too."""
-        keys, delays, _ = zip(*rows, strict=True)
+        keys, delays, _, again = zip(*rows, strict=True)
         columns: dict[str, Any] = {"deliver_at_ms": [self.now + delay for delay in delays]}
+        keys = keys if topic == "anything" else ("",) * len(keys)
         if topic == "anything":
             columns["message_group"] = keys
         elif levels:
             delays = tuple(1_000 if delay < 1_000 else 3_000 for delay in delays)
             columns = {"delay_level": [1 if delay == 1_000 else 2 for delay in delays]}
-        numbers, table = self.table(len(rows), **columns)
+        numbers, table = self.table(len(rows), again=again, **columns)
         sent, stored = self.crashing.ask("send", topic, table, trouble=trouble)
-        for i, number in enumerate(numbers) if stored else ():
-            key = keys[i] if topic == "anything" else ""
-            self.model.scheduled[number] = (self.now + delays[i], topic, key)
+        first = [
+            self.model.schedule(topic, n, key=keys[i], now=self.now, at=self.now + delays[i])
+            for i, n in enumerate(numbers)
+            if stored
+        ]
+        self.assert_answered(sent, numbers, first)
         if sent is not None:
-            self.handles.update(zip(numbers, sent["recall_handle"].to_pylist(), strict=True))
+            given = zip(numbers, sent["recall_handle"].to_pylist(), first, strict=True)
+            self.handles |= {number: handle for number, handle, of in given if of is None}
 
-    def begin(self, topic: str, n: int, trouble: Trouble | None) -> None:
+    def assert_answered(
+        self, sent: pa.Table | None, numbers: list[int], first: list[int | None]
+    ) -> None:
+        """Each row has its own id, or that of the message that it repeats."""
+        if sent is not None:
+            assert sent["duplicate"].to_pylist() == [of is not None for of in first]
+            rows = [n if of is None else of for n, of in zip(numbers, first, strict=True)]
+            ids = [self.model.names[n][0] for n in rows]
+            assert sent["message_id"].to_pylist() == ids
+
+    def begin(self, topic: str, rows: Rows, trouble: Trouble | None) -> None:
         """Half messages."""
-        numbers, table = self.table(n)
+        numbers, table = self.table(len(rows), again=[again for _, _, _, again in rows])
         sent, stored = self.crashing.ask(
             "send_half", topic, table, producer_group="producers", trouble=trouble
         )
-        ids = [LOST] * n if sent is None else sent["transaction_id"].to_pylist()
+        ids = [LOST] * len(rows) if sent is None else sent["transaction_id"].to_pylist()
         for number, transaction_id in zip(numbers, ids, strict=True) if stored else ():
             self.model.halves[number] = Half(topic, transaction_id, self.now + IMMUNITY_MS)
 
@@ -141,16 +172,17 @@ class Producing(History):
         known = [number for number in self.handles if number in waiting or number % 4 == 0]
         chosen = [n for n, yes in zip(known[-8:], cycle(which), strict=False) if yes]
         topics = [waiting[n][1] if n in waiting else "" for n in chosen]
-        topic = topics[0] if topics and topics[0] else self.topics[0]
+        topic = topics[0] if topics and topics[0] else self.names[0]
         handles = pa.table([[self.handles[n] for n in chosen]], schema=schema.RECALL)
         if any(name != topic for name in topics):
             with pytest.raises(errors.RecallError):
                 self.crashing.broker.recall(topic, handles)
             return
         recalled, done = self.crashing.ask("recall", topic, handles, trouble=trouble)
-        assert recalled is None or recalled["message_id"].to_pylist() == [f"m-{n}" for n in chosen]
+        ids = [self.model.names[n][0] for n in chosen]
+        assert recalled is None or recalled["message_id"].to_pylist() == ids
         for number in chosen if done else ():
-            del waiting[number]
+            self.model.recall(number)
 
     # ---------------------------------------------------------------------------- transactions
 
@@ -187,7 +219,7 @@ class Producing(History):
             if half.state == "open" and resolution != "unknown":
                 half.state = resolution
                 if resolution == "commit":
-                    self.model.store(half.topic, number, now=self.now)
+                    self.model.send(half.topic, number, now=self.now)
 
     @precondition(lambda self: self.model.halves)
     @rule()
@@ -198,6 +230,6 @@ class Producing(History):
         assert (report["checked"], report["given_up"]) == (len(asked), given_up)
         offered = self.crashing.broker.fetch_checks(limit=1_000)
         halves = {number: self.model.halves[number] for number in asked}
-        ids = [(f"m-{number}", half.checks) for number, half in halves.items()]
-        found = (offered["message_id"].to_pylist(), offered["checks"].to_pylist())
+        ids = [(number, half.checks) for number, half in halves.items()]
+        found = (offered["born_at_ms"].to_pylist(), offered["checks"].to_pylist())
         assert sorted(zip(*found, strict=True)) == sorted(ids)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from rmq_pipeline.settings import Settings
 from tests.simulation.crashing import Trouble
-from tests.simulation.model import CHECK_INTERVAL_MS, CHECKS, IMMUNITY_MS, Consumer
+from tests.simulation.model.consumer import Consumer
+from tests.simulation.model.topics import CHECK_INTERVAL_MS, CHECKS, IMMUNITY_MS
 
 #: Crashes here are copies of files: a disk would add nothing but its time.
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -29,9 +30,17 @@ TOPICS = {
     "urgent": "priority",
     "deals": "transaction",
     "anything": "mixed",
+    "chats": "lite",
 }
-QUEUES = 2
-KEYS = ("a", "b", "c")
+#: Topics that may suppress repetitions.
+SUPPRESSING = ("ordered", "loose", "later", "anything", "deals", "chats")
+#: Queues of a topic at first, and when it has grown.
+QUEUES, MOST_QUEUES = 2, 5
+KEYS = ("a", "b", "c", "d")
+#: Clients of lite topics; the first has subscribed to all there are.
+CLIENTS = ("everyone", "one", "other")
+#: Per second, and no limit.
+RATES = (0, 2, 5)
 TAGS = {"filter": "a || b"}
 SQL = {"filter": "n > 1 AND TAGS <> 'b' OR n = 0", "filter_type": "sql92"}
 POLICIES = ("dead_letter", "park", "dead_letter_group")
@@ -59,15 +68,18 @@ def conditioned(number: int) -> bool:
 def consumer(name: str, on_failure: str) -> Consumer:
     """A consumer group of this name, which says what it reads and how."""
     topic, _, how = name.removeprefix("of-").partition("-")
-    ordered = TOPICS[topic] in ("fifo", "mixed")
+    ordered = TOPICS[topic] in ("fifo", "mixed", "lite")
     filters = {"tagged": (TAGS, tagged), "conditioned": (SQL, conditioned)}
     wanted, wants = filters.get(how, ({}, everything))
-    return Consumer(name, topic, ordered, on_failure, wanted, wants)
+    made = Consumer(name, topic, ordered, on_failure, wanted, wants)
+    if TOPICS[topic] == "lite":
+        made.clients = {CLIENTS[0]: set(KEYS), CLIENTS[1]: set(), CLIENTS[2]: set()}
+    return made
 
 
 CONSUMERS = (
     *("of-ordered", "of-ordered-tagged", "of-loose", "of-loose-conditioned"),
-    *("of-later", "of-urgent", "of-deals", "of-anything"),
+    *("of-later", "of-urgent", "of-deals", "of-anything", "of-chats"),
 )
 
 
@@ -88,9 +100,16 @@ TROUBLE = st.one_of(
         st.booleans(),
     ),
 )
-#: Message group, delay and priority of a message; its topic says which of these count.
+#: Message group, delay and priority of a message; its topic says which of these count; and
+#: which of its names it shares with others.
 ROWS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.sampled_from((1, 50, 1_000, 3_000)), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(KEYS),
+        st.sampled_from((1, 50, 1_000, 3_000)),
+        st.integers(0, 3),
+        st.sampled_from((None, None, None, 0, 1, 2)),
+    ),
     min_size=2,
     max_size=8,
 )
+Rows = list[tuple[str, int, int, int | None]]

@@ -1,6 +1,7 @@
 """Histories of all verbs, with crashes in them: the broker keeps what the model promises.
 
-RMQ_SIMULATION_HISTORIES sets how many, by chance then; else always the same ones.
+Each kind of consumer group has its share of them. RMQ_SIMULATION_HISTORIES sets how many there are
+in all, by chance then; else they are always the same ones.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ import logging
 import os
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from tests.simulation.consuming import Consuming
-from tests.simulation.scenery import QUEUES
+from tests.simulation.model.consumer import Consumer
+from tests.simulation.scenery import CONSUMERS
+from tests.simulation.windowing import Windowing
 
 HISTORIES = int(os.environ.get("RMQ_SIMULATION_HISTORIES", "0"))
 STEPS = 50
 
 
-class Histories(Consuming):
+class Histories(Windowing):
     """And what must be true now and then, and in the end."""
 
     @rule()
@@ -33,8 +35,8 @@ class Histories(Consuming):
         self.revive(None)
         for consumer in self.model.consumers:
             expected = consumer.deliverable(self.now)
-            while self.take(consumer, 100):
-                pass
+            with self.unhurried(consumer):
+                self.empty(consumer)
             left = consumer.deliverable(self.now)
             assert not left, f"{consumer.name}: {left} of {expected} did not come"
 
@@ -59,19 +61,33 @@ class Histories(Consuming):
             self.take_all()
             for number, consumer in enumerate(self.model.consumers):
                 while consumer.leased() and self.held(consumer, [True]):
-                    self.settle(number, ["ack"], None, False, False, None)
+                    self.settle(number, ["ack"], None, False, False, [None], {}, None, None)
         self.crashing.crash()
         self.crashing.clock.advance(5_000)
         self.take_all()
-        for consumer in self.model.consumers:
+        for number, consumer in enumerate(self.model.consumers):
             assert not consumer.leased()
-            died = Counter(number for _, number in self.dead_letters(consumer))
-            assert died == consumer.dead, consumer.name
-        for topic in self.topics:
-            stored = {n: 1 for n, name in self.model.topics.items() if name == topic}
-            assert self.stored(topic, QUEUES) == stored, topic
+            self.look(number)
+            self.assert_dead(consumer)
+        for name, topic in self.model.topics.items():
+            assert self.stored(name, topic.queues) == Counter(topic.stored), name
         given_up = {n: 1 for n, half in self.model.halves.items() if half.state == "given_up"}
         assert self.stored("TRANS_CHECK_MAX_TIME_TOPIC", 1) == given_up
+
+    def assert_dead(self, consumer: Consumer) -> None:
+        """All that died, as often as it did; with a message what followed it, in order."""
+        letters: dict[int, list[int]] = defaultdict(list)
+        for offset, number in self.dead_letters(consumer):
+            letters[number].append(offset)
+        times, at = Counter[int](), []
+        for number in consumer.deaths:
+            assert len(letters[number]) > times[number], f"{consumer.name}: {number} is not dead"
+            at.append(letters[number][times[number]])
+            times[number] += 1
+        assert sum(map(len, letters.values())) == len(at), consumer.name
+        for line in consumer.lines:
+            offsets = [at[death] for death in line]
+            assert offsets == sorted(offsets), f"{consumer.name}: {line}"
 
     def stored(self, topic: str, queues: int) -> Counter[int]:
         """How often each message lies in a topic."""
@@ -82,12 +98,13 @@ class Histories(Consuming):
         return found
 
 
-def test_whatever_happens_the_promises_hold(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("first", CONSUMERS)
+def test_whatever_happens_the_promises_hold(first: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "rmq_pipeline")  # every planted failure would be told of
     run_state_machine_as_test(
-        Histories,
+        type("Histories", (Histories,), {"first": first}),
         settings=profile(
-            max_examples=HISTORIES or 40,
+            max_examples=-(-(HISTORIES or 27) // len(CONSUMERS)),
             stateful_step_count=STEPS,
             derandomize=not HISTORIES,
             deadline=None,

@@ -63,3 +63,32 @@ def once(messages: pa.Table, _: pa.Table) -> Outcome:
     return Outcome(
         rows=fresh.select(["message_group", "body", "born_at_ms"]).add_column(2, "step", step)
     )
+
+
+def shouted(messages: pa.Table, state: pa.Table) -> Outcome:
+    """As ``numbered``, with the bodies in capitals."""
+    made = numbered(messages, state)
+    assert made.rows is not None
+    capitals = pc.utf8_upper(made.rows["body"].cast(pa.string())).cast(pa.binary())
+    return Outcome(rows=made.rows.set_column(1, "body", capitals), state=made.state)
+
+
+def renumbered(messages: pa.Table, state: pa.Table) -> Outcome:
+    """As ``numbered``, but the steps of a group begin with 11."""
+    steps = state["steps"][0].as_py() if state.num_rows else 10
+    return numbered(messages, pa.table({"steps": [steps]}, schema=STATE))
+
+
+def shouted_alone(messages: pa.Table, state: pa.Table) -> Outcome:
+    """As ``kept``, with the bodies in capitals."""
+    made = kept(messages, state)
+    assert made.rows is not None
+    capitals = pc.utf8_upper(made.rows["body"].cast(pa.string())).cast(pa.binary())
+    return Outcome(rows=made.rows.set_column(1, "body", capitals))
+
+
+def placed(messages: pa.Table, _: pa.Table) -> Outcome:
+    """Any messages into the sink, each row with the place of its message."""
+    step = pa.nulls(messages.num_rows, pa.int64())
+    rows = messages.select(["message_group", "body", "born_at_ms", "queue_id", "queue_offset"])
+    return Outcome(rows=rows.add_column(2, "step", step))

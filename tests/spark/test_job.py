@@ -78,3 +78,25 @@ def test_a_batch_comes_back_whole(spark: SparkSession, tmp_path: Path, body_byte
     assert sum(result.files["rows"].to_pylist()) == 45
     sink.publish_manifest(tmp_path / "sink", result.files)
     assert sink.read_sink(tmp_path / "sink")["body"].to_pylist().count(b"bad") == 0
+
+
+def where(_: pa.Table, __: pa.Table) -> Outcome:
+    """A row a call: the task that it is made in."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    row = {"body": str(context.partitionId()).encode(), "born_at_ms": 0}
+    return Outcome(rows=pa.Table.from_pylist([{"message_group": None, **row}], schema=SINK))
+
+
+def test_each_part_is_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    groups = [f"g{i}" for i in range(10)]
+    (batch,) = cut(received(groups, [b"x"] * 10), number=0, batches=1, parts=2, ordered=False)
+    rules = Rules(where, ordered=False, sink_schema=SINK, partition_time="born_at_ms")
+    this = job.Job(rules, tmp_path, sink=tmp_path / "sink", epoch=3, batch=0)
+
+    result = job.run(spark, batch.given(tmp_path, None), job=this)
+
+    sink.publish_manifest(tmp_path / "sink", result.files)
+    assert sorted(sink.read_sink(tmp_path / "sink")["body"].to_pylist()) == [b"0", b"1"]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 
 from rmq_pipeline.errors import QueryError, StorageError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.consume_queue import Search
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
 from tests.store import rows
@@ -145,13 +147,23 @@ def test_backlog_of_no_groups_is_empty(database: Database) -> None:
     assert len(found) == len(offsets) == 0
 
 
-def test_offset_at_is_the_first_stored_then_or_later(database: Database) -> None:
-    dispatch(database, [messages(*(message(2, 0, i, stored_at_ms=10 * i) for i in range(5)))])
+def test_a_search_gives_the_first_offsets_of_a_queue(database: Database) -> None:
+    keys = [None, ["a"], ["b", "a"], None, ["a"]]
+    stored = [message(2, 0, i, stored_at_ms=10 * i, keys=keys[i]) for i in range(5)]
+    dispatch(database, [messages(*stored, message(2, 1, 0, stored_at_ms=40, keys=["a"]))])
 
-    found = [database.offset_at(2, 0, at_ms=at) for at in (0, 1, 10, 40, 41)]
+    def found(**wanted: Any) -> list[int]:
+        where = {"topic_id": 2, "queue_id": 0, "start": 0, "stop": 5, "limit": 9}
+        return list(database.find(Search(**(where | wanted))))
 
-    assert found == [0, 1, 1, 4, 5]
-    assert database.offset_at(2, 7, at_ms=0) == 0
+    assert found(key="a") == [1, 2, 4]
+    assert found(key="a", limit=2) == [1, 2]
+    assert found(key="a", start=2, stop=4) == [2]
+    assert found(message_id="m-2-0-3") == [3]
+    assert found(message_id="m-2-0-3", key="a") == []
+    assert [found(from_ms=at, limit=1) for at in (0, 1, 40, 41)] == [[0], [1], [4], []]
+    assert found(from_ms=10, to_ms=30) == [1, 2]
+    assert found(queue_id=7, from_ms=0) == []
 
 
 def test_events_are_exported_in_their_order_and_then_go(database: Database, tmp_path: Path) -> None:
@@ -175,15 +187,15 @@ def test_events_are_exported_in_their_order_and_then_go(database: Database, tmp_
 def test_expired_messages_go_and_the_queue_begins_after_them(database: Database) -> None:
     dispatch(database, [messages(*(message(2, q, i) for q in (0, 1) for i in range(10)))])
 
-    database.delete_consume_queue(2, 0, before=4)
-    database.delete_consume_queue(2, 1, before=99)
+    gone = [on_queue(Kind.EXPIRED, 4, group_id=0), on_queue(Kind.EXPIRED, 99, queue_id=1)]
+    dispatch(database, [events(*gone)])
 
     assert rows_of(database.load_state().heads) == [(2, 0, 4, 10), (2, 1, 10, 10)]
     assert database.index(2, 0, start=0, stop=6).base == 4
     assert len(database.index(2, 1, start=0, stop=99).row) == 0
 
 
-def test_a_deleted_topic_leaves_nothing(database: Database) -> None:
+def test_a_deleted_topic_leaves_its_history_alone(database: Database) -> None:
     dispatch(
         database,
         [events(rows.topic(2, "t"), rows.topic(3, "u"), rows.group(1, "g"))],
@@ -201,7 +213,10 @@ def test_a_deleted_topic_leaves_nothing(database: Database) -> None:
     assert [row[1] for row in rows_of(stored.leases)] == [3]
     assert [row[1] for row in rows_of(stored.cursors)] == [3]
     assert database.keyed_state(1, 2, hashes=None) is None
-    assert len(database.index(2, 0, start=0, stop=9).row) == 0
+    messages_left = database.query("SELECT topic FROM messages", timeout_s=30)
+    assert messages_left.column("topic").to_pylist() == ["u"]
+    named = database.query("SELECT DISTINCT topic FROM events WHERE kind = 'lease'", timeout_s=30)
+    assert sorted(named.column("topic").to_pylist()) == ["t", "u"]
     with pytest.raises(QueryError, match="no view"):
         database.query("SELECT * FROM keyed_state_g", timeout_s=30)
 

@@ -60,7 +60,7 @@ class Model:
             before = self.leases.get(key, (None,))[-1]
             state = (row[name] for name in LEASE_COLUMNS)
             self.leases[key] = (*state, row["detail"] or before)
-        if kind in (Kind.LEASE, Kind.CURSOR):
+        if kind in (Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED):
             reached = row["queue_offset"] + (kind == Kind.LEASE)
             self.cursors[queue] = max(self.cursors.get(queue, 0), reached)
         elif kind == Kind.BEHIND:
@@ -170,7 +170,7 @@ consumption = made(
     client_id=text,
     detail=text,
 )
-moves = made([Kind.CURSOR, Kind.RESET], **places, queue_offset=number)
+moves = made([Kind.CURSOR, Kind.OFFSET_UPDATED, Kind.RESET], **places, queue_offset=number)
 waits = made([Kind.BEHIND, Kind.CAUGHT_UP], **places, queue_offset=number, message_group_hash=small)
 verdicts = made(
     [Kind.CONDEMN, Kind.PARDON],
@@ -345,14 +345,15 @@ def test_lite_subscriptions_are_the_last_of_each_client(database: Database) -> N
 
 def test_registered_files_are_kept_in_their_order(database: Database) -> None:
     file = {"rows": 10, "bytes": 1000, "partition": "hour=1"}
+    sink_file: rows.Row = {"kind": Kind.SINK_FILE, "group_id": 1, "epoch": 3, "delivery": 1}
     segment = {"path": "a/0.parquet", "base": 0, "end": 10, "rows": 10, "bytes": 99}
     archive = {"path": "events/0.parquet", "from_position": 0, "to_position": 640, "rows": 3}
     dispatch(
         database,
         [
             events(
-                event(Kind.SINK_FILE, group_id=1, epoch=3, detail={**file, "path": "b"}),
-                event(Kind.SINK_FILE, group_id=1, epoch=3, detail={**file, "path": "a"}),
+                event(**sink_file, detail={**file, "path": "b"}),
+                event(**sink_file, detail={**file, "path": "a"}),
                 event(Kind.SEGMENT, topic_id=2, queue_id=0, queue_offset=0, detail=segment),
                 event(Kind.EVENT_SEGMENT, detail=archive),
             )
@@ -361,11 +362,11 @@ def test_registered_files_are_kept_in_their_order(database: Database) -> None:
 
     stored = database.load_state()
 
-    assert rows_of(database.sink_files(1)) == [
-        ("b", 10, 1000, "hour=1", 3, rows.START_MS),
-        ("a", 10, 1000, "hour=1", 3, rows.START_MS),
+    assert rows_of(database.sink_files(1, removed=False)[1]) == [
+        ("b", 10, 1000, "hour=1", None, 3, rows.START_MS, 1),
+        ("a", 10, 1000, "hour=1", None, 3, rows.START_MS, 1),
     ]
-    assert database.sink_files(2).num_rows == 0
+    assert database.sink_files(2, removed=False)[1].num_rows == 0
     assert rows_of(stored.segments) == [(2, 0, 0, 10, "a/0.parquet")]
     assert rows_of(stored.event_segments) == [("events/0.parquet", 0, 640, 3)]
 

@@ -48,7 +48,7 @@ def history() -> list[list[Part]]:
         return [rows.events(said)]
 
     def ended(kind: Kind, offset: int) -> list[Part]:
-        return [rows.events(half(kind, offset, at_ms=500 + offset))]
+        return [rows.events(half(kind, offset, at_ms=rows.START_MS + 500 + offset))]
 
     return [
         *(begun(offset) for offset in range(4)),
@@ -91,6 +91,27 @@ def test_the_tables_are_the_same_however_the_frames_are_cut(
         (2, 1002, "p0", int(Kind.HALF_ROLLED_BACK)),
         (4, 1004, "p0", int(Kind.HALF_GIVEN_UP)),
     ]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 2)])
+def test_an_end_is_forgotten_with_a_later_one(database: Database, cuts: tuple[int, ...]) -> None:
+    day_ms = 24 * 3600 * 1000
+    days = (0, 1, 7)
+    frames = [
+        [
+            rows.messages(message(HALF_TOPIC_ID, 0, offset, target_topic_id=7)),
+            rows.events(half(Kind.HALF, offset, at_ms=day * day_ms)),
+            rows.events(half(Kind.HALF_COMMITTED, offset, at_ms=day * day_ms + offset)),
+            rows.events(event(Kind.WINDOW, detail="w", epoch=1, at_ms=(day + 9) * day_ms)),
+        ]
+        for offset, day in enumerate(days)
+    ]
+
+    for start, stop in itertools.pairwise([0, *cuts, len(frames)]):
+        dispatch(database, *frames[start:stop])
+
+    left = database.ended_halves(np.arange(3)).column("queue_offset").to_pylist()
+    assert sorted(left) == [1, 2]
 
 
 def test_only_what_was_asked_about_is_answered(database: Database) -> None:

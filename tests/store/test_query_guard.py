@@ -7,6 +7,7 @@ import pytest
 
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store import history
 from rmq_pipeline.store.database import Database
 from tests.store import rows
 from tests.store.rows import dispatch, events
@@ -30,6 +31,9 @@ ALLOWED = [
     "SELECT * FROM lag AS l JOIN progress USING (consumer_group, topic, queue_id)",
     "SELECT * FROM (VALUES (1), (2)) AS v(x), LATERAL (SELECT x + 1)",
     "SELECT make_timestamp(1000 * max(at_ms)) FROM events",
+    "FROM in_flight_at(0)",
+    "SELECT sum(lag) FROM lag_at(TIMESTAMP '2026-01-01 03:00:00') AS l JOIN topics USING (topic)",
+    "SELECT * FROM progress_at((SELECT max(at_ms) FROM events)), half_at('2026-01-01')",
 ]
 FILES = [
     "SELECT * FROM '{file}'",
@@ -82,6 +86,10 @@ REFUSED = [
     "SELECT nextval('numbers')",
     "SELECT sleep_ms(10)",
     "SELECT $1",
+    "FROM store.leases_at(0)",
+    "FROM leases_at(0)",
+    "SELECT getvariable('event_files')",
+    "FROM in_flight_at((SELECT max(epoch) FROM store.leases))",
     "INSERT INTO topics VALUES (1)",
     "UPDATE topics SET topic = 'x'",
     "DELETE FROM topics",
@@ -152,6 +160,43 @@ def test_files_are_out_of_reach_behind_the_parser_too(
         database._queries.run(sql.format(file=file), timeout_s=30)
 
     assert file.read_text() == "a\n1\n"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM '{folder}/.nothing.parquet'",
+        "SELECT * FROM read_parquet('{folder}/.nothing.parquet')",
+        "SELECT * FROM read_parquet(getvariable('event_files'))",
+        "SELECT * FROM glob('{folder}/*')",
+        "COPY topics TO '{folder}/made.parquet'",
+        "ATTACH '{folder}/made.duckdb'",
+        "IMPORT DATABASE '{folder}'",
+        "SET allowed_directories = ['/']",
+        "SET enable_external_access = true",
+        "SET VARIABLE event_files = ['{folder}/.nothing.parquet']",
+    ],
+)
+@pytest.mark.parametrize("folder", [history.EVENTS, history.SNAPSHOTS])
+def test_the_files_of_the_history_are_read_by_the_views_alone(
+    database: Database, sql: str, folder: str
+) -> None:
+    files = Path(database._home / folder)
+
+    with pytest.raises(QueryError):
+        database.query(sql.format(folder=files), timeout_s=30)
+
+    assert [file.name for file in files.iterdir()] == [history.NOTHING]
+
+
+@pytest.mark.parametrize("sql", ["COPY topics TO '{0}/made.csv'", "ATTACH '{0}/made.duckdb'"])
+def test_nothing_is_written_there_behind_the_parser_either(database: Database, sql: str) -> None:
+    files = Path(database._home / history.EVENTS)
+
+    with pytest.raises(QueryError):
+        database._queries.run(sql.format(files), timeout_s=30)
+
+    assert [file.name for file in files.iterdir()] == [history.NOTHING]
 
 
 @pytest.mark.parametrize(

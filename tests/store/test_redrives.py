@@ -176,7 +176,8 @@ def test_the_manifest_goes_with_its_dead_letters(open_database: OpenDatabase) ->
     begin(database)
     dispatch(database, [events(*(redriven(i, i, at_ms=START_MS) for i in range(4)))])
 
-    database.delete_consume_queue(3, 0, before=3)
+    gone = event(Kind.EXPIRED, topic_id=3, queue_id=0, queue_offset=3)
+    dispatch(database, [events(gone)])
 
     kept = database.query("SELECT dead_letter_offset FROM redrives", timeout_s=60)
     assert kept.column(0).to_pylist() == [3]

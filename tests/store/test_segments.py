@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -13,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline import schema
+from rmq_pipeline.archive import manifest, root
+from rmq_pipeline.archive.segment import Segment, columns_of
+from rmq_pipeline.archive.segment_file import show
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import hash64
-from rmq_pipeline.store import manifest
 from rmq_pipeline.store.segment_reader import Segments
-from rmq_pipeline.store.segments import Segment, SegmentWriter, columns_of
+from rmq_pipeline.store.segments import SegmentWriter
 from rmq_pipeline.topic import SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID
 
 NAMES = {SCHEDULE_TOPIC_ID: SCHEDULE_TOPIC, 7: "t", 8: "%DLQ%g"}
@@ -56,17 +59,26 @@ def rows(
 
 def write(topics: Path, *parts: list[pa.RecordBatch]) -> list[Segment]:
     """One stretch of the log as segments."""
-    topics.mkdir(exist_ok=True)
-    writer = SegmentWriter(topics, NAMES.get)
+    archive = root.opened(topics)
+    writer = SegmentWriter(archive, NAMES.get)
     for part in parts:
         writer.add(part)
     writer.finish()
-    return writer.publish()
+    segments = writer.publish()
+    show(archive, segments)
+    return segments
+
+
+def listed(topics: Path, segments: list[Segment]) -> list[dict[str, Any]]:
+    """The manifest of topic 7, written for these segments."""
+    archive = root.opened(topics)
+    manifest.write(archive, segments, topic="t", topic_id=7)
+    return manifest.read(archive, "t/7").files
 
 
 def opened(topics: Path, segments: Iterable[Segment], **settings: int) -> Segments:
     """Segments as if the log had registered them."""
-    found = Segments(topics, **settings)
+    found = Segments(root.opened(topics), **settings)
     found.add(segments, sealed_to=1)
     return found
 
@@ -170,8 +182,7 @@ def test_what_is_kept_in_memory_has_a_bound(topics: Path) -> None:
 
 
 def test_many_queues_do_not_pile_up_in_memory(topics: Path) -> None:
-    writer = SegmentWriter(topics, NAMES.get)
-    topics.mkdir()
+    writer = SegmentWriter(root.opened(topics), NAMES.get)
     queues = list(range(64))
     batches = [rows(7, queue_ids=queues, first=[i] * 64, body_bytes=100_000) for i in range(12)]
 
@@ -188,20 +199,19 @@ def test_many_queues_do_not_pile_up_in_memory(topics: Path) -> None:
 
 
 def test_a_gap_is_refused_and_nothing_is_left(topics: Path) -> None:
-    topics.mkdir()
-    writer = SegmentWriter(topics, NAMES.get)
+    writer = SegmentWriter(root.opened(topics), NAMES.get)
     writer.add([rows(7, queue_ids=[0, 1], first=[3, 0], body_bytes=5 << 20)])
 
     with pytest.raises(StorageError, match="Queue 0"):
         writer.add([rows(7, queue_ids=[0], first=[5])])
     writer.abort()
 
-    assert not list(topics.glob("*/*/*/*"))
+    assert not list(topics.glob("*/*/*/*/*"))
 
 
 def test_a_damaged_segment_is_named(topics: Path) -> None:
     segments = write(topics, [rows(7, queue_ids=[0] * 10, first=[0])])
-    path = topics / segments[0].relative
+    path = topics / segments[0].kept
     path.write_bytes(path.read_bytes()[:-20] + bytes(20))
 
     with pytest.raises(StorageError, match="parquet"):
@@ -211,8 +221,8 @@ def test_a_damaged_segment_is_named(topics: Path) -> None:
 def test_the_folder_of_a_topic_is_one_table(topics: Path) -> None:
     batches = [rows(7, queue_ids=[0, 1, 2] * 20, first=[20 * i] * 3) for i in range(3)]
     segments = [segment for batch in batches for segment in write(topics, [batch])]
-    manifest.write(topics, sorted(segments))
-    (topics / "t/7/queue_id=0/.00000000000000000060.new").write_bytes(b"torn")
+    listed(topics, sorted(segments))
+    (topics / "t/7/.segments/queue_id=0/.00000000000000000060.new").write_bytes(b"torn")
     folder = topics / "t/7"
 
     by_arrow = ds.dataset(folder, partitioning="hive").to_table()
@@ -230,12 +240,11 @@ def test_the_folder_of_a_topic_is_one_table(topics: Path) -> None:
 def test_a_manifest_says_what_is_in_its_files(topics: Path) -> None:
     segments = write(topics, [rows(7, queue_ids=[0] * 30 + [1], first=[0, 7])])
 
-    manifest.write(topics, sorted(segments))
-
-    first, second = manifest.read(topics / "t/7")
-    path = f"queue_id=0/{0:020d}-{30:020d}.parquet"
+    first, second = listed(topics, sorted(segments))
+    path = f".segments/queue_id=0/{0:020d}-{30:020d}.kept"
     assert first == {
         "path": path,
+        "name": f"queue_id=0/{0:020d}-{30:020d}.parquet",
         "queue_id": 0,
         "base": 0,
         "end": 30,
@@ -247,21 +256,35 @@ def test_a_manifest_says_what_is_in_its_files(topics: Path) -> None:
         "max_born_at_ms": 1029,
     }
     assert (second["base"], second["end"], second["min_born_at_ms"]) == (7, 8, None)
-    assert manifest.read(topics / "none") == []
+    assert (topics / "t/7" / first["name"]).samefile(topics / "t/7" / path)
+    assert manifest.read(root.opened(topics), "none") == manifest.Manifest()
 
 
 def test_tidying_leaves_what_is_registered(topics: Path) -> None:
     kept = write(topics, [rows(7, queue_ids=[0, 1], first=[0, 0])])
     write(topics, [rows(7, queue_ids=[0], first=[1])], [rows(8, queue_ids=[0], first=[0])])
-    unfinished = topics / "t/7/queue_id=0/.00000000000000000009.new"
+    unfinished = topics / "t/7/.segments/queue_id=0/.00000000000000000009.new"
     unfinished.write_bytes(b"torn")
+    archive = root.opened(topics)
 
-    manifest.tidy(topics, kept)
-    manifest.tidy(topics, kept)
+    for _ in range(2):
+        manifest.tidy(archive, kept, exists=NAMES.__contains__, now_ms=0)
 
-    assert sorted(topics.glob("*/*/*/*")) == sorted(topics / s.relative for s in kept)
-    assert [entry["path"] for entry in manifest.read(topics / "t/7")] == [s.name for s in kept]
+    assert sorted(topics.glob("t/7/q*/*")) == sorted(topics / s.relative for s in kept)
+    hidden = {topics / path for s in kept for path in (s.kept, s.index)}
+    assert set(topics.glob("*/*/.segments/*/*")) == hidden
+    entries = manifest.read(archive, "t/7").files
+    assert [entry["name"] for entry in entries] == [s.name for s in kept]
+
+
+def test_tidying_removes_topics_that_are_gone(topics: Path) -> None:
+    kept = write(topics, [rows(7, queue_ids=[0], first=[0])])
+    write(topics, [rows(8, queue_ids=[0], first=[0])])
+
+    manifest.tidy(root.opened(topics), kept, exists=lambda topic_id: topic_id == 7, now_ms=0)
+
     assert not (topics / "%DLQ%g").exists()
+    assert (topics / "t").exists()
 
 
 def test_row_groups_follow_one_another(topics: Path) -> None:

@@ -56,6 +56,8 @@ def test_topics_and_groups_have_their_settings(database: Database) -> None:
             "partition_time": "stored",
             "deduplicate": "none",
             "deduplicate_window_ms": None,
+            "retention_ms": None,
+            "retention_bytes": None,
             "created_at_ms": START_MS,
         }
     ]
@@ -356,7 +358,8 @@ def test_windows_sink_files_and_segments_are_listed(database: Database) -> None:
         Kind.WINDOW, detail="consumer/rotations", epoch=3, visible_at_ms=50, client_id="run-1"
     )
     settled = {"window": "consumer/rotations", "settle_id": "s1", "answer": {"acked": 2}}
-    file = {"path": "f", "rows": 1, "bytes": 2, "partition": "hour=1"}
+    offsets = [{"queue_id": 1, "base": 0, "end": 5}]
+    file = {"path": "f", "rows": 1, "bytes": 2, "partition": "hour=1", "offsets": offsets}
     segment = {"path": "s", "base": 0, "end": 5, "rows": 5, "bytes": 9}
     dispatch(
         database,
@@ -364,7 +367,7 @@ def test_windows_sink_files_and_segments_are_listed(database: Database) -> None:
             events(
                 opened,
                 event(Kind.SETTLED, group_id=1, epoch=3, detail=settled),
-                event(Kind.SINK_FILE, group_id=1, epoch=3, detail=file),
+                event(Kind.SINK_FILE, group_id=1, epoch=3, delivery=7, detail=file),
                 event(Kind.SEGMENT, topic_id=2, queue_id=1, queue_offset=0, detail=segment),
             )
         ],
@@ -380,7 +383,7 @@ def test_windows_sink_files_and_segments_are_listed(database: Database) -> None:
         }
     ]
     assert select(database, "FROM sink_files") == [
-        {"consumer_group": "rotations", **file, "epoch": 3, "at_ms": START_MS}
+        {"consumer_group": "rotations", **file, "epoch": 3, "at_ms": START_MS, "version": 7}
     ]
     assert select(database, "FROM segments") == [{"topic": "departures", "queue_id": 1, **segment}]
 

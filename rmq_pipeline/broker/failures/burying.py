@@ -1,6 +1,8 @@
 """Bringing doomed messages to the dead letters: find, read, copy and settle."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +12,15 @@ from rmq_pipeline.broker.failures.dead_letters import Bury, Doomed, FindDoomed, 
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import checked
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
 
+log = logging.getLogger(__name__)
+
 _COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
-#: Messages that one frame buries; also how many a caller does that was to do something else.
+#: Messages that one frame buries, limits.STEP_BYTES of them at most; also how many a caller does
+#: that was to do something else.
 AT_ONCE = 10_000
 
 
@@ -36,12 +42,22 @@ def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None =
             return buried
 
 
+def finish_burying(engine: Engine) -> None:
+    """Bury what a broker left doomed that was cut off after the step that doomed it.
+
+    Before anybody receives: with order the message groups of these messages stand still until then.
+    Where it cannot be done the home opens all the same, and revive tries again.
+    """
+    try:
+        buried = bury(engine, None)
+    except Exception:
+        log.exception("What was left doomed is not buried yet; revive tries again.")
+        return
+    if buried:
+        log.info("buried %d messages that were left doomed", buried)
+
+
 def _bury_queue(engine: Engine, doomed: Doomed) -> int:
-    state = engine.state
-    group = state.groups.get(doomed.key.group_id)
-    topic = state.topics.get(doomed.key.topic_id)
-    if group is None or topic is None:
-        return 0
     queue_id = np.full(len(doomed), doomed.key.queue_id, dtype=np.int32)
     places = locate(
         engine,
@@ -50,12 +66,30 @@ def _bury_queue(engine: Engine, doomed: Doomed) -> int:
         offset=doomed.queue_offset,
         places=Places(doomed.position, doomed.row),
     )
-    messages: pa.Table = fetch(
+    doomed = replace(doomed, position=places.position, row=places.row)
+    slices = parts(
         engine,
         places,
-        columns=_COLUMNS,
         topic_id=doomed.key.topic_id,
         queue_id=queue_id,
+        offset=doomed.queue_offset,
+    )
+    return sum(_bury_part(engine, doomed.take(rows)) for rows in slices)
+
+
+def _bury_part(engine: Engine, doomed: Doomed) -> int:
+    """One frame of them; how many were doomed still."""
+    state = engine.state
+    group = state.groups.get(doomed.key.group_id)
+    topic = state.topics.get(doomed.key.topic_id)
+    if group is None or topic is None:
+        return 0
+    messages: pa.Table = fetch(
+        engine,
+        Places(doomed.position, doomed.row),
+        columns=_COLUMNS,
+        topic_id=doomed.key.topic_id,
+        queue_id=np.full(len(doomed), doomed.key.queue_id, dtype=np.int32),
         offset=doomed.queue_offset,
     )
     columns = copy_columns(messages, doomed, topic=topic.topic.name)

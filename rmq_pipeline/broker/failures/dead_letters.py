@@ -33,6 +33,17 @@ class Doomed:
     def __len__(self) -> int:
         return len(self.queue_offset)
 
+    def take(self, rows: slice) -> "Doomed":
+        """These rows."""
+        return Doomed(
+            self.key,
+            self.queue_offset[rows],
+            self.attempt[rows],
+            self.position[rows],
+            self.row[rows],
+            self.failures[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FindDoomed(Request):

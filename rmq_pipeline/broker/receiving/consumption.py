@@ -106,7 +106,7 @@ class Consumption:
             self._remove(events)
         elif kind <= Kind.PARK:
             self._set(events)
-        elif kind == Kind.CURSOR:
+        elif kind in (Kind.CURSOR, Kind.OFFSET_UPDATED):
             self.cursor = max(self.cursor, int(events.queue_offset.max()))
         elif kind == Kind.RESET:
             self._reset(int(events.queue_offset[-1]))
@@ -199,23 +199,29 @@ class Consumption:
 
     def learn(self, skipped: Skipped) -> None:
         """Keep the offsets that a receive passed over, group by group, up to a bound."""
-        order = np.argsort(skipped.message_group_hash, kind="stable")
-        groups = skipped.message_group_hash[order]
-        offsets = skipped.queue_offset[order]
+        groups, offsets = skipped.message_group_hash, skipped.queue_offset
+        if (groups == groups[0]).all():
+            self._learn(int(groups[0]), offsets)
+            return
+        order = np.argsort(groups, kind="stable")
+        groups, offsets = groups[order], offsets[order]
         bounds = [*run_starts(groups).tolist(), len(groups)]
         for start, stop in itertools.pairwise(bounds):
-            entry = self.backlog.get(int(groups[start]))
-            if entry is None:
-                continue
-            if entry.more_from is not None and entry.more_from != int(offsets[start]):
-                continue  # older ones are still unknown; a look-up will find these too
-            entry.more_from = None
-            room = max(0, min(KNOWN_PER_GROUP - len(entry.known), KNOWN_PER_QUEUE - self.known))
-            known = offsets[start : min(stop, start + room)].tolist()
-            entry.known.extend(known)
-            self.known += len(known)
-            if start + room < stop:
-                entry.more_from = int(offsets[start + room])
+            self._learn(int(groups[start]), offsets[start:stop])
+
+    def _learn(self, group: int, offsets: Int64s) -> None:
+        entry = self.backlog.get(group)
+        if entry is None:
+            return
+        if entry.more_from is not None and entry.more_from != int(offsets[0]):
+            return  # older ones are still unknown; a look-up will find these too
+        entry.more_from = None
+        room = max(0, min(KNOWN_PER_GROUP - len(entry.known), KNOWN_PER_QUEUE - self.known))
+        known = offsets[:room].tolist()
+        entry.known.extend(known)
+        self.known += len(known)
+        if room < len(offsets):
+            entry.more_from = int(offsets[room])
 
     def wanting(self) -> list[int]:
         """Ready message groups of which not even the next message is known."""

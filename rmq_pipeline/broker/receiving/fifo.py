@@ -7,16 +7,15 @@ settled or its lease has ended; what the cursor passes meanwhile becomes the gro
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from rmq_pipeline.broker.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.final_failure import doomed_with_group
 from rmq_pipeline.broker.failures.giving_back import release
 from rmq_pipeline.broker.failures.redeliver import Ended
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import WAITING
 from rmq_pipeline.broker.receiving.scan import QueueScan, Taken
-from rmq_pipeline.broker.receiving.sieve import QueueSieve
+from rmq_pipeline.broker.receiving.sieve import Mask, QueueSieve
 from rmq_pipeline.broker.state import Queue
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.message import Int64s
@@ -26,7 +25,12 @@ from rmq_pipeline.store.events import Kind
 LOOK_UP_GROUPS = 4096
 #: So many blocked groups are compared with a page faster than each message is looked up.
 FEW_GROUPS = 64
-_COMPARED = 8
+_COMPARED = 16
+#: Rows that a scan looks at beyond what is wanted: at first, and in the end.
+_WINDOW_ROWS = 128
+_MOST_WINDOW_ROWS = 1024
+#: Rows of a queue of which those of blocked groups are not counted as ready.
+COUNTED_ROWS = 4096
 
 
 class GroupScan(QueueScan):
@@ -42,13 +46,16 @@ class GroupScan(QueueScan):
         self._open = self._open_groups() if consumption.ready else []
         self._ready = iter(self._open)
         self._ready_left = bool(self._open)
-        self._passed_groups: list[Int64s] = []
-        self._passed_offsets: list[Int64s] = []
+        #: Messages that are passed over and wait: groups and offsets, ascending in each group.
+        self._passed: list[tuple[Int64s, Int64s]] = []
+        self._window = _WINDOW_ROWS
         #: Message groups that are given up, and JSON of the failure for which each was.
         self._condemned_groups: Mapping[int, str] = consumption.condemned
         #: Messages of condemned groups, for the dead letters: groups and offsets.
         self._given_up: list[tuple[Int64s, Int64s]] = []
-        self._last_condemned = np.zeros(0, dtype=np.bool_)
+        #: Of the rows looked at last those of blocked and of condemned groups; None: there is none.
+        self._last_passed: Mask | None = None
+        self._last_condemned: Mask | None = None
 
     def _open_groups(self) -> list[int]:
         return list(self.consumption.ready)
@@ -107,41 +114,38 @@ class GroupScan(QueueScan):
             self._from_backlog[group] = len(offsets)
             self.has_doomed = True
 
-    def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
+    def _ahead(self, limit: int) -> int:
+        """Some more than that, as blocked groups leave gaps; ever more while it is not enough."""
+        if self.sieve is not None:
+            return super()._ahead(limit)
+        ahead = limit + self._window
+        self._window = min(2 * self._window, _MOST_WINDOW_ROWS)
+        return ahead
+
+    def _wanted(self, rows: IndexRows) -> Mask | None:
         """Rows whose group is free and whose tag is wanted; the others' groups are noted."""
-        by_tag = super()._wanted(rows)
+        free = super()._wanted(rows)
+        self._last_passed = self._last_condemned = None
         blocked = self._blocked(rows.message_group_hash)
-        condemned = self._condemned(rows.message_group_hash)
-        if blocked is None and condemned is None:
-            return by_tag
-        free = np.ones(len(rows), dtype=np.bool_) if by_tag is None else by_tag
         if blocked is not None:
-            self._last_passed = blocked & free
-            free = free & ~blocked
+            self._last_passed = blocked if free is None else blocked & free
+            free = ~blocked if free is None else free & ~blocked
+        condemned = self._condemned(rows.message_group_hash)
         if condemned is not None:
-            self._last_condemned = condemned & free
-            free = free & ~condemned
+            self._last_condemned = condemned if free is None else condemned & free
+            free = ~condemned if free is None else free & ~condemned
         return free
 
-    def _condemned(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+    def _condemned(self, groups: Int64s) -> Mask | None:
         """Which of these messages' groups are given up; None: none is."""
         condemned = self._condemned_groups
         if not condemned:
             return None
         return _among(groups, list(condemned))
 
-    def _blocked(self, groups: Int64s) -> npt.NDArray[np.bool_] | None:
+    def _blocked(self, groups: Int64s) -> Mask | None:
         """Which of these messages' groups may not be delivered; None: all may."""
-        held, backlog = self.consumption.held, self.consumption.backlog
-        if not held and not backlog:
-            return None
-        if len(held) + len(backlog) <= FEW_GROUPS:
-            return _among(groups, list({**held, **backlog}))
-        return np.fromiter(
-            (group in held or group in backlog for group in groups.tolist()),
-            dtype=np.bool_,
-            count=len(groups),
-        )
+        return blocked_groups(self.consumption, groups)
 
     def _take_fresh(self, limit: int) -> int:
         found = 0
@@ -149,7 +153,6 @@ class GroupScan(QueueScan):
             rows = self._next_rows(limit - found)
             if rows is None:
                 break
-            self._last_passed = self._last_condemned = np.zeros(0, dtype=np.bool_)
             chosen = self._wanted(rows)
             stop = min(len(rows), limit - found)
             if chosen is None:
@@ -157,7 +160,7 @@ class GroupScan(QueueScan):
                 found += stop
                 self.cursor += stop
                 continue
-            at = np.flatnonzero(chosen)
+            at = chosen.nonzero()[0]
             stop = len(rows)
             if len(at) > limit - found:
                 at = at[: limit - found]
@@ -171,14 +174,13 @@ class GroupScan(QueueScan):
 
     def _pass(self, rows: IndexRows, stop: int) -> None:
         """Note the messages of blocked and of condemned groups that the cursor goes past."""
-        at = np.flatnonzero(self._last_passed[:stop])
-        if len(at):
-            self._passed_groups.append(rows.message_group_hash[at])
-            self._passed_offsets.append(at + rows.base)
-        at = np.flatnonzero(self._last_condemned[:stop])
-        if len(at):
-            self._given_up.append((rows.message_group_hash[at], at + rows.base))
-            self.has_doomed = True
+        for mask, noted in (
+            (self._last_passed, self._passed),
+            (self._last_condemned, self._given_up),
+        ):
+            if mask is not None and len(at := mask[:stop].nonzero()[0]):
+                noted.append((rows.message_group_hash[at], at + rows.base))
+        self.has_doomed |= bool(self._given_up)
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
         """Cursor, groups that now wait behind it, and groups that have caught up."""
@@ -194,7 +196,7 @@ class GroupScan(QueueScan):
                 behind[group] = max(entry.more_from, entry.known[n - 1] + 1)
             else:
                 caught_up.append(group)
-        if self._passed_groups:
+        if self._passed:
             self._note_passed(behind, caught_up)
         events.extend(self._dooms(now_ms))
         if caught_up:
@@ -231,21 +233,23 @@ class GroupScan(QueueScan):
 
     def _note_passed(self, behind: dict[int, int], caught_up: list[int]) -> None:
         """Groups that were not behind before, each from its first message passed over."""
-        groups = np.concatenate(self._passed_groups)
-        offsets = np.concatenate(self._passed_offsets)
-        order = np.argsort(groups, kind="stable")
-        groups, offsets = groups[order], offsets[order]
-        firsts = run_starts(groups)
-        gone = set(caught_up)
+        groups, offsets = self._all_passed()
         backlog = self.consumption.backlog
-        heads = zip(groups[firsts].tolist(), offsets[firsts].tolist(), strict=True)
-        behind.update({g: o for g, o in heads if g in gone or g not in backlog})
+        new = {g for g in set(groups.tolist()) if g not in backlog}.union(caught_up)
+        if new:
+            distinct, firsts = np.unique(groups, return_index=True)
+            heads = zip(distinct.tolist(), offsets[firsts].tolist(), strict=True)
+            behind.update({group: offset for group, offset in heads if group in new})
+
+    def _all_passed(self) -> tuple[Int64s, Int64s]:
+        if len(self._passed) > 1:
+            groups, offsets = zip(*self._passed, strict=True)
+            self._passed = [(np.concatenate(groups), np.concatenate(offsets))]
+        return self._passed[0]
 
     def skipped(self) -> tuple[Int64s, Int64s] | None:
         """Message groups and offsets that were passed over and wait."""
-        if not self._passed_groups:
-            return None
-        return np.concatenate(self._passed_groups), np.concatenate(self._passed_offsets)
+        return self._all_passed() if self._passed else None
 
     def backlog_wanted(self) -> list[int]:
         """Ready groups of which not even the next message is known."""
@@ -253,7 +257,34 @@ class GroupScan(QueueScan):
         return [group for group in self._open if not backlog[group].known][:LOOK_UP_GROUPS]
 
 
-def _among(groups: Int64s, few: list[int]) -> npt.NDArray[np.bool_] | None:
+def blocked_groups(consumption: Consumption, groups: Int64s) -> Mask | None:
+    """Which of the messages from the cursor on, of these groups, wait for others; None: none."""
+    held, backlog = consumption.held, consumption.backlog
+    if not held and not backlog:
+        return None
+    if len(held) + len(backlog) <= FEW_GROUPS:
+        return _among(groups, list({**held, **backlog}))
+    return np.fromiter(
+        (group in held or group in backlog for group in groups.tolist()),
+        dtype=np.bool_,
+        count=len(groups),
+    )
+
+
+def ready_from_cursor(queue: Queue, consumption: Consumption) -> int:
+    """Messages from the cursor on, without those of the next COUNTED_ROWS that wait for others."""
+    offset = consumption.cursor
+    ready = queue.max_offset - offset
+    if consumption.held or consumption.backlog:
+        stop = min(queue.max_offset, offset + COUNTED_ROWS)
+        while offset < stop and (rows := queue.index.get(offset, stop)) is not None:
+            waits = blocked_groups(consumption, rows.message_group_hash)
+            ready -= 0 if waits is None else int(np.count_nonzero(waits))
+            offset += len(rows)
+    return ready
+
+
+def _among(groups: Int64s, few: list[int]) -> Mask | None:
     """Which are one of a few; None: none is. A few comparisons take less than a search."""
     if len(few) > _COMPARED:
         found = np.isin(groups, np.array(few, dtype=np.int64))
@@ -261,7 +292,7 @@ def _among(groups: Int64s, few: list[int]) -> npt.NDArray[np.bool_] | None:
         found = groups == few[0]
         for group in few[1:]:
             found |= groups == group
-    return found if found.any() else None
+    return found if np.count_nonzero(found) else None
 
 
 def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRows:

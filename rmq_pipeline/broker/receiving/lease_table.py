@@ -198,6 +198,7 @@ class LeaseTable:
         """Take these alive rows out."""
         self._alive[rows] = False
         self._dead += len(rows)
+        self._shorten(rows)
         if self._dead == self._n:
             self._n = self._dead = 0
             self.next_visible = FAR
@@ -209,6 +210,12 @@ class LeaseTable:
                 column = getattr(self, f"_{name}")
                 column[: len(keep)] = column[keep]
             self._n, self._dead = len(keep), 0
+
+    def _shorten(self, gone: Rows) -> None:
+        """Let go of the end when all of it is dead: rows that stay for long are mostly in front."""
+        if len(gone) and not self._alive[(first := int(gone.min())) : self._n].any():
+            self._dead -= self._n - first
+            self._n = first
 
     def clear(self) -> None:
         """Take every row out."""

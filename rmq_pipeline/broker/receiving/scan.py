@@ -18,6 +18,11 @@ from rmq_pipeline.store.events import Kind
 
 #: Rows that one receive looks at in one queue at most; it keeps a frame short under sparse filters.
 SCAN_ROWS = 65_536
+#: Rows that it looks at together where a filter may leave few of them.
+SIEVED_ROWS = 1024
+#: Attempts of messages that were never delivered before; no rows of the read-ahead are more.
+_FIRST = np.ones(PAGE_ROWS, dtype=np.int32)
+_FIRST.flags.writeable = False
 
 
 class QueueKey(NamedTuple):
@@ -150,10 +155,13 @@ class QueueScan:
                 found += len(at)
         return found
 
+    def _ahead(self, limit: int) -> int:
+        """How many rows to look at for so many messages."""
+        return limit if self.sieve is None else max(limit, SIEVED_ROWS)
+
     def _next_rows(self, limit: int) -> IndexRows | None:
         """The rows from the cursor on; a few more than needed when not all may be wanted."""
-        ahead = limit if self.sieve is None and not self.consumption.ordered else max(limit, 1024)
-        stop = min(self.queue.max_offset, self.cursor + ahead)
+        stop = min(self.queue.max_offset, self.cursor + self._ahead(limit))
         rows = self.queue.index.get(self.cursor, stop)
         if rows is None:
             self.page_wanted = self.queue.index.missing(self.cursor, self.queue.max_offset)
@@ -184,8 +192,11 @@ class QueueScan:
 
     def _deliver(self, rows: IndexRows, at: npt.NDArray[np.intp] | slice) -> None:
         position = rows.position[at]
-        offsets = np.arange(rows.base, rows.base + len(rows), dtype=np.int64)[at]
-        first = np.ones(len(position), dtype=np.int32)
+        if isinstance(at, slice):
+            offsets = np.arange(rows.base + at.start, rows.base + at.stop, dtype=np.int64)
+        else:
+            offsets = at + rows.base
+        first = _FIRST[: len(position)]
         self._parts.append(
             Taken(offsets, first, rows.message_group_hash[at], position, rows.row[at])
         )

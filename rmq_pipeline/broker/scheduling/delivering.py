@@ -1,5 +1,6 @@
 """Moving scheduled messages to their topics when their time has come."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.sending.publish import Heads, Send, checked, place, subset
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
@@ -30,7 +32,7 @@ _COLUMNS = (
     "born_at_ms",
     "deliver_at_ms",
 )
-#: Messages, and bytes of them, that one frame delivers at most.
+#: Messages that one frame delivers at most; limits.STEP_BYTES bounds their bytes.
 _AT_ONCE = 20_000
 
 
@@ -145,8 +147,9 @@ def deliver_scheduled(
         version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
         rows, next_due_ms = engine.submit(FindDue(min(_AT_ONCE, limit), window))
         if len(rows):
-            moved, dropped, lateness = deliver(engine, rows, window=window)
-            report.add(moved, dropped, lateness=lateness)
+            for part in _parts(engine, rows):
+                moved, dropped, lateness = deliver(engine, rows.take(part), window=window)
+                report.add(moved, dropped, lateness=lateness)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
@@ -155,6 +158,16 @@ def deliver_scheduled(
             return report.describe(next_due_ms)
         wake = deadline if next_due_ms is None else min(deadline, next_due_ms)
         engine.arrivals.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
+
+
+def _parts(engine: Engine, rows: Scheduled) -> Iterator[slice]:
+    return parts(
+        engine,
+        Places(rows.position, rows.row),
+        topic_id=SCHEDULE_TOPIC_ID,
+        queue_id=rows.queue_id,
+        offset=rows.queue_offset,
+    )
 
 
 def deliver(

@@ -217,6 +217,15 @@ class Schedule:
             if run.open
         ]
 
+    def first_offset(self, queue_id: int) -> int | None:
+        """Where the first open row of a queue lies."""
+        firsts = []
+        for run in self._settled():
+            mine = (run.rows.queue_id == queue_id) & ~run.gone
+            if mine.any():
+                firsts.append(int(run.rows.queue_offset[mine].min()))
+        return min(firsts, default=None)
+
     def waiting_for(self, topic_id: int) -> int:
         """How many open rows are for this topic."""
         return sum(

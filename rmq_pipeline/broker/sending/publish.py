@@ -24,6 +24,10 @@ from rmq_pipeline.topic import GROUPED, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplic
 
 Mask = npt.NDArray[np.bool_]
 
+#: From this on a send is encoded while the frame before it is written.
+_BULK_ROWS: Final = 256
+_BULK_BYTES: Final = 128 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Send(Request):
@@ -59,6 +63,10 @@ class Send(Request):
 
     def __len__(self) -> int:
         return len(self.tag_hash)
+
+    def is_bulk(self) -> bool:
+        """Whether it takes longer than a caller's thread needs to be woken, or a sync."""
+        return len(self) >= _BULK_ROWS or self.columns["body"].nbytes >= _BULK_BYTES
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Place the messages; the answer is a function that makes the table schema.SENT."""

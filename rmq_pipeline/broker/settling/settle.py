@@ -102,18 +102,21 @@ class Settled:
     dead_lettered: int = 0
     parked: int = 0
     published: int = 0
+    #: Of the group's sink, once the files of this settle count; 0: it named none.
+    sink_version: int = 0
     #: Queues with messages that are now to be copied to the dead letters.
     doomed: list[QueueKey] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """As the door answers it; ``parked`` only where something was."""
+        """As the door answers it; ``parked`` and ``sink_version`` only where there is one."""
         counts = {
             "acked": self.acked,
             "retried": self.retried,
             "dead_lettered": self.dead_lettered,
             "published": self.published,
         }
-        return {**counts, "parked": self.parked} if self.parked else counts
+        rare = {"parked": self.parked, "sink_version": self.sink_version}
+        return counts | {name: value for name, value in rare.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ class Settle(Request):
             decision.keyed_state.append(self.keyed_state)
         if group is not None:
             decision.events.extend(self._effects(group, now_ms))
+            if self.sink_files:
+                decision.answer.sink_version = state.sinks.of(group.group_id).version + 1
             self._note(decision, group, epoch=epoch, now_ms=now_ms)
         return decision
 
@@ -183,6 +188,7 @@ class Settle(Request):
                     at_ms=now_ms,
                     queue_offset=np.full(len(self.sink_files), -1, dtype=np.int64),
                     group_id=group.group_id,
+                    delivery=decision.answer.sink_version,
                     epoch=epoch,
                     detail=self.sink_files,
                 )

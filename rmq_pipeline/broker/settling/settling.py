@@ -13,6 +13,7 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.burying import bury
 from rmq_pipeline.broker.sending.publish import prepare
 from rmq_pipeline.broker.settling.outcomes import DEAD_LETTER, Outcomes, acks, outcomes_of
+from rmq_pipeline.broker.settling.replacing import described_files
 from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, Settled
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.failure import Failure
@@ -131,13 +132,7 @@ def settle(
 
 
 def _sink_files(files: pa.Table | None) -> tuple[str, ...]:
-    if files is None or not files.num_rows:
-        return ()
-    columns = columns_of(files, schema.SINK_FILE)
-    if columns["path"].null_count:
-        raise TableSchemaError("Column path of the sink files has a null.")
-    rows = pa.table(columns).to_pylist()
-    return tuple(json.dumps(row) for row in rows)
+    return tuple(json.dumps(row) for row in described_files(files))
 
 
 def _state_batch(

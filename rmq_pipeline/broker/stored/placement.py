@@ -15,7 +15,11 @@ _GAP = 4096
 def locate(
     engine: Engine, *, topic_id: int, queue_id: Int32s, offset: Int64s, places: Places
 ) -> Places:
-    """Places with those filled in that the read-ahead did not hold."""
+    """Places with those filled in that the read-ahead did not hold.
+
+    Raises:
+        LookupError: a message has expired.
+    """
     unknown = np.flatnonzero(places.position < 0)
     if not len(unknown):
         return places
@@ -25,6 +29,8 @@ def locate(
         for part in _near_each_other(offset, rows):
             first, last = int(offset[part[0]]), int(offset[part[-1]])
             page = engine.database.index(topic_id, queue, start=first, stop=last + 1)
+            if page.base != first or not len(page.position):
+                raise LookupError(f"Offset {first} of queue {queue} has expired.")
             at = offset[part] - page.base
             position[part], row[part] = page.position[at], page.row[at]
     return Places(position, row)

@@ -16,22 +16,27 @@ from pathlib import Path
 from typing import Final
 
 from rmq_pipeline import limits
+from rmq_pipeline.archive import manifest
+from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
+from rmq_pipeline.archive.segment_file import place, show
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored import history, state_history
 from rmq_pipeline.broker.stored.ripe import Frames, Reach, reach
 from rmq_pipeline.broker.stored.sealed import segments_of
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
-from rmq_pipeline.store import log_file, manifest, reserve
+from rmq_pipeline.store import log_file, reserve
 from rmq_pipeline.store.commit_log import FaultPoint
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.segments import SUFFIX, UNFINISHED, Segment, SegmentWriter
+from rmq_pipeline.store.segments import SegmentWriter
 
 log = logging.getLogger(__name__)
 
 Window = tuple[str, int]
 
+_COUNTS: Final = ("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files")
 #: Log that one frame registers; the segments of a busy queue are as large at most.
 _TURN_BYTES: Final = 256 * limits.MIB
 #: On a full disk a turn takes this part of the reserve, and no more log than that.
@@ -54,7 +59,8 @@ def seal(
         fault: called with the name of each step.
 
     Returns:
-        segments, rows and bytes of Parquet written, event_rows, dropped_files.
+        segments, rows and bytes of Parquet written, raw_bytes of these messages in memory,
+        event_rows, dropped_files.
 
     Raises:
         FencedError: the window has been taken over; nothing was registered.
@@ -75,6 +81,7 @@ def seal(
                 kind = StoreFullError if error.errno in log_file.FULL else StorageError
                 raise kind(f"Sealing failed: {error}.") from error
             raise
+        turns.report.update(history.keep(engine, window=window, fault=fault or _no_fault))
         if turns.report["dropped_files"]:
             engine.submit(_TendReserve(engine, window))
     return turns.report
@@ -91,7 +98,7 @@ class _Turns:
         self._engine = engine
         self._window = window
         self._fault = fault
-        self.report = dict.fromkeys(("segments", "rows", "bytes", "event_rows", "dropped_files"), 0)
+        self.report = dict.fromkeys(_COUNTS, 0)
 
     def run(self, limit_bytes: int, *, squeezed: bool) -> None:
         """Turns of _TURN_BYTES until nothing is due, the limit is reached, or the broker closes."""
@@ -113,28 +120,32 @@ class _Turns:
         engine = self._engine
         segments = segments_of(engine)
         self._tidy_topics()
-        stored = engine.database.load_state().event_segments.column("path").to_pylist()
-        for file in engine.home.events.iterdir():
-            if f"{engine.home.events.name}/{file.name}" not in stored:
-                log.info("Deleting %s, which was never registered.", file)
-                file.unlink()
+        history.sweep(engine)
         if segments.sealed_to:
             self._let_events_go()
         segments.tidy = True
 
     def _tidy_topics(self) -> None:
         segments = self._engine.segments
-        registered = [
-            s for topic_id in segments.topics_sealed() for s in segments.of_topic(topic_id)
-        ]
-        manifest.tidy(segments.topics, registered)
+        state = self._engine.state
+        with segments.changing:
+            registered = [
+                s for topic_id in segments.topics_sealed() for s in segments.of_topic(topic_id)
+            ]
+            manifest.tidy(
+                segments.root,
+                registered,
+                exists=lambda topic_id: topic_id in state.topics,
+                now_ms=self._engine.clock.now_ms(),
+            )
 
     def _forget_deleted_topics(self) -> None:
         segments = self._engine.segments
         for topic_id, topic in segments.topics_sealed().items():
             if topic_id not in self._engine.state.topics:
-                segments.forget(topic_id)
-                manifest.remove_topic(segments.topics, topic=topic, topic_id=topic_id)
+                with segments.changing:
+                    segments.forget(topic_id)
+                    manifest.remove_topic(segments.root, topic=topic, topic_id=topic_id)
 
     def _turn(self, limit_bytes: int, ripe: Reach) -> bool:
         """Seal some frames; whether there were any."""
@@ -159,7 +170,7 @@ class _Turns:
         """Put the files of a turn under their names."""
         engine = self._engine
         frames = Frames(engine.log, start, ripe=ripe)
-        writer = SegmentWriter(engine.segments.topics, lambda topic_id: _name_of(engine, topic_id))
+        writer = SegmentWriter(engine.segments.root, lambda topic_id: _name_of(engine, topic_id))
         try:
             for batches in frames.messages(limit_bytes):
                 writer.add(batches)
@@ -172,8 +183,9 @@ class _Turns:
             writer.abort()
             raise
         self._fault("segments_renamed")
+        state_history.keep(engine, start=start, end=frames.end)
         path, rows = self._write_events(start, frames.end)
-        return _Written(tuple(segments), path, rows, start, frames.end)
+        return _Written(tuple(segments), path, rows, start, frames.end, writer.raw_bytes)
 
     def _write_events(self, start: int, end: int) -> tuple[Path, int]:
         folder = self._engine.home.events
@@ -189,18 +201,23 @@ class _Turns:
 
     def _register(self, done: "_Written") -> None:
         engine, report = self._engine, self.report
-        topics = engine.segments.topics
-        sizes = tuple((topics / segment.relative).stat().st_size for segment in done.segments)
-        registered: list[Segment] = engine.submit(_Register(done, sizes, self._window))
-        engine.log.sync()
-        self._fault("registered")
-        engine.segments.add(registered, sealed_to=done.end)
-        for topic_id in sorted({segment.topic_id for segment in registered}):
-            manifest.write(topics, engine.segments.of_topic(topic_id))
-        self._fault("manifests_written")
+        segments = engine.segments
+        root = segments.root
+        sizes = tuple(root.size(place(root, segment)) for segment in done.segments)
+        with segments.changing:
+            registered: list[Segment] = engine.submit(_Register(done, sizes, self._window))
+            engine.log.sync()
+            self._fault("registered")
+            segments.add(registered, sealed_to=done.end)
+            show(root, registered)
+            for topic, topic_id in sorted({(s.topic, s.topic_id) for s in registered}):
+                counted = segments.of_topic(topic_id)
+                manifest.write(root, counted, topic=topic, topic_id=topic_id)
+            self._fault("manifests_written")
         report["segments"] += len(registered)
         report["rows"] += sum(segment.rows for segment in registered)
         report["bytes"] += sum(sizes)
+        report["raw_bytes"] += done.raw_bytes
         report["event_rows"] += done.event_rows
 
     def _let_events_go(self) -> None:
@@ -243,6 +260,7 @@ class _Written:
     event_rows: int
     start: int
     end: int
+    raw_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Messages wherever they lie: in the commit log, or in segments once their log file was dropped."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow as pa
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.stored import bodies
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.errors import OperatorError
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.segment_reader import Segments
 
@@ -16,9 +18,24 @@ def segments_of(engine: Engine) -> Segments:
     """The registered segments, looked up once after start and after a failed seal."""
     segments = engine.segments
     if not segments.loaded:
-        engine.dispatched()
-        segments.load(engine.database.load_state())
+        # What is registered meanwhile must not be forgotten again.
+        with segments.changing:
+            engine.dispatched()
+            segments.load(engine.database.load_state())
     return segments
+
+
+@contextmanager
+def registering(segments: Segments) -> Iterator[None]:
+    """Something is registered: when that fails, what is registered is looked up again.
+
+    A refusal has changed nothing; of a write that failed nobody knows.
+    """
+    try:
+        yield
+    except OperatorError:
+        segments.loaded = segments.tidy = False
+        raise
 
 
 def fetch(

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.transactions.ending import read_halves
+from rmq_pipeline.broker.stored.parts import cut
+from rmq_pipeline.broker.transactions.ending import half_sizes, read_halves
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import FindHalves, check_producer_group
@@ -17,9 +18,6 @@ from rmq_pipeline.broker.transactions.transaction import FindHalves, check_produ
 log = logging.getLogger(__name__)
 
 _READ: Final = ("message_id", "tag", "keys", "properties", "body", "born_at_ms", "stored_at_ms")
-#: Messages that are read at a time, and what an answer holds before no more are.
-_READ_ROWS: Final = 1_000
-_ANSWER_BYTES: Final = 64 * limits.MIB
 #: Offers change hands when a producer is gone for a while: then nobody rings.
 _LOOK_AGAIN_MS: Final = 1_000
 _NONE: Final = np.empty(0, dtype=np.int64)
@@ -90,13 +88,10 @@ def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
 
 def _messages(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
     """The messages of the first rows; what would be too much is offered again."""
-    parts: list[pa.Table] = []
-    for start in range(0, len(rows), _READ_ROWS):
-        if sum(part.nbytes for part in parts) > _ANSWER_BYTES:
-            engine.offers.offer(producer_group, rows[start:], now_ms=engine.clock.now_ms())
-            break
-        parts.append(read_halves(engine, rows[start : start + _READ_ROWS], columns=_READ))
-    return pa.concat_tables(parts)
+    fitting = cut(half_sizes(engine, rows), limits.STEP_BYTES)[0].stop
+    if fitting < len(rows):
+        engine.offers.offer(producer_group, rows[fitting:], now_ms=engine.clock.now_ms())
+    return read_halves(engine, rows[:fitting], columns=_READ)
 
 
 def _names(engine: Engine, rows: Rows) -> pa.Array:

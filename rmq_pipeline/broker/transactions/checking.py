@@ -6,11 +6,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.sending.publish import Send, checked, place
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.transactions.ending import COPIED, plain_columns, read_halves
+from rmq_pipeline.broker.stored.parts import cut
+from rmq_pipeline.broker.transactions.ending import COPIED, half_sizes, plain_columns, read_halves
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import Mask, end_events, producers
@@ -19,7 +21,7 @@ from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID
 
-#: Half messages that one frame counts at most, and that one frame gives up.
+#: Half messages that one frame counts at most, and that one frame gives up (limits.STEP_BYTES).
 _AT_ONCE: Final = 50_000
 _GIVEN_UP_AT_ONCE: Final = 10_000
 
@@ -158,13 +160,15 @@ def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swe
 def _give_up(engine: Engine, swept: Swept) -> int:
     """Give up what was asked about often enough; how many that were."""
     given_up = 0
+    names = np.full(len(swept.exhausted), "", dtype=object)
+    for name, mask in swept.exhausted_of.items():
+        names[mask] = name
     for start in range(0, len(swept.exhausted), _GIVEN_UP_AT_ONCE):
-        part = slice(start, start + _GIVEN_UP_AT_ONCE)
-        rows = swept.exhausted[part]
-        names = np.full(len(rows), "", dtype=object)
-        for name, mask in swept.exhausted_of.items():
-            names[mask[part]] = name
-        given_up += engine.submit(GiveUp(rows, _copies(engine, rows, producer_groups=names)))
+        some = swept.exhausted[start : start + _GIVEN_UP_AT_ONCE]
+        for part in cut(half_sizes(engine, some), limits.STEP_BYTES):
+            of_part = names[start + part.start : start + part.stop]
+            copies = _copies(engine, some[part], producer_groups=of_part)
+            given_up += engine.submit(GiveUp(some[part], copies))
     return given_up
 
 

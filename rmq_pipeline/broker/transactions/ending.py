@@ -11,6 +11,7 @@ from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.sending.publish import Send, checked
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.parts import sizes
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.transaction import EndHalves, FindHalves
@@ -205,6 +206,18 @@ def read_halves(engine: Engine, rows: Rows, *, columns: tuple[str, ...]) -> pa.T
     )
 
 
+def half_sizes(engine: Engine, rows: Rows, **how: int) -> Int64s:
+    """Bytes of each half message, known before it is read; ``how`` as for ``sizes``."""
+    return sizes(
+        engine,
+        Places(rows["position"].astype(np.int64), rows["row"].astype(np.int32)),
+        topic_id=HALF_TOPIC_ID,
+        queue_id=np.zeros(len(rows), dtype=np.int32),
+        offset=rows["queue_offset"].astype(np.int64),
+        **how,
+    )
+
+
 def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
     """Sends of what committed half messages become, one for each topic that is still there.
 
@@ -213,9 +226,13 @@ def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
     """
     if not len(rows):
         return ()
+    if len(rows) * limits.BODY_BYTES > limits.BATCH_BYTES:
+        total = int(half_sizes(engine, rows).sum())
+        if total > limits.BATCH_BYTES:  # at most; what is refused is counted
+            total = int(half_sizes(engine, rows, near_bytes=0).sum())
+        if total > limits.BATCH_BYTES:
+            raise MessageBodyTooLargeError(f"Transactions of {total} bytes at once.")
     messages = read_halves(engine, rows, columns=COPIED)
-    if messages.nbytes > limits.BATCH_BYTES:
-        raise MessageBodyTooLargeError(f"Transactions of {messages.nbytes} bytes at once.")
     sends = []
     for topic_id in np.unique(rows["target_topic_id"]).tolist():
         target = engine.state.topics.get(topic_id)

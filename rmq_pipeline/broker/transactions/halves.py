@@ -112,6 +112,13 @@ class Halves:
         still[still] = self._rows["message_id_hash"][at[still]] == message_id_hash[still]
         return self._rows[at[still]], still
 
+    def first_offset(self) -> int | None:
+        """Where the first open half message lies."""
+        if not self._open:
+            return None
+        rows = self._rows
+        return int(rows["queue_offset"][np.argmax(rows["open"])])
+
     def next_due_ms(self) -> int | None:
         """When the next check is due."""
         if not self._open:

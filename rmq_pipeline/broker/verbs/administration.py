@@ -29,10 +29,12 @@ class Administration(Opened):
         partition_time: str = "stored",
         deduplicate: str = "none",
         deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Create a topic; AlreadyExistsError when there is one."""
-        again = (deduplicate, deduplicate_window_ms)
-        request = admin.CreateTopic(name, type, queues, partition_time, False, *again)
+        others = (deduplicate, deduplicate_window_ms, retention_ms, retention_bytes)
+        request = admin.CreateTopic(name, type, queues, partition_time, False, *others)
         return self._described(request)
 
     def ensure_topic(
@@ -44,10 +46,12 @@ class Administration(Opened):
         partition_time: str = "stored",
         deduplicate: str = "none",
         deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
         """The topic, created if need be; AlreadyExistsError when it has other settings."""
-        again = (deduplicate, deduplicate_window_ms)
-        request = admin.CreateTopic(name, type, queues, partition_time, True, *again)
+        others = (deduplicate, deduplicate_window_ms, retention_ms, retention_bytes)
+        request = admin.CreateTopic(name, type, queues, partition_time, True, *others)
         return self._described(request)
 
     def alter_topic(
@@ -58,10 +62,17 @@ class Administration(Opened):
         partition_time: str | None = None,
         deduplicate: str | None = None,
         deduplicate_window_ms: int | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Give a topic more queues, another partition time, or let it suppress repetitions."""
-        again = (deduplicate, deduplicate_window_ms)
-        return self._described(admin.AlterTopic(name, queues, partition_time, *again))
+        """Give a topic more queues, another partition time, retention or suppression.
+
+        Args:
+            retention_ms: sealed messages that are older go; 0: never.
+            retention_bytes: of segments; the oldest go when there are more; 0: never.
+        """
+        others = (deduplicate, deduplicate_window_ms, retention_ms, retention_bytes)
+        return self._described(admin.AlterTopic(name, queues, partition_time, *others))
 
     def delete_topic(self, name: str, *, force: bool = False) -> dict[str, Any]:
         """Delete a topic; InUseError while messages are in flight or scheduled, unless forced."""

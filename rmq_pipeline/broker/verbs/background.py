@@ -7,7 +7,7 @@ from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.failures.reviving import revive
 from rmq_pipeline.broker.progress import Due
 from rmq_pipeline.broker.scheduling.delivering import deliver_scheduled
-from rmq_pipeline.broker.stored import ripe, seal
+from rmq_pipeline.broker.stored import ripe, seal, tending
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 from rmq_pipeline.broker.windows import CloseWindow, OpenWindow, RenewWindow
 
@@ -19,6 +19,8 @@ class Background(Opened):
         """What background work is due, and which groups have something to receive."""
         answer: dict[str, Any] = self._engine.submit(Due())
         answer["jobs"]["seal"].update(ripe.due(self._engine))
+        for job, facts in tending.due(self._engine).items():
+            answer["jobs"][job].update(facts)
         return answer
 
     def open_window(

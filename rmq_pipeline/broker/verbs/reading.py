@@ -1,10 +1,13 @@
 """Looking at what is stored, and where consumer groups stand."""
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import arguments, queries
-from rmq_pipeline.broker.progress import ResetOffset
+from rmq_pipeline.broker.progress import ResetOffset, UpdateOffsets
+from rmq_pipeline.broker.stored import state_history
 from rmq_pipeline.broker.verbs.opened import Opened
 
 
@@ -67,12 +70,21 @@ class Reading(Opened):
             queue_id=queue_id,
         )
         done: dict[int, int] = self._engine.submit(ResetOffset(group, topic, offsets, clip))
-        return pa.table(
-            {
-                "queue_id": pa.array(list(done), pa.int32()),
-                "queue_offset": pa.array(list(done.values()), pa.int64()),
-            }
-        )
+        return _places(done)
+
+    def update_offsets(self, group: str, topic: str, *, offsets: Mapping[int, int]) -> pa.Table:
+        """Say how far a group is that keeps its own offsets; it never goes back.
+
+        Args:
+            offsets: queue_id -> the first offset that it is not done with.
+
+        Returns:
+            queue_id, queue_offset: where the group is now, a row an offset.
+        """
+        arguments.check_readable(topic)
+        checked = arguments.offsets(offsets)
+        done: dict[int, int] = self._engine.submit(UpdateOffsets(group, topic, checked))
+        return _places(done)
 
     def keyed_state(
         self, group: str, topic: str, *, message_groups: pa.Table | None = None
@@ -80,13 +92,28 @@ class Reading(Opened):
         """A consumer's keyed state, of these message groups or of all; None when never written."""
         return queries.keyed_state(self._engine, group, topic=topic, message_groups=message_groups)
 
-    def sink_files(self, group: str) -> pa.Table:
-        """The files that the group's settles have named, in that order."""
-        group_id = self._engine.state.group(group).group_id
-        self._engine.dispatched()
-        return self._engine.database.sink_files(group_id)
+    def keyed_state_history(self, group: str, topic: str, *, places: pa.Table) -> pa.Table:
+        """The keyed state of message groups before and after a stretch of each.
+
+        Args:
+            places: state_history.PLACES, a row a message group: its first and its last message.
+
+        Returns:
+            ``moment`` (before, after; begins where a group has no earlier state), state_history's
+            HISTORY, and the consumer's own columns.
+        """
+        return state_history.keyed_state_history(self._engine, group, topic=topic, places=places)
 
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """One SELECT over the documented views; it sees everything answered before."""
         self._engine.dispatched()
         return self._engine.database.query(query, timeout_s=timeout_s)
+
+
+def _places(offsets: Mapping[int, int]) -> pa.Table:
+    return pa.table(
+        {
+            "queue_id": pa.array(list(offsets), pa.int32()),
+            "queue_offset": pa.array(list(offsets.values()), pa.int64()),
+        }
+    )

@@ -21,27 +21,20 @@ FROM lag JOIN progress USING (consumer_group, topic, queue_id)
 WHERE $consumer_group IS NULL OR lag.consumer_group = $consumer_group
 ORDER BY lag.consumer_group, lag.topic, lag.queue_id;
 
--- name: cli_find
--- In: $topic, $key, $message_id, $from_ms, $to_ms (each null but the topic), $count. Out: messages
--- in the order they were stored.
-SELECT topic, queue_id, queue_offset, message_id, tag, keys, message_group, born_at_ms,
-       stored_at_ms, deliver_at_ms
-FROM messages
-WHERE topic = $topic
-  AND ($key IS NULL OR list_contains(keys, $key))
-  AND ($message_id IS NULL OR message_id = $message_id)
-  AND ($from_ms IS NULL OR stored_at_ms >= $from_ms)
-  AND ($to_ms IS NULL OR stored_at_ms < $to_ms)
-ORDER BY stored_at_ms, queue_id, queue_offset
-LIMIT $count;
-
 -- name: cli_trace
--- In: $message_id. Out: what happened to the message, in order.
-SELECT at_ms, what, topic, queue_id, queue_offset, consumer_group, attempt, visible_at_ms,
-       client_id, detail
-FROM message_trace
-WHERE message_id = $message_id
-ORDER BY at_ms, (what = 'stored') DESC, attempt, visible_at_ms;
+-- In: $message_id. Out: what happened to the message, in order, and then the sink files that may
+-- hold what became of it; those that were replaced are called so.
+SELECT at_ms, what, topic, queue_id, queue_offset, consumer_group, attempt, run_id, client_id,
+       reason, visible_at_ms, detail
+FROM (
+    SELECT * FROM message_trace WHERE message_id = $message_id
+    UNION ALL BY NAME
+    SELECT settled_at_ms AS at_ms, if(counts, 'sink_file', 'replaced_sink_file') AS what, topic,
+           queue_id, queue_offset, consumer_group, run_id, path AS detail,
+           9223372036854775807 AS position, version::INTEGER AS "row"
+    FROM files_of($message_id)
+)
+ORDER BY at_ms, position, "row";
 
 -- name: cli_dead_letters
 -- In: $consumer_group. Out: its dead letters; a condition of the caller may be appended.

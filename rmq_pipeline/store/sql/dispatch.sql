@@ -55,12 +55,14 @@ FROM net_consumption LEFT JOIN net_failures USING (group_id, topic_id, queue_id,
 WHERE kind NOT IN ($ACK, $DEAD_LETTER);
 
 -- name: raise_cursors
--- In: staged_events. Out: cursors at least where CURSOR says and past what was leased.
+-- In: staged_events. Out: cursors at least where CURSOR and OFFSET_UPDATED say, and past what was
+-- leased.
 MERGE INTO store.cursors AS c
 USING (
     SELECT group_id, topic_id, queue_id,
            max(queue_offset + (kind = $LEASE)::BIGINT) AS queue_offset
-    FROM staged_events WHERE kind IN ($LEASE, $CURSOR) GROUP BY group_id, topic_id, queue_id
+    FROM staged_events WHERE kind IN ($LEASE, $CURSOR, $OFFSET_UPDATED)
+    GROUP BY group_id, topic_id, queue_id
 ) AS n
 ON c.group_id = n.group_id AND c.topic_id = n.topic_id AND c.queue_id = n.queue_id
 WHEN MATCHED THEN UPDATE SET queue_offset = greatest(c.queue_offset, n.queue_offset)
@@ -142,8 +144,8 @@ DELETE FROM "{table}"
 WHERE group_id IN (SELECT group_id FROM staged_events WHERE kind = $GROUP_DELETED);
 
 -- name: disown_recalled
--- In: staged_events; $schedule_topic_id. Out: messages recalled were meant for no topic.
-UPDATE store.consume_queue AS q SET target_topic_id = NULL
+-- In: staged_events; $schedule_topic_id. Out: messages recalled are for no topic any more.
+UPDATE store.consume_queue AS q SET target_topic_id = -abs(target_topic_id)
 FROM staged_events AS n
 WHERE n.kind = $SCHEDULE_RECALLED AND n.topic_id = $schedule_topic_id
   AND q.topic_id = $schedule_topic_id AND q.queue_id = n.queue_id
@@ -192,6 +194,10 @@ INSERT INTO store.ended_halves
 SELECT queue_offset, message_id_hash, producer_group, kind, at_ms
 FROM net_halves WHERE kind <> $HALF;
 
+-- name: forget_ended_halves
+-- In: $before_ms. Out: no half message that was ended before then.
+DELETE FROM store.ended_halves WHERE at_ms < $before_ms;
+
 -- name: set_windows
 -- In: staged_events. Out: windows as last opened, renewed or closed; a close that names no owner
 -- leaves him.
@@ -233,20 +239,6 @@ WHERE s.group_id = n.group_id AND s.topic_id = n.topic_id AND s.client_id = n.cl
 -- In: net_subscriptions. Out: the rows that they leave.
 INSERT INTO store.lite_subscriptions
 SELECT group_id, topic_id, client_id, lite_topics FROM net_subscriptions WHERE lite_topics <> '[]';
-
--- name: insert_sink_files
--- In: staged_events. Out: a row for each SINK_FILE.
-INSERT INTO store.sink_files
-SELECT group_id, detail ->> '$.path', (detail ->> '$.rows')::BIGINT, (detail ->> '$.bytes')::BIGINT,
-       detail ->> '$.partition', epoch, at_ms, position, "row"
-FROM staged_events WHERE kind = $SINK_FILE ORDER BY seq;
-
--- name: insert_segments
--- In: staged_events. Out: a row for each SEGMENT.
-INSERT INTO store.segments
-SELECT topic_id, queue_id, (detail ->> '$.base')::BIGINT, (detail ->> '$.end')::BIGINT,
-       detail ->> '$.path', (detail ->> '$.rows')::BIGINT, (detail ->> '$.bytes')::BIGINT
-FROM staged_events WHERE kind = $SEGMENT ORDER BY seq;
 
 -- name: insert_event_segments
 -- In: staged_events. Out: a row for each EVENT_SEGMENT.

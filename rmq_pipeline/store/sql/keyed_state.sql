@@ -106,3 +106,13 @@ SELECT * EXCLUDE (message_group_hash) FROM "{table}";
 -- In: {table}; asked: message_group_hash. Out: the same, of those message groups.
 SELECT * EXCLUDE (message_group_hash) FROM "{table}"
 WHERE message_group_hash IN (SELECT message_group_hash FROM asked);
+
+-- name: first_of_groups
+-- In: $topic_id; asked: message_group_hash. Out: for each of those message groups that the topic
+-- has, its queue (null when there are several) and its first offset.
+SELECT q.message_group_hash,
+       CASE WHEN min(q.queue_id) = max(q.queue_id) THEN min(q.queue_id) END AS queue_id,
+       min(q.queue_offset) AS queue_offset
+FROM store.consume_queue AS q SEMI JOIN asked AS a ON q.message_group_hash = a.message_group_hash
+WHERE q.topic_id = $topic_id
+GROUP BY q.message_group_hash;

@@ -80,11 +80,6 @@ UPDATE store.redrives AS r SET
 FROM net_redrives AS n
 WHERE r.topic_id = n.topic_id AND r.queue_id = n.queue_id AND r.queue_offset = n.queue_offset;
 
--- name: expire_redrives
--- In: $topic_id, $queue_id, $before. Out: no rows of dead letters before that offset.
-DELETE FROM store.redrives
-WHERE topic_id = $topic_id AND queue_id = $queue_id AND queue_offset < $before;
-
 -- name: insert_effects
 -- In: staged_events. Out: a row for each EFFECT.
 INSERT INTO store.effects

@@ -28,9 +28,10 @@ CREATE TABLE IF NOT EXISTS store.topics (topic_id INTEGER, name VARCHAR, detail 
 -- Goes: with GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.groups (group_id INTEGER, name VARCHAR, detail VARCHAR);
 
+-- target_topic_id is negative once the message was recalled.
 -- A row: a message without its body and properties, and where in the commit log it lies.
 -- Written by: every message.
--- Goes: when its offset expires, or with TOPIC_DELETED.
+-- Goes: when its offset expires, or when the kept history begins later than its topic ended.
 CREATE TABLE IF NOT EXISTS store.consume_queue (
     topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
     position BIGINT, "row" INTEGER, message_group_hash BIGINT, tag_hash BIGINT,
@@ -39,7 +40,7 @@ CREATE TABLE IF NOT EXISTS store.consume_queue (
 );
 
 -- A row: a message queue that was written to: offsets [min_offset, max_offset) exist.
--- Written by: every message; expiry raises min_offset.
+-- Written by: every message; EXPIRED raises min_offset.
 -- Goes: with TOPIC_DELETED.
 CREATE TABLE IF NOT EXISTS store.heads (
     topic_id INTEGER, queue_id INTEGER, min_offset BIGINT, max_offset BIGINT
@@ -98,7 +99,8 @@ CREATE TABLE IF NOT EXISTS store.halves (
 
 -- A row: a half message that was ended; resolution is the kind of the event.
 -- Written by: HALF_COMMITTED, HALF_ROLLED_BACK, HALF_GIVEN_UP.
--- Goes: never: an end that is asked for again is answered as the first one was.
+-- Goes: with the event of another half message, limits.TRANSACTION_REMEMBERED_MS later: until then
+-- an end that is asked for again is answered as the first one was.
 CREATE TABLE IF NOT EXISTS store.ended_halves (
     queue_offset BIGINT, message_id_hash BIGINT, producer_group VARCHAR, resolution SMALLINT,
     at_ms BIGINT
@@ -106,7 +108,7 @@ CREATE TABLE IF NOT EXISTS store.ended_halves (
 
 -- A row: where a message of a dead letter topic came from, as its properties say.
 -- Written by: every message of a topic named %DLQ%….
--- Goes: when its offset expires, or with TOPIC_DELETED.
+-- Goes: with EXPIRED, or with TOPIC_DELETED.
 CREATE TABLE IF NOT EXISTS store.dead_letters (
     topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
     origin_topic VARCHAR, origin_message_id VARCHAR, origin_queue_id INTEGER,
@@ -147,25 +149,57 @@ CREATE TABLE IF NOT EXISTS store.lite_subscriptions (
     group_id INTEGER, topic_id INTEGER, client_id VARCHAR, lite_topics VARCHAR
 );
 
--- A row: a file that counts in the sink of a group.
--- Written by: SINK_FILE.
--- Goes: with GROUP_DELETED.
+-- Each version of a sink is one settle or one replacement.
+-- A row: a file that counts in the sink of a group, or did until removed_version.
+-- Written by: SINK_FILE, SINK_REPLACED.
+-- Goes: a removed one after a time, with a SINK_REPLACED; with GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.sink_files (
     group_id INTEGER, path VARCHAR, "rows" BIGINT, bytes BIGINT, "partition" VARCHAR,
-    epoch BIGINT, at_ms BIGINT, position BIGINT, "row" INTEGER
+    offsets STRUCT(queue_id INTEGER, base BIGINT, "end" BIGINT)[],
+    epoch BIGINT, at_ms BIGINT, position BIGINT, "row" INTEGER,
+    version BIGINT, removed_version BIGINT, removed_at_ms BIGINT
+);
+
+-- A row: files that came to count instead of others, and under which id; the lists are paths.
+-- Written by: SINK_REPLACED.
+-- Goes: with GROUP_DELETED: a replacement that is asked for again is answered as the first was.
+CREATE TABLE IF NOT EXISTS store.sink_replacements (
+    group_id INTEGER, replacement_id VARCHAR, version BIGINT, at_ms BIGINT, reason VARCHAR,
+    added VARCHAR[], removed VARCHAR[]
 );
 
 -- A row: a registered Parquet segment of a message queue.
--- Written by: SEGMENT.
--- Goes: with TOPIC_DELETED.
+-- Written by: SEGMENT, SEGMENTS_REPLACED.
+-- Goes: with SEGMENTS_REPLACED, EXPIRED, TOPIC_DELETED.
 CREATE TABLE IF NOT EXISTS store.segments (
     topic_id INTEGER, queue_id INTEGER, base BIGINT, "end" BIGINT, path VARCHAR,
     "rows" BIGINT, bytes BIGINT
 );
 
+-- A row: a snapshot of the state at a log position, or (path null) that there was nothing yet.
+-- Written by: opening a new home, SNAPSHOT.
+-- Goes: with a SNAPSHOT that keeps history from later on.
+CREATE TABLE IF NOT EXISTS store.snapshots (
+    position BIGINT, at_ms BIGINT, path VARCHAR, "rows" BIGINT, bytes BIGINT
+);
+
+-- A row: how far a queue went in one millisecond, in which messages were stored that have expired.
+-- Written by: EXPIRED.
+-- Goes: when the kept history begins later.
+CREATE TABLE IF NOT EXISTS store.expired_heads (
+    topic_id INTEGER, queue_id INTEGER, stored_at_ms BIGINT, max_offset BIGINT
+);
+
+-- A row: a topic or a consumer group that was deleted; the other id is null.
+-- Written by: TOPIC_DELETED, GROUP_DELETED.
+-- Goes: when the kept history begins later, and the topic's messages with it.
+CREATE TABLE IF NOT EXISTS store.deleted_names (
+    topic_id INTEGER, group_id INTEGER, name VARCHAR, created_at_ms BIGINT, deleted_at_ms BIGINT
+);
+
 -- A row: a registered Parquet file of events.
--- Written by: EVENT_SEGMENT.
--- Goes: never.
+-- Written by: EVENT_SEGMENT, EVENT_SEGMENTS_REPLACED.
+-- Goes: with an EVENT_SEGMENTS_REPLACED that removes it.
 CREATE TABLE IF NOT EXISTS store.event_segments (
     path VARCHAR, from_position BIGINT, to_position BIGINT, "rows" BIGINT
 );

@@ -6,6 +6,8 @@ SELECT name AS topic, topic_id, detail ->> '$.type' AS "type",
        (detail ->> '$.queues')::INTEGER AS queues, detail ->> '$.partition_time' AS partition_time,
        coalesce(detail ->> '$.deduplicate', 'none') AS deduplicate,
        (detail ->> '$.deduplicate_window_ms')::BIGINT AS deduplicate_window_ms,
+       (detail ->> '$.retention_ms')::BIGINT AS retention_ms,
+       (detail ->> '$.retention_bytes')::BIGINT AS retention_bytes,
        (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms
 FROM store.topics;
 
@@ -180,6 +182,22 @@ ANTI JOIN store.leases AS l
    AND l.queue_offset = q.queue_offset
 GROUP BY b.group_id, b.topic_id, b.queue_id;
 
+-- Those messages, a row each.
+CREATE OR REPLACE VIEW main.waiting AS
+SELECT g.name AS consumer_group, t.name AS topic, q.queue_id, q.queue_offset, q.message_id,
+       q.message_group
+FROM store.behind AS b
+JOIN store.cursors AS c USING (group_id, topic_id, queue_id)
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id)
+JOIN store.consume_queue AS q
+    ON q.topic_id = b.topic_id AND q.queue_id = b.queue_id
+   AND q.message_group_hash = b.message_group_hash
+   AND q.queue_offset >= b.queue_offset AND q.queue_offset < c.queue_offset
+ANTI JOIN store.leases AS l
+    ON l.group_id = b.group_id AND l.topic_id = b.topic_id AND l.queue_id = b.queue_id
+   AND l.queue_offset = q.queue_offset;
+
 -- Messages not settled, and when the oldest of them was stored (null when there is none).
 CREATE OR REPLACE VIEW main.lag AS
 SELECT g.name AS consumer_group, t.name AS topic, p.queue_id,
@@ -194,34 +212,6 @@ LEFT JOIN store.consume_queue AS q
     ON q.topic_id = p.topic_id AND q.queue_id = p.queue_id
    AND q.queue_offset = greatest(p.committed_offset, p.min_offset);
 
--- Events that are not in event Parquet yet.
-CREATE OR REPLACE VIEW main.events AS
-SELECT e.position, e."row", coalesce(k.name, e.kind::VARCHAR) AS kind, e.at_ms,
-       g.name AS consumer_group, t.name AS topic, e.queue_id, e.queue_offset, e.attempt,
-       e.visible_at_ms, e.delivery, e.epoch, e.client_id, e.detail
-FROM store.events AS e
-LEFT JOIN store.kinds AS k USING (kind)
-LEFT JOIN store.groups AS g USING (group_id)
-LEFT JOIN store.topics AS t USING (topic_id);
-
--- What happened to each message: that it was stored, and the events that name it.
-CREATE OR REPLACE VIEW main.message_trace AS
-SELECT q.message_id, q.stored_at_ms AS at_ms, 'stored' AS what, t.name AS topic, q.queue_id,
-       q.queue_offset, NULL::VARCHAR AS consumer_group, NULL::INTEGER AS attempt,
-       NULL::BIGINT AS visible_at_ms, NULL::VARCHAR AS client_id, NULL::VARCHAR AS detail
-FROM store.consume_queue AS q LEFT JOIN store.topics AS t USING (topic_id)
-UNION ALL
-SELECT q.message_id, e.at_ms, k.name, t.name, e.queue_id, e.queue_offset, g.name, e.attempt,
-       e.visible_at_ms, e.client_id, e.detail
-FROM store.events AS e
-JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-JOIN store.kinds AS k USING (kind)
-LEFT JOIN store.topics AS t USING (topic_id)
-LEFT JOIN store.groups AS g USING (group_id)
-WHERE e.kind BETWEEN $LEASE AND $PARK
-   OR e.kind BETWEEN $HALF AND $HALF_GIVEN_UP
-   OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED);
-
 -- Windows that were ever opened; expires_at_ms is 0 when closed.
 CREATE OR REPLACE VIEW main.windows AS
 SELECT name, owner, epoch, expires_at_ms, settle_id, settle_answer FROM store.windows;
@@ -234,10 +224,17 @@ FROM store.lite_subscriptions AS s
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id);
 
--- Files that count in the sinks.
+-- Files that count in the sinks, and where the messages of their rows lie.
 CREATE OR REPLACE VIEW main.sink_files AS
-SELECT g.name AS consumer_group, s.path, s."rows", s.bytes, s."partition", s.epoch, s.at_ms
-FROM store.sink_files AS s JOIN store.groups AS g USING (group_id);
+SELECT g.name AS consumer_group, s.path, s."rows", s.bytes, s."partition", s.epoch, s.at_ms,
+       s.version, s.offsets
+FROM store.sink_files AS s JOIN store.groups AS g USING (group_id)
+WHERE s.removed_version IS NULL;
+
+-- Files that came to count instead of others; added and removed are lists of paths.
+CREATE OR REPLACE VIEW main.sink_replacements AS
+SELECT g.name AS consumer_group, r.replacement_id, r.at_ms, r.version, r.reason, r.added, r.removed
+FROM store.sink_replacements AS r JOIN store.groups AS g USING (group_id);
 
 -- Registered Parquet segments of message queues.
 CREATE OR REPLACE VIEW main.segments AS

@@ -1,14 +1,16 @@
-"""What the broker promises, message by message: small enough to be believed."""
+"""What a consumer group may be given, message by message: small enough to be believed."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+
+from tests.simulation.model.pace import Pace
+from tests.simulation.model.window import Window
 
 MAX_ATTEMPTS = 3
 BACKOFF_MS = (700, 1_500)
-CHECKS, IMMUNITY_MS, CHECK_INTERVAL_MS = 2, 500, 1_000
 
 
 @dataclass(eq=False)
@@ -23,6 +25,8 @@ class Entry:
     attempts: int = 0
     leased_until: int = 0
     receipt: str = ""
+    #: Of the window that it was delivered in; 0 for none.
+    epoch: int = 0
     #: open, parked, acked, dead, passed (by a filter or a reset).
     state: str = "open"
 
@@ -39,10 +43,18 @@ class Consumer:
     wants: Callable[[int], bool]
     entries: dict[int, Entry] = field(default_factory=dict)
     condemned: set[str] = field(default_factory=set)  # message groups that are given up
-    #: How often each message has died.
-    dead: Counter[int] = field(default_factory=Counter)
+    #: The messages that died; one may die again.
+    deaths: list[int] = field(default_factory=list)
+    #: Deaths that are in this order: of a message with which its group was given up, and of what
+    #: follows it. By message group those that more will follow.
+    lines: list[list[int]] = field(default_factory=list)
+    line: dict[str, list[int]] = field(default_factory=dict)
     #: Offsets of dead letters that were redriven.
     redriven: set[int] = field(default_factory=set)
+    pace: Pace = field(default_factory=Pace)
+    window: Window = field(default_factory=Window)
+    #: The lite topics of each client; empty where the topic has none.
+    clients: dict[str, set[str]] = field(default_factory=dict)
 
     def having(self, state: str) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.state == state]
@@ -62,10 +74,10 @@ class Consumer:
         if not self.wants(number):
             entry.state = "passed"
         elif key in self.condemned:
-            self.die(entry)
+            self.die(entry, self.line[key])
 
-    def deliverable(self, now: int) -> dict[str, list[Entry]]:
-        """By message group, in order; a message without order is alone."""
+    def deliverable(self, now: int, asked: Collection[str] | None = None) -> dict[str, list[Entry]]:
+        """By message group, in order; a message without order is alone. Lite topics if asked."""
         found: dict[str, list[Entry]] = defaultdict(list)
         stopped = {entry.key for entry in self.leased() if self.ordered}
         for entry in self.entries.values():
@@ -76,7 +88,7 @@ class Consumer:
                 or (entry.state == "open" and entry.free_at > now)
             ):
                 stopped.add(key)
-            elif entry.state == "open" and key not in stopped:
+            elif entry.state == "open" and key not in stopped and (asked is None or key in asked):
                 found[key].append(entry)
         return found
 
@@ -87,6 +99,12 @@ class Consumer:
             if entry.receipt:
                 self.fail(entry, free_at=entry.leased_until)
 
+    def take_over(self, epoch: int, now: int) -> None:
+        """What an older window was given is given back, uncharged."""
+        for entry in self.leased():
+            if 0 < entry.epoch < epoch:
+                entry.receipt, entry.attempts, entry.free_at = "", entry.attempts - 1, now
+
     def fail(self, entry: Entry, *, free_at: int, hopeless: bool = False) -> None:
         """It waits or is given up; what was given with it from behind comes back uncharged."""
         entry.receipt, entry.free_at = "", free_at
@@ -94,18 +112,23 @@ class Consumer:
             if other.receipt:
                 other.receipt, other.attempts = "", other.attempts - 1
         if hopeless or (entry.attempts >= MAX_ATTEMPTS and self.on_failure != "park"):
-            self.die(entry)
+            line: list[int] = []
+            self.die(entry, line)
             if self.on_failure == "dead_letter_group" and self.ordered and entry.key:
+                self.lines.append(line)
+                if entry.key not in self.condemned:
+                    self.line[entry.key] = line
                 self.condemned.add(entry.key)
                 for other in self.behind(entry):
                     if other.state == "open":
-                        self.die(other)
+                        self.die(other, line)
         elif entry.attempts >= MAX_ATTEMPTS:
             entry.state = "parked"
 
-    def die(self, entry: Entry) -> None:
+    def die(self, entry: Entry, line: list[int]) -> None:
         entry.receipt, entry.state = "", "dead"
-        self.dead[entry.number] += 1
+        line.append(len(self.deaths))
+        self.deaths.append(entry.number)
 
     def settle(self, outcomes: Iterable[tuple[Entry, str, int | None]], now: int) -> None:
         """Outcomes of one call: ack, retry (after a while of its own), dead_letter."""
@@ -129,7 +152,7 @@ class Consumer:
             for other in self.behind(entry):
                 other.free_at = min(other.free_at, now)
         for entry in parked if skip else ():
-            self.die(entry)
+            self.die(entry, [])
         pardoned = self.condemned if key is None else self.condemned & {key}
         self.condemned = self.condemned - pardoned
         counts = {"unparked": 0, "skipped": 0, "pardoned": len(pardoned)}
@@ -150,50 +173,3 @@ class Consumer:
             if entry.state in ("open", "parked") or (earliest and self.wants(entry.number)):
                 entry.state = "open" if earliest else "passed"
                 entry.receipt, entry.attempts, entry.free_at = "", 0, now
-
-
-@dataclass(eq=False)
-class Half:
-    """A half message; ``state`` is open or how it ended."""
-
-    topic: str
-    transaction_id: str
-    due: int
-    checks: int = 0
-    state: str = "open"
-
-
-@dataclass(eq=False)
-class Model:
-    """All there is: what is stored for consumers, what waits for its time, half messages."""
-
-    consumers: list[Consumer]
-    #: The topic of each stored message.
-    topics: dict[int, str] = field(default_factory=dict)
-    #: Scheduled messages: when they are due, their topics and message groups.
-    scheduled: dict[int, tuple[int, str, str]] = field(default_factory=dict)
-    halves: dict[int, Half] = field(default_factory=dict)
-
-    def store(self, topic: str, number: int, *, now: int, key: str = "", priority: int = 0) -> None:
-        assert number not in self.topics, "stored twice"
-        self.topics[number] = topic
-        for consumer in (one for one in self.consumers if one.topic == topic):
-            consumer.store(number, key, priority=priority, now=now)
-
-    def deliver(self, now: int, limit: int) -> int:
-        """Scheduled messages whose time has come reach their topics, the earliest first."""
-        due = sorted((at, n) for n, (at, _, _) in self.scheduled.items() if at <= now)[:limit]
-        for _, number in due:
-            _, topic, key = self.scheduled.pop(number)
-            self.store(topic, number, key=key, now=now)
-        return len(due)
-
-    def check(self, now: int) -> tuple[list[int], int]:
-        """Half messages that are asked about now, and how many are given up."""
-        due = [n for n, half in self.halves.items() if half.state == "open" and half.due <= now]
-        for number in due:
-            half = self.halves[number]
-            half.state = "open" if half.checks < CHECKS else "given_up"
-            half.checks, half.due = half.checks + 1, now + CHECK_INTERVAL_MS
-        asked = [number for number in due if self.halves[number].state == "open"]
-        return asked, len(due) - len(asked)

@@ -1,0 +1,154 @@
+"""How fast a range of sealed messages is replayed through Spark, once its session has started.
+
+``python -m benchmarks.replay --help`` for the sizes. Messages of 200 B in 4,000 message groups, by
+a handler that makes a row of each; a dry run of another range before it has warmed the session up.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measured import Row
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.spark import session
+from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.spark.replay import replay
+from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MILLION = 1_000_000
+BODY_BYTES = 200
+GROUPS = 4_000
+BATCH = 100_000
+HOUR_MS = 3_600_000
+TARGET = 300_000.0
+TOPIC, GROUP = "replayed", "readers"
+SINK = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("body", pa.binary()),
+        ("born_at_ms", pa.int64()),
+    ]
+)
+STATE = pa.schema([("seen", pa.int64())])
+
+
+def rows_of(messages: pa.Table, _: pa.Table) -> Outcome:
+    """A row of each message."""
+    return Outcome(rows=messages.select(SINK.names))
+
+
+def counted(messages: pa.Table, state: pa.Table) -> Outcome:
+    """A row of each message, and how many the group had."""
+    seen = state["seen"][0].as_py() if state.num_rows else 0
+    after = pa.table([pa.array([seen + messages.num_rows], pa.int64())], schema=STATE)
+    return Outcome(rows=messages.select(SINK.names), state=after)
+
+
+def main() -> int:
+    """Measure; the exit code is 1 when the target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=MILLION)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rmq_bench_replay_"))
+    try:
+        rows = measure(folder, messages=asked.messages, rounds=asked.rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if asked.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        for row in rows:
+            target = "" if row.target is None else f"   at least {row.target:,.0f}"
+            print(f"{row.name:<40}{row.value:>12,.0f} {row.unit}{target}")
+    return 0 if all(row.met for row in rows) else 1
+
+
+def measure(folder: Path, *, messages: int, rounds: int) -> list[Row]:
+    """Messages a second, without and with state."""
+    settings = Settings(reserve_bytes=1 << 20, seal_after_ms=0)
+    with Broker.open(folder / "home", upkeep="none", settings=settings) as broker:
+        fill(broker, messages)
+        spark = session.start()
+        # From here on hours of hour 1 are replayed; hour 0 has a tenth of the messages.
+        rows = []
+        for name, handler, state in (("", rows_of, None), (", keyed state", counted, STATE)):
+            spec = ConsumerSpec(
+                name="replayed",
+                topic=TOPIC,
+                group=GROUP,
+                handler=handler,
+                order_by="message_group",
+                state=state,
+                sink=folder / "sink",
+                sink_schema=SINK,
+            )
+            run(spec, broker, spark=spark, folder=folder, hour=0)
+            rates = []
+            for i in range(rounds):
+                started = time.monotonic()
+                report = run(spec, broker, spark=spark, folder=folder / str(i), hour=1)
+                assert report.messages == report.rows == messages
+                rates.append(messages / (time.monotonic() - started))
+                shutil.rmtree(folder / str(i))
+            target = None if state else TARGET
+            rows.append(Row(f"replay of sealed 200 B{name}", float(np.median(rates)), "/s", target))
+        spark.stop()
+    return rows
+
+
+def run(
+    spec: ConsumerSpec, broker: Broker, *, spark: "SparkSession", folder: Path, hour: int
+) -> ReplayReport:
+    """Replay an hour into a side sink."""
+    plan = ReplayPlan(
+        spec=spec,
+        from_ms=hour * HOUR_MS,
+        to_ms=(hour + 1) * HOUR_MS,
+        mode="side_sink",
+        replay_id="bench",
+        folder=folder / "replays",
+        side_sink=folder / "side",
+    )
+    return replay(plan, cast(Client, broker), spark=lambda: spark)
+
+
+def fill(broker: Broker, messages: int) -> None:
+    """Messages of hour 1, and a tenth of them of hour 0, all sealed."""
+    broker.create_topic(TOPIC, type="fifo", queues=8, partition_time="born")
+    broker.create_group(GROUP, order="message_group")
+    for hour, n in ((0, messages // 10), (1, messages)):
+        for start in range(0, n, BATCH):
+            count = min(BATCH, n - start)
+            names = np.arange(start, start + count) % GROUPS
+            sent = {
+                "body": [os.urandom(BODY_BYTES) for _ in range(count)],
+                "message_group": [f"group-{name}" for name in names.tolist()],
+                "born_at_ms": pa.array(hour * HOUR_MS + np.arange(count) % HOUR_MS, pa.int64()),
+            }
+            broker.send(TOPIC, pa.table(sent))
+    while broker.seal(limit_bytes=1 << 30)["segments"]:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

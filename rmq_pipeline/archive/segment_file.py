@@ -1,0 +1,200 @@
+"""Writing one segment: row groups of about a megabyte, its index, and its names.
+
+Row groups are small: whoever looks up one offset decodes one. A file is written under a hidden
+name, synced, renamed, and shown under its first name once it is registered.
+"""
+
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rmq_pipeline.archive import key_index
+from rmq_pipeline.archive.root import Root
+from rmq_pipeline.archive.segment import (
+    HIDDEN,
+    INDEX,
+    UNFINISHED,
+    Segment,
+    columns_of,
+    topic_folder,
+)
+from rmq_pipeline.errors import StorageError
+
+_GROUP_BYTES: Final = 1 << 20
+#: What a row takes beside its body, about.
+_ROW_BYTES: Final = 136
+#: A queue's rows are kept back until they make a few row groups.
+_PENDING_BYTES: Final = 4 << 20
+_COMPRESSION_LEVEL: Final = 1
+_DICTIONARIES: Final = [
+    "tag",
+    "message_group",
+    "properties.key_value.key",
+    "properties.key_value.value",
+]
+_STATISTICS: Final = [
+    "queue_offset",
+    "message_id",
+    "tag",
+    "message_group",
+    "born_at_ms",
+    "stored_at_ms",
+    "deliver_at_ms",
+]
+
+
+class SegmentFile:
+    """The segment of one queue while it is written."""
+
+    def __init__(self, root: Root, topic: str, *, topic_id: int, queue_id: int) -> None:
+        self._root = root
+        self._topic = topic
+        self._topic_id = topic_id
+        self._queue_id = queue_id
+        self._columns = columns_of(topic_id)
+        self._base = self._end = -1
+        self._pending: list[pa.Table] = []
+        #: What is not written yet.
+        self.pending_bytes = 0
+        self._sink: pa.NativeFile | None = None
+        self._file: pq.ParquetWriter | None = None
+        self._row_groups = 0
+        # Two that write the same segment, a task that is tried again, do not meet.
+        self._attempt = secrets.token_hex(4)
+        self._index = key_index.Collector()
+
+    def append(self, table: pa.Table) -> None:
+        """Take rows in offset order; columns that a segment does not have are left out.
+
+        Raises:
+            StorageError: offsets are missing.
+            OSError: writing failed.
+        """
+        table = table.select(self._columns.names)
+        offsets = table.column("queue_offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        if self._base < 0:
+            self._base = self._end = first
+        if first != self._end or last - first != table.num_rows - 1:
+            raise StorageError(
+                f"Queue {self._queue_id} of topic {self._topic} lacks offsets after {self._end}."
+            )
+        self._end = last + 1
+        self._pending.append(table)
+        self.pending_bytes += table.nbytes
+        if self.pending_bytes >= _PENDING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending, in row groups of about the same bytes."""
+        if not self._pending:
+            return
+        table = pa.concat_tables(self._pending)
+        self._pending, self.pending_bytes = [], 0
+        if self._file is None:
+            self._file = self._begin()
+        cuts = _cuts(table)
+        self._index.add(table, cuts=cuts, row_group=self._row_groups)
+        for start, stop in pairwise(cuts):
+            self._file.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+        self._row_groups += len(cuts) - 1
+
+    def close(self) -> None:
+        """Complete the file and its index, on disk under their hidden names."""
+        self.flush()
+        assert self._file is not None
+        assert self._sink is not None
+        self._file.close()
+        self._sink.close()
+        self._root.sync(self._unfinished)
+        key_index.write(self._root, self._unfinished_index, index=self._index.table())
+
+    def publish(self) -> Segment:
+        """Give the finished files the names of the segment; ``show`` gives it the first one."""
+        segment = Segment(self._topic, self._topic_id, self._queue_id, self._base, self._end)
+        self._root.rename(self._unfinished_index, segment.index)
+        self._root.rename(self._unfinished, place(self._root, segment))
+        return segment
+
+    def abort(self) -> None:
+        """Delete what is not finished."""
+        # The file goes: whether its footer could still be written does not matter.
+        with suppress(OSError):
+            if self._file is not None and self._file.is_open:
+                self._file.close()
+        with suppress(OSError):
+            if self._sink is not None:
+                self._sink.close()
+        self._root.delete(self._unfinished)
+        self._root.delete(self._unfinished_index)
+
+    @property
+    def _unfinished(self) -> str:
+        folder = f"{topic_folder(self._topic, self._topic_id)}/{HIDDEN}/queue_id={self._queue_id}"
+        return f"{folder}/.{self._base:020d}-{self._attempt}{UNFINISHED}"
+
+    @property
+    def _unfinished_index(self) -> str:
+        return self._unfinished.removesuffix(UNFINISHED) + INDEX + UNFINISHED
+
+    def _begin(self) -> pq.ParquetWriter:
+        self._sink = self._root.create(self._unfinished)
+        return pq.ParquetWriter(
+            self._sink,
+            self._columns,
+            compression="zstd",
+            compression_level=_COMPRESSION_LEVEL,
+            use_dictionary=_DICTIONARIES,
+            write_statistics=_STATISTICS,
+            sorting_columns=[pq.SortingColumn(0)],
+        )
+
+
+def place(root: Root, segment: Segment) -> str:
+    """Where a segment is read: under the name that stays for the grace when it is replaced."""
+    return segment.kept if root.has_links else segment.relative
+
+
+def sync_names(root: Root, segments: Iterable[Segment]) -> None:
+    """The names under which segments are read are on disk."""
+    paths = {path for each in segments for path in (place(root, each), each.index)}
+    root.sync_folders({path.rpartition("/")[0] for path in paths})
+
+
+def sync_shown(root: Root, segments: Iterable[Segment]) -> None:
+    """What globs see of segments, or see no more, is on disk.
+
+    Only where something might come back otherwise: what is to be seen, tidying shows again.
+    """
+    root.sync_folders({each.relative.rpartition("/")[0] for each in segments})
+
+
+def show(root: Root, segments: Iterable[Segment]) -> None:
+    """Let globs see these segments: they count from now on."""
+    if root.has_links:
+        for segment in segments:
+            root.link(segment.kept, segment.relative)
+
+
+def hide(root: Root, segments: Iterable[Segment]) -> None:
+    """Let globs see these segments no more; their second names stay."""
+    if root.has_links:
+        for segment in segments:
+            root.delete(segment.relative)
+
+
+def _cuts(table: pa.Table) -> list[int]:
+    """Where row groups begin and end."""
+    lengths = pc.binary_length(table.column("body")).to_numpy()
+    ends = np.cumsum(lengths, dtype=np.int64) + np.arange(1, len(lengths) + 1) * _ROW_BYTES
+    groups = max(1, -(-int(ends[-1]) // _GROUP_BYTES))
+    shares = ends[-1] * np.arange(1, groups) // groups
+    inner = np.unique(np.searchsorted(ends, shares, side="right"))
+    return [0, *inner[(inner > 0) & (inner < len(ends))].tolist(), len(ends)]

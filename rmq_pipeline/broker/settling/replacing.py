@@ -1,0 +1,183 @@
+"""Replacing files of a sink by others, in one step: compaction, and the replay of a range.
+
+What a replacement is of is found in the tables, outside the writer. The writer only sees to it that
+they still say so: files stop counting through replacements alone, so one that names files needs
+that there was no other since, and one of whole partitions that nothing at all was settled since.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.settling.counted import SinkVersion
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, TableSchemaError
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.sinks import SinkTables
+from rmq_pipeline.tables import columns_of
+
+#: A replacement of whole partitions is tried again this often while the group goes on settling.
+_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceSinkFiles(Request):
+    """Files count instead of others; the answer is None when the sink has moved on."""
+
+    group: str
+    replacement_id: str
+    reason: str
+    added: list[dict[str, Any]]
+    removed: list[str]
+    #: The sink that it was checked against.
+    seen: SinkVersion
+    #: Whose work it is, where somebody else may have taken over.
+    window: tuple[str, int] | None
+    #: Whether nothing may have been settled since, either.
+    whole: bool
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Refuse what was checked against another sink than this."""
+        epoch = state.fence(self.window)
+        group = state.group(self.group)
+        current = state.sinks.of(group.group_id)
+        if current.replaced != self.seen.replaced or (self.whole and current != self.seen):
+            return Decision(None)
+        version = current.version + 1
+        detail = {"reason": self.reason, "added": self.added, "removed": self.removed}
+        event = single(
+            Kind.SINK_REPLACED,
+            now_ms,
+            group_id=group.group_id,
+            delivery=version,
+            epoch=epoch,
+            client_id=self.replacement_id,
+            detail=json.dumps(detail),
+        )
+        paths = [file["path"] for file in self.added]
+        return Decision(_answer(version, added=paths, removed=self.removed), events=[event])
+
+
+def replace_sink_files(
+    engine: Engine,
+    group: str,
+    *,
+    replacement_id: str,
+    add: pa.Table,
+    remove: Sequence[str],
+    partitions: Sequence[str],
+    window: tuple[str, int] | None,
+    reason: str,
+) -> dict[str, Any]:
+    """Find that it can be done, and do it.
+
+    Raises:
+        SinkChangedError: a file to be removed does not count, one to be added is known, or other
+            files of the partitions count.
+        FencedError: somebody else has taken over.
+        BusyError: the group settles faster than its partitions can be looked at.
+    """
+    _check_id(replacement_id)
+    added = described_files(add)
+    removed = list(remove)
+    _check_paths([file["path"] for file in added], removed)
+    group_id = engine.state.group(group).group_id
+    for _ in range(_TRIES):
+        engine.dispatched()
+        seen = engine.database.sink(group_id, replacement_id=replacement_id)
+        if seen.answer is not None:
+            version, old, gone = seen.answer
+            return _answer(version, added=old, removed=gone)
+        _check(seen, added, removed=removed, partitions=partitions)
+        request = ReplaceSinkFiles(
+            group,
+            replacement_id,
+            reason,
+            added,
+            removed,
+            SinkVersion(seen.version, seen.replaced),
+            (window[0], int(window[1])) if window is not None else None,
+            whole=bool(partitions),
+        )
+        answer: dict[str, Any] | None = engine.submit(request)
+        if answer is not None:
+            return answer
+    raise BusyError(f"Group {group} goes on settling files into its sink.")
+
+
+def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
+    """Sink files as their events describe them.
+
+    Raises:
+        TableSchemaError: it is no table of schema.SINK_FILE.
+    """
+    if files is None or not files.num_rows:
+        return []
+    columns = columns_of(files, schema.SINK_FILE)
+    if columns["path"].null_count:
+        raise TableSchemaError("Column path of the sink files has a null.")
+    rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    return rows
+
+
+def _answer(version: int, *, added: Iterable[str], removed: Iterable[str]) -> dict[str, Any]:
+    return {"version": version, "added": list(added), "removed": list(removed)}
+
+
+def _check(
+    seen: SinkTables,
+    added: Sequence[dict[str, Any]],
+    *,
+    removed: Sequence[str],
+    partitions: Sequence[str],
+) -> None:
+    counting = dict(
+        zip(seen.files["path"].to_pylist(), seen.files["partition"].to_pylist(), strict=True)
+    )
+    gone = [path for path in removed if path not in counting]
+    if gone:
+        raise SinkChangedError(
+            f"{len(gone)} of {len(removed)} files to be removed do not count, the first is"
+            f" {gone[0]}."
+        )
+    old = set(seen.removed["path"].to_pylist())
+    known = [file["path"] for file in added if file["path"] in counting or file["path"] in old]
+    if known:
+        raise SinkChangedError(
+            f"{len(known)} files to be added are known, the first is {known[0]}."
+        )
+    named, whole = set(removed), set(partitions)
+    left = [path for path, part in counting.items() if part in whole and path not in named]
+    if left:
+        raise SinkChangedError(
+            f"{len(left)} files of these partitions would go on to count, the first is {left[0]}."
+        )
+
+
+def _check_id(replacement_id: object) -> None:
+    if not isinstance(replacement_id, str) or not replacement_id.isprintable():
+        raise RequestError(f"A replacement_id is a printable text, not {replacement_id!r}.")
+    if not 1 <= len(replacement_id) <= limits.REPLACEMENT_ID_LENGTH:
+        longest = limits.REPLACEMENT_ID_LENGTH
+        raise RequestError(f"A replacement_id has 1 to {longest} characters.")
+
+
+def _check_paths(added: Sequence[str], removed: Sequence[str]) -> None:
+    if not added and not removed:
+        raise RequestError("A replacement adds or removes at least one file.")
+    for paths, what in ((added, "added"), (removed, "removed")):
+        if len(paths) > limits.REPLACED_FILES:
+            raise RequestError(f"More than {limits.REPLACED_FILES} files {what} at once.")
+        if not all(paths):
+            raise RequestError(f"The path of a file {what} is empty.")
+        path, times = Counter(paths).most_common(1)[0] if paths else ("", 1)
+        if times > 1:
+            raise RequestError(f"{path} is {what} {times} times.")

@@ -1,0 +1,212 @@
+"""The kept history: snapshots of the state, files of events that stay few, and how old ones go.
+
+After each seal, one step at a time, each registered by one frame: a file counts from then on, or no
+more. What does not count is deleted when no query can still be reading it.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.store import history, log_file
+from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.history import KeptHistory
+
+log = logging.getLogger(__name__)
+
+Window = tuple[str, int]
+_File = dict[str, Any]
+
+#: Events since the last snapshot that make another one worth its file, however old it is.
+_FEW_EVENTS: Final = 1_000
+#: Files of fewer events are merged with their neighbours, this many at once or more, into one of
+#: at most so many events.
+_SMALL_ROWS: Final = 500_000
+_MERGED_FILES: Final = 8
+_MERGED_ROWS: Final = 2_000_000
+
+
+def keep(engine: Engine, *, window: Window | None, fault: FaultPoint) -> dict[str, int]:
+    """Do what is due for the history; the caller holds the lock of sealing.
+
+    Args:
+        fault: called with the name of each step.
+
+    Returns:
+        snapshots (their rows), merged_events (rows), and forgotten_files.
+
+    Raises:
+        FencedError: the window has been taken over; what was written does not count.
+    """
+    report = {"snapshot_rows": 0, "merged_event_rows": 0, "forgotten_files": 0}
+    steps = _Steps(engine, window=window, fault=fault, report=report)
+    try:
+        steps.take_snapshot()
+        steps.merge()
+        steps.forget()
+    except (OSError, StoreFullError) as error:
+        if isinstance(error, OSError) and error.errno not in log_file.FULL:
+            raise StorageError(f"The history was not written: {error}.") from error
+        log.warning("The history waits until the disk has room: %s", error)
+    sweep(engine)
+    return report
+
+
+def sweep(engine: Engine) -> None:
+    """Delete files of the history that do not count, once no query can be reading them."""
+    engine.dispatched()
+    for file in engine.database.sweep_history():
+        log.info("Deleted %s, which does not count.", file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    engine: Engine
+    window: Window | None
+    fault: FaultPoint
+    report: dict[str, int]
+
+    def take_snapshot(self) -> None:
+        """Write the state to a file if much has happened since the last one."""
+        engine, settings = self.engine, self.engine.settings
+        kept = self._kept()
+        last = kept.snapshots.slice(kept.snapshots.num_rows - 1).to_pylist()[0]
+        happened = engine.database.events_since(last["position"])
+        old = engine.clock.now_ms() - last["at_ms"] >= settings.snapshot_every_ms
+        if happened < (
+            min(_FEW_EVENTS, settings.snapshot_events) if old else settings.snapshot_events
+        ):
+            return
+        folder = engine.home.path / history.SNAPSHOTS
+        unfinished = folder / ".snapshot.unfinished"
+        taken = engine.database.export_snapshot(unfinished)
+        path = folder / f"{taken.position:020d}.parquet"
+        _publish(unfinished, path)
+        self.fault("snapshot_written")
+        self._register(
+            {
+                Kind.SNAPSHOT: {
+                    "path": f"{history.SNAPSHOTS}/{path.name}",
+                    "position": taken.position,
+                    "taken_at_ms": taken.at_ms,
+                    "rows": taken.rows,
+                    "bytes": path.stat().st_size,
+                }
+            }
+        )
+        self.fault("snapshot_registered")
+        self.report["snapshot_rows"] += taken.rows
+
+    def merge(self) -> None:
+        """Make one file of many small ones that follow each other, if there are so many."""
+        files = _to_merge(self._kept().event_files.to_pylist())
+        if not files:
+            return
+        home = self.engine.home
+        first, last = files[0]["from_position"], files[-1]["to_position"]
+        path = home.events / f"{first:020d}-{last:020d}.parquet"
+        unfinished = home.events / ".merged.unfinished"
+        sources = [home.path / file["path"] for file in files]
+        rows = self.engine.database.merge_events(sources, unfinished)
+        _publish(unfinished, path)
+        self.fault("events_merged")
+        self._register(
+            {
+                Kind.EVENT_SEGMENTS_REPLACED: {
+                    "removed": [file["path"] for file in files],
+                    "path": f"{history.EVENTS}/{path.name}",
+                    "from_position": first,
+                    "to_position": last,
+                    "rows": rows,
+                }
+            }
+        )
+        self.fault("events_replaced")
+        self.report["merged_event_rows"] += rows
+
+    def forget(self) -> None:
+        """Let go what is older than the retention, but for what moments after it need."""
+        retention_ms = self.engine.settings.history_retention_ms
+        if retention_ms is None:
+            return
+        kept = self._kept()
+        horizon_ms = self.engine.clock.now_ms() - retention_ms
+        snapshots = kept.snapshots.to_pylist()
+        old = list(takewhile(lambda each: each["at_ms"] <= horizon_ms, snapshots))
+        if len(old) < 2:
+            return
+        position = old[-1]["position"]
+        # The last file stays whatever its age: it says how far the log is sealed.
+        files = kept.event_files.to_pylist()[:-1]
+        removed = [file["path"] for file in files if file["to_position"] <= position]
+        self._register(
+            {
+                Kind.EVENT_SEGMENTS_REPLACED: {"removed": removed},
+                Kind.SNAPSHOT: {"kept_from": position},
+            }
+        )
+        self.fault("history_forgotten")
+        self.report["forgotten_files"] += len(removed) + len(old) - 1
+
+    def _kept(self) -> KeptHistory:
+        self.engine.dispatched()
+        return self.engine.database.kept_history()
+
+    def _register(self, details: dict[Kind, _File]) -> None:
+        self.engine.submit(_Register(details, self.window))
+        self.engine.log.sync()
+
+
+@dataclass(frozen=True, slots=True)
+class _Register(Request):
+    """Make files of the history count, or count no more."""
+
+    details: dict[Kind, _File]
+    window: Window | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """An event for each."""
+        state.fence(self.window)
+        return Decision(
+            events=[
+                single(kind, now_ms, detail=json.dumps(detail))
+                for kind, detail in self.details.items()
+            ]
+        )
+
+
+def _to_merge(files: Sequence[_File]) -> list[_File]:
+    """The first run of small neighbours that is worth a merge; none when there is none."""
+    run: list[_File] = []
+    rows = 0
+    for file in files:
+        if file["rows"] >= _SMALL_ROWS or rows + file["rows"] > _MERGED_ROWS:
+            if len(run) >= _MERGED_FILES:
+                return run
+            run, rows = [], 0
+        if file["rows"] < _SMALL_ROWS:
+            run.append(file)
+            rows += file["rows"]
+    return run if len(run) >= _MERGED_FILES else []
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Put a finished file under its name, on disk."""
+    descriptor = os.open(unfinished, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    unfinished.rename(path)
+    log_file.sync_folder(path.parent)

@@ -1,0 +1,302 @@
+"""Expiry: messages that a topic no longer keeps go, a whole segment at a time.
+
+What goes are the oldest sealed messages of a queue: its min_offset rises to the end of a segment.
+It does not matter whether a group has read them; but nothing goes that is under way, and nothing
+that lies behind it: deliveries that are not settled, parked messages, scheduled ones, open half
+messages. Nor does what a repetition may still be told from.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rmq_pipeline.archive import manifest
+from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.archive.segment_file import hide, sync_shown
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.event_rows import EventRows, single
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.sealed import registering, segments_of
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
+
+Window = tuple[str, int]
+_COUNTS: Final = ("segments", "rows", "bytes", "held_back", "deleted_files")
+#: What is held back is looked at again after this time.
+_LOOK_AGAIN_MS: Final = 10 * 60_000
+_SYSTEM: Final = (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID)
+
+
+def expire(
+    engine: Engine, *, window: Window | None, fault: FaultPoint | None = None
+) -> dict[str, int]:
+    """Let go of what topics no longer keep, and delete files whose grace is over.
+
+    Args:
+        engine: the open store.
+        window: refused when it has been taken over.
+        fault: called with the name of each step.
+
+    Returns:
+        segments, rows and bytes that expired; held_back: segments that stay because of something
+        under way; deleted_files.
+
+    Raises:
+        FencedError: the window has been taken over; nothing has expired.
+    """
+    segments, step = segments_of(engine), fault or _no_fault
+    report = dict.fromkeys(_COUNTS, 0)
+    now_ms = engine.clock.now_ms()
+    engine.submit(_Fence(window))
+    for topic in [each.topic for each in engine.state.topics.values()]:
+        with segments.changing:
+            old = overdue(engine, topic, now_ms=now_ms)
+            if old:
+                _expire_topic(engine, topic, old=old, window=window, report=report, step=step)
+    held = report["held_back"] and not report["segments"]
+    engine.held_until_ms = now_ms + _LOOK_AGAIN_MS if held else 0
+    report["deleted_files"] = bury(engine)
+    step("buried")
+    return report
+
+
+def _no_fault(_step: str) -> None:
+    return
+
+
+def _expire_topic(
+    engine: Engine,
+    topic: Topic,
+    *,
+    old: Sequence[tuple[Segment, int]],
+    window: Window | None,
+    report: dict[str, int],
+    step: FaultPoint,
+) -> None:
+    segments = engine.segments
+    with registering(segments):
+        kept_from: dict[int, int] = engine.submit(_Expire(topic.topic_id, tuple(old), window))
+        engine.log.sync()
+    step("expired")
+    gone = [each for each, _ in old if each.end <= kept_from.get(each.queue_id, 0)]
+    report["held_back"] += len(old) - len(gone)
+    if not gone:
+        return
+    segments.replace(gone, [])
+    hide(segments.root, gone)
+    sync_shown(segments.root, gone)
+    step("expired_hidden")
+    left = segments.of_topic(topic.topic_id)
+    manifest.write(
+        segments.root,
+        left,
+        topic=gone[0].topic,
+        topic_id=topic.topic_id,
+        replaced=gone,
+        at_ms=engine.clock.now_ms(),
+    )
+    step("expired_unlisted")
+    report["segments"] += len(gone)
+    report["rows"] += sum(each.rows for each in gone)
+    report["bytes"] += sum(size for each, size in old if each in gone)
+
+
+def bury(engine: Engine) -> int:
+    """Delete replaced and expired files whose grace is over; how many there were."""
+    segments, now_ms = engine.segments, engine.clock.now_ms()
+    grace_ms, buried = engine.settings.replaced_grace_ms, 0
+    for topic in [each.topic for each in engine.state.topics.values()]:
+        with segments.changing:
+            names = manifest.bury(
+                segments.root,
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                is_over=lambda at_ms: at_ms + grace_ms <= now_ms,
+            )
+            if names:
+                left = segments.of_topic(topic.topic_id)
+                about = {"topic": topic.name, "topic_id": topic.topic_id}
+                manifest.write(segments.root, left, forget=names, **about)  # type: ignore[arg-type]
+            buried += len(names)
+    return buried
+
+
+def overdue(engine: Engine, topic: Topic, *, now_ms: int) -> list[tuple[Segment, int]]:
+    """The segments that a topic no longer keeps and their bytes, the oldest first."""
+    keeps_ms, keeps_bytes = retention(topic, engine.settings)
+    if keeps_ms is None and keeps_bytes is None:
+        return []
+    listed = _listed(engine, topic)
+    excess = sum(size for _, size, _ in listed) - (keeps_bytes if keeps_bytes is not None else 0)
+    found = []
+    for segment, size, newest_ms in listed:
+        too_old = keeps_ms is not None and newest_ms + keeps_ms <= now_ms
+        too_much = keeps_bytes is not None and excess > 0
+        if not (too_old or too_much) or _is_needed(topic, newest_ms, now_ms=now_ms):
+            break
+        found.append((segment, size))
+        excess -= size
+    return found
+
+
+def next_overdue_ms(engine: Engine, topic: Topic, *, now_ms: int) -> int | None:
+    """When the topic no longer keeps its oldest segment; None when that is not known."""
+    keeps_ms, _ = retention(topic, engine.settings)
+    if overdue(engine, topic, now_ms=now_ms):
+        return now_ms
+    listed = _listed(engine, topic)
+    if keeps_ms is None or not listed:
+        return None
+    return max(now_ms, listed[0][2] + keeps_ms)
+
+
+def retention(topic: Topic, settings: Settings) -> tuple[int | None, int | None]:
+    """For how long a topic keeps its messages, and how many bytes of them; None: for good."""
+    if topic.topic_id in _SYSTEM:
+        return settings.system_retention_ms, None
+    return topic.retention_ms, topic.retention_bytes
+
+
+def _is_needed(topic: Topic, newest_ms: int, *, now_ms: int) -> bool:
+    """Whether a repetition may still be told from what was stored at that time."""
+    return topic.deduplicate != "none" and newest_ms + topic.deduplicate_window_ms >= now_ms
+
+
+def _listed(engine: Engine, topic: Topic) -> list[tuple[Segment, int, int]]:
+    """Segments of a topic, the oldest first: bytes, and when their last message was stored."""
+    segments = engine.segments
+    registered = segments.of_topic(topic.topic_id)
+    if not registered:
+        return []
+    listed = manifest.read(segments.root, registered[0].folder).files
+    known = {entry["name"]: entry for entry in listed}
+    entries = [(each, known.get(each.name)) for each in registered]
+    facts = [
+        (each, found["bytes"], found["max_stored_at_ms"] or 0) for each, found in entries if found
+    ]
+    return sorted(facts, key=lambda fact: (fact[2], fact[0].queue_id, fact[0].base))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence(Request):
+    """A question: whether a window still is the newest."""
+
+    window: Window | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored."""
+        state.fence(self.window)
+        return Decision()
+
+
+@dataclass(frozen=True, slots=True)
+class _Expire(Request):
+    """Raise the min_offset of queues to the ends of segments, as far as nothing is under way."""
+
+    topic_id: int
+    #: Segments and their bytes; those of a queue in order.
+    old: tuple[tuple[Segment, int], ...]
+    window: Window | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the min_offset of each queue that it concerns."""
+        state.fence(self.window)
+        topic = state.topics.get(self.topic_id)
+        decision = Decision({})
+        if topic is None:
+            return decision
+        for queue_id in sorted({each.queue_id for each, _ in self.old}):
+            of_queue = [(each, size) for each, size in self.old if each.queue_id == queue_id]
+            kept_from = topic.queues[queue_id].min_offset
+            held_from = first_open(state, self.topic_id, queue_id=queue_id)
+            going = [fact for fact in of_queue if held_from is None or fact[0].end <= held_from]
+            if going:
+                kept_from = going[-1][0].end
+                decision.events.append(self._event(queue_id, going, now_ms=now_ms))
+                decision.events.extend(
+                    _moved_up(state, self.topic_id, queue_id=queue_id, to=kept_from, now_ms=now_ms)
+                )
+            decision.answer[queue_id] = kept_from
+        return decision
+
+    def _event(
+        self, queue_id: int, going: Sequence[tuple[Segment, int]], *, now_ms: int
+    ) -> EventRows:
+        detail = {
+            "segments": len(going),
+            "rows": sum(each.rows for each, _ in going),
+            "bytes": sum(size for _, size in going),
+        }
+        return single(
+            Kind.EXPIRED,
+            now_ms,
+            offset=going[-1][0].end,
+            topic_id=self.topic_id,
+            queue_id=queue_id,
+            detail=json.dumps(detail),
+        )
+
+
+def first_open(state: State, topic_id: int, *, queue_id: int) -> int | None:
+    """The first offset of a queue with something under way; None when there is nothing."""
+    if topic_id == SCHEDULE_TOPIC_ID:
+        return state.schedule.first_offset(queue_id)
+    if topic_id == HALF_TOPIC_ID:
+        return state.halves.first_offset()
+    firsts = [
+        consumption.leases.first_offset()
+        for key, consumption in state.consumptions.items()
+        if key[1:] == (topic_id, queue_id)
+    ]
+    return min((each for each in firsts if each is not None), default=None)
+
+
+def _moved_up(
+    state: State, topic_id: int, *, queue_id: int, to: int, now_ms: int
+) -> list[EventRows]:
+    """Cursors and backlogs of groups that lie before what is kept."""
+    found = []
+    for (group_id, *place), consumption in state.consumptions.items():
+        if place != [topic_id, queue_id] or not consumption.touched:
+            continue
+        where = {"group_id": group_id, "topic_id": topic_id, "queue_id": queue_id}
+        if consumption.cursor < to:
+            found.append(single(Kind.CURSOR, now_ms, offset=to, **where))
+        found.extend(_backlogs(consumption, to, now_ms=now_ms, where=where))
+    return found
+
+
+def _backlogs(
+    consumption: Consumption, to: int, *, now_ms: int, where: dict[str, int]
+) -> list[EventRows]:
+    behind: list[tuple[int, int]] = []
+    caught_up: list[tuple[int, int]] = []
+    for group, entry in consumption.backlog.items():
+        first = entry.known[0] if entry.known else entry.more_from
+        if first is None or first >= to:
+            continue
+        left = [offset for offset in entry.known if offset >= to]
+        if left:
+            behind.append((group, left[0]))
+        elif entry.more_from is not None:
+            behind.append((group, max(to, entry.more_from)))
+        else:
+            caught_up.append((group, -1))
+    return [
+        EventRows(
+            kind=kind,
+            at_ms=now_ms,
+            message_group_hash=np.array([group for group, _ in some], dtype=np.int64),
+            queue_offset=np.array([offset for _, offset in some], dtype=np.int64),
+            **where,  # type: ignore[arg-type]
+        )
+        for kind, some in ((Kind.BEHIND, behind), (Kind.CAUGHT_UP, caught_up))
+        if some
+    ]

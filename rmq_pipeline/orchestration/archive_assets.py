@@ -1,0 +1,180 @@
+"""The archive in Dagster: what sealing, merging and expiry have done, and what is there now."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import dagster as dg
+import pyarrow as pa
+from dagster_pyspark import LazyPySparkResource
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.archive.merging import Merger
+from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.topic_assets import KIND
+from rmq_pipeline.orchestration.upkeep_assets import (
+    GROUP,
+    WindowConfig,
+    asset_key,
+    metadata,
+    run_window,
+)
+from rmq_pipeline.orchestration.windows import JOBS, Fence, Report, UpkeepJob, WindowResult
+from rmq_pipeline.spark.merging import merge_all
+from rmq_pipeline.spark.session import prepare_environment
+
+SEAL: Final = "seal"
+COMPACT: Final = "compact"
+EXPIRE: Final = "expire"
+NAMES: Final = (SEAL, COMPACT, EXPIRE)
+#: Topics that a materialization lists, those with the most bytes.
+_TOPICS: Final = 50
+_COLUMNS: Final = {
+    "queue_id": "Of the path; not in the files.",
+    "queue_offset": "Ascending, without a gap.",
+    "message_group_hash": "64 bits of the message group; 0 for none.",
+    "born_at_ms": "When it was made, ms since 1970, as its producer says.",
+    "stored_at_ms": "When it was stored, ms since 1970: ascending.",
+    "deliver_at_ms": "For which time it was scheduled; null for none.",
+}
+
+
+def archive_assets() -> list[dg.AssetsDefinition]:
+    """The assets of sealing, merging and expiry, each with what it left in the archive."""
+    return [_asset(SEAL), _asset(EXPIRE), _compact_asset()]
+
+
+def _asset(name: str) -> dg.AssetsDefinition:
+    job = JOBS[name]
+
+    @dg.asset(
+        key=asset_key(name),
+        group_name=GROUP,
+        kinds={KIND, "parquet"},
+        description=job.description,
+        metadata=column_schema() if name == SEAL else None,
+        output_required=False,
+    )
+    def window(
+        context: dg.AssetExecutionContext, *, config: WindowConfig, broker: BrokerResource
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        result = run_window(context, job, config=config, broker=broker)
+        if not result.yielded_to:
+            yield dg.MaterializeResult(metadata=_metadata(job, result, broker=broker))
+
+    return window
+
+
+def _compact_asset() -> dg.AssetsDefinition:
+    @dg.asset(
+        key=asset_key(COMPACT),
+        group_name=GROUP,
+        kinds={KIND, "parquet", "pyspark"},
+        description=JOBS[COMPACT].description,
+        output_required=False,
+    )
+    def window(
+        context: dg.AssetExecutionContext,
+        *,
+        config: WindowConfig,
+        broker: BrokerResource,
+        spark: LazyPySparkResource,
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        def session() -> Any:
+            prepare_environment()
+            return spark.spark_session
+
+        job = compaction(session)
+        result = run_window(context, job, config=config, broker=broker)
+        if not result.yielded_to:
+            yield dg.MaterializeResult(metadata=_metadata(job, result, broker=broker))
+
+    return window
+
+
+def compaction(
+    session: Callable[[], Any], *, spark_bytes: int = limits.COMPACT_SPARK_BYTES
+) -> UpkeepJob:
+    """The job that merges in this process, or through Spark when there is much of it.
+
+    Args:
+        session: starts Spark.
+        spark_bytes: more than this at a time is much.
+    """
+
+    def call(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
+        plans = client.plan_compaction(limit_bytes=8 * spark_bytes)
+        large = sum(plan["bytes"] for plan in plans) > spark_bytes
+        if not large:
+            # Slice by slice: the window's lease is renewed after each.
+            plans = plans[: 1 + _within(plans, limits.COMPACT_TARGET_BYTES)]
+        merged: Iterator[Segment] = (
+            merge_all(session(), plans)
+            if large
+            else (Merger.from_json(plan).run() for plan in plans)
+        )
+        report: Report = {**dict.fromkeys(JOBS[COMPACT].counts, 0), "spark": int(large)}
+        for plan, added in zip(plans, merged, strict=True):
+            done = client.replace_segments(plan["inputs"], added=added.relative, window=window)
+            for key in JOBS[COMPACT].counts:
+                report[key] += done[key]
+        return report
+
+    return replace(JOBS[COMPACT], call=call)
+
+
+def _within(plans: list[dict[str, Any]], limit_bytes: int) -> int:
+    """How many plans, from the first on, are within a limit."""
+    total = 0
+    for count, plan in enumerate(plans):
+        total += plan["bytes"]
+        if total > limit_bytes:
+            return count
+    return len(plans)
+
+
+def _metadata(job: UpkeepJob, result: WindowResult, *, broker: BrokerResource) -> dict[str, Any]:
+    """What the window did, and what is in the archive now."""
+    with broker.client() as client:
+        archive = client.archive()
+    found = metadata(job, result)
+    found |= {name: result.total(name) for name in ("rows", "bytes")}
+    raw, written = result.total("raw_bytes"), result.total("bytes")
+    if raw and written:
+        found |= {"raw_bytes": raw, "ratio": round(written / raw, 4)}
+    found |= {f"archive_{name}": archive[name] for name in ("files", "rows", "bytes")}
+    if archive["rows"]:
+        found["archive_bytes_per_message"] = round(archive["bytes"] / archive["rows"], 1)
+    found["archive_root"] = dg.MetadataValue.path(archive["root"])
+    if archive["topics"]:
+        found["topics"] = _table(archive["topics"])
+    return found
+
+
+def _table(topics: list[dict[str, Any]]) -> dg.TableMetadataValue:
+    largest = sorted(topics, key=lambda topic: -topic["bytes"])[:_TOPICS]
+    names = ("topic", "files", "rows", "bytes")
+    return dg.MetadataValue.table(
+        [dg.TableRecord({name: topic[name] for name in names}) for topic in largest]
+    )
+
+
+@functools.cache
+def _columns() -> dg.TableSchema:
+    fields = [field for field in schema.MESSAGE if field.name not in ("topic_id", "queue_id")]
+    fields = [pa.field("queue_id", pa.int32()), *fields]
+    return dg.TableSchema(
+        [
+            dg.TableColumn(field.name, str(field.type), _COLUMNS.get(field.name))
+            for field in fields
+            if field.name != "target_topic_id"
+        ]
+    )
+
+
+def column_schema() -> dict[str, Any]:
+    """The columns of segments, as Dagster shows those of a table."""
+    return {"dagster/column_schema": _columns()}

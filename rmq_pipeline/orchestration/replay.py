@@ -1,0 +1,237 @@
+"""``replay_<consumer>``: an asset on the grid of the topic's log; a backfill of it is a replay."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace as changed
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from dagster_pyspark import LazyPySparkResource
+
+from rmq_pipeline.errors import NotFoundError, RequestError
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.replay_config import ReplayConfig
+from rmq_pipeline.orchestration.sink_resource import SinkResource
+from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
+from rmq_pipeline.orchestration.topic_assets import KIND, identifier
+from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
+from rmq_pipeline.spark.consumer import ConsumerSpec
+from rmq_pipeline.spark.replay import replay
+from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay_topic import TopicPlan, publish_again
+from rmq_pipeline.spark.session import prepare_environment
+
+BACKFILL_TAG: Final = "dagster/backfill"
+#: Seconds before the first retry: after a lost connection, or a race with a compaction of the sink.
+RETRY_S: Final = 5
+#: Rows of tables that metadata shows; the reports have all of them.
+_LISTED: Final = 50
+_MODES: Final = ("dry_run", "replace", "side_sink", "side_topic")
+
+
+def replay_key(group: str) -> dg.AssetKey:
+    """Key of the asset that replays a consumer."""
+    return dg.AssetKey(f"replay_{identifier(group)}")
+
+
+def replay_asset(consumer: SparkConsumer) -> dg.AssetsDefinition:
+    """The asset whose backfill replays hours of the consumer's topic, all in one run."""
+    with warnings.catch_warnings():
+        # The only way to replay a range in one run; it says so each time that it is used.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return _asset(consumer)
+
+
+def _asset(consumer: SparkConsumer) -> dg.AssetsDefinition:
+    spec, topic = consumer.spec, consumer.group.topic
+
+    @dg.asset(
+        key=replay_key(spec.group),
+        deps=[log_key(topic)],
+        partitions_def=log_partitions(topic),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={KIND, "pyspark"},
+        description=(
+            f"Hours of {topic.name} through {spec.group} again: what would change, or the same"
+            " partitions of its sink anew, or another sink or topic. The group goes on undisturbed."
+        ),
+        metadata={"topic": spec.topic, "consumer_group": spec.group},
+        output_required=False,
+        # What was done under its id is not done twice.
+        retry_policy=dg.RetryPolicy(2, RETRY_S, backoff=dg.Backoff.EXPONENTIAL),
+    )
+    def run(
+        context: dg.AssetExecutionContext,
+        *,
+        config: ReplayConfig,
+        broker: BrokerResource,
+        sinks: SinkResource,
+        spark: LazyPySparkResource,
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        prepare_environment()
+        task = _Task(context, config.tagged(context.run.tags), spec=spec, sinks=sinks)
+        try:
+            with broker.client() as client:
+                found = task.metadata(client, lambda: spark.spark_session)
+        except (RequestError, NotFoundError) as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        if task.config.mode == "replace":
+            context.log_event(dg.AssetObservation(consumer.key, metadata=found))
+        yield dg.MaterializeResult(metadata=found)
+
+    return run
+
+
+class _Task:
+    """One run of the asset."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        config: ReplayConfig,
+        *,
+        spec: ConsumerSpec,
+        sinks: SinkResource,
+    ) -> None:
+        self._context, self.config, self._sinks = context, config, sinks
+        if config.mode not in _MODES:
+            said = f"mode is one of {', '.join(_MODES)}, not {config.mode!r}."
+            raise dg.Failure(said, allow_retries=False)
+        sink = None if spec.sink is None else sinks.folder(spec.sink)
+        self._spec = changed(spec, sink=sink)
+        window = context.partition_time_window
+        self._from_ms, self._to_ms = _ms(window.start), _ms(window.end)
+        run = context.run
+        self._replay_id = (
+            config.replay_id or run.tags.get(BACKFILL_TAG) or run.root_run_id or run.run_id
+        )
+
+    def metadata(self, client: Any, spark: Any) -> dict[str, Any]:
+        """Carry it out; what the materialization says."""
+        if self.config.mode == "side_topic":
+            done = publish_again(
+                self._topic_plan(), client, spark=spark, on_progress=self._progress
+            )
+            return {"mode": "side_topic", "replay_id": self._replay_id, **done.facts()}
+        report = replay(self._plan(), client, spark=spark, on_progress=self._progress)
+        return metadata(report)
+
+    def _folder(self) -> Path:
+        return self._sinks.folder(Path("_replays")) / identifier(self._spec.group)
+
+    def _plan(self) -> ReplayPlan:
+        config = self.config
+        side = self._sinks.folder(Path(config.side_sink)) if config.side_sink else None
+        return ReplayPlan(
+            spec=self._spec,
+            from_ms=self._from_ms,
+            to_ms=self._to_ms,
+            mode=config.mode,  # type: ignore[arg-type]  # checked against _MODES
+            replay_id=self._replay_id,
+            folder=self._folder(),
+            side_sink=side,
+            tries=config.tries,
+            partitions_match=config.partitions_match,
+            parallelism=config.parallelism,
+        )
+
+    def _topic_plan(self) -> TopicPlan:
+        config = self.config
+        return TopicPlan(
+            topic=self._spec.topic,
+            from_ms=self._from_ms,
+            to_ms=self._to_ms,
+            side_topic=config.side_topic,
+            filter=config.filter,
+            filter_type=config.filter_type,
+            rate_per_s=config.rate_per_s,
+            ttl_ms=config.ttl_ms,
+            replay_id=self._replay_id,
+            folder=self._folder(),
+        )
+
+    def _progress(self, what: str, facts: Mapping[str, Any]) -> None:
+        said = ", ".join(f"{name} {value:,}" for name, value in facts.items())
+        self._context.log.info("%s: %s", what, said)
+
+
+def metadata(report: ReplayReport) -> dict[str, Any]:
+    """What a replay did: first what one wants to know, then the rest of its numbers."""
+    facts = report.facts()
+    facts |= {name: round(facts[name], 1) for name in ("spark_s", "seconds")}
+    found: dict[str, Any] = {
+        "range": f"{_text(report.from_ms)} to {_text(report.to_ms)}",
+        "mode": facts.pop("mode"),
+        "messages": facts.pop("messages"),
+        "failed": facts.pop("failed"),
+    }
+    if report.mode == "dry_run":
+        found |= _differences(report)
+    else:
+        found["dagster/row_count"] = report.rows
+    found["later_partitions"] = ", ".join(report.later) or "none"
+    if report.behind_rows:
+        found["rows_behind"] = _partitions(report.behind_rows)
+    if report.not_published:
+        found["not_published"] = dict(report.not_published)
+    walked = report.messages + report.warm_up + report.behind
+    found["messages_per_second"] = round(walked / max(report.spark_s, 1e-3), 1)
+    return {**found, **{name: value for name, value in facts.items() if value != ""}}
+
+
+def _differences(report: ReplayReport) -> dict[str, Any]:
+    """What a dry run has found."""
+    found: dict[str, Any] = {
+        "rows_added": report.rows_added,
+        "rows_removed": report.rows_removed,
+        "outcomes_changed": report.outcomes.num_rows,
+    }
+    if report.changed:
+        found["changed_partitions"] = _partitions(report.changed)
+        found["rows_changed"] = _table(_first_rows(report.rows_report))
+    if report.outcomes.num_rows:
+        found["outcomes"] = _table(report.outcomes)
+    return found
+
+
+def _partitions(rows: Mapping[str, int]) -> dg.TableMetadataValue:
+    listed = {"partition": list(rows), "rows": list(rows.values())}
+    return _table(pa.table(listed))
+
+
+def _first_rows(path: str) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_LISTED):
+            return pa.Table.from_batches([batch])
+        return file.schema_arrow.empty_table()
+
+
+def _table(rows: pa.Table) -> dg.TableMetadataValue:
+    schema = dg.TableSchema(
+        columns=[dg.TableColumn(each.name, str(each.type)) for each in rows.schema]
+    )
+    records = [
+        dg.TableRecord({name: _cell(value) for name, value in row.items()})
+        for row in rows.slice(0, _LISTED).to_pylist()
+    ]
+    return dg.MetadataValue.table(records, schema)
+
+
+def _cell(value: Any) -> str | int | float | bool:
+    if isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(value)
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _text(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

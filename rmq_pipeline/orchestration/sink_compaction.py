@@ -1,0 +1,178 @@
+"""Compaction of consumers' sinks: a run merges small files, a sensor sees when it is worth it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+
+from rmq_pipeline.errors import BusyError, NotFoundError
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.lake import compaction
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S
+from rmq_pipeline.orchestration.sink_resource import SinkResource
+from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
+from rmq_pipeline.orchestration.topic_assets import KIND
+from rmq_pipeline.orchestration.upkeep_assets import GROUP, WINDOW_TAG, asset_key, say_yielded
+
+NAME: Final = "compact_sinks"
+WINDOW: Final = f"{GROUP}/{NAME}"
+#: Renewed before each merge; after a kill, the next compaction waits this long at most.
+LEASE_MS: Final = 120_000
+#: How often the sensor looks.
+LOOK_EVERY_S: Final = 60
+_UNDER_WAY: Final = (
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+)
+
+
+class CompactConfig(dg.Config):
+    """What is merged."""
+
+    #: Of a merged file, about.
+    target_mib: int = 128
+    #: Of an hour that still gets files so many of about one size are merged.
+    least_files: int = compaction.DEFAULT.least_files
+    #: An hour is quiet, and all of it is merged, when no file came for this long.
+    quiet_seconds: float = compaction.DEFAULT.quiet_ms / 1000
+    #: Replaced files are kept this long for those who still read them.
+    grace_seconds: float = compaction.DEFAULT.grace_ms / 1000
+
+    def rules(self) -> compaction.Rules:
+        """As the compaction takes them."""
+        return compaction.Rules(
+            target_bytes=self.target_mib * MIB,
+            least_files=self.least_files,
+            quiet_ms=int(self.quiet_seconds * 1000),
+            grace_ms=int(self.grace_seconds * 1000),
+        )
+
+
+def compact_sinks_asset(consumers: Sequence[SparkConsumer]) -> dg.AssetsDefinition:
+    """The asset whose run compacts the sinks of these consumers."""
+
+    @dg.asset(
+        key=asset_key(NAME),
+        group_name=GROUP,
+        kinds={KIND, "parquet"},
+        description="Merges small files of sinks, and deletes what was replaced.",
+        output_required=False,
+    )
+    def compact_sinks(
+        context: dg.AssetExecutionContext,
+        *,
+        config: CompactConfig,
+        broker: BrokerResource,
+        sinks: SinkResource,
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        with broker.client() as client:
+            opened = client.open_window(WINDOW, owner=context.run.run_id, duration_ms=LEASE_MS)
+            if "yielded_to" in opened:
+                say_yielded(context, asset_key(NAME), to=opened["yielded_to"])
+                return
+            found = {
+                group: asdict(done)
+                for group, folder in _sinks(consumers, sinks)
+                if (
+                    done := _compacted(
+                        client, group, folder=folder, epoch=opened["epoch"], rules=config.rules()
+                    )
+                )
+            }
+            client.close_window(WINDOW, epoch=opened["epoch"])
+        yield dg.MaterializeResult(metadata=_metadata(found))
+
+    return compact_sinks
+
+
+def _sinks(consumers: Sequence[SparkConsumer], sinks: SinkResource) -> Iterator[tuple[str, Path]]:
+    """Each group with a sink, and its folder."""
+    for consumer in consumers:
+        if consumer.spec.sink is not None:
+            yield consumer.group.name, sinks.folder(consumer.spec.sink)
+
+
+def _compacted(
+    client: Client, group: str, *, folder: Path, epoch: int, rules: compaction.Rules
+) -> compaction.Compacted | None:
+    """What was done; None where the group, or its sink, is not there yet."""
+
+    def renew() -> bool:
+        client.renew_window(WINDOW, epoch=epoch, duration_ms=LEASE_MS)
+        return True
+
+    if not folder.is_dir():
+        return None
+    try:
+        return compaction.compact(
+            client, group, sink=folder, window=(WINDOW, epoch), rules=rules, going_on=renew
+        )
+    except NotFoundError:
+        return None
+
+
+def _metadata(found: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Totals, and a row a sink."""
+    names = compaction.Compacted().__dataclass_fields__
+    totals: dict[str, Any] = {name: sum(done[name] for done in found.values()) for name in names}
+    records = [dg.TableRecord({"consumer_group": group, **done}) for group, done in found.items()]
+    if records:
+        totals["sinks"] = dg.MetadataValue.table(records)
+    return totals
+
+
+def compact_sinks_job() -> Any:
+    """The job that compacts."""
+    return dg.define_asset_job(
+        NAME,
+        selection=dg.AssetSelection.assets(asset_key(NAME)),
+        tags={WINDOW_TAG: NAME},
+        executor_def=dg.in_process_executor,
+    )
+
+
+def compact_sinks_sensor(consumers: Sequence[SparkConsumer], job: Any) -> dg.SensorDefinition:
+    """Starts a compaction when there is something to merge or to delete, one at a time."""
+
+    @dg.sensor(
+        name=NAME,
+        job=job,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=LOOK_EVERY_S,
+        description="Starts a compaction when sinks have many small files, or replaced ones.",
+    )
+    def compact_sinks(
+        context: dg.SensorEvaluationContext, *, broker: BrokerResource, sinks: SinkResource
+    ) -> dg.SensorResult:
+        under_way = dg.RunsFilter(tags={WINDOW_TAG: NAME}, statuses=list(_UNDER_WAY))
+        if context.instance.get_runs_count(under_way):
+            return dg.SensorResult(skip_reason="A compaction is under way.")
+        try:
+            with broker.client(retry_s=CONNECT_RETRY_S) as client:
+                due = [
+                    g for g, folder in _sinks(consumers, sinks) if _is_due(client, g, folder=folder)
+                ]
+        except BusyError as error:
+            return dg.SensorResult(skip_reason=str(error))
+        if not due:
+            return dg.SensorResult(skip_reason="No sink is worth it.")
+        serial = int(context.cursor or 0) + 1
+        request = dg.RunRequest(
+            run_key=f"{NAME}/{serial}", tags={"rmq/reason": f"small files of {', '.join(due)}"}
+        )
+        return dg.SensorResult(run_requests=[request], cursor=str(serial))
+
+    return compact_sinks
+
+
+def _is_due(client: Client, group: str, *, folder: Path) -> bool:
+    try:
+        return folder.is_dir() and compaction.is_due(client, group, sink=folder)
+    except NotFoundError:
+        return False

@@ -1,0 +1,202 @@
+"""``topic_log``: what is sealed of a topic, hour by hour, as the partitions of an external asset.
+
+Replays are launched on this grid: an hour with data is a materialized partition, with its rows and
+bytes. A sensor reports the hours that new segments have touched; it reads one column of them.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rmq_pipeline.errors import BusyError, TopicNotFoundError
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
+from rmq_pipeline.spark.replay_files import HOUR_MS
+from rmq_pipeline.spark.replay_log import Range, Segment, TopicLog
+
+INTERVAL_S: Final = 15
+#: Hours that one tick reports; each is an event of Dagster's storage.
+HOURS_PER_TICK: Final = 200
+_TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
+
+
+@dataclass
+class Reported:
+    """How far a topic was looked at."""
+
+    topic_id: int = -1
+    #: queue_id, as text -> the first offset that was not looked at.
+    done: dict[str, int] = field(default_factory=dict)
+    #: Hours since 1970 that are to be reported.
+    pending: list[int] = field(default_factory=list)
+
+    def take(self, segments: Iterable[Segment], log: TopicLog, *, partition_time: str) -> None:
+        """Note the hours of what is new among the segments."""
+        for segment in segments:
+            queue = str(segment.queue_id)
+            if segment.end > self.done.get(queue, 0):
+                hours = hours_of(log, segment, partition_time=partition_time)
+                self.pending = sorted({*self.pending, *hours})
+                self.done[queue] = segment.end
+
+
+def log_key(topic: DeclaredTopic) -> dg.AssetKey:
+    """Key of the asset of a topic's log."""
+    return dg.AssetKey(["topic_log", identifier(topic.name)])
+
+
+def log_partitions(topic: DeclaredTopic) -> dg.HourlyPartitionsDefinition:
+    """The hours of a topic's partition time."""
+    # The hour that is under way is there too: what of it is sealed can be replayed.
+    offset = 1 if topic.log_until is None else 0
+    return dg.HourlyPartitionsDefinition(
+        start_date=topic.log_from, end_date=topic.log_until, timezone="UTC", end_offset=offset
+    )
+
+
+def log_spec(topic: DeclaredTopic) -> dg.AssetSpec:
+    """The external asset of a topic's log."""
+    return dg.AssetSpec(
+        log_key(topic),
+        deps=[topic.key],
+        partitions_def=log_partitions(topic),
+        description=f"What is sealed of {topic.name}, by the hour it was {_words(topic)}.",
+        kinds={KIND, "parquet"},
+        tags=topic.tags,
+        metadata={"topic": topic.name, "partition_time": topic.partition_time},
+    )
+
+
+def _words(topic: DeclaredTopic) -> str:
+    known = topic.partition_time in _TIMES
+    return topic.partition_time if known else f"given by the property {topic.partition_time}"
+
+
+def topic_log_sensor(topics: Sequence[DeclaredTopic], *, name: str) -> dg.SensorDefinition:
+    """The sensor that fills the grids of these topics.
+
+    Args:
+        topics: declared ones.
+        name: of the sensor.
+    """
+
+    @dg.sensor(
+        name=name,
+        asset_selection=dg.AssetSelection.assets(*(log_key(topic) for topic in topics)),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=INTERVAL_S,
+        description="Reports which hours of the topics are sealed, with their rows and bytes.",
+    )
+    def topic_log(context: dg.SensorEvaluationContext, broker: BrokerResource) -> dg.SensorResult:
+        said = {k: Reported(**v) for k, v in json.loads(context.cursor or "{}").items()}
+        events: list[dg.AssetMaterialization] = []
+        try:
+            with broker.client(retry_s=0.0) as client:
+                for topic in topics:
+                    try:
+                        log = TopicLog(client, topic.name)
+                    except TopicNotFoundError:
+                        continue
+                    reported = said.setdefault(topic.name, Reported())
+                    events += _report(
+                        topic, log, reported=reported, limit=HOURS_PER_TICK - len(events)
+                    )
+        except BusyError as error:
+            return dg.SensorResult(skip_reason=str(error))
+        cursor = json.dumps({name: asdict(each) for name, each in said.items()})
+        if not events:
+            return dg.SensorResult(skip_reason="Nothing new is sealed.", cursor=cursor)
+        return dg.SensorResult(asset_events=events, cursor=cursor)
+
+    return topic_log
+
+
+def _report(
+    topic: DeclaredTopic, log: TopicLog, *, reported: Reported, limit: int
+) -> list[dg.AssetMaterialization]:
+    topic_id = int(log.described["topic_id"])
+    if reported.topic_id != topic_id:
+        reported.topic_id, reported.done, reported.pending = topic_id, {}, []
+    reported.take(log.segments, log, partition_time=topic.partition_time)
+    grid = log_partitions(topic)
+    first, last = grid.get_first_partition_window(), grid.get_last_partition_window()
+    wanted, reported.pending = reported.pending[:limit], reported.pending[limit:]
+    on_grid = [
+        hour
+        for hour in wanted
+        if first is not None and last is not None and first.start <= _moment(hour) < last.end
+    ]
+    if not on_grid:
+        return []
+    rows, sizes = _totals(topic, log, hours=on_grid)
+    return [
+        dg.AssetMaterialization(
+            log_key(topic),
+            partition=_moment(hour).strftime(grid.fmt),
+            metadata={
+                "rows": rows[hour],
+                "dagster/partition_row_count": rows[hour],
+                "bytes": round(sizes[hour]),
+            },
+        )
+        for hour in on_grid
+        if rows[hour]
+    ]
+
+
+def _totals(
+    topic: DeclaredTopic, log: TopicLog, *, hours: Sequence[int]
+) -> tuple[Counter[int], Counter[float]]:
+    """Rows and bytes of each hour; the bytes of a segment go to hours by their rows."""
+    wanted = Range(
+        topic=topic.name,
+        from_ms=hours[0] * HOUR_MS,
+        to_ms=(hours[-1] + 1) * HOUR_MS,
+        partition_time=topic.partition_time,
+    )
+    rows: Counter[int] = Counter()
+    sizes: Counter[float] = Counter()
+    for segment in log.segments:
+        if segment.may_hold(wanted):
+            row_bytes = segment.facts["bytes"] / max(1, segment.end - segment.base)
+            found = hours_of(log, segment, partition_time=topic.partition_time)
+            rows.update(found)
+            sizes.update({hour: n * row_bytes for hour, n in found.items()})
+    return rows, sizes
+
+
+def hours_of(log: TopicLog, segment: Segment, *, partition_time: str) -> Counter[int]:
+    """How many messages of a segment each hour since 1970 has; those without a time are left out.
+
+    Args:
+        log: of the topic.
+        segment: of it.
+        partition_time: stored, born, or a property.
+    """
+    column = _TIMES.get(partition_time)
+    files, path = fs.FileSystem.from_uri(f"{log.root}/{segment.path}")
+    with files.open_input_file(path) as source:
+        table = pq.ParquetFile(source).read(columns=[column or "properties"])
+    if column is not None:
+        times = table[column]
+    else:
+        texts = pc.map_lookup(table["properties"], pa.scalar(partition_time), "first")
+        digits = pc.fill_null(pc.match_substring_regex(texts, r"^\d{1,18}$"), False)
+        times = texts.filter(digits).cast(pa.int64())
+    hours = pc.divide(pc.drop_null(times), HOUR_MS)
+    counted = pc.value_counts(hours.combine_chunks())
+    values, counts = counted.field("values"), counted.field("counts")
+    return Counter(dict(zip(values.to_pylist(), counts.to_pylist(), strict=True)))
+
+
+def _moment(hour: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=hour)

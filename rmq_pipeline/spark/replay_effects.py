@@ -1,0 +1,248 @@
+"""What becomes of a replay's rows: compared, put in the place of others, or into another sink."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rmq_pipeline import schema
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.lake import manifest, publication
+from rmq_pipeline.spark import replay_compare, replay_files
+from rmq_pipeline.spark.replay_log import Range
+from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay_settled import Settled, dead_lettered
+from rmq_pipeline.spark.replay_source import Source
+from rmq_pipeline.spark.replay_walk import FAILED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The sink and the progress of the group, of one moment."""
+
+    #: schema.SINK_FILE of the partitions of the range.
+    files: pa.Table
+    settled: Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the tasks of a walk found."""
+
+    #: schema.SINK_FILE of the range, and of the messages behind it.
+    files: pa.Table
+    behind: pa.Table
+    #: replay_walk.FAILED.
+    failed: pa.Table
+    #: Message groups whose state is not the recorded one.
+    differ: pa.Array
+    counts: dict[str, int]
+
+    @classmethod
+    def nothing(cls) -> "Found":
+        """Of no messages."""
+        files = schema.SINK_FILE.empty_table()
+        return cls(files, files, FAILED.empty_table(), pa.array([], pa.string()), {})
+
+
+def done_before(plan: ReplayPlan, client: Client, *, report: ReplayReport) -> bool:
+    """Whether this replacement was made; the report then says what it was."""
+    from sqlglot import exp
+
+    query = exp.select("added", "removed").from_("sink_replacements")
+    query = query.where(
+        exp.column("consumer_group").eq(plan.spec.group),
+        exp.column("replacement_id").eq(plan.replacement_id),
+    )
+    found = client.sql(query.sql("duckdb")).to_pylist()
+    if found:
+        report.repeated = True
+        report.files = len(found[0]["added"] or [])
+        report.replaced_files = len(found[0]["removed"] or [])
+    return bool(found)
+
+
+class Effects:
+    """What one replay does once its range is walked."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        client: Client,
+        *,
+        wanted: Range,
+        target: Path,
+        scratch: Path,
+        report: ReplayReport,
+    ) -> None:
+        self._plan, self._client, self._range = plan, client, wanted
+        self._target, self._scratch, self._report = target, scratch, report
+
+    def finish(self, messages: "DataFrame | None", *, snapshot: Snapshot, found: Found) -> None:
+        """Do with the rows what the plan says.
+
+        Raises:
+            RequestError: rows do not belong to the range, or messages of it are gone.
+            SinkChangedError: the files to be replaced do not count any more.
+        """
+        if self._plan.mode == "dry_run":
+            if messages is not None:
+                self._compare(messages, snapshot=snapshot, found=found)
+        elif self._plan.mode == "side_sink":
+            self._publish_side(found)
+        else:
+            self._replace(snapshot, found)
+
+    def _compare(self, messages: "DataFrame", *, snapshot: Snapshot, found: Found) -> None:
+        plan, spec, report = self._plan, self._plan.spec, self._report
+        was = dead_lettered(self._client, spec.group, topic=spec.topic)
+        in_range = messages.filter(self._range.holds())
+        report.outcomes = replay_compare.outcomes(in_range, was=was, now=found.failed)
+        if report.outcomes.num_rows:
+            path = plan.folder / f"outcomes-{plan.label}.parquet"
+            pq.write_table(report.outcomes, path)
+            report.outcomes_report = str(path)
+        changed = self._changed(
+            messages.sparkSession,
+            old=snapshot.files["path"].to_pylist(),
+            new=found.files,
+            folder=self._target,
+        )
+        if changed is None:
+            return
+        path = replay_compare.write_report(changed, plan.folder / f"rows-{plan.label}.parquet")
+        report.rows_report = str(path)
+        written = messages.sparkSession.read.parquet(str(path))
+        column = spec.partition_time
+        report.changed = replay_compare.partitions(written, partition_time=column, added_only=False)
+        added = replay_compare.partitions(written, partition_time=column, added_only=True)
+        report.rows_added = sum(added.values())
+        report.rows_removed = sum(report.changed.values()) - report.rows_added
+
+    def _changed(
+        self, spark: "SparkSession", *, old: list[str], new: pa.Table, folder: Path
+    ) -> "DataFrame | None":
+        spec = self._plan.spec
+        if spec.sink is None or spec.sink_schema is None:
+            return None
+        return replay_compare.rows(
+            spark,
+            old=[spec.sink / path for path in old],
+            new=[folder / path for path in new["path"].to_pylist()],
+            columns=spec.sink_schema,
+        )
+
+    def _replace(self, snapshot: Snapshot, found: Found) -> None:
+        plan, spec = self._plan, self._plan.spec
+        assert spec.sink is not None
+        try:
+            self._check_range(found.files)
+            self._check_expired(snapshot.files)
+        except RequestError:
+            replay_files.delete(spec.sink, found.files)
+            raise
+        removed = snapshot.files["path"].to_pylist()
+        if removed or found.files.num_rows:
+            publication.replace(
+                self._client,
+                spec.group,
+                sink=spec.sink,
+                replacement_id=plan.replacement_id,
+                add=found.files,
+                remove=removed,
+                reason=f"replay {plan.replay_id}",
+            )
+        self._report.replaced_files = len(removed)
+        # Of earlier attempts; those of this one that lost a race were deleted.
+        known = [self._client.sink_files(spec.group, removed=gone) for gone in (False, True)]
+        paths = [path for files in known for path in files["path"].to_pylist()]
+        replay_files.sweep(spec.sink, label=plan.label, counting=paths)
+
+    def _check_range(self, files: pa.Table) -> None:
+        outside = set(files["partition"].to_pylist()) - set(self._plan.partitions)
+        if outside:
+            raise RequestError(
+                f"The handler made rows of {len(outside)} partitions that are not those of the"
+                f" range, such as {min(outside)}: nothing was replaced."
+            )
+
+    def _check_expired(self, files: pa.Table) -> None:
+        """Refuse to replace rows of messages that the topic does not keep any more."""
+        topic = self._client.describe_topic(self._plan.spec.topic)
+        kept = {queue["queue_id"]: queue["min_offset"] for queue in topic["offsets"]}
+        if not any(kept.values()):
+            return
+        for file in files.select(["path", "offsets"]).to_pylist():
+            ranges = file["offsets"]
+            if ranges is None or any(r["base"] < kept.get(r["queue_id"], 0) for r in ranges):
+                raise RequestError(
+                    f"{file['path']} may hold rows of messages that have expired: replaced, they"
+                    " would be lost."
+                )
+
+    def _publish_side(self, found: Found) -> None:
+        """The side sink has these files in place of what it had of their range."""
+        plan, folder = self._plan, self._target
+        folder.mkdir(parents=True, exist_ok=True)
+        before = manifest.read(folder)
+        mine = f"/{replay_files.prefix(plan.label)}-"
+        kept = [mine not in path for path in before.files["path"].to_pylist()]
+        counting = pa.concat_tables([before.files.filter(pa.array(kept, pa.bool_())), found.files])
+        listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
+        manifest.publish(folder, listed, known=before)
+        replay_files.sweep(folder, label=plan.label, counting=counting["path"].to_pylist())
+        self._report.replaced_files = before.files.num_rows - sum(kept)
+
+    def look_behind(self, source: Source, *, stretches: pa.Table, found: Found) -> None:
+        """Find the later partitions that the new state would change."""
+        report = self._report
+        report.states_differ = len(found.differ)
+        if found.behind.num_rows:
+            hours = set(found.behind["partition"].to_pylist())
+            listed = self._client.sink_files(self._plan.spec.group)
+            files = listed.select(["path", "partition"]).to_pylist()
+            changed = self._changed(
+                source.spark,
+                old=[file["path"] for file in files if file["partition"] in hours],
+                new=found.behind,
+                folder=self._scratch / "behind",
+            )
+            if changed is not None:
+                report.behind_rows = replay_compare.partitions(
+                    changed, partition_time=self._plan.spec.partition_time, added_only=True
+                )
+        if len(found.differ):
+            report.later = self._hours_behind(source, stretches, groups=found.differ)
+
+    def _hours_behind(self, source: Source, stretches: pa.Table, *, groups: pa.Array) -> list[str]:
+        """The hours of what these message groups have behind the range."""
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        wanted = stretches.select(["message_group", "last_queue", "last"]).filter(
+            pc.is_in(stretches["message_group"], groups)
+        )
+        first: dict[int, int] = {}
+        for queue_id, last in zip(
+            wanted["last_queue"].to_pylist(), wanted["last"].to_pylist(), strict=True
+        ):
+            first[queue_id] = min(last, first.get(queue_id, last))
+        # A group that has moved since goes on in a queue that is not looked at before its end.
+        messages = source.of(lambda segment: segment.end > first.get(segment.queue_id, -1))
+        if messages is None:
+            return []
+        ends = F.broadcast(source.spark.createDataFrame(wanted))
+        later = messages.join(ends, "message_group").filter(
+            (F.col("queue_id") != F.col("last_queue")) | (F.col("queue_offset") > F.col("last"))
+        )
+        time = self._range.time()
+        hour = F.date_format(F.timestamp_millis(time), "yyyy-MM-dd'T'HH").alias("hour")
+        later = later.filter(time >= self._plan.to_ms).select(hour).distinct()
+        found: list[str] = later.toArrow()["hour"].to_pylist()
+        return sorted(found)

@@ -1,0 +1,192 @@
+"""A topic as a Spark DataFrame: its segments as the manifest lists them, and what is not sealed.
+
+Segments are read by Spark itself. What the broker has not sealed yet is read through its door, by
+the driver, into a Parquet file of the same columns.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rmq_pipeline import schema
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark.replay_settled import span
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: What is read of a message.
+COLUMNS_DDL: Final = (
+    "queue_offset bigint, message_id string, tag string, keys array<string>,"
+    " message_group string, properties map<string,string>, body binary,"
+    " born_at_ms bigint, stored_at_ms bigint, deliver_at_ms bigint, queue_id int"
+)
+_MANIFEST: Final = "_manifest.json"
+_MANIFEST_FORMAT: Final = 2
+_PAGE_ROWS: Final = 10_000
+_TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The messages of a topic whose partition time lies in [from_ms, to_ms)."""
+
+    topic: str
+    from_ms: int
+    to_ms: int
+    #: stored, born, or the property that holds ms since 1970.
+    partition_time: str
+
+    @property
+    def column(self) -> str | None:
+        """The column that is the partition time; None when it is a property."""
+        return _TIMES.get(self.partition_time)
+
+    def time(self) -> "Column":
+        """The partition time of a message, null where it has none."""
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        if self.column is not None:
+            return F.col(self.column)
+        return F.col("properties").getItem(self.partition_time).try_cast("bigint")
+
+    def holds(self) -> "Column":
+        """Whether a message is in the range."""
+        time = self.time()
+        return (time >= self.from_ms) & (time < self.to_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of the topic's manifest."""
+
+    path: str
+    queue_id: int
+    base: int
+    end: int
+    facts: Mapping[str, Any]
+
+    def may_hold(self, wanted: Range) -> bool:
+        """Whether messages of a range may be in it, as far as its times tell."""
+        low = self.facts.get(f"min_{wanted.column}")
+        high = self.facts.get(f"max_{wanted.column}")
+        if low is None or high is None:
+            return True
+        return bool(high >= wanted.from_ms and low < wanted.to_ms)
+
+
+class TopicLog:
+    """What a topic holds, at the moment this was made."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self._client = client
+        self.described = client.describe_topic(topic)
+        status = client.status()
+        root = status["settings"].get("archive_root") or f"{status['home']}/topics"
+        self.root = f"{root}/{topic}/{self.described['topic_id']}"
+        self.segments = _listed(self.root)
+        self.ends = {queue["queue_id"]: queue["max_offset"] for queue in self.described["offsets"]}
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return str(self.described["name"])
+
+    def tail_begins(self) -> dict[int, int]:
+        """queue_id -> the first offset that is in no segment."""
+        begins = {q["queue_id"]: int(q["min_offset"]) for q in self.described["offsets"]}
+        for segment in self.segments:
+            begins[segment.queue_id] = max(begins.get(segment.queue_id, 0), segment.end)
+        return begins
+
+    def tail(self, folder: Path, *, wanted: Range, whole: bool) -> list[str]:
+        """Write what is not sealed to files, a folder a queue; their paths.
+
+        Args:
+            folder: to write to, reached by Spark too.
+            wanted: the range that messages are needed of.
+            whole: all of it is needed, not only the range.
+        """
+        begins = self.tail_begins()
+        spans = {queue: (begin, self.ends[queue]) for queue, begin in begins.items()}
+        if not whole and wanted.column is not None:
+            found = span(
+                self._client,
+                self.topic,
+                column=wanted.column,
+                from_ms=wanted.from_ms,
+                to_ms=wanted.to_ms,
+            )
+            spans = {
+                queue: (max(begins[queue], base), end)
+                for queue, (base, end) in found.items()
+                if queue in begins
+            }
+        paths = (
+            self._queue(folder, queue, base=base, end=end) for queue, (base, end) in spans.items()
+        )
+        return [path for path in paths if path]
+
+    def _queue(self, folder: Path, queue_id: int, *, base: int, end: int) -> str:
+        if base >= end:
+            return ""
+        path = folder / f"queue_id={queue_id}" / "tail.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        columns = pa.schema([f for f in schema.READ if f.name != "queue_id"])
+        with pq.ParquetWriter(path, columns, compression="lz4") as file:
+            for offset in range(base, end, _PAGE_ROWS):
+                limit = min(_PAGE_ROWS, end - offset)
+                page = self._client.read(self.topic, queue_id, offset=offset, limit=limit)
+                file.write_table(page.select(columns.names).cast(columns))
+        return str(path)
+
+
+def frame(
+    spark: "SparkSession", log: TopicLog, *, segments: list[Segment], tail: list[str], folder: Path
+) -> "DataFrame | None":
+    """Segments and the tail as one DataFrame of COLUMNS_DDL; None when there is nothing to read.
+
+    Args:
+        spark: the session.
+        log: of the topic.
+        segments: those to read.
+        tail: paths that ``tail`` gave.
+        folder: that they lie in.
+    """
+    reader = spark.read.schema(COLUMNS_DDL)
+    parts = []
+    by_base: dict[str, list[str]] = {str(folder): tail} if tail else {}
+    for segment in segments:
+        # Below it, queue_id= becomes a column.
+        base = f"{log.root}/{segment.path}".partition("/queue_id=")[0]
+        by_base.setdefault(base, []).append(f"{log.root}/{segment.path}")
+    for base, paths in by_base.items():
+        parts.append(reader.option("basePath", base).parquet(*paths))
+    return reduce(lambda one, other: one.unionByName(other), parts) if parts else None
+
+
+def _listed(root: str) -> list[Segment]:
+    """The segments that the manifest of a topic lists; none without a manifest.
+
+    Raises:
+        ValueError: a newer version wrote it.
+    """
+    files, path = fs.FileSystem.from_uri(root)
+    try:
+        with files.open_input_stream(f"{path}/{_MANIFEST}") as stream:
+            listed = json.loads(stream.read())
+    except FileNotFoundError:
+        return []
+    if listed["format"] > _MANIFEST_FORMAT:
+        raise ValueError(f"{root}/{_MANIFEST} was written by a newer version.")
+    return [
+        Segment(entry["path"], entry["queue_id"], entry["base"], entry["end"], entry)
+        for entry in listed["files"]
+    ]

@@ -1,0 +1,54 @@
+"""The messages of a topic that a replay may read, as of the moment it began."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmq_pipeline.spark.replay_log import Segment, TopicLog, frame
+from rmq_pipeline.spark.replay_settled import PLACE, Settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Segments, and the files that hold what was not sealed."""
+
+    spark: "SparkSession"
+    log: TopicLog
+    #: Paths of the files, and the folder they lie in.
+    tail: list[str]
+    folder: Path
+    settled: Settled
+
+    def of(
+        self, keep: Callable[[Segment], bool], *, settled_only: bool = True
+    ) -> "DataFrame | None":
+        """The messages of those segments and of the tail, not read yet; None where there are none.
+
+        Args:
+            keep: which segments.
+            settled_only: without those that the group is not done with.
+        """
+        segments = [segment for segment in self.log.segments if keep(segment)]
+        messages = frame(
+            self.spark, self.log, segments=segments, tail=self.tail, folder=self.folder
+        )
+        return self._settled(messages) if messages is not None and settled_only else messages
+
+    def _settled(self, messages: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        queue, offset = F.col("queue_id"), F.col("queue_offset")
+        bounds = (
+            (queue == queue_id) & (offset < cursor)
+            for queue_id, cursor in self.settled.cursors.items()
+        )
+        chosen = messages.filter(reduce(lambda one, other: one | other, bounds, F.lit(False)))
+        if not self.settled.open.num_rows:
+            return chosen
+        left = F.broadcast(self.spark.createDataFrame(self.settled.open))
+        return chosen.join(left, PLACE.names, "left_anti")

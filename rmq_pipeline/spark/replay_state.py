@@ -1,0 +1,226 @@
+"""Keyed state at the beginning of a range, and which messages lead there and away from it.
+
+Each message group begins from the last state that was recorded before its first message of the
+range; the messages in between are walked without effect, and so are those behind the range up to
+the next recorded state, with which the replayed one is compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark.replay_log import Range, Segment
+from rmq_pipeline.spark.replay_settled import stored_at
+from rmq_pipeline.spark.replay_walk import BEHIND, RANGE, ROLE, WARM_UP
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: Which messages of a group are walked: those behind ``low`` up to ``high`` of its queue; of a
+#: group in ``several`` queues, those behind ``low`` up to the last one in the range.
+STRETCH: Final = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("several", pa.bool_()),
+        ("low_stored", pa.int64()),
+        ("low_queue", pa.int32()),
+        ("low", pa.int64()),
+        ("high", pa.int64()),
+        ("last_stored", pa.int64()),
+        ("last_queue", pa.int32()),
+        ("last", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the message groups of a range come from, and where they go."""
+
+    #: STRETCH.
+    stretches: pa.Table
+    #: ``message_group`` and the state's columns.
+    before: pa.Table
+    after: pa.Table
+    #: Message groups that have no state recorded before the range.
+    new: pa.Array
+
+    def unknown(self, kept: Mapping[int, int]) -> int:
+        """How many message groups may have lost what came before them.
+
+        Args:
+            kept: queue_id -> the first offset that the topic still has.
+        """
+        mine = self.stretches.filter(pc.is_in(self.stretches["message_group"], self.new))
+        return sum(bool(kept.get(queue, 0)) for queue in mine["low_queue"].to_pylist())
+
+    def reads(self, segment: Segment) -> bool:
+        """Whether messages to be walked may be in a segment."""
+        if pc.any(self.stretches["several"]).as_py():
+            return True
+        mine = self.stretches.filter(pc.equal(self.stretches["low_queue"], segment.queue_id))
+        if not mine.num_rows:
+            return False
+        low, high = pc.min(mine["low"]).as_py(), pc.max(mine["high"]).as_py()
+        return bool(segment.end > low + 1 and segment.base <= high)
+
+
+def find_course(
+    client: Client, messages: "DataFrame", *, group: str, topic: str, state: pa.Schema
+) -> Surroundings:
+    """Find the states around the messages of a range.
+
+    Args:
+        client: of the broker.
+        messages: of the range, and settled.
+        group: whose state.
+        topic: of the messages.
+        state: the consumer's columns.
+    """
+    places = _places(messages)
+    history = client.keyed_state_history(
+        group,
+        topic,
+        places=pa.table(
+            {
+                "message_group": places["message_group"],
+                "queue_id": places["first_queue"],
+                "queue_offset": places["first"],
+                "stored_at_ms": places["first_stored"],
+                "last_queue_id": places["last_queue"],
+                "last_queue_offset": places["last"],
+            }
+        ),
+    )
+    moments = {
+        name: history.filter(pc.equal(history["moment"], name))
+        for name in ("before", "after", "begins")
+    }
+    return Surroundings(
+        stretches=_stretches(client, places, moments=moments, topic=topic),
+        before=_states(moments["before"], state),
+        after=_states(moments["after"], state),
+        new=pc.unique(moments["begins"]["message_group"]),
+    )
+
+
+def _places(messages: "DataFrame") -> pa.Table:
+    """The first and the last message of each message group."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    order = F.struct("stored_at_ms", "queue_id", "queue_offset")
+    found = (
+        messages.filter(F.col("message_group").isNotNull())
+        .groupBy("message_group")
+        .agg(F.min(order).alias("f"), F.max(order).alias("l"))
+    )
+    return found.select(
+        "message_group",
+        F.col("f.stored_at_ms").alias("first_stored"),
+        F.col("f.queue_id").alias("first_queue"),
+        F.col("f.queue_offset").alias("first"),
+        F.col("l.stored_at_ms").alias("last_stored"),
+        F.col("l.queue_id").alias("last_queue"),
+        F.col("l.queue_offset").alias("last"),
+    ).toArrow()
+
+
+def _stretches(
+    client: Client, places: pa.Table, *, moments: dict[str, pa.Table], topic: str
+) -> pa.Table:
+    by_group: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, table in moments.items():
+        facts = table.select(["message_group", "queue_id", "queue_offset"]).to_pylist()
+        for row in facts:
+            by_group.setdefault(row["message_group"], {})[name] = row
+    rows = [
+        _stretch(place, by_group.get(place["message_group"], {})) for place in places.to_pylist()
+    ]
+    moved = [row for row in rows if row["several"] and row["low"] >= 0]
+    found = stored_at(client, topic, places=[(row["low_queue"], row["low"]) for row in moved])
+    for row, stored_ms in zip(moved, found, strict=True):
+        row["low_stored"] = -1 if stored_ms is None else stored_ms
+    return pa.Table.from_pylist(rows, schema=STRETCH)
+
+
+def _stretch(place: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    queue = place["last_queue"]
+    before, after = moments.get("before"), moments.get("after")
+    begins = moments.get("begins") or {"queue_id": queue, "queue_offset": place["first"]}
+    start = before or begins
+    low = start["queue_offset"] if before else start["queue_offset"] - 1
+    several = place["first_queue"] != queue or start["queue_id"] != queue
+    high = place["last"]
+    if after is not None and after["queue_id"] == queue:
+        high = max(high, after["queue_offset"])
+    return {
+        "message_group": place["message_group"],
+        "several": several,
+        "low_stored": -1,
+        "low_queue": queue if start["queue_id"] is None else start["queue_id"],
+        "low": low if before or not several else -1,
+        "high": high,
+        "last_stored": place["last_stored"],
+        "last_queue": queue,
+        "last": place["last"],
+    }
+
+
+def _states(rows: pa.Table, state: pa.Schema) -> pa.Table:
+    """``message_group`` and the columns that the consumer declares; those it lacks are null."""
+    kept = rows.filter(pc.invert(rows["removed"]))
+    columns = [
+        kept[field.name].cast(field.type)
+        if field.name in kept.column_names
+        else pa.nulls(kept.num_rows, field.type)
+        for field in state
+    ]
+    return pa.table([kept["message_group"], *columns], names=["message_group", *state.names])
+
+
+def with_roles(messages: "DataFrame", *, wanted: Range, course: Surroundings | None) -> "DataFrame":
+    """The messages to be walked, each with its role.
+
+    Args:
+        messages: all that are settled.
+        wanted: the range.
+        course: None: the consumer keeps no state, and only the range is walked.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if course is None:
+        return messages.filter(wanted.holds()).withColumn(ROLE, F.lit(RANGE))
+    holds = F.coalesce(wanted.holds(), F.lit(False))
+    stretches = F.broadcast(messages.sparkSession.createDataFrame(course.stretches))
+    joined = messages.join(stretches, "message_group", "left")
+    here = F.struct("stored_at_ms", "queue_id", "queue_offset")
+    last = F.struct("last_stored", "last_queue", "last")
+    role = F.when(holds, RANGE).when(here < last, WARM_UP).otherwise(BEHIND)
+    return (
+        joined.filter(holds | F.coalesce(_leads(here, last), F.lit(False)))
+        .withColumn(ROLE, role)
+        .drop(*(name for name in STRETCH.names if name != "message_group"))
+    )
+
+
+def _leads(here: "Column", last: "Column") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    offset = F.col("queue_offset")
+    of_one = (F.col("queue_id") == F.col("last_queue")) & (offset > F.col("low"))
+    of_one &= offset <= F.col("high")
+    low = F.struct("low_stored", "low_queue", "low")
+    of_several = (here > low) & (here < last)
+    return F.when(F.col("several"), of_several).otherwise(of_one)
+
+
+def write(table: pa.Table, path: Path) -> str:
+    """An Arrow file that tasks map into memory; its path."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return str(path)

@@ -1,0 +1,231 @@
+"""A range of a topic into another topic: messages again, as copies, at a rate and for a while."""
+
+import hashlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.errors import BusyError, RequestError, TopicNotFoundError
+from rmq_pipeline.filter.expression import Filter, compile_filter
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark.replay_log import Range, TopicLog, frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Progress = Callable[[str, dict[str, Any]], None]
+
+#: Messages of one send, at most.
+BATCH_ROWS: Final = 1_000
+#: What becomes of a type; times and transactions are of the past.
+_TYPES: Final = {"fifo": "fifo", "mixed": "mixed", "lite": "mixed"}
+_SENT: Final = ("body", "tag", "keys", "message_group", "born_at_ms", "properties")
+_TELL_EVERY_S: Final = 5.0
+_PAUSE_S: Final = 0.25
+_TRIES: Final = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """Which messages go where.
+
+    Raises:
+        RequestError: it does not fit together.
+    """
+
+    topic: str
+    from_ms: int
+    to_ms: int
+    side_topic: str
+    filter: str = "*"
+    filter_type: str = "tag"
+    #: 0: no limit.
+    rate_per_s: float = 0.0
+    #: How long the side topic keeps what is sealed, when it is made here; 0: for good.
+    ttl_ms: int = 0
+    #: Copies sent under an id are not stored twice within a day.
+    replay_id: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not self.side_topic or self.side_topic == self.topic:
+            raise RequestError("Mode side_topic needs the name of another topic.")
+        compile_filter(self.filter, self.filter_type)
+
+
+@dataclass(slots=True)
+class TopicReport:
+    """What went into the side topic."""
+
+    side_topic: str
+    #: Messages of the range, those that the filter wanted, and those stored just now: the others
+    #: had been before.
+    messages: int = 0
+    wanted: int = 0
+    stored: int = 0
+    seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """All of it by name."""
+        return asdict(self)
+
+
+def publish_again(
+    plan: TopicPlan,
+    client: Client,
+    *,
+    spark: "Callable[[], SparkSession]",
+    on_progress: Progress = lambda _what, _facts: None,
+) -> TopicReport:
+    """Send the messages of a range to the side topic, in the order they were stored.
+
+    The copies keep body, tag, keys, group, properties and birth; a message id is made of the
+    replay's and the place of the original, so that one is stored once however often this runs.
+
+    Args:
+        plan: what and where to.
+        client: of the broker.
+        spark: gives the session.
+        on_progress: told of every step, with numbers.
+
+    Raises:
+        RequestError: the side topic is there and would store repetitions.
+    """
+    started = time.monotonic()
+    report = TopicReport(plan.side_topic)
+    log = TopicLog(client, plan.topic)
+    ensure_side_topic(client, plan, source=log.described)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder))
+    pace = _Pace(plan.rate_per_s)
+    wanted = compile_filter(plan.filter, plan.filter_type)
+    told = started
+    try:
+        for page in _pages(plan, log, spark=spark, scratch=scratch):
+            report.messages += page.num_rows
+            for batch in _batches(page, wanted, rows=pace.batch_rows):
+                report.wanted += batch.num_rows
+                pace.wait(batch.num_rows)
+                report.stored += _send(client, plan.side_topic, messages=copies(batch, plan))
+                if time.monotonic() - told >= _TELL_EVERY_S:
+                    told = time.monotonic()
+                    on_progress("sent", {"messages": report.stored})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    report.seconds = time.monotonic() - started
+    on_progress("sent", {"messages": report.stored})
+    return report
+
+
+def ensure_side_topic(client: Client, plan: TopicPlan, *, source: dict[str, Any]) -> None:
+    """Make the side topic like its source, or see that the one there refuses repetitions."""
+    try:
+        found = client.describe_topic(plan.side_topic)
+    except TopicNotFoundError:
+        client.create_topic(
+            plan.side_topic,
+            type=_TYPES.get(source["type"], "normal"),
+            queues=source["queues"],
+            partition_time=source["partition_time"],
+            deduplicate="message_id",
+            deduplicate_window_ms=limits.DEDUPLICATE_WINDOW_MAX_MS,
+            retention_ms=plan.ttl_ms or None,
+        )
+        return
+    if found["deduplicate"] != "message_id":
+        raise RequestError(
+            f"Topic {plan.side_topic} stores repetitions: with deduplicate = message_id it may be"
+            " the target of a replay."
+        )
+
+
+def copies(messages: pa.Table, plan: TopicPlan) -> pa.Table:
+    """Messages as they are sent again, schema.SEND's columns."""
+    replay = hashlib.sha256(plan.replay_id.encode()).hexdigest()[:16]
+    places = zip(
+        messages["queue_id"].to_pylist(), messages["queue_offset"].to_pylist(), strict=True
+    )
+    ids = [f"{replay}-{queue_id}-{offset}" for queue_id, offset in places]
+    columns = {name: messages[name].cast(schema.SEND.field(name).type) for name in _SENT}
+    return pa.table({**columns, "message_id": pa.array(ids, pa.string())})
+
+
+class _Pace:
+    """No more than so many messages per second, without bursts."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        self._rate = rate_per_s
+        self._sent = 0
+        self._began = time.monotonic()
+        self._pause = threading.Event()
+        tenth = max(1, int(rate_per_s / 10))
+        self.batch_rows = min(BATCH_ROWS, tenth) if rate_per_s else BATCH_ROWS
+
+    def wait(self, n: int) -> None:
+        """Wait until the next n may go."""
+        if self._rate:
+            ahead_s = self._began + self._sent / self._rate - time.monotonic()
+            if ahead_s > 0:
+                self._pause.wait(ahead_s)
+        self._sent += n
+
+
+def _pages(
+    plan: TopicPlan, log: TopicLog, *, spark: "Callable[[], SparkSession]", scratch: Path
+) -> Iterator[pa.Table]:
+    """The messages of the range in the order they were stored."""
+    wanted = Range(
+        topic=plan.topic,
+        from_ms=plan.from_ms,
+        to_ms=plan.to_ms,
+        partition_time=str(log.described["partition_time"]),
+    )
+    tail = log.tail(scratch / "tail", wanted=wanted, whole=False)
+    segments = [segment for segment in log.segments if segment.may_hold(wanted)]
+    messages = frame(spark(), log, segments=segments, tail=tail, folder=scratch / "tail")
+    if messages is None:
+        return
+    ordered = messages.filter(wanted.holds()).orderBy("stored_at_ms", "queue_id", "queue_offset")
+    ordered.write.parquet(str(scratch / "sorted"))
+    for part in sorted((scratch / "sorted").glob("part-*.parquet")):
+        with pq.ParquetFile(part) as file:
+            for batch in file.iter_batches(10 * BATCH_ROWS):
+                yield pa.Table.from_batches([batch])
+
+
+def _batches(page: pa.Table, wanted: Filter, *, rows: int) -> Iterator[pa.Table]:
+    if wanted.columns:
+        page = page.set_column(
+            page.column_names.index("properties"),
+            "properties",
+            page["properties"].cast(schema.PROPERTIES),
+        )
+        page = page.filter(wanted.matches(page))
+    for start in range(0, page.num_rows, rows):
+        yield page.slice(start, rows)
+
+
+def _send(client: Client, topic: str, *, messages: pa.Table) -> int:
+    """How many were stored and had not been before."""
+    pause = threading.Event()
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            sent = client.send(topic, messages)
+        except BusyError:
+            # Repeating it is harmless: what was stored is known by its id.
+            if not tries_left:
+                raise
+            pause.wait(_PAUSE_S)
+        else:
+            return int(sent.num_rows - pc.sum(sent["duplicate"].fill_null(False)).as_py())
+    raise AssertionError("unreachable")

@@ -1,0 +1,240 @@
+"""The walk of a replay: settled messages again, from a known state, with failures that are final.
+
+Messages come sorted by message group and in each by order, a chunk of whole groups at a time. A
+message has a role: before the range it only brings the state up to date, in the range its effects
+count, behind it they only tell what else would change. A message that fails is tried again at once;
+the last failure is final, and what follows it in its group goes on as the consumer's ``on_failure``
+says.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline.group import OnFailure
+from rmq_pipeline.spark.group_walk import Rules, group_starts, walk
+from rmq_pipeline.spark.harvest import Walked
+
+#: Roles of messages.
+WARM_UP: Final = 0
+RANGE: Final = 1
+BEHIND: Final = 2
+#: A column of the messages walked.
+ROLE: Final = "role"
+
+#: Messages of the range that are not acked. ``outcome``: dead_letter, parked, or held behind one
+#: that was parked.
+FAILED: Final = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("message_id", pa.string()),
+        ("outcome", pa.string()),
+        ("reason", pa.string()),
+        ("error_type", pa.string()),
+    ]
+)
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a replay goes about failures."""
+
+    rules: Rules
+    on_failure: OnFailure = "dead_letter"
+    #: Calls of a message before its failure is final.
+    tries: int = 1
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of a chunk."""
+
+    #: Tables of the sink's schema, by role.
+    rows: dict[int, list[pa.Table]] = field(default_factory=lambda: {RANGE: [], BEHIND: []})
+    #: ``message_group`` and the state's columns of every group that has state at the end.
+    state: pa.Table | None = None
+    #: FAILED, of messages in the range.
+    failed: list[pa.Table] = field(default_factory=list)
+    #: Messages by role.
+    messages: dict[int, int] = field(default_factory=dict)
+    #: topic -> messages that the range would send onward.
+    published: dict[str, int] = field(default_factory=dict)
+
+
+class _Chunk:
+    """Messages of whole groups, and which of them are still to be walked."""
+
+    def __init__(self, messages: pa.Table) -> None:
+        self.messages = messages.combine_chunks()
+        n = messages.num_rows
+        self.role = self.messages[ROLE].to_numpy()
+        starts = group_starts(self.messages["message_group"])
+        self.group = np.zeros(n, dtype=np.int64)
+        self.group[starts] = 1
+        self.group = np.cumsum(self.group) - 1
+        begins = np.ones(n, dtype=bool)
+        begins[1:] = (np.diff(self.role) != 0) | (np.diff(self.group) != 0)
+        #: Rows of one group and role without a break.
+        self.stretch = np.cumsum(begins)
+        self.left: Mask = np.ones(n, dtype=bool)
+        self.tried = np.zeros(n, dtype=np.int32)
+
+    def next_rows(self) -> npt.NDArray[np.int64]:
+        """The next stretch of every group that has one left."""
+        rows = np.flatnonzero(self.left)
+        _, firsts = np.unique(self.group[rows], return_index=True)
+        first_stretch = np.zeros(int(self.group[-1]) + 1, dtype=np.int64)
+        first_stretch[self.group[rows[firsts]]] = self.stretch[rows[firsts]]
+        chosen: npt.NDArray[np.int64] = rows[self.stretch[rows] == first_stretch[self.group[rows]]]
+        return chosen
+
+    def rest_of_groups(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What is left of the message groups of these rows."""
+        return np.flatnonzero(self.left & np.isin(self.group, self.group[rows]))
+
+
+def walk_again(messages: pa.Table, state: pa.Table | None, *, course: Course) -> Replayed:
+    """Give the messages of whole groups to the handler, each group from its state.
+
+    Args:
+        messages: handler.MESSAGES and ROLE; groups adjacent, each in order.
+        state: ``message_group`` and the state's columns before the first message of each group.
+        course: the handler, and what becomes of failures.
+    """
+    chunk, done = _Chunk(messages), Replayed(state=state)
+    for role in (WARM_UP, RANGE, BEHIND):
+        done.messages[role] = int((chunk.role == role).sum())
+    if not course.rules.ordered:
+        _walk_unordered(chunk, done, course=course)
+        return done
+    while chunk.left.any():
+        rows = chunk.next_rows()
+        for role in np.unique(chunk.role[rows]).tolist():
+            _walk_rows(chunk, rows[chunk.role[rows] == role], role=role, done=done, course=course)
+    return done
+
+
+def _walk_rows(
+    chunk: _Chunk, rows: npt.NDArray[np.int64], *, role: int, done: Replayed, course: Course
+) -> None:
+    given = _rows_of(chunk, rows)
+    walked = walk(given, done.state, rules=course.rules)
+    done.state = _merged(done.state, walked.state)
+    _keep(walked, role=role, done=done)
+    outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
+    at = walked.exceptions["row"].to_numpy()
+    released, retried = rows[at[outcomes == "release"]], rows[at[outcomes == "retry"]]
+    chunk.tried[retried] += 1
+    again = retried[chunk.tried[retried] < course.tries]
+    chunk.left[rows] = False
+    chunk.left[released] = True
+    chunk.left[again] = True
+    final = (outcomes == "dead_letter") | ((outcomes == "retry") & ~np.isin(rows[at], again))
+    if final.any():
+        _give_up(
+            chunk,
+            rows=rows,
+            failures=walked.exceptions.filter(pa.array(final)),
+            role=role,
+            done=done,
+            course=course,
+        )
+
+
+def _give_up(
+    chunk: _Chunk,
+    *,
+    rows: npt.NDArray[np.int64],
+    failures: pa.Table,
+    role: int,
+    done: Replayed,
+    course: Course,
+) -> None:
+    """Note what failed for good, and let its policy decide about what follows it."""
+    at = rows[failures["row"].to_numpy()]
+    by_policy = failures["outcome"].to_numpy(zero_copy_only=False) == "retry"
+    parks = course.on_failure == "park"
+    names = np.where(by_policy & parks, "parked", "dead_letter")
+    _note(chunk, at, done=done, role=role, outcome=names, failures=failures)
+    stops = at[by_policy] if parks else at
+    if course.on_failure == "dead_letter" or not len(stops):
+        return
+    followers = chunk.rest_of_groups(stops)
+    chunk.left[followers] = False
+    in_range = followers[chunk.role[followers] == RANGE]
+    held = np.full(len(in_range), "held" if parks else "dead_letter")
+    _note(chunk, in_range, done=done, role=RANGE, outcome=held, failures=None)
+
+
+def _note(
+    chunk: _Chunk,
+    at: npt.NDArray[np.int64],
+    *,
+    done: Replayed,
+    role: int,
+    outcome: npt.NDArray[np.str_],
+    failures: pa.Table | None,
+) -> None:
+    if role != RANGE or not len(at):
+        return
+    place = chunk.messages.select(FAILED.names[:4]).take(pa.array(at))
+    why = [pa.nulls(len(at), pa.string())] * 2
+    if failures is not None:
+        why = [failures["reason"], failures["error_type"]]
+    columns = [*place.columns, pa.array(outcome.tolist(), pa.string()), *why]
+    done.failed.append(pa.table(columns, schema=FAILED))
+
+
+def _keep(walked: Walked, *, role: int, done: Replayed) -> None:
+    if role == WARM_UP:
+        return
+    if walked.rows is not None:
+        done.rows[role].append(walked.rows)
+    if role == RANGE:
+        for topic, table in walked.publish.items():
+            done.published[topic] = done.published.get(topic, 0) + table.num_rows
+
+
+def _walk_unordered(chunk: _Chunk, done: Replayed, *, course: Course) -> None:
+    """Messages that do not know each other: a failure stops nobody."""
+    while chunk.left.any():
+        rows = np.flatnonzero(chunk.left)
+        walked = walk(_rows_of(chunk, rows), None, rules=course.rules)
+        _keep(walked, role=RANGE, done=done)
+        chunk.left[:] = False
+        outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
+        at = rows[walked.exceptions["row"].to_numpy()]
+        retried = at[outcomes == "retry"]
+        chunk.tried[retried] += 1
+        again = retried[chunk.tried[retried] < course.tries]
+        chunk.left[again] = True
+        final = ~np.isin(at, again)
+        if final.any():
+            parks = (outcomes[final] == "retry") & (course.on_failure == "park")
+            names = np.where(parks, "parked", "dead_letter")
+            failures = walked.exceptions.filter(pa.array(final))
+            _note(chunk, at[final], done=done, role=RANGE, outcome=names, failures=failures)
+
+
+def _rows_of(chunk: _Chunk, rows: npt.NDArray[np.int64]) -> pa.Table:
+    messages = chunk.messages.drop_columns([ROLE])
+    return messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
+
+
+def _merged(state: pa.Table | None, changed: pa.Table | None) -> pa.Table | None:
+    """The state with the groups that have changed as they are now."""
+    if changed is None:
+        return state
+    kept = changed.filter(pc.invert(changed["removed"])).drop_columns(["removed"])
+    if state is None or not state.num_rows:
+        return kept
+    others = pc.invert(pc.is_in(state["message_group"], changed["message_group"].combine_chunks()))
+    return pa.concat_tables([state.filter(others), kept.select(state.column_names)])

@@ -1,0 +1,93 @@
+"""``spark.read.format("rocketmq")``: topics as tables of Spark."""
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+from typing_extensions import override
+
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.spark.source import options
+from rmq_pipeline.spark.source.reader import BatchReader
+from rmq_pipeline.spark.source.stream import StreamReader
+from rmq_pipeline.spark.source.writer import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: schema.READ in Spark's words, and the topic.
+COLUMNS: Final = {
+    "topic": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "message_id": "string",
+    "tag": "string",
+    "keys": "array<string>",
+    "message_group": "string",
+    "properties": "map<string,string>",
+    "body": "binary",
+    "born_at_ms": "bigint",
+    "stored_at_ms": "bigint",
+    "deliver_at_ms": "bigint",
+}
+
+
+class RocketMQDataSource(DataSource):
+    """Reads and writes topics; the options are those of Spark's Kafka source (docs)."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "rocketmq"
+
+    @override
+    def schema(self) -> str:
+        """All columns; a read with a schema of its own gets fewer."""
+        wanted = dict(COLUMNS)
+        if not options.includes_headers(self.options):
+            del wanted["properties"]
+        return ", ".join(f"{name} {type_}" for name, type_ in wanted.items())
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        _check_columns(schema)
+        return BatchReader(options.for_batch(self.options), schema)
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For ``spark.readStream``."""
+        _check_columns(schema)
+        return StreamReader(options.for_stream(self.options), schema)
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``frame.write``."""
+        if overwrite:
+            raise RequestError("A topic is appended to, never overwritten: use mode append.")
+        return BatchWriter(options.for_write(self.options), schema.fieldNames())
+
+    @override
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For ``frame.writeStream``."""
+        if overwrite:
+            raise RequestError("A topic is appended to: use output mode append or update.")
+        return StreamWriter(options.for_write(self.options), schema.fieldNames())
+
+
+def register(spark: "SparkSession") -> None:
+    """Let a session know the format ``rocketmq``."""
+    spark.dataSource.register(RocketMQDataSource)
+
+
+def _check_columns(schema: StructType) -> None:
+    for name in schema.fieldNames():
+        if name not in COLUMNS:
+            raise RequestError(f"A message has no column {name}; it has {', '.join(COLUMNS)}.")

@@ -1,0 +1,231 @@
+"""The options of the data source, in the words of Spark's Kafka source, and what they must be."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.connection import Target
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+#: topic -> queue_id -> number; also EARLIEST and LATEST where it is an offset.
+PerQueue: TypeAlias = Mapping[str, Mapping[int, int]]
+
+_WHERE: Final = ("endpoint", "home")
+#: What Spark itself puts among the options.
+_OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode", "batchId")
+_READ: Final = (
+    *_WHERE,
+    "subscribe",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+)
+_BATCH: Final = (*_READ, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM: Final = (*_READ, "maxOffsetsPerTrigger", "group")
+_WRITE: Final = (*_WHERE, "topic", *_OF_SPARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the broker answers, for driver and tasks alike."""
+
+    endpoint: str | None
+    home: str | None
+
+    def connect(self) -> Client:
+        """A client; the caller closes it."""
+        return Client(self.endpoint, home=self.home)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading begins or ends."""
+
+    kind: Literal["earliest", "latest", "offsets", "times"]
+    #: Offsets, or ms since 1970; a number alone is the time for all queues.
+    at: "PerQueue | int | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read."""
+
+    address: Address
+    topics: tuple[str, ...]
+    starting: Bound
+    ending: Bound
+    #: Expired messages are an error, not a gap.
+    fail_on_data_loss: bool
+    min_partitions: int | None
+    #: Messages of one task, at most.
+    max_records: int | None
+    #: Messages of one micro-batch, at most.
+    max_offsets: int | None
+    #: The consumer group that a stream reports its progress as.
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where to write to; without a topic, every row names its own."""
+
+    address: Address
+    topic: str | None
+
+
+def for_batch(options: Mapping[str, str]) -> ReadOptions:
+    """The options of a batch read.
+
+    Raises:
+        RequestError: one is unknown, missing, or not what it must be.
+    """
+    _check_known(options, _BATCH, of="a batch read")
+    starting = _bound(options, "starting", otherwise=Bound("earliest"))
+    if starting.kind == "latest":
+        raise RequestError("A batch read cannot begin at the latest offsets: nothing is there yet.")
+    ending = _bound(options, "ending", otherwise=Bound("latest"))
+    if ending.kind == "earliest":
+        raise RequestError("A batch read cannot end at the earliest offsets.")
+    return _read(options, starting=starting, ending=ending)
+
+
+def for_stream(options: Mapping[str, str]) -> ReadOptions:
+    """The options of a stream read.
+
+    Raises:
+        RequestError: one is unknown, missing, or not what it must be.
+    """
+    _check_known(options, _STREAM, of="a stream read")
+    starting = _bound(options, "starting", otherwise=Bound("latest"))
+    return _read(options, starting=starting, ending=Bound("latest"))
+
+
+def for_write(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a write, batch or stream.
+
+    Raises:
+        RequestError: one is unknown.
+    """
+    _check_known(options, _WRITE, of="a write")
+    return WriteOptions(_address(options), options.get("topic") or None)
+
+
+def includes_headers(options: Mapping[str, str]) -> bool:
+    """Whether the properties are wanted.
+
+    Raises:
+        RequestError: it is neither true nor false.
+    """
+    return _flag(options, "includeHeaders", otherwise=True)
+
+
+def _read(options: Mapping[str, str], *, starting: Bound, ending: Bound) -> ReadOptions:
+    topics = tuple(dict.fromkeys(name.strip() for name in options.get("subscribe", "").split(",")))
+    if not all(topics):
+        raise RequestError("The option subscribe names the topics to read, joined by commas.")
+    for bound in (starting, ending):
+        if isinstance(bound.at, Mapping) and (odd := set(bound.at) - set(topics)):
+            raise RequestError(f"Offsets are given of {', '.join(sorted(odd))}, not subscribed to.")
+    return ReadOptions(
+        address=_address(options),
+        topics=topics,
+        starting=starting,
+        ending=ending,
+        fail_on_data_loss=_flag(options, "failOnDataLoss", otherwise=True),
+        min_partitions=_count(options, "minPartitions"),
+        max_records=_count(options, "maxRecordsPerPartition"),
+        max_offsets=_count(options, "maxOffsetsPerTrigger"),
+        group=options.get("group") or None,
+    )
+
+
+def _check_known(options: Mapping[str, str], known: tuple[str, ...], *, of: str) -> None:
+    lowered = {name.lower(): name for name in known}
+    for name in options:
+        if name.lower() not in lowered:
+            near = difflib.get_close_matches(name.lower(), lowered, n=1)
+            meant = f" Is {lowered[near[0]]} meant?" if near else ""
+            raise RequestError(
+                f"{of.capitalize()} has no option {name}.{meant} Known are {', '.join(known)}."
+            )
+
+
+def _address(options: Mapping[str, str]) -> Address:
+    """As said, or as a client of this process would find it: tasks have another folder."""
+    endpoint, home = options.get("endpoint"), options.get("home")
+    if endpoint and home:
+        raise RequestError("Give one of endpoint and home.")
+    target = Target.find(endpoint, home=home, token=None)
+    return Address(target.address, None if target.home is None else str(Path.absolute(target.home)))
+
+
+def _bound(options: Mapping[str, str], edge: str, *, otherwise: Bound) -> Bound:
+    """The most exact one wins, as with the Kafka source: a time, times of queues, offsets."""
+    if (time := options.get(f"{edge}Timestamp")) is not None:
+        return Bound("times", _whole(f"{edge}Timestamp", time, low=0))
+    if (times := options.get(f"{edge}OffsetsByTimestamp")) is not None:
+        return Bound("times", per_queue(f"{edge}OffsetsByTimestamp", times, low=0))
+    said = options.get(f"{edge}Offsets")
+    if said is None:
+        return otherwise
+    if said.lower() == "earliest":
+        return Bound("earliest")
+    if said.lower() == "latest":
+        return Bound("latest")
+    return Bound("offsets", per_queue(f"{edge}Offsets", said, low=EARLIEST))
+
+
+def per_queue(name: str, text: str, *, low: int) -> PerQueue:
+    """Numbers of queues of topics, from JSON as the Kafka source takes it.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    try:
+        found = json.loads(text)
+        return {topic: _numbers(queues, low=low) for topic, queues in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RequestError(
+            f'{name} is earliest, latest, or JSON as {{"topic": {{"0": 23, "1": -2}}}},'
+            f" not {text!r}."
+        ) from error
+
+
+def _numbers(queues: Any, *, low: int) -> dict[int, int]:
+    found = {int(queue): number for queue, number in queues.items() if queue != "topic_id"}
+    if not all(type(number) is int and number >= low for number in found.values()):
+        raise ValueError
+    return found
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    said = options.get(name)
+    return None if said is None else _whole(name, said, low=1)
+
+
+def _whole(name: str, said: str, *, low: int) -> int:
+    try:
+        number = int(said)
+    except ValueError:
+        number = low - 1
+    if number < low:
+        raise RequestError(f"{name} is a whole number from {low} on, not {said!r}.")
+    return number
+
+
+def _flag(options: Mapping[str, str], name: str, *, otherwise: bool) -> bool:
+    said = options.get(name, str(otherwise)).lower()
+    if said not in ("true", "false"):
+        raise RequestError(f"{name} is true or false, not {said!r}.")
+    return said == "true"

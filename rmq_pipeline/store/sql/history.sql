@@ -1,0 +1,433 @@
+-- What happened, and the state as of a moment: views and macros over the events, those that DuckDB
+-- keeps and those in event Parquet, and over the snapshots of the state.
+-- The variables event_files and snapshot_files name the Parquet files that count (files.sql).
+-- A macro takes a moment t: ms since 1970, a TIMESTAMP, or a text that is one. What happened in
+-- that millisecond has happened. position + "row" orders events: a row takes more than a byte.
+
+-- ---------------------------------------------------------------------------------- what happened
+
+-- Topics, those that were deleted within the kept history too.
+CREATE OR REPLACE VIEW store.topic_names AS
+SELECT topic_id, name, (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms,
+       NULL::BIGINT AS deleted_at_ms
+FROM store.topics
+UNION ALL
+SELECT topic_id, name, created_at_ms, deleted_at_ms
+FROM store.deleted_names WHERE topic_id IS NOT NULL;
+
+-- Consumer groups, those that were deleted within the kept history too.
+CREATE OR REPLACE VIEW store.group_names AS
+SELECT group_id, name, (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms,
+       NULL::BIGINT AS deleted_at_ms
+FROM store.groups
+UNION ALL
+SELECT group_id, name, created_at_ms, deleted_at_ms
+FROM store.deleted_names WHERE group_id IS NOT NULL;
+
+-- Every event of the kept history once: the table's part begins where registered files end.
+CREATE OR REPLACE VIEW store.all_events AS
+SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
+       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
+FROM store.events
+WHERE position >= (SELECT coalesce(max(to_position), 0) FROM store.event_segments)
+UNION ALL
+SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
+       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
+FROM read_parquet(getvariable('event_files'));
+
+-- Everything that happened within the kept history, in no order; position and row are one.
+CREATE OR REPLACE VIEW main.events AS
+SELECT e.position, e."row", coalesce(k.name, e.kind::VARCHAR) AS kind, e.at_ms,
+       g.name AS consumer_group, t.name AS topic, e.queue_id, e.queue_offset, e.attempt,
+       e.visible_at_ms, e.delivery, e.epoch, e.client_id, e.detail, e.group_id, e.topic_id
+FROM store.all_events AS e
+LEFT JOIN store.kinds AS k USING (kind)
+LEFT JOIN store.group_names AS g USING (group_id)
+LEFT JOIN store.topic_names AS t USING (topic_id);
+
+-- Every window of the kept history; its owner is a run, where Dagster does the work.
+CREATE OR REPLACE VIEW main.window_history AS
+SELECT detail AS name, epoch, max(client_id) AS owner, min(at_ms) AS opened_at_ms
+FROM store.all_events
+WHERE kind = $WINDOW AND topic_id = 0 AND client_id IS NOT NULL GROUP BY detail, epoch;
+
+-- The stations of each message: stored (in SCHEDULE_TOPIC_XXXX: scheduled), and the events that
+-- name it. run_id is the run that it was given to, or that said what became of it.
+CREATE OR REPLACE VIEW main.message_trace AS
+SELECT q.message_id, q.stored_at_ms AS at_ms,
+       CASE q.topic_id WHEN 1 THEN 'scheduled' ELSE 'stored' END AS what,
+       t.name AS topic, q.queue_id, q.queue_offset, NULL::VARCHAR AS consumer_group,
+       NULL::INTEGER AS attempt, q.deliver_at_ms AS visible_at_ms, NULL::VARCHAR AS client_id,
+       NULL::VARCHAR AS run_id, NULL::VARCHAR AS reason, NULL::VARCHAR AS detail,
+       q.position, q."row"
+FROM store.consume_queue AS q LEFT JOIN store.topic_names AS t USING (topic_id)
+UNION ALL
+SELECT q.message_id, e.at_ms, k.name, t.name, e.queue_id, e.queue_offset, g.name, e.attempt,
+       e.visible_at_ms, e.client_id, coalesce(TRY(e.detail ->> '$.run_id'), w.owner),
+       TRY(e.detail ->> '$.reason'), e.detail, e.position, e."row"
+FROM store.all_events AS e
+JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+JOIN store.kinds AS k USING (kind)
+LEFT JOIN store.topic_names AS t USING (topic_id)
+LEFT JOIN store.group_names AS g USING (group_id)
+LEFT JOIN main.window_history AS w
+    ON w.name = 'consumer/' || g.name AND w.epoch = e.epoch AND e.epoch > 0
+WHERE e.kind BETWEEN $LEASE AND $PARK
+   OR e.kind BETWEEN $HALF AND $HALF_GIVEN_UP
+   OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED, $REDRIVEN);
+
+-- --------------------------------------------------------------------------- the state at a moment
+
+-- A moment as ms since 1970.
+CREATE OR REPLACE MACRO store.parsed_ms(t) AS coalesce(
+    TRY_CAST(CAST(t AS VARCHAR) AS BIGINT), epoch_ms(TRY_CAST(CAST(t AS VARCHAR) AS TIMESTAMP))
+);
+CREATE OR REPLACE MACRO store.ms_of(t) AS CASE
+    WHEN store.parsed_ms(t) IS NOT NULL THEN store.parsed_ms(t)
+    ELSE error(concat('A moment is ms since 1970 or a TIMESTAMP, not ', t, '.'))::BIGINT
+END;
+
+-- The position of the last snapshot before that millisecond has ended.
+CREATE OR REPLACE MACRO store.base_at(ms) AS TABLE
+SELECT CASE
+           WHEN found.position IS NOT NULL THEN found.position
+           ELSE error(concat('The kept history begins at ', found.first_ms,
+                             ': nothing is known of ', ms, '.'))
+       END AS position
+FROM (
+    SELECT max(position) FILTER (WHERE at_ms <= ms) AS position, min(at_ms) AS first_ms
+    FROM store.snapshots
+) AS found;
+
+-- The rows of that snapshot.
+CREATE OR REPLACE MACRO store.snapshot_at(ms) AS TABLE
+SELECT s.* FROM read_parquet(getvariable('snapshot_files')) AS s
+JOIN store.base_at(ms) AS b USING (position);
+
+-- What happened between the snapshot and the moment.
+CREATE OR REPLACE MACRO store.events_at(ms) AS TABLE
+SELECT e.position + e."row" AS seq, e.* FROM store.all_events AS e
+JOIN store.base_at(ms) AS b ON e.position >= b.position
+WHERE e.at_ms <= ms;
+
+-- The messages that were stored between the snapshot and the moment.
+CREATE OR REPLACE MACRO store.messages_at(ms) AS TABLE
+SELECT q.* FROM store.consume_queue AS q
+JOIN store.base_at(ms) AS b ON q.position >= b.position
+WHERE q.stored_at_ms <= ms;
+
+CREATE OR REPLACE MACRO store.topics_at(ms) AS TABLE
+SELECT topic_id, name FROM store.topic_names
+WHERE created_at_ms <= ms AND (deleted_at_ms IS NULL OR deleted_at_ms > ms);
+
+CREATE OR REPLACE MACRO store.groups_at(ms) AS TABLE
+SELECT group_id, name FROM store.group_names
+WHERE created_at_ms <= ms AND (deleted_at_ms IS NULL OR deleted_at_ms > ms);
+
+-- The last reset of each queue of each group since the snapshot.
+CREATE OR REPLACE MACRO store.resets_at(ms) AS TABLE
+SELECT group_id, topic_id, queue_id, max(seq) AS seq, arg_max(queue_offset, seq) AS queue_offset
+FROM store.events_at(ms) WHERE kind = $RESET GROUP BY group_id, topic_id, queue_id;
+
+-- Unsettled deliveries as store.leases has them, but for the failure: the last event of a message
+-- of a group, unless it was settled or its queue reset.
+CREATE OR REPLACE MACRO store.leases_at(ms) AS TABLE
+WITH said AS (
+    SELECT seq, kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery,
+           epoch, message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
+    FROM store.events_at(ms) WHERE kind BETWEEN $LEASE AND $PARK
+    UNION ALL
+    SELECT -1, $INVISIBLE, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
+           delivery, epoch, message_group_hash, client_id, at_ms
+    FROM store.snapshot_at(ms) WHERE what = 'lease'
+),
+latest AS (
+    SELECT group_id, topic_id, queue_id, queue_offset, max(seq) AS seq
+    FROM said GROUP BY group_id, topic_id, queue_id, queue_offset
+    HAVING arg_max(kind, seq) NOT IN ($ACK, $DEAD_LETTER)
+)
+SELECT s.* EXCLUDE (kind)
+FROM said AS s
+SEMI JOIN latest AS l
+    ON l.seq = s.seq AND l.queue_offset = s.queue_offset AND l.queue_id = s.queue_id
+   AND l.topic_id = s.topic_id AND l.group_id = s.group_id
+ANTI JOIN store.resets_at(ms) AS r
+    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
+   AND r.seq > s.seq;
+
+-- The last failure said of each message that failed and was not settled since.
+CREATE OR REPLACE MACRO store.failures_at(ms) AS TABLE
+SELECT group_id, topic_id, queue_id, queue_offset, nullif(arg_max(failure, seq), '') AS failure
+FROM (
+    SELECT seq, group_id, topic_id, queue_id, queue_offset,
+           CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
+    FROM store.events_at(ms)
+    WHERE kind BETWEEN $LEASE AND $PARK AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
+    UNION ALL
+    SELECT -1, group_id, topic_id, queue_id, queue_offset, detail
+    FROM store.snapshot_at(ms) WHERE what = 'lease' AND detail IS NOT NULL
+) AS f
+ANTI JOIN store.resets_at(ms) AS r
+    ON r.group_id = f.group_id AND r.topic_id = f.topic_id AND r.queue_id = f.queue_id
+   AND r.seq > f.seq
+GROUP BY group_id, topic_id, queue_id, queue_offset;
+
+-- How far each group had looked at each queue.
+CREATE OR REPLACE MACRO store.cursors_at(ms) AS TABLE
+WITH resets AS MATERIALIZED (FROM store.resets_at(ms)),
+said AS (
+    SELECT seq, group_id, topic_id, queue_id,
+           queue_offset + (kind = $LEASE)::BIGINT AS queue_offset
+    FROM store.events_at(ms) WHERE kind IN ($LEASE, $CURSOR, $OFFSET_UPDATED)
+    UNION ALL
+    SELECT -1, group_id, topic_id, queue_id, queue_offset
+    FROM store.snapshot_at(ms) WHERE what = 'cursor'
+    UNION ALL
+    SELECT seq, group_id, topic_id, queue_id, queue_offset FROM resets
+)
+SELECT s.group_id, s.topic_id, s.queue_id, max(s.queue_offset) AS queue_offset
+FROM said AS s
+ANTI JOIN resets AS r
+    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
+   AND r.seq > s.seq
+GROUP BY s.group_id, s.topic_id, s.queue_id;
+
+-- Message groups with messages waiting before the cursor.
+CREATE OR REPLACE MACRO store.behind_at(ms) AS TABLE
+WITH said AS (
+    SELECT seq, kind, group_id, topic_id, queue_id, message_group_hash, queue_offset
+    FROM store.events_at(ms) WHERE kind IN ($BEHIND, $CAUGHT_UP)
+    UNION ALL
+    SELECT -1, $BEHIND, group_id, topic_id, queue_id, message_group_hash, queue_offset
+    FROM store.snapshot_at(ms) WHERE what = 'behind'
+)
+SELECT s.group_id, s.topic_id, s.queue_id, s.message_group_hash,
+       arg_max(s.queue_offset, s.seq) AS queue_offset
+FROM said AS s
+ANTI JOIN store.resets_at(ms) AS r
+    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
+   AND r.seq > s.seq
+GROUP BY s.group_id, s.topic_id, s.queue_id, s.message_group_hash
+HAVING arg_max(s.kind, s.seq) = $BEHIND;
+
+-- Which offsets each queue kept.
+CREATE OR REPLACE MACRO store.heads_at(ms) AS TABLE
+SELECT topic_id, queue_id, max(min_offset) AS min_offset, max(max_offset) AS max_offset
+FROM (
+    SELECT topic_id, queue_id, min_offset, queue_offset AS max_offset
+    FROM store.snapshot_at(ms) WHERE what = 'head'
+    UNION ALL
+    SELECT topic_id, queue_id, 0, queue_offset + 1 FROM store.messages_at(ms)
+    UNION ALL
+    SELECT topic_id, queue_id, 0, max_offset FROM store.expired_heads WHERE stored_at_ms <= ms
+    UNION ALL
+    SELECT topic_id, queue_id, queue_offset, queue_offset
+    FROM store.events_at(ms) WHERE kind = $EXPIRED
+)
+GROUP BY topic_id, queue_id;
+
+-- As the view in_flight, at the moment t.
+CREATE OR REPLACE MACRO main.in_flight_at(t) AS TABLE
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
+       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id, l.epoch
+FROM store.leases_at(store.ms_of(t)) AS l
+JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
+JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+WHERE l.delivery > 0;
+
+-- As the view retrying, at the moment t.
+CREATE OR REPLACE MACRO main.retrying_at(t) AS TABLE
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
+       q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms,
+       f.failure ->> '$.reason' AS reason, f.failure ->> '$.error_type' AS error_type,
+       f.failure ->> '$.signature' AS signature, f.failure ->> '$.run_id' AS run_id
+FROM store.leases_at(store.ms_of(t)) AS l
+JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
+JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+LEFT JOIN store.failures_at(store.ms_of(t)) AS f
+    USING (group_id, topic_id, queue_id, queue_offset)
+WHERE l.delivery IN (0, -1);
+
+-- As the view parked, at the moment t.
+CREATE OR REPLACE MACRO main.parked_at(t) AS TABLE
+WITH leases AS MATERIALIZED (FROM store.leases_at(store.ms_of(t))),
+waiting AS (
+    SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset, count(*) AS waiting
+    FROM leases AS l
+    JOIN store.cursors_at(store.ms_of(t)) AS c USING (group_id, topic_id, queue_id)
+    LEFT JOIN store.behind_at(store.ms_of(t)) AS b
+        USING (group_id, topic_id, queue_id, message_group_hash)
+    JOIN store.consume_queue AS q
+        ON q.topic_id = l.topic_id AND q.queue_id = l.queue_id
+       AND q.message_group_hash = l.message_group_hash AND q.queue_offset > l.queue_offset
+       AND q.stored_at_ms <= store.ms_of(t)
+    LEFT JOIN leases AS h
+        ON h.group_id = l.group_id AND h.topic_id = l.topic_id AND h.queue_id = l.queue_id
+       AND h.queue_offset = q.queue_offset
+    WHERE l.delivery = -2 AND l.message_group_hash <> 0
+      AND (q.queue_offset >= least(c.queue_offset, b.queue_offset) OR h.queue_offset IS NOT NULL)
+    GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset
+)
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
+       q.message_group, l.attempt AS delivery_attempts, l.parked_at_ms,
+       coalesce(w.waiting, 0) AS waiting, f.failure ->> '$.reason' AS reason,
+       f.failure ->> '$.error_type' AS error_type, f.failure ->> '$.signature' AS signature,
+       f.failure ->> '$.run_id' AS run_id
+FROM leases AS l
+JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
+JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+LEFT JOIN store.failures_at(store.ms_of(t)) AS f
+    USING (group_id, topic_id, queue_id, queue_offset)
+LEFT JOIN waiting AS w USING (group_id, topic_id, queue_id, queue_offset)
+WHERE l.delivery = -2;
+
+-- Progress by group id, and the messages never delivered that wait behind a cursor because their
+-- message group is blocked.
+CREATE OR REPLACE MACRO store.progress_by_id_at(ms) AS TABLE
+WITH leases AS MATERIALIZED (FROM store.leases_at(ms)),
+cursors AS MATERIALIZED (FROM store.cursors_at(ms)),
+behind AS MATERIALIZED (FROM store.behind_at(ms)),
+unsettled AS (
+    SELECT group_id, topic_id, queue_id, min(queue_offset) AS first,
+           count(*) FILTER (WHERE delivery > 0) AS in_flight,
+           count(*) FILTER (WHERE delivery IN (0, -1)) AS retrying,
+           count(*) FILTER (WHERE delivery < -1) AS parked
+    FROM leases GROUP BY group_id, topic_id, queue_id
+),
+blocked AS (
+    SELECT group_id, topic_id, queue_id, min(queue_offset) AS first
+    FROM behind GROUP BY group_id, topic_id, queue_id
+),
+waiting AS (
+    SELECT b.group_id, b.topic_id, b.queue_id, count(*) AS waiting
+    FROM behind AS b
+    JOIN cursors AS c USING (group_id, topic_id, queue_id)
+    JOIN store.consume_queue AS q
+        ON q.topic_id = b.topic_id AND q.queue_id = b.queue_id
+       AND q.message_group_hash = b.message_group_hash
+       AND q.queue_offset >= b.queue_offset AND q.queue_offset < c.queue_offset
+    ANTI JOIN leases AS l
+        ON l.group_id = b.group_id AND l.topic_id = b.topic_id AND l.queue_id = b.queue_id
+       AND l.queue_offset = q.queue_offset
+    GROUP BY b.group_id, b.topic_id, b.queue_id
+)
+SELECT g.name AS consumer_group, t.name AS topic, c.topic_id, c.queue_id,
+       coalesce(h.min_offset, 0) AS min_offset, coalesce(h.max_offset, 0) AS max_offset,
+       c.queue_offset AS cursor, least(c.queue_offset, u.first, b.first) AS committed_offset,
+       coalesce(u.in_flight, 0) AS in_flight, coalesce(u.retrying, 0) AS retrying,
+       coalesce(u.parked, 0) AS parked, coalesce(w.waiting, 0) AS waiting
+FROM cursors AS c
+JOIN store.groups_at(ms) AS g USING (group_id)
+JOIN store.topics_at(ms) AS t USING (topic_id)
+LEFT JOIN store.heads_at(ms) AS h USING (topic_id, queue_id)
+LEFT JOIN unsettled AS u USING (group_id, topic_id, queue_id)
+LEFT JOIN blocked AS b USING (group_id, topic_id, queue_id)
+LEFT JOIN waiting AS w USING (group_id, topic_id, queue_id);
+
+-- As the view progress, at the moment t.
+CREATE OR REPLACE MACRO main.progress_at(t) AS TABLE
+SELECT consumer_group, topic, queue_id, min_offset, max_offset, cursor, committed_offset, in_flight,
+       retrying, parked
+FROM store.progress_by_id_at(store.ms_of(t));
+
+-- As the view lag, at the moment t.
+CREATE OR REPLACE MACRO main.lag_at(t) AS TABLE
+SELECT p.consumer_group, p.topic, p.queue_id,
+       p.max_offset - p.cursor + p.in_flight + p.retrying + p.parked + p.waiting AS lag,
+       q.stored_at_ms AS oldest_unread_at_ms
+FROM store.progress_by_id_at(store.ms_of(t)) AS p
+LEFT JOIN store.consume_queue AS q
+    ON q.topic_id = p.topic_id AND q.queue_id = p.queue_id
+   AND q.queue_offset = greatest(p.committed_offset, p.min_offset)
+   AND q.stored_at_ms <= store.ms_of(t);
+
+-- As the view scheduled, at the moment t.
+CREATE OR REPLACE MACRO main.scheduled_at(t) AS TABLE
+WITH stored AS (
+    SELECT queue_id, queue_offset, visible_at_ms AS deliver_at_ms, target_topic_id
+    FROM store.snapshot_at(store.ms_of(t)) WHERE what = 'scheduled'
+    UNION ALL
+    SELECT queue_id, queue_offset, deliver_at_ms, abs(target_topic_id)
+    FROM store.messages_at(store.ms_of(t)) WHERE topic_id = 1
+)
+SELECT t.name AS topic, s.deliver_at_ms,
+       CASE WHEN s.queue_id < 18 THEN s.queue_id + 1
+            WHEN s.queue_id > 18 THEN s.queue_id END AS delay_level,
+       q.message_id, q.tag, q.keys, q.message_group, q.born_at_ms, q.stored_at_ms,
+       s.queue_id, s.queue_offset
+FROM stored AS s
+ANTI JOIN (
+    SELECT queue_id, queue_offset FROM store.events_at(store.ms_of(t))
+    WHERE topic_id = 1 AND kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED)
+) AS e ON e.queue_id = s.queue_id AND e.queue_offset = s.queue_offset
+LEFT JOIN store.topics_at(store.ms_of(t)) AS t ON t.topic_id = s.target_topic_id
+LEFT JOIN store.consume_queue AS q
+    ON q.topic_id = 1 AND q.queue_id = s.queue_id AND q.queue_offset = s.queue_offset;
+
+-- As the view half, at the moment t.
+CREATE OR REPLACE MACRO main.half_at(t) AS TABLE
+WITH said AS (
+    SELECT seq, kind, queue_offset, message_group_hash AS message_id_hash, client_id, attempt,
+           visible_at_ms, NULL::INTEGER AS target_topic_id
+    FROM store.events_at(store.ms_of(t))
+    WHERE topic_id = 2 AND kind BETWEEN $HALF AND $HALF_GIVEN_UP
+    UNION ALL
+    SELECT -1, $HALF, queue_offset, message_group_hash, client_id, attempt, visible_at_ms,
+           target_topic_id
+    FROM store.snapshot_at(store.ms_of(t)) WHERE what = 'half'
+),
+open AS (
+    SELECT queue_offset, arg_max(message_id_hash, seq) AS message_id_hash,
+           arg_max(client_id, seq) AS producer_group, arg_max(attempt, seq) AS checks,
+           arg_max(visible_at_ms, seq) AS next_check_ms, max(target_topic_id) AS target_topic_id
+    FROM said GROUP BY queue_offset HAVING arg_max(kind, seq) = $HALF
+)
+SELECT t.name AS topic, q.message_id,
+       lpad(to_hex(h.queue_offset), 16, '0') || lpad(to_hex(h.message_id_hash), 16, '0')
+           AS transaction_id,
+       h.producer_group, h.checks, h.next_check_ms, q.born_at_ms, q.stored_at_ms
+FROM open AS h
+LEFT JOIN store.consume_queue AS q
+    ON q.topic_id = 2 AND q.queue_id = 0 AND q.queue_offset = h.queue_offset
+LEFT JOIN store.topics_at(store.ms_of(t)) AS t
+    ON t.topic_id = coalesce(h.target_topic_id, q.target_topic_id);
+
+-- ------------------------------------------------------------------------------------- sink files
+
+-- The files that may hold what became of a message: those of the settle that acknowledged it whose
+-- range of offsets holds it, and those that replaced them. Which rows are the message's, and so
+-- which file it is where a settle made several, only offset columns in the sink say.
+CREATE OR REPLACE MACRO main.files_of(id) AS TABLE
+WITH RECURSIVE acked AS (
+    SELECT q.message_id, e.group_id, e.topic_id, e.queue_id, e.queue_offset, e.position, e.epoch,
+           e.at_ms
+    FROM store.all_events AS e
+    JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+    WHERE q.message_id = id AND e.kind = $ACK
+), held AS (
+    SELECT a.*, s.path, s."partition", s.version, s.removed_version
+    FROM acked AS a JOIN store.sink_files AS s
+        ON s.group_id = a.group_id AND s.position = a.position
+    WHERE s.offsets IS NULL OR len(list_filter(s.offsets, lambda r:
+        r.queue_id = a.queue_id AND r.base <= a.queue_offset AND r."end" > a.queue_offset)) > 0
+    UNION
+    SELECT h.* REPLACE (s.path AS path, s.version AS version,
+                        s.removed_version AS removed_version)
+    FROM held AS h JOIN store.sink_files AS s
+        ON s.group_id = h.group_id AND s.version = h.removed_version
+       AND s."partition" = h."partition"
+    WHERE s.offsets IS NULL OR len(list_filter(s.offsets, lambda r:
+        r.queue_id = h.queue_id AND r.base <= h.queue_offset AND r."end" > h.queue_offset)) > 0
+)
+SELECT h.message_id, t.name AS topic, h.queue_id, h.queue_offset, g.name AS consumer_group,
+       h.at_ms AS settled_at_ms, w.owner AS run_id, h.path, h."partition", h.version,
+       h.removed_version IS NULL AS counts
+FROM held AS h
+LEFT JOIN store.topic_names AS t USING (topic_id)
+LEFT JOIN store.group_names AS g USING (group_id)
+LEFT JOIN main.window_history AS w
+    ON w.name = 'consumer/' || g.name AND w.epoch = h.epoch AND h.epoch > 0
+ORDER BY consumer_group, h.version, h.path;

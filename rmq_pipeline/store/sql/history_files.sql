@@ -1,0 +1,169 @@
+-- The Parquet files of the history: which ones queries read, how they are written, how they go.
+
+-- name: allow_folders
+-- In: "{folders}", a list of texts. Out: files are read and written below them alone.
+SET allowed_directories = "{folders}";
+
+-- name: forbid_files
+-- In: nothing. Out: no files but those in allowed folders, on any connection.
+SET enable_external_access = false;
+
+-- name: use_event_files
+-- In: $home, the folder of the home, and a slash. Out: the variable event_files: registered event
+-- Parquet, and a file without events.
+SET VARIABLE event_files = (
+    SELECT [$home || 'events/.nothing.parquet']
+           || coalesce(list($home || path ORDER BY from_position), [])
+    FROM store.event_segments
+);
+
+-- name: use_snapshot_files
+-- In: $home. Out: the variable snapshot_files: the snapshots that are kept, and one of nothing.
+SET VARIABLE snapshot_files = (
+    SELECT [$home || 'snapshots/.nothing.parquet']
+           || coalesce(list($home || path ORDER BY position), [])
+    FROM store.snapshots WHERE path IS NOT NULL
+);
+
+-- name: begin_snapshots
+-- In: nothing. Out: the history of a new home is known from its beginning, where there was nothing.
+INSERT INTO store.snapshots
+SELECT 0, 0, NULL, 0, 0 WHERE NOT EXISTS (FROM store.snapshots);
+
+-- name: no_events
+-- In: nothing. Out: none, with the columns of event Parquet.
+SELECT * FROM store.events LIMIT 0;
+
+-- name: events_before
+-- In: $to_position. Out: the events before it, so that those of a message lie together.
+SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
+       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
+FROM store.events WHERE position < $to_position
+ORDER BY topic_id, queue_id, queue_offset, position, "row";
+
+-- name: events_of_files
+-- In: $files, a list of paths. Out: their events, so that those of a message lie together.
+SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
+       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
+FROM read_parquet($files)
+ORDER BY topic_id, queue_id, queue_offset, position, "row";
+
+-- name: snapshot_rows
+-- In: $position, that of store.reached. Out: the state of this moment, a row for each row of its
+-- tables, as an event that says the same would fill it; what is the table.
+SELECT $position AS position, 'lease' AS what, parked_at_ms AS at_ms, group_id, topic_id, queue_id,
+       queue_offset, attempt, visible_at_ms, delivery, epoch, message_group_hash, client_id,
+       failure AS detail, NULL::BIGINT AS min_offset, NULL::INTEGER AS target_topic_id
+FROM store.leases
+UNION ALL BY NAME
+SELECT $position AS position, 'cursor' AS what, group_id, topic_id, queue_id, queue_offset
+FROM store.cursors
+UNION ALL BY NAME
+SELECT $position AS position, 'behind' AS what, group_id, topic_id, queue_id, queue_offset,
+       message_group_hash
+FROM store.behind
+UNION ALL BY NAME
+SELECT $position AS position, 'condemned' AS what, condemned_at_ms AS at_ms, group_id, topic_id,
+       queue_id, queue_offset, message_group_hash, failure AS detail
+FROM store.condemned
+UNION ALL BY NAME
+SELECT $position AS position, 'head' AS what, topic_id, queue_id, max_offset AS queue_offset,
+       min_offset
+FROM store.heads
+UNION ALL BY NAME
+SELECT $position AS position, 'scheduled' AS what, 1 AS topic_id, queue_id, queue_offset,
+       deliver_at_ms AS visible_at_ms, target_topic_id
+FROM store.scheduled
+UNION ALL BY NAME
+SELECT $position AS position, 'half' AS what, 2 AS topic_id, 0 AS queue_id, queue_offset,
+       checks AS attempt, next_check_ms AS visible_at_ms, immunity_ms AS delivery,
+       message_id_hash AS message_group_hash, producer_group AS client_id, target_topic_id
+FROM store.halves;
+
+-- name: events_since
+-- In: $position. Out: how many events there are from there on; a file counts as a whole.
+SELECT coalesce((
+           SELECT sum("rows") FROM store.event_segments WHERE to_position > $position
+       ), 0)::BIGINT + count(*)
+FROM store.events
+WHERE position >= greatest(
+    $position, (SELECT coalesce(max(to_position), 0) FROM store.event_segments)
+);
+
+-- name: kept_history
+-- In: nothing. Out: the snapshots, oldest first.
+SELECT position, at_ms, path FROM store.snapshots ORDER BY position;
+
+-- name: event_files
+-- In: nothing. Out: registered event Parquet, oldest first.
+SELECT path, from_position, to_position, "rows" FROM store.event_segments ORDER BY from_position;
+
+-- name: insert_snapshots
+-- In: staged_events. Out: a row for each SNAPSHOT, but those before the last one it says is kept.
+INSERT INTO store.snapshots
+SELECT (detail ->> '$.position')::BIGINT, (detail ->> '$.taken_at_ms')::BIGINT, detail ->> '$.path',
+       (detail ->> '$.rows')::BIGINT, (detail ->> '$.bytes')::BIGINT
+FROM staged_events WHERE kind = $SNAPSHOT AND detail ->> '$.path' IS NOT NULL ORDER BY seq;
+
+-- name: forget_snapshots
+-- In: staged_events. Out: no snapshots before the position from which a SNAPSHOT keeps history.
+DELETE FROM store.snapshots
+WHERE position < (
+    SELECT max((detail ->> '$.kept_from')::BIGINT) FROM staged_events WHERE kind = $SNAPSHOT
+);
+
+-- name: keep_expired_heads
+-- In: staged_events. Out: how far queues went, by what is about to expire of the kept history.
+INSERT INTO store.expired_heads
+SELECT q.topic_id, q.queue_id, q.stored_at_ms, max(q.queue_offset) + 1
+FROM store.consume_queue AS q JOIN (
+    SELECT topic_id, queue_id, max(queue_offset) AS before
+    FROM staged_events WHERE kind = $EXPIRED GROUP BY topic_id, queue_id
+) AS e ON e.topic_id = q.topic_id AND e.queue_id = q.queue_id AND e.before > q.queue_offset
+WHERE q.stored_at_ms >= (SELECT min(at_ms) FROM store.snapshots)
+GROUP BY q.topic_id, q.queue_id, q.stored_at_ms;
+
+-- name: forget_expired_heads
+-- In: nothing. Out: none of before the kept history.
+DELETE FROM store.expired_heads WHERE stored_at_ms < (SELECT min(at_ms) FROM store.snapshots);
+
+-- name: forget_deleted_messages
+-- In: nothing. Out: no messages of topics that were deleted before the kept history.
+DELETE FROM store.consume_queue
+WHERE topic_id IN (
+    SELECT topic_id FROM store.deleted_names
+    WHERE deleted_at_ms <= (SELECT min(at_ms) FROM store.snapshots)
+);
+
+-- name: forget_deleted_names
+-- In: nothing. Out: no names that were deleted before the kept history.
+DELETE FROM store.deleted_names
+WHERE deleted_at_ms <= (SELECT min(at_ms) FROM store.snapshots);
+
+-- name: note_deleted_topics
+-- In: staged_events. Out: the names of the topics that it deletes.
+INSERT INTO store.deleted_names
+SELECT t.topic_id, NULL, t.name, (t.detail ->> '$.created_at_ms')::BIGINT, n.at_ms
+FROM store.topics AS t JOIN staged_events AS n USING (topic_id) WHERE n.kind = $TOPIC_DELETED;
+
+-- name: note_deleted_groups
+-- In: staged_events. Out: the names of the consumer groups that it deletes.
+INSERT INTO store.deleted_names
+SELECT NULL, g.group_id, g.name, (g.detail ->> '$.created_at_ms')::BIGINT, n.at_ms
+FROM store.groups AS g JOIN staged_events AS n USING (group_id) WHERE n.kind = $GROUP_DELETED;
+
+-- name: remove_event_segments
+-- In: staged_events. Out: no rows of files that an EVENT_SEGMENTS_REPLACED removes.
+DELETE FROM store.event_segments
+WHERE path IN (
+    SELECT unnest((detail -> '$.removed')::VARCHAR[])
+    FROM staged_events WHERE kind = $EVENT_SEGMENTS_REPLACED
+);
+
+-- name: insert_replacing_event_segments
+-- In: staged_events. Out: a row for each file that an EVENT_SEGMENTS_REPLACED adds.
+INSERT INTO store.event_segments
+SELECT detail ->> '$.path', (detail ->> '$.from_position')::BIGINT,
+       (detail ->> '$.to_position')::BIGINT, (detail ->> '$.rows')::BIGINT
+FROM staged_events
+WHERE kind = $EVENT_SEGMENTS_REPLACED AND detail ->> '$.path' IS NOT NULL ORDER BY seq;

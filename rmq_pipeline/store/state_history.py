@@ -1,0 +1,267 @@
+"""The history of keyed state: what a settle left a message group, and up to which message.
+
+``<home>/state/<group_id>-<topic_id>/<from>-<to>.parquet`` holds the states that the log had between
+two positions, both 20 digits, as seal found them: HISTORY's columns, then the consumer's own. Only
+what settled messages of the group as well can be placed: ``queue_offset`` is the last of those.
+
+A file is written before its stretch of the log counts as sealed. One that begins where the log is
+not sealed yet is of a seal that died, and is written again.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from rmq_pipeline.errors import StorageError
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.commit_log import Section
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log_file import sync_folder
+
+#: What every row of the history has, before the consumer's own columns.
+HISTORY: Final = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("message_group_hash", pa.int64()),
+        ("removed", pa.bool_()),
+        ("position", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+    ]
+)
+#: What is asked of it: the first and the last message of a stretch of each message group.
+PLACES: Final = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("stored_at_ms", pa.int64()),
+        ("last_queue_id", pa.int32()),
+        ("last_queue_offset", pa.int64()),
+    ]
+)
+_EVENTS, _KEYED_STATE = 2, 3
+_NEW: Final = ".new"
+#: The delivery of a message that failed for good, in its event.
+_GIVEN_UP: Final = -1
+
+
+class Owner(NamedTuple):
+    """Whose state it is."""
+
+    group_id: int
+    topic_id: int
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{self.group_id}-{self.topic_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The messages that a frame settled for a group: the last of each message group."""
+
+    hashes: Int64s
+    queue_id: npt.NDArray[np.int32]
+    queue_offset: Int64s
+    at_ms: int
+
+
+def of_frames(frames: Iterable[tuple[int, list[Section]]]) -> dict[Owner, list[pa.Table]]:
+    """The states in frames of the log, in their order: tables of HISTORY and own columns."""
+    found: dict[Owner, list[pa.Table]] = {}
+    for _, sections in frames:
+        for section in sections:
+            if section.kind == _KEYED_STATE and section.batch.num_rows:
+                owner = _owner(section.batch)
+                found.setdefault(owner, []).append(_placed(section, sections, owner=owner))
+    return found
+
+
+def write(folder: Path, states: dict[Owner, list[pa.Table]], *, start: int, end: int) -> None:
+    """Put the states of [start, end) of the log on disk.
+
+    Raises:
+        OSError: writing failed.
+    """
+    for owner, tables in states.items():
+        own = folder / owner.folder
+        own.mkdir(parents=True, exist_ok=True)
+        for old in own.iterdir():
+            if old.suffix == _NEW or _from(old) >= start:
+                old.unlink()
+        table = pa.concat_tables(tables, promote_options="permissive")
+        path = own / f"{start:020d}-{end:020d}.parquet"
+        unfinished = own / f".{path.name}{_NEW}"
+        pq.write_table(table.sort_by("message_group_hash"), unfinished, compression="zstd")
+        descriptor = os.open(unfinished, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        unfinished.rename(path)
+        for each in (own, folder):
+            sync_folder(each)
+
+
+def forget(folder: Path, *, groups: Collection[int], topics: Collection[int]) -> None:
+    """Delete the history of groups and topics that are not among these."""
+    for own in folder.glob("*-*"):
+        group_id, _, topic_id = own.name.partition("-")
+        if int(group_id) not in groups or int(topic_id) not in topics:
+            shutil.rmtree(own, ignore_errors=True)
+
+
+def around(
+    folder: Path,
+    owner: Owner,
+    *,
+    sealed_to: int,
+    unsealed: list[pa.Table],
+    places: pa.Table,
+    hashes: Int64s,
+) -> tuple[pa.Table, pa.Table] | None:
+    """The states of message groups before and after a stretch of each.
+
+    Args:
+        folder: of the history.
+        owner: whose state.
+        sealed_to: files from there on do not count.
+        unsealed: what ``of_frames`` found in the log from there on.
+        places: PLACES, a row a message group.
+        hashes: of those message groups.
+
+    Returns:
+        Of each group that has one, the last state that was left before its first message, and the
+        first that was left once its last message was settled, or the newest; HISTORY and own
+        columns, where ``removed`` is state that the group had no more. None: there never was any.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    tables = [*_files(folder / owner.folder, sealed_to=sealed_to, hashes=hashes), *unsealed]
+    if not tables:
+        return None
+    rows = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    asked = pc.fill_null(pc.index_in(rows["message_group"], places["message_group"]), -1)
+    wanted = (asked.to_numpy() >= 0) & rows["queue_offset"].is_valid().to_numpy()
+    rows = rows.filter(pa.array(wanted)).sort_by("position")
+    before, after = _chosen(rows, places)
+    return rows.take(pa.array(before)), rows.take(pa.array(after))
+
+
+def _chosen(rows: pa.Table, places: pa.Table) -> tuple[Int64s, Int64s]:
+    """Which rows, sorted by position, are the states before and after each place."""
+    code = pc.index_in(rows["message_group"], places["message_group"]).to_numpy()
+    queue, offset = rows["queue_id"].to_numpy(), rows["queue_offset"].to_numpy()
+    first = {name: places[name].to_numpy()[code] for name in PLACES.names[1:]}
+    earlier = np.where(
+        queue == first["queue_id"],
+        offset < first["queue_offset"],
+        # A group that has moved to another queue has left this one before.
+        rows["at_ms"].to_numpy() <= first["stored_at_ms"],
+    )
+    later = (queue == first["last_queue_id"]) & (offset >= first["last_queue_offset"])
+    n = places.num_rows
+    last_before, first_after, newest = (np.full(n, -1, dtype=np.int64) for _ in range(3))
+    at = np.arange(len(code))
+    # Of several values for one place the last one stays.
+    last_before[code[earlier]] = at[earlier]
+    first_after[code[later][::-1]] = at[later][::-1]
+    newest[code] = at
+    after = np.where(first_after >= 0, first_after, newest)
+    return last_before[last_before >= 0], after[after >= 0]
+
+
+def _files(own: Path, *, sealed_to: int, hashes: Int64s) -> Iterator[pa.Table]:
+    wanted = pc.field("message_group_hash").isin(hashes)
+    for path in sorted(own.glob("*.parquet")):
+        if _from(path) >= sealed_to:
+            continue
+        try:
+            yield ds.dataset(path, format="parquet").to_table(filter=wanted)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{path} cannot be read: {error}.") from error
+
+
+def _from(path: Path) -> int:
+    return int(path.name.partition("-")[0])
+
+
+def _owner(batch: pa.RecordBatch) -> Owner:
+    ids = batch.schema.metadata
+    return Owner(int(ids[b"group_id"]), int(ids[b"topic_id"]))
+
+
+def _placed(section: Section, sections: list[Section], *, owner: Owner) -> pa.Table:
+    """The states of a section, each with the last message that its frame settled of its group."""
+    table = pa.Table.from_batches([section.batch]).replace_schema_metadata(None)
+    n = table.num_rows
+    settled = _settled(sections, owner)
+    hashes = table["message_group_hash"].to_numpy()
+    at = np.searchsorted(settled.hashes, hashes)
+    known = np.zeros(n, dtype=bool)
+    inside = at < len(settled.hashes)
+    known[inside] = settled.hashes[at[inside]] == hashes[inside]
+    places = pa.array(np.where(known, at, 0), mask=~known)
+    taken = [
+        pa.array(column).take(places) if len(column) else pa.nulls(n, type_)
+        for column, type_ in (
+            (settled.queue_id, pa.int32()),
+            (settled.queue_offset, pa.int64()),
+        )
+    ]
+    fixed = [
+        *(table[name] for name in HISTORY.names[:3]),
+        pa.repeat(pa.scalar(section.position, pa.int64()), n),
+        pa.repeat(pa.scalar(settled.at_ms, pa.int64()), n),
+        *taken,
+    ]
+    own = [name for name in table.column_names if name not in HISTORY.names]
+    return pa.table([*fixed, *(table[name] for name in own)], names=[*HISTORY.names, *own])
+
+
+def _settled(sections: list[Section], owner: Owner) -> _Settled:
+    parts: list[tuple[Int64s, npt.NDArray[np.int32], Int64s]] = []
+    at_ms = 0
+    for section in sections:
+        if section.kind != _EVENTS or not section.batch.num_rows:
+            continue
+        column = {name: section.batch.column(name) for name in section.batch.schema.names}
+        at_ms = column["at_ms"][0].as_py()
+        kind = column["kind"].to_numpy()
+        given_up = (column["delivery"].to_numpy() == _GIVEN_UP) & np.isin(
+            kind, [Kind.RETRY, Kind.EXPIRE]
+        )
+        mine = (column["group_id"].to_numpy() == owner.group_id) & (
+            column["topic_id"].to_numpy() == owner.topic_id
+        )
+        mine &= (kind == Kind.ACK) | given_up
+        parts.append(
+            (
+                column["message_group_hash"].to_numpy()[mine],
+                column["queue_id"].to_numpy()[mine],
+                column["queue_offset"].to_numpy()[mine],
+            )
+        )
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return _Settled(nothing, nothing.astype(np.int32), nothing, at_ms)
+    hashes, queues, offsets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((offsets, hashes))
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = np.diff(hashes[order]) != 0
+    kept = order[last]
+    return _Settled(hashes[kept], queues[kept], offsets[kept], at_ms)

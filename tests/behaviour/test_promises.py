@@ -1,0 +1,55 @@
+"""docs/promises.md names a test for every promise; each exists, and goes through every door."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.behaviour.conftest import DOORS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "promises.md"
+#: A row of a table: what is promised, and the tests of it.
+ROW = re.compile(r"\| (?P<promise>.+?) \| (?P<tests>[^|]*) \|")
+TEST = re.compile(r"`(test_\w+\.py::test_\w+)`")
+COLLECTED = re.compile(r"tests/behaviour/(test_\w+\.py::test_\w+)(?:\[(.+)\])?")
+
+
+def promises() -> dict[str, list[str]]:
+    """The tests of each promise, by its heading and its words."""
+    found: dict[str, list[str]] = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        heading, *lines = section.splitlines()
+        for line in lines:
+            row = ROW.fullmatch(line)
+            if row and row["promise"] not in ("number or promise", "---"):
+                found[f"{heading}: {row['promise']}"] = TEST.findall(row["tests"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def doors() -> dict[str, set[str]]:
+    """The doors that each test of this folder goes through, as pytest collects them."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/behaviour"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, set[str]] = defaultdict(set)
+    for test, parameters in COLLECTED.findall(told):
+        found[test].update(name for name in DOORS if name in parameters.split("-"))
+    return found
+
+
+def test_every_promise_has_a_test_through_every_door(doors: dict[str, set[str]]) -> None:
+    told = promises()
+    assert len(told) > 100
+
+    for promise, tests in told.items():
+        assert tests, f"{promise}: no test"
+        missing = [test for test in tests if test not in doors]
+        assert not missing, f"{promise}: there is no {missing}"
+        through = {name for test in tests for name in doors[test]}
+        assert through == set(DOORS), f"{promise}: only through {through}"

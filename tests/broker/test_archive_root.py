@@ -1,0 +1,129 @@
+"""Segments may be in a root of their own, local or of another file system."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rmq_pipeline import errors
+from rmq_pipeline.archive import manifest
+from rmq_pipeline.archive.merging import Merger
+from rmq_pipeline.archive.root import LocalRoot, RemoteRoot, opened
+from rmq_pipeline.clock import ManualClock
+from tests.broker import archive_home
+from tests.broker.archive_home import HOUR_MS, everything, fill
+
+
+@pytest.mark.parametrize("as_uri", [True, False])
+def test_another_local_root_has_the_segments(home: Path, tmp_path: Path, as_uri: bool) -> None:
+    place = tmp_path / "elsewhere"
+    address = place.as_uri() if as_uri else str(place)
+    clock = ManualClock()
+    with archive_home.opened(home, clock, archive_root=address) as broker:
+        fill(broker)
+        broker.compact()
+        before = everything(broker)
+        assert broker.archive()["rows"] == 480
+
+    assert not list((home / "topics").rglob("*.parquet"))
+    shown = sorted(place.glob("t/*/queue_id=*/*.parquet"))
+    assert sum(pq.read_metadata(path).num_rows for path in shown) == 480
+    with archive_home.opened(home, clock, archive_root=address) as again:
+        assert everything(again).equals(before)
+        assert again.find("t", key="u3-3").num_rows == 1
+
+
+def test_a_home_is_not_opened_with_another_root(home: Path, tmp_path: Path) -> None:
+    with archive_home.opened(home) as broker:
+        fill(broker, turns=1)
+
+    with pytest.raises(errors.ArchiveError, match="its own folder"):
+        archive_home.opened(home, archive_root=str(tmp_path / "elsewhere"))
+
+    with archive_home.opened(home) as broker:
+        assert len(everything(broker)) == 40
+
+
+def test_a_root_belongs_to_one_home(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    archive_home.opened(home, archive_root=str(place)).close()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "precious").touch()
+
+    for wrong, why in ((place, "another home"), (full, "not empty")):
+        with pytest.raises(errors.ArchiveError, match=why):
+            archive_home.opened(tmp_path / f"of-{wrong.name}", archive_root=str(wrong))
+    with pytest.raises(errors.ArchiveError, match="nowhere"):
+        archive_home.opened(tmp_path / "third", archive_root="nowhere://x")
+
+    assert (full / "precious").exists()
+
+
+def test_a_file_system_of_pyarrow_has_the_segments(home: Path) -> None:
+    clock = ManualClock()
+    # Kept in memory by pyarrow: without links, as an object store is.
+    with archive_home.opened(home, clock, archive_root="mock:///bucket") as broker:
+        root = broker.engine.segments.root
+        assert isinstance(root, RemoteRoot)
+        fill(broker)
+        before = everything(broker)
+        (topic_id,) = root.folders("t")
+        old = manifest.read(root, f"t/{topic_id}").files
+
+        assert broker.compact()["compactions"] > 0
+
+        listed = manifest.read(root, f"t/{topic_id}").files
+        assert everything(broker).equals(before)
+        assert {entry["path"] for entry in listed} == {entry["name"] for entry in listed}
+        assert _offsets(root, f"t/{topic_id}", listed) == _offsets(root, f"t/{topic_id}", old)
+        assert broker.find("t", key="u3-3").num_rows == 1
+        broker.alter_topic("t", retention_ms=HOUR_MS)
+        clock.advance(HOUR_MS)
+        assert broker.expire()["rows"] == 480
+        clock.advance(60_000)
+        assert broker.expire()["deleted_files"] > 0
+        assert not [path for path in root.files("t") if path.endswith((".parquet", ".index"))]
+        broker.delete_topic("t")
+        broker.seal()
+        assert root.files("t") == {}
+
+
+def _offsets(root: RemoteRoot, folder: str, files: list[dict[str, int]]) -> list[int]:
+    found: list[int] = []
+    for entry in files:
+        with root.open(f"{folder}/{entry['path']}") as file:
+            found += pq.read_table(file)["queue_offset"].to_pylist()
+    return sorted(found)
+
+
+def test_a_root_without_links_shows_what_it_has(tmp_path: Path) -> None:
+    root = opened(tmp_path)
+    assert isinstance(root, LocalRoot)
+    assert root.has_links
+    root.replace("a/b", b"1")
+    root.link("a/b", "c/d")
+    root.rename("a/b", "a/e")
+
+    assert root.files("") == {"a/e": 1, "c/d": 1}
+    assert root.folders("") == ["a", "c"]
+    assert (root.read("c/d"), root.size("a/e"), root.load("a/e").to_pybytes()) == (b"1", 1, b"1")
+    root.delete("a/e")
+    root.delete("a/e")
+    root.delete_folder("c")
+    assert root.files("") == {}
+    with pytest.raises(FileNotFoundError):
+        root.read("a/e")
+
+
+def test_a_merger_crosses_the_door(tmp_path: Path) -> None:
+    home, clock = tmp_path / "home", ManualClock()
+    with archive_home.opened(home, clock) as broker:
+        fill(broker)
+        planned = broker.plan_compaction()
+
+    again = [Merger.from_json(json.loads(json.dumps(plan))) for plan in planned]
+
+    assert [each.to_json() for each in again] == planned
+    assert {plan["root"] for plan in planned} == {str(home / "topics")}

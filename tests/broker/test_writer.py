@@ -1,0 +1,281 @@
+"""A frame is decided while the one before it is written: nobody hears of it too early."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.sending.publish import Send, prepare
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import StorageError
+from rmq_pipeline.settings import Settings
+from tests.broker.sealed_home import MIB, messages
+
+WITHIN_S = 30.0
+#: So many are decided ahead.
+BULK = 300
+
+
+class Held:
+    """A broker whose next frame, once it is armed, stops at a step until it is let go."""
+
+    def __init__(self, home: Path, *, engine: type[Engine] = Engine) -> None:
+        self.steps: list[str] = []
+        self.at = ""
+        self.error: OSError | None = None
+        self.held, self.followed, self.let_go = Event(), Event(), Event()
+        settings = Settings(log_file_bytes=MIB, reserve_bytes=MIB)
+        opened = engine.open(
+            home, clock=ManualClock(), settings=settings, flush="sync", fault=self.step
+        )
+        self.broker = Broker(opened, "none")
+        self.engine = opened
+        self.broker.create_topic("t", queues=1)
+
+    def arm(self, at: str = "before_write", *, error: str = "") -> None:
+        self.at, self.error = at, OSError(error) if error else None
+
+    def step(self, name: str) -> None:
+        self.steps.append(name)
+        if self.held.is_set() and name == "staged":
+            self.followed.set()
+        if name == self.at:
+            self.at = ""
+            self.held.set()
+            assert self.let_go.wait(WITHIN_S)
+            if self.error is not None:
+                raise self.error
+
+    def prepared(self, table: pa.Table, topic: str = "t") -> Send:
+        return prepare(
+            self.engine.state.topic(topic).topic,
+            table,
+            ids=self.engine.ids,
+            delay_max_ms=1,
+            now_ms=self.engine.clock.now_ms(),
+        )
+
+    def bodies(self) -> list[bytes]:
+        found: list[bytes] = self.broker.read("t", 0, offset=0, limit=10_000)["body"].to_pylist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Noted(Request):
+    """A request that tells when it is decided."""
+
+    inner: Request
+    decided: Event
+
+    def is_bulk(self) -> bool:
+        return True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        self.decided.set()
+        return self.inner.decide(state, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Unstageable(Request):
+    """A request whose rows no frame takes."""
+
+    inner: Send
+
+    def is_bulk(self) -> bool:
+        return True
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        decision = self.inner.decide(state, now_ms)
+        decision.keyed_state.append(pa.table({"n": [1]}))
+        return decision
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def held(home: Path) -> Iterator[Held]:
+    held = Held(home)
+    yield held
+    held.let_go.set()
+    held.broker.close()
+
+
+def one_after_the_other(
+    held: Held, pool: ThreadPoolExecutor, second: Callable[[], Any]
+) -> tuple[Future[Any], Future[Any]]:
+    """A bulk send that is held, and what then is decided beside it."""
+    first = pool.submit(held.broker.send, "t", messages(BULK))
+    assert held.held.wait(WITHIN_S)
+    return first, pool.submit(second)
+
+
+def test_nobody_hears_of_a_frame_before_the_one_before_it_is_on_disk(
+    held: Held, pool: ThreadPoolExecutor
+) -> None:
+    end = held.engine.log.end
+    held.arm()
+    first, second = one_after_the_other(
+        held, pool, lambda: held.broker.send("t", messages(BULK, start=BULK))
+    )
+    assert held.followed.wait(WITHIN_S)
+
+    assert held.engine.log.end == end
+    assert held.broker.sql("SELECT * FROM messages").num_rows == 0
+    assert not first.done()
+    assert not second.done()
+    held.let_go.set()
+
+    assert first.result()["queue_offset"].to_pylist() == list(range(BULK))
+    assert second.result()["queue_offset"].to_pylist() == list(range(BULK, 2 * BULK))
+    assert held.bodies() == messages(2 * BULK)["body"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("step", "stored"), [("before_write", 0), ("half_written", 0), ("written", BULK)]
+)
+def test_a_failed_write_fails_what_was_decided_after_it(
+    held: Held, pool: ThreadPoolExecutor, step: str, stored: int
+) -> None:
+    held.arm(step, error="the disk fails")
+    first, second = one_after_the_other(
+        held, pool, lambda: held.broker.send("t", messages(BULK, start=BULK))
+    )
+    assert held.followed.wait(WITHIN_S)
+    held.let_go.set()
+
+    for answer in (first, second):
+        with pytest.raises(StorageError):
+            answer.result()
+    assert held.bodies() == messages(stored)["body"].to_pylist()
+    sent = held.broker.send("t", messages(2, start=stored))
+    assert sent["queue_offset"].to_pylist() == [stored, stored + 1]
+    assert held.bodies() == messages(stored + 2)["body"].to_pylist()
+
+
+def test_an_answer_that_stores_nothing_fails_with_what_it_is_based_on(
+    held: Held, pool: ThreadPoolExecutor
+) -> None:
+    held.broker.create_topic("once", queues=1, deduplicate="message_id")
+    table = messages(BULK, message_id=[f"m{i}" for i in range(BULK)])
+    decided = Event()
+    held.arm(error="the disk fails")
+    first = pool.submit(held.broker.send, "once", table)
+    assert held.held.wait(WITHIN_S)
+    again = Noted(held.prepared(table, "once"), decided)
+    second = pool.submit(held.engine.submit, again)
+    assert decided.wait(WITHIN_S)
+    held.let_go.set()
+
+    for answer in (first, second):
+        with pytest.raises(StorageError):
+            answer.result()
+    sent = held.broker.send("once", table)
+    assert sent["duplicate"].to_pylist() == [False] * BULK
+
+
+@pytest.mark.parametrize("error", ["", "the disk fails"])
+def test_a_new_log_file_waits_for_the_frames_before_it(
+    held: Held, pool: ThreadPoolExecutor, error: str
+) -> None:
+    half = messages(BULK, body_bytes=1800)
+    held.broker.send("t", messages(10))
+    del held.steps[:]
+    held.arm(error=error)
+    first = pool.submit(held.broker.send, "t", half)
+    assert held.held.wait(WITHIN_S)
+    decided = Event()
+    second = pool.submit(held.engine.submit, Noted(held.prepared(half), decided))
+    assert decided.wait(WITHIN_S)
+    assert "before_roll" not in held.steps
+    held.let_go.set()
+
+    if error:
+        for answer in (first, second):
+            with pytest.raises(StorageError):
+                answer.result()
+    else:
+        assert first.result().num_rows == len(second.result().table()) == BULK
+        assert held.steps.index("written") < held.steps.index("before_roll")
+    kept = 10 + (0 if error else 2 * BULK)
+    assert len(held.bodies()) == kept
+    assert held.broker.send("t", half)["queue_offset"][0].as_py() == kept
+
+
+def test_a_frame_that_cannot_be_staged_takes_none_before_it_along(
+    held: Held, pool: ThreadPoolExecutor
+) -> None:
+    held.arm()
+    spoiling = Unstageable(held.prepared(messages(5)))
+    first, second = one_after_the_other(held, pool, lambda: held.engine.submit(spoiling))
+    held.let_go.set()
+
+    assert first.result().num_rows == BULK
+    with pytest.raises(StorageError):
+        second.result()
+    assert held.bodies() == messages(BULK)["body"].to_pylist()
+    assert held.broker.send("t", messages(1))["queue_offset"].to_pylist() == [BULK]
+
+
+def test_closing_answers_what_is_decided(held: Held, pool: ThreadPoolExecutor) -> None:
+    held.arm()
+    first, second = one_after_the_other(held, pool, lambda: held.broker.send("t", messages(BULK)))
+    assert held.followed.wait(WITHIN_S)
+    closing = pool.submit(held.broker.close)
+    held.let_go.set()
+
+    closing.result()
+    assert first.result().num_rows == second.result().num_rows == BULK
+    with pytest.raises(StorageError):
+        held.broker.send("t", messages(1))
+
+
+class Unreadable(Engine):
+    """An engine that finds nothing any more when it looks at its disk again."""
+
+    def _rebuild(self) -> Any:
+        raise OSError("the disk is gone")
+
+
+def test_what_cannot_be_rebuilt_takes_nothing_more(home: Path, pool: ThreadPoolExecutor) -> None:
+    held = Held(home, engine=Unreadable)
+    held.arm(error="the disk fails")
+    first, second = one_after_the_other(held, pool, lambda: held.broker.send("t", messages(BULK)))
+    assert held.followed.wait(WITHIN_S)
+    held.let_go.set()
+
+    for answer in (first, second):
+        with pytest.raises(StorageError):
+            answer.result()
+    with pytest.raises(StorageError, match="store has failed"):
+        held.broker.send("t", messages(1))
+    held.broker.close()
+
+
+@pytest.mark.parametrize("rows", [1, 250, 50_000])
+def test_a_frame_is_counted_as_large_as_it_is(home: Path, rows: int) -> None:
+    # Columns without values share their buffers, which the frame has for each of them.
+    with Broker.open(
+        home, upkeep="none", settings=Settings(log_file_bytes=MIB, reserve_bytes=MIB)
+    ) as broker:
+        broker.create_topic("t", queues=1)
+        table = pa.table({"body": [os.urandom(5_000_000 // rows // 4)] * rows})
+        for _ in range(3):
+            broker.send("t", table)
+
+        broker.engine.dispatched()
+
+        assert broker.read("t", 0, offset=0, limit=3 * rows).num_rows == 3 * rows

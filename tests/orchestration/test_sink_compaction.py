@@ -1,0 +1,198 @@
+"""Sinks are compacted by a run that a sensor starts when it is worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.lake.readers import sink_table
+from rmq_pipeline.orchestration import sink_compaction
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.sink_compaction import CompactConfig
+from rmq_pipeline.orchestration.sink_resource import SinkResource
+from rmq_pipeline.orchestration.spark_consumer import SparkConsumer, spark_consumer
+from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, op_name
+from rmq_pipeline.spark import sink
+from rmq_pipeline.spark.handler import Outcome
+
+NUMBERS = topic("numbers")
+ROW = pa.schema([("n", pa.int64()), ("born_at_ms", pa.int64())])
+QUIET_S = sink_compaction.CompactConfig().quiet_seconds
+
+
+def handler(_: pa.Table, __: pa.Table) -> Outcome:
+    """Nothing; its sink is filled by the tests."""
+    return Outcome()
+
+
+@pytest.fixture
+def consumers(client: Client) -> list[SparkConsumer]:
+    """Two with a sink, of which one has no group yet, and one without."""
+    counter, absent = (
+        spark_consumer(topic=NUMBERS, group=name, sink=name, sink_schema=ROW)(handler)
+        for name in ("counter", "absent")
+    )
+    bare = spark_consumer(topic=NUMBERS, group="bare")(handler)
+    counter.group.ensure(client)
+    return [counter, absent, bare]
+
+
+def fill(client: Client, sinks: Path, count: int) -> None:
+    """Settle this many files of one row."""
+    for n in range(count):
+        rows = pa.table([[n], [1_000]], schema=ROW)
+        files = sink.stage(sinks / "counter", rows, partition_time="born_at_ms", epoch=1, batch=n)
+        client.settle("counter", schema.OUTCOME.empty_table(), sink_files=files)
+
+
+def tick(
+    consumers: list[SparkConsumer],
+    resource: BrokerResource,
+    sinks: Path,
+    *,
+    instance: dg.DagsterInstance,
+    cursor: str | None = None,
+) -> dg.SensorResult:
+    job = sink_compaction.compact_sinks_job()
+    sensor = sink_compaction.compact_sinks_sensor(consumers, job)
+    context = dg.build_sensor_context(instance=instance, cursor=cursor)
+    result = sensor(context, broker=resource, sinks=SinkResource(root=str(sinks)))
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def compact(
+    consumers: list[SparkConsumer], resource: BrokerResource, sinks: Path, **config: Any
+) -> dict[str, Any] | None:
+    result = dg.materialize(
+        [sink_compaction.compact_sinks_asset(consumers)],
+        resources={"broker": resource, "sinks": SinkResource(root=str(sinks))},
+        run_config=dg.RunConfig(ops={op_name(sink_compaction.NAME): CompactConfig(**config)}),
+    )
+    made = result.asset_materializations_for_node(op_name(sink_compaction.NAME))
+    return {name: value.value for name, value in made[0].metadata.items()} if made else None
+
+
+def test_a_run_compacts_every_sink(
+    consumers: list[SparkConsumer], client: Client, resource: BrokerResource, tmp_path: Path
+) -> None:
+    fill(client, tmp_path, 16)
+
+    metadata = compact(consumers, resource, tmp_path)
+
+    assert metadata is not None
+    assert (metadata["merged_files"], metadata["made_files"], metadata["rows"]) == (16, 1, 16)
+    assert [record.data["consumer_group"] for record in metadata["sinks"].records] == ["counter"]
+    assert sink_table(tmp_path / "counter")["n"].to_pylist() == list(range(16))
+    assert client.sink_files("counter").num_rows == 1
+
+
+def test_a_run_yields_to_one_under_way(
+    consumers: list[SparkConsumer], client: Client, resource: BrokerResource, tmp_path: Path
+) -> None:
+    fill(client, tmp_path, 16)
+    client.open_window(sink_compaction.WINDOW, owner="another", duration_ms=60_000)
+
+    assert compact(consumers, resource, tmp_path) is None
+    assert client.sink_files("counter").num_rows == 16
+
+
+def test_replaced_files_go_when_their_grace_is_over(
+    consumers: list[SparkConsumer],
+    client: Client,
+    resource: BrokerResource,
+    tmp_path: Path,
+    clock: ManualClock,
+) -> None:
+    fill(client, tmp_path, 16)
+    compact(consumers, resource, tmp_path)
+    clock.advance(60_000)
+
+    metadata = compact(consumers, resource, tmp_path, grace_seconds=60)
+
+    assert metadata is not None
+    assert metadata["deleted_files"] == 16
+    assert len(list((tmp_path / "counter").glob("hour=*/*.parquet"))) == 1
+
+
+def test_the_sensor_asks_for_nothing_when_nothing_is_there(
+    consumers: list[SparkConsumer],
+    resource: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+) -> None:
+    assert not tick(consumers, resource, tmp_path, instance=instance).run_requests
+
+
+def test_the_sensor_leaves_a_few_files_until_the_hour_is_quiet(
+    consumers: list[SparkConsumer],
+    client: Client,
+    resource: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    clock: ManualClock,
+) -> None:
+    fill(client, tmp_path, 2)
+    before = tick(consumers, resource, tmp_path, instance=instance)
+    clock.advance(int(QUIET_S * 1000))
+
+    after = tick(consumers, resource, tmp_path, instance=instance)
+
+    assert not before.run_requests
+    assert [request.run_key for request in after.run_requests or []] == ["compact_sinks/1"]
+
+
+def test_the_same_tick_twice_asks_for_the_same_run(
+    consumers: list[SparkConsumer],
+    client: Client,
+    resource: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+) -> None:
+    fill(client, tmp_path, 16)
+
+    ticks = [tick(consumers, resource, tmp_path, instance=instance, cursor="4") for _ in range(2)]
+
+    keys = [[request.run_key for request in each.run_requests or []] for each in ticks]
+    assert keys == [["compact_sinks/5"]] * 2
+    assert [each.cursor for each in ticks] == ["5", "5"]
+
+
+def test_the_sensor_waits_for_a_run_under_way(
+    consumers: list[SparkConsumer],
+    client: Client,
+    resource: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+) -> None:
+    fill(client, tmp_path, 16)
+    instance.create_run_for_job(
+        dg.Definitions(
+            assets=[sink_compaction.compact_sinks_asset(consumers)],
+            jobs=[sink_compaction.compact_sinks_job()],
+            resources={"broker": resource, "sinks": SinkResource(root=str(tmp_path))},
+        ).resolve_job_def(sink_compaction.NAME),
+        status=dg.DagsterRunStatus.STARTED,
+        tags={WINDOW_TAG: sink_compaction.NAME},
+    )
+
+    assert not tick(consumers, resource, tmp_path, instance=instance).run_requests
+
+
+def test_the_sensor_skips_while_the_broker_is_away(
+    consumers: list[SparkConsumer],
+    away: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "counter").mkdir()
+
+    assert tick(consumers, away, tmp_path, instance=instance).skip_reason

@@ -1,0 +1,72 @@
+"""A Spark cluster on this machine: a master, and two workers that seem to be on hosts of their own.
+
+Spark tries a task again on a cluster only, and begins a copy of a slow one on another host only.
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Self
+
+import pyspark
+
+from tests.conftest import Eventually
+
+ROOT: Final = Path(__file__).parents[2]
+_CLASS: Final = Path(pyspark.__file__).parent / "bin" / "spark-class"
+#: All of 127.0.0.0/8 is this machine.
+_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+
+
+class Cluster:
+    """A context manager; ``master`` is its address."""
+
+    def __init__(self, folder: Path, *, address: str) -> None:
+        self._folder = folder
+        self.master = f"spark://{address}"
+        self._host, _, self._port = address.partition(":")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        self._start("master", "Master", host=self._host, more=["--port", self._port])
+        for host in _HOSTS:
+            where = ["--work-dir", str(self._folder / host), "--cores", "1", "--memory", "1g"]
+            self._start(host, "Worker", host=host, more=[*where, self.master])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def wait(self, eventually: Eventually) -> None:
+        """Return once both workers are known to the master."""
+        log = self._folder / "master.log"
+        eventually(lambda: log.read_text().count("Registering worker") == 2, within_s=120)
+
+    def settings(self) -> dict[str, str]:
+        """For a session on the cluster, whose workers find our modules."""
+        return {
+            "spark.master": self.master,
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.executorEnv.PYTHONPATH": str(ROOT),
+            "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
+        }
+
+    def _start(self, name: str, what: str, *, host: str, more: list[str]) -> None:
+        log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
+        java = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC"}
+        process = subprocess.Popen(
+            [
+                str(_CLASS),
+                f"org.apache.spark.deploy.{what.lower()}.{what}",
+                *("--host", host, "--webui-port", "0", *more),
+            ],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **java, "SPARK_LOCAL_IP": host, "PYTHONPATH": str(ROOT)},
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)

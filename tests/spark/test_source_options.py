@@ -1,0 +1,194 @@
+"""Options of the data source: what they mean, and what is said of those that mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.spark.source.options import (
+    Address,
+    Bound,
+    ReadOptions,
+    for_batch,
+    for_stream,
+    for_write,
+)
+from rmq_pipeline.spark.source.planning import Span, cut
+from rmq_pipeline.spark.source.queues import Offsets, admitted, from_json, to_json
+from tests.spark.source_broker import TOPIC, Served, places
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = {"endpoint": "127.0.0.1:1", "subscribe": "a"}
+
+
+def test_times_win_over_offsets() -> None:
+    said = {
+        **HERE,
+        "startingOffsets": '{"a": {"0": 3}}',
+        "endingOffsets": '{"a": {"0": -1}}',
+        "endingOffsetsByTimestamp": '{"a": {"0": 9}}',
+    }
+
+    assert for_batch(said).starting == Bound("offsets", {"a": {0: 3}})
+    assert for_batch(said).ending == Bound("times", {"a": {0: 9}})
+    assert for_batch({**said, "startingTimestamp": "7"}).starting == Bound("times", 7)
+
+
+def test_where_reading_begins_and_ends_without_a_word() -> None:
+    assert for_batch(HERE).starting == Bound("earliest")
+    assert for_batch(HERE).ending == Bound("latest")
+    assert for_stream(HERE).starting == Bound("latest")
+
+
+def test_a_home_is_the_same_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert for_write({"home": "h"}).address == Address(None, str(tmp_path / "h"))
+    assert for_batch({"subscribe": "a"}).address == Address(None, str(tmp_path / ".rmq"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"subscribe": ""}, "subscribe names the topics"),
+        ({"subscribe": "a,,b"}, "subscribe names the topics"),
+        ({"startingOffset": "earliest"}, "Is startingOffsets meant"),
+        ({"maxOffsetsPerTrigger": "5"}, "has no option maxOffsetsPerTrigger"),
+        ({"startingOffsets": "latest"}, "cannot begin at the latest"),
+        ({"endingOffsets": "earliest"}, "cannot end at the earliest"),
+        ({"startingOffsets": "soon"}, "startingOffsets is earliest, latest, or JSON"),
+        ({"startingOffsets": '{"a": 3}'}, "startingOffsets is earliest, latest, or JSON"),
+        ({"startingOffsets": '{"a": {"0": -3}}'}, "startingOffsets is"),
+        ({"startingOffsets": '{"a": {"0": 1.5}}'}, "startingOffsets is"),
+        ({"startingOffsets": '{"b": {"0": 1}}'}, "given of b, not subscribed to"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
+        ({"minPartitions": "0"}, "minPartitions is a whole number from 1 on"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss is true or false"),
+        ({"home": "h"}, "one of endpoint and home"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        for_batch({**HERE, **options})
+
+
+waiting = st.dictionaries(st.integers(0, 8), st.integers(0, 1_000), min_size=1)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), waiting, min_size=1), st.integers(1, 2_000))
+def test_a_micro_batch_has_as_many_messages_as_it_may(
+    topics: dict[str, dict[int, int]], limit: int
+) -> None:
+    first = {t: Offsets(1, {q: 10 * q for q in queues}) for t, queues in topics.items()}
+    end = {t: Offsets(1, {q: 10 * q + n for q, n in qs.items()}) for t, qs in topics.items()}
+
+    found = admitted(first, end, limit=limit)
+
+    steps = [
+        (found[t].at[q] - first[t].at[q], n)
+        for t, queues in topics.items()
+        for q, n in queues.items()
+    ]
+    assert all(0 <= step <= n for step, n in steps)
+    assert sum(step for step, _ in steps) == min(limit, sum(n for _, n in steps))
+    assert from_json(to_json(found)) == found
+
+
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=5),
+    st.none() | st.integers(1, 12),
+    st.none() | st.integers(1, 200),
+)
+def test_tasks_cover_what_is_read(
+    sizes: list[int], min_partitions: int | None, max_records: int | None
+) -> None:
+    spans = [Span("a", q, 7, 7 + n) for q, n in enumerate(sizes)]
+    options = ReadOptions(
+        address=Address("x:1", None),
+        topics=("a",),
+        starting=Bound("earliest"),
+        ending=Bound("latest"),
+        fail_on_data_loss=True,
+        min_partitions=min_partitions,
+        max_records=max_records,
+        max_offsets=None,
+        group=None,
+    )
+
+    parts = cut(spans, options=options)
+
+    covered = [(p.queue_id, at) for p in parts for at in range(p.start, p.end)]
+    assert covered == [(q, at) for q, n in enumerate(sizes) for at in range(7, 7 + n)]
+    assert len(parts) >= min(min_partitions or 0, sum(sizes))
+    assert max_records is None or all(part.rows <= max_records for part in parts)
+
+
+# ------------------------------------------------------------------------------- against a broker
+
+
+@pytest.fixture
+def served(tmp_path: Path, spark: SparkSession) -> Iterator[Served]:
+    with Served(tmp_path / "home", spark) as served:
+        served.broker.create_topic(TOPIC, queues=2)
+        yield served
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"subscribe": "nowhere"}, "There is no topic nowhere"),
+        ({"startingOffsets": f'{{"{TOPIC}": {{"0": 1}}}}'}, "has the queues 0, 1"),
+        ({"startingOffsets": f'{{"{TOPIC}": {{"0": 99, "1": 0}}}}'}, "ends before offset 99"),
+        (
+            {
+                "startingOffsets": f'{{"{TOPIC}": {{"0": 4, "1": 0}}}}',
+                "endingOffsets": f'{{"{TOPIC}": {{"0": 3, "1": 0}}}}',
+            },
+            "would be read from 4 to 3",
+        ),
+        ({"group": "g"}, "no option group"),
+    ],
+)
+def test_a_read_that_cannot_be_is_refused(
+    served: Served, options: dict[str, str], said: str
+) -> None:
+    served.send(10)
+
+    with pytest.raises(PySparkException, match=said):
+        served.read(**options)
+
+
+@pytest.mark.spark
+def test_a_column_that_no_message_has_is_refused(served: Served) -> None:
+    with pytest.raises(PySparkException, match="A message has no column price"):
+        served.frame("body binary, price int").toArrow()
+
+
+@pytest.mark.spark
+def test_expired_offsets_are_refused_unless_a_gap_will_do(served: Served) -> None:
+    served.send(20)
+    served.seal()
+    served.broker.alter_topic(TOPIC, retention_ms=1_000)
+    served.clock.advance(3_600_000)
+    assert served.broker.expire()["rows"] == 20
+    served.send(6)
+    asked = {"startingOffsets": f'{{"{TOPIC}": {{"0": 2, "1": 0}}}}'}
+
+    with pytest.raises(PySparkException, match="have expired"):
+        served.read(**asked)
+    found = served.read(**asked, failOnDataLoss="false")
+
+    assert places(found) == {0: [10, 11, 12], 1: [10, 11, 12]}
+    assert served.read().num_rows == 6
