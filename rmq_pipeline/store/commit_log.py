@@ -176,6 +176,8 @@ class CommitLog:
         self._check()
         if not taken.length:
             return
+        if taken.start != self.end or taken.start + taken.length > self._files[-1].capacity_end:
+            raise self._break("Writing to the commit log", ValueError("a frame without its place"))
         self._step("before_write")
         try:
             self._files[-1].write_whole(

@@ -129,10 +129,6 @@ def test_a_group_is_locked_until_the_last_lease_of_its_delivery_has_ended(
     assert attempts(again)[0] == 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="receiving/fifo.py: _cut_off takes messages without a message group for one group",
-)
 def test_a_message_without_a_group_is_charged_for_its_own_lease(
     door: Door, topic: Make, readers: str, messages: Make
 ) -> None:

@@ -104,7 +104,7 @@ def test_whatever_happens_the_promises_hold(first: str, caplog: pytest.LogCaptur
     run_state_machine_as_test(
         type("Histories", (Histories,), {"first": first}),
         settings=profile(
-            max_examples=-(-(HISTORIES or 27) // len(CONSUMERS)),
+            max_examples=-(-(HISTORIES or 18) // len(CONSUMERS)),
             stateful_step_count=STEPS,
             derandomize=not HISTORIES,
             deadline=None,

@@ -37,8 +37,12 @@ class Served:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
+        self.shut()
         self.broker.close()
+
+    def shut(self) -> None:
+        """Close the door: nobody reaches the broker any more."""
+        self._server.shutdown()
 
     def send(self, n: int, topic: str = TOPIC, **columns: list[Any]) -> None:
         """Messages with every column filled, numbered from the last on."""

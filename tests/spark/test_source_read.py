@@ -143,6 +143,16 @@ def test_queues_are_cut_into_tasks(served: Served, options: dict[str, Any], task
     assert frame.count() == 300
 
 
+def test_sealed_messages_are_read_without_the_broker(served: Served) -> None:
+    served.send(300)
+    served.seal()
+    frame = served.frame(minPartitions=6)
+    assert frame.rdd.getNumPartitions() >= 6  # it is planned, which does ask the broker
+    served.shut()
+
+    assert frame.toArrow().num_rows == 300
+
+
 def test_a_planned_read_outlives_the_files_it_was_planned_with(
     served: Served, tmp_path: Path
 ) -> None:

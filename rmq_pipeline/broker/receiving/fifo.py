@@ -227,7 +227,9 @@ class GroupScan(QueueScan):
         if not len(rest):
             return []
         leases = self.consumption.leases
-        rows = leases.find(rest.offset[np.isin(rest.group, taken.group)])
+        # Messages without a message group are no group: nothing waits behind them.
+        waiting = (rest.group != 0) & np.isin(rest.group, taken.group)
+        rows = leases.find(rest.offset[waiting])
         rows = rows[leases.delivery[rows] > WAITING]
         return release(self.consumption, rows, visible_at_ms=now_ms) if len(rows) else []
 

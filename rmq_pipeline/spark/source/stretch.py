@@ -14,8 +14,8 @@ from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.source.options import Address
 
-#: The first page that is asked for; the next ones are of about so many bytes.
-_FIRST_ROWS: Final = 500
+#: The first page asked for, of bodies of any size; the next ones are of about so many bytes.
+_FIRST_ROWS: Final = 64
 _PAGE_ROWS: Final = 20_000
 _PAGE_BYTES: Final = 16 << 20
 #: The columns that no file has.
