@@ -207,7 +207,7 @@ def differences(mended: pd.DataFrame) -> list[str]:
 
 
 def increments(path: str) -> int:
-    """By how much sums would change with the rows that a dry run lists, all differences together."""
+    """How much sums would change with the rows a dry run lists, all differences together."""
     report = pq.read_table(path).to_pandas()
     sign = report["change"].map({"added": 1, "removed": -1}) * report["copies"]
     keys = ["flight_hour_ms", "carrier"]
