@@ -33,18 +33,21 @@ test: setup ## format, lint, types, import contracts, Dagster definitions and ev
 
 check: test ## the same as test
 
-bench: setup ## measure the engine, the pipeline, memory and start-up
+bench: setup ## measure engine, upkeep, archive, replay, pipeline, memory and start-up
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python -m benchmarks.upkeep
 	$(BIN)/python -m benchmarks.log
+	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/idle.py --quick
 	$(BIN)/python benchmarks/memory.py
 
-chaos: setup ## kill the broker 500 times, processes of a pipeline 120 times; 500 random histories
+chaos: setup ## kill the broker 500 times, processes of a pipeline 220 times; 550 random histories
 	RMQ_CHAOS_KILLS=500 $(BIN)/pytest tests/chaos/test_kills.py --timeout 3600
 	RMQ_CHAOS_RUN_KILLS=30 RMQ_CHAOS_REDRIVE_KILLS=30 $(BIN)/pytest --timeout 3600 \
 		tests/chaos/test_pipeline_kills.py tests/chaos/test_redrive_kills.py
+	RMQ_CHAOS_SINK_KILLS=100 RMQ_CHAOS_SINK_MESSAGES=200000 $(BIN)/pytest tests/chaos/test_sink_kills.py --timeout 3600
+	RMQ_AS_OF_HISTORIES=50 $(BIN)/pytest tests/behaviour/test_as_of.py --timeout 3600
 	RMQ_SIMULATION_HISTORIES=500 $(BIN)/pytest tests/simulation --timeout 3600
 
 help: ## show this list
