@@ -24,7 +24,7 @@ from rmq_pipeline.spark.replay_log import Range, TopicLog
 from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay_settled import PLACE, Settled, settled
 from rmq_pipeline.spark.replay_source import Source
-from rmq_pipeline.spark.replay_task import WALKED, Assignment, work
+from rmq_pipeline.spark.replay_task import Assignment, sent, work
 from rmq_pipeline.spark.replay_walk import FAILED, Course
 
 if TYPE_CHECKING:
@@ -185,14 +185,18 @@ class Replay:
             lambda s: s.may_hold(self._range) or (course is not None and course.reads(s))
         )
         assert messages is not None
-        chosen = replay_state.with_roles(messages, wanted=self._range, course=course)
-        chosen = chosen.select(*(n for n in WALKED.names if n != "delivery_attempt"))
+        chosen = sent(replay_state.with_roles(messages, wanted=self._range, course=course))
         if self._plan.spec.order_by is not None:
             alone = F.concat_ws("-", F.lit(" "), "queue_id", "queue_offset")
             tasks = max(self._plan.parallelism, -(-self._size() // ROWS_PER_TASK))
             chosen = chosen.repartition(tasks, F.coalesce("message_group", alone))
+            # A number first: most comparisons end with it, and never touch the texts.
             chosen = chosen.sortWithinPartitions(
-                "message_group", "stored_at_ms", "queue_id", "queue_offset"
+                F.xxhash64("message_group"),
+                "message_group",
+                "stored_at_ms",
+                "queue_id",
+                "queue_offset",
             )
         this = self._assignment(course)
         return gathered(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,9 @@ from rmq_pipeline.spark.replay_walk import (
     Replayed,
     walk_again,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 #: Messages walked at a time; a longer group is walked in several steps.
 CHUNK_ROWS: Final = 20_000
@@ -91,17 +94,59 @@ def chunks(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[tuple[pa
 WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
 
 
+def sent(messages: "DataFrame") -> "DataFrame":
+    """What goes to the tasks of messages with their roles.
+
+    A list or map that is null costs Spark's Arrow writer time with the square of a batch's rows: an
+    empty one goes instead, and a column that says so.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    columns = []
+    for field in WALKED:
+        if field.name in _NESTED:
+            column = F.col(field.name)
+            columns.append(F.coalesce(column, _NESTED[field.name]()).alias(field.name))
+            columns.append(column.isNull().alias(_null_of(field.name)))
+        elif field.name != "delivery_attempt":
+            columns.append(F.col(field.name))
+    return messages.select(*columns)
+
+
+def _no_keys() -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.array().cast("array<string>")
+
+
+def _no_properties() -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.create_map().cast("map<string,string>")
+
+
+_NESTED: Final = {"keys": _no_keys, "properties": _no_properties}
+
+
+def _null_of(name: str) -> str:
+    return f"{name}_is_null"
+
+
 def conformed(table: pa.Table) -> pa.Table:
-    """Spark's columns in the types that handlers are promised."""
+    """What ``sent`` sent, in the types that handlers are promised."""
     n = table.num_rows
     columns = []
     for wanted in WALKED:
         if wanted.name == "delivery_attempt":
             columns.append(pa.repeat(pa.scalar(1, pa.int32()), n))
-        elif (column := table[wanted.name]).type == wanted.type:
-            columns.append(column)
-        else:
-            columns.append(column.cast(wanted.type))
+            continue
+        column = table[wanted.name]
+        if column.type != wanted.type:
+            column = column.cast(wanted.type)
+        if wanted.name in _NESTED:
+            is_null = table[_null_of(wanted.name)]
+            column = pc.if_else(is_null, pa.scalar(None, wanted.type), column)
+        columns.append(column)
     return pa.table(columns, schema=WALKED)
 
 
@@ -123,6 +168,7 @@ class _Task:
         #: The state of a group that goes on in the next chunk.
         self._carried: pa.Table | None = None
         self._mid_group = False
+        self._stopped: set[str] = set()
 
     def take(self, messages: pa.Table, *, goes_on: bool) -> None:
         """Walk a chunk."""
@@ -132,8 +178,10 @@ class _Task:
             return
         state = self._state_before(messages)
         self._widen(messages.filter(pc.equal(messages[ROLE], RANGE)))
-        done = walk_again(messages, state, course=self._this.course)
+        done = walk_again(messages, state, course=self._this.course, stopped=self._stopped)
         self._note(done)
+        # Only the one group of a table that goes on is met again.
+        self._stopped = done.stopped | self._stopped if goes_on else set()
         if self._before is None:
             return
         self._mid_group = goes_on

@@ -7,6 +7,7 @@ the last failure is final, and what follows it in its group goes on as the consu
 says.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,6 +68,8 @@ class Replayed:
     messages: dict[int, int] = field(default_factory=dict)
     #: topic -> messages that the range would send onward.
     published: dict[str, int] = field(default_factory=dict)
+    #: Message groups that nothing follows any more.
+    stopped: set[str] = field(default_factory=set)
 
 
 class _Chunk:
@@ -101,15 +104,25 @@ class _Chunk:
         return np.flatnonzero(self.left & np.isin(self.group, self.group[rows]))
 
 
-def walk_again(messages: pa.Table, state: pa.Table | None, *, course: Course) -> Replayed:
+def walk_again(
+    messages: pa.Table,
+    state: pa.Table | None,
+    *,
+    course: Course,
+    stopped: Collection[str] = (),
+) -> Replayed:
     """Give the messages of whole groups to the handler, each group from its state.
 
     Args:
         messages: handler.MESSAGES and ROLE; groups adjacent, each in order.
         state: ``message_group`` and the state's columns before the first message of each group.
         course: the handler, and what becomes of failures.
+        stopped: message groups of which earlier messages were given up or parked with the rest.
     """
     chunk, done = _Chunk(messages), Replayed(state=state)
+    if stopped:
+        of_stopped = pc.is_in(chunk.messages["message_group"], pa.array(list(stopped)))
+        _hold(chunk, np.flatnonzero(of_stopped.to_numpy()), done=done, course=course)
     for role in (WARM_UP, RANGE, BEHIND):
         done.messages[role] = int((chunk.role == role).sum())
     if not course.rules.ordered:
@@ -167,10 +180,17 @@ def _give_up(
     stops = at[by_policy] if parks else at
     if course.on_failure == "dead_letter" or not len(stops):
         return
-    followers = chunk.rest_of_groups(stops)
+    _hold(chunk, chunk.rest_of_groups(stops), done=done, course=course)
+    done.stopped.update(pc.drop_null(chunk.messages["message_group"].take(stops)).to_pylist())
+
+
+def _hold(
+    chunk: _Chunk, followers: npt.NDArray[np.int64], *, done: Replayed, course: Course
+) -> None:
+    """What follows a message that its group stops with is not given to the handler."""
     chunk.left[followers] = False
     in_range = followers[chunk.role[followers] == RANGE]
-    held = np.full(len(in_range), "held" if parks else "dead_letter")
+    held = np.full(len(in_range), "held" if course.on_failure == "park" else "dead_letter")
     _note(chunk, in_range, done=done, role=RANGE, outcome=held, failures=None)
 
 

@@ -133,6 +133,17 @@ def test_what_follows_a_final_failure_goes_by_the_groups_policy(
     assert state(done) == {"a": len(bodies)}
 
 
+def test_a_group_that_was_parked_is_held_in_the_next_chunk_too() -> None:
+    first = walk_again(messages(("a", "bad", RANGE)), None, course=course("park"))
+    following = messages(("a", "2", RANGE), ("b", "1", RANGE))
+
+    done = walk_again(following, None, course=course("park"), stopped=first.stopped)
+
+    assert first.stopped == {"a"}
+    assert failed(done) == [(0, "held")]
+    assert rows(done) == [("b", "1", 1)]
+
+
 def test_a_failure_is_final_after_so_many_tries() -> None:
     CALLS.clear()
 
@@ -176,7 +187,9 @@ def test_without_order_a_failure_stops_nobody() -> None:
 
 
 def batches(table: pa.Table, rows_each: int) -> Sequence[pa.RecordBatch]:
-    return list(table.combine_chunks().to_batches(max_chunksize=rows_each))
+    flags = pa.repeat(True, table.num_rows)
+    sent = table.append_column("keys_is_null", flags).append_column("properties_is_null", flags)
+    return list(sent.combine_chunks().to_batches(max_chunksize=rows_each))
 
 
 @given(
