@@ -24,8 +24,8 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import session
 from rmq_pipeline.spark.handler import Outcome
-from rmq_pipeline.spark.replay import replay
-from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.spec import ConsumerSpec
 
 if TYPE_CHECKING:

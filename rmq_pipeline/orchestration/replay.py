@@ -20,9 +20,9 @@ from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import KIND, identifier
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
-from rmq_pipeline.spark.replay import replay
-from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
-from rmq_pipeline.spark.replay_topic import TopicPlan, publish_again
+from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
+from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
 
 BACKFILL_TAG: Final = "dagster/backfill"

@@ -20,8 +20,8 @@ from pyarrow import fs
 from rmq_pipeline.errors import BusyError, TopicNotFoundError
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
-from rmq_pipeline.spark.replay_files import HOUR_MS
-from rmq_pipeline.spark.replay_log import Range, Segment, TopicLog
+from rmq_pipeline.spark.replay.staged import HOUR_MS
+from rmq_pipeline.spark.replay.topic_log import Range, Segment, TopicLog
 
 INTERVAL_S: Final = 15
 #: Hours that one tick reports; each is an event of Dagster's storage.

@@ -14,8 +14,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
-from rmq_pipeline.spark.replay import replay
-from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.sink import read_sink, sink_files
 from tests.broker.sealed_home import seal_all
 from tests.spark.handlers import SINK, STATE, kept, numbered, renumbered, shouted

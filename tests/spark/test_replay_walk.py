@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.spark.group_walk import Rules
 from rmq_pipeline.spark.handler import MESSAGES, RESULT, Outcome
-from rmq_pipeline.spark.replay_task import chunks
-from rmq_pipeline.spark.replay_walk import (
+from rmq_pipeline.spark.replay.task import chunks
+from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     RANGE,
     ROLE,

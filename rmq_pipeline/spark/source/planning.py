@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.replay_log import Segment, TopicLog
+from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog
 from rmq_pipeline.spark.source.options import ReadOptions
 from rmq_pipeline.spark.source.stretch import Piece, Stretch
 

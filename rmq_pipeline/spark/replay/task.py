@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.filter.expression import compile_filter
-from rmq_pipeline.spark import replay_files, sink
+from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.group_walk import group_starts
 from rmq_pipeline.spark.handler import MESSAGES
 from rmq_pipeline.spark.job import rare_collections
 from rmq_pipeline.spark.parcel import ANSWER, Answer, pack, to_batch, unpack
-from rmq_pipeline.spark.replay_settled import PLACE
-from rmq_pipeline.spark.replay_walk import (
+from rmq_pipeline.spark.replay import staged
+from rmq_pipeline.spark.replay.settled import PLACE
+from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     FAILED,
     RANGE,
@@ -247,7 +248,7 @@ class _Task:
             epoch=0,
             batch=0,
             messages=self._extremes() if role == RANGE else None,
-            prefix=replay_files.prefix(this.label),
+            prefix=staged.prefix(this.label),
         )
         self._files[role].append(files)
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark import replay_effects, replay_state
 from rmq_pipeline.spark.group_walk import Rules
 from rmq_pipeline.spark.parcel import ANSWER, ANSWER_DDL, answers, unpack
-from rmq_pipeline.spark.replay_effects import Found, Snapshot
-from rmq_pipeline.spark.replay_log import Range, TopicLog
-from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
-from rmq_pipeline.spark.replay_settled import PLACE, Settled, settled
-from rmq_pipeline.spark.replay_source import Source
-from rmq_pipeline.spark.replay_task import Assignment, sent, work
-from rmq_pipeline.spark.replay_walk import FAILED, Course
+from rmq_pipeline.spark.replay import surroundings
+from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
+from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.settled import PLACE, Settled, settled
+from rmq_pipeline.spark.replay.source import Source
+from rmq_pipeline.spark.replay.task import Assignment, sent, work
+from rmq_pipeline.spark.replay.topic_log import Range, TopicLog
+from rmq_pipeline.spark.replay.walk import FAILED, Course
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,9 +69,7 @@ class Replay:
         """Walk the range, and do with its rows what the plan says."""
         started = time.monotonic()
         plan = self._plan
-        if plan.mode == "replace" and replay_effects.done_before(
-            plan, self._client, report=self.report
-        ):
+        if plan.mode == "replace" and done_before(plan, self._client, report=self.report):
             return
         plan.folder.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder))
@@ -95,7 +93,7 @@ class Replay:
             found = self._walk(source, course)
         self._count(found)
         self._tell("walked", dict(found.counts))
-        effects = replay_effects.Effects(
+        effects = Effects(
             self._plan,
             self._client,
             wanted=self._range,
@@ -162,11 +160,11 @@ class Replay:
             counts.append(0 if some is None else some.filter(self._range.holds()).count())
         self.report.not_settled = counts[0] - counts[1]
 
-    def _course(self, messages: "DataFrame") -> "replay_state.Surroundings | None":
+    def _course(self, messages: "DataFrame") -> "surroundings.Surroundings | None":
         spec = self._plan.spec
         if spec.state is None:
             return None
-        course = replay_state.find_course(
+        course = surroundings.find_course(
             self._client,
             messages.filter(self._range.holds()),
             group=spec.group,
@@ -178,14 +176,14 @@ class Replay:
         self._tell("states", {"message_groups": course.stretches.num_rows})
         return course
 
-    def _walk(self, source: Source, course: "replay_state.Surroundings | None") -> Found:
+    def _walk(self, source: Source, course: "surroundings.Surroundings | None") -> Found:
         from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
         messages = source.of(
             lambda s: s.may_hold(self._range) or (course is not None and course.reads(s))
         )
         assert messages is not None
-        chosen = sent(replay_state.with_roles(messages, wanted=self._range, course=course))
+        chosen = sent(surroundings.with_roles(messages, wanted=self._range, course=course))
         if self._plan.spec.order_by is not None:
             alone = F.concat_ws("-", F.lit(" "), "queue_id", "queue_offset")
             tasks = max(self._plan.parallelism, -(-self._size() // ROWS_PER_TASK))
@@ -210,7 +208,7 @@ class Replay:
         n += sum(max(0, end - begins.get(q, 0)) for q, end in self._log.ends.items())
         return n
 
-    def _assignment(self, course: "replay_state.Surroundings | None") -> Assignment:
+    def _assignment(self, course: "surroundings.Surroundings | None") -> Assignment:
         plan, spec = self._plan, self._plan.spec
         group = self._client.describe_group(spec.group)
         types = {t: str(self._client.describe_topic(t)["type"]) for t in spec.publishes}
@@ -225,8 +223,8 @@ class Replay:
         )
         before = after = None
         if course is not None:
-            before = replay_state.write(course.before, self._scratch / "before.arrow")
-            after = replay_state.write(course.after, self._scratch / "after.arrow")
+            before = surroundings.write(course.before, self._scratch / "before.arrow")
+            after = surroundings.write(course.after, self._scratch / "after.arrow")
         return Assignment(
             Course(rules, on_failure=group["on_failure"], tries=plan.tries),
             filter=spec.filter,

@@ -6,8 +6,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmq_pipeline.spark.replay_log import Segment, TopicLog, frame
-from rmq_pipeline.spark.replay_settled import PLACE, Settled
+from rmq_pipeline.spark.replay.settled import PLACE, Settled
+from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

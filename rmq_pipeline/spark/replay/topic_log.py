@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from rmq_pipeline import schema
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.replay_settled import span
+from rmq_pipeline.spark.replay.settled import span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.replay_log import Range, Segment
-from rmq_pipeline.spark.replay_settled import stored_at
-from rmq_pipeline.spark.replay_walk import BEHIND, RANGE, ROLE, WARM_UP
+from rmq_pipeline.spark.replay.settled import stored_at
+from rmq_pipeline.spark.replay.topic_log import Range, Segment
+from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

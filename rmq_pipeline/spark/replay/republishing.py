@@ -18,7 +18,7 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.errors import BusyError, RequestError, TopicNotFoundError
 from rmq_pipeline.filter.expression import Filter, compile_filter
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.replay_log import Range, TopicLog, frame
+from rmq_pipeline.spark.replay.topic_log import Range, TopicLog, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

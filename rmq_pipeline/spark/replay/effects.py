@@ -12,12 +12,12 @@ from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import manifest, publication
-from rmq_pipeline.spark import replay_compare, replay_files
-from rmq_pipeline.spark.replay_log import Range
-from rmq_pipeline.spark.replay_plan import ReplayPlan, ReplayReport
-from rmq_pipeline.spark.replay_settled import Settled, dead_lettered
-from rmq_pipeline.spark.replay_source import Source
-from rmq_pipeline.spark.replay_walk import FAILED
+from rmq_pipeline.spark.replay import comparison, staged
+from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.settled import Settled, dead_lettered
+from rmq_pipeline.spark.replay.source import Source
+from rmq_pipeline.spark.replay.topic_log import Range
+from rmq_pipeline.spark.replay.walk import FAILED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ class Found:
     #: schema.SINK_FILE of the range, and of the messages behind it.
     files: pa.Table
     behind: pa.Table
-    #: replay_walk.FAILED.
+    #: walk.FAILED.
     failed: pa.Table
     #: Message groups whose state is not the recorded one.
     differ: pa.Array
@@ -104,7 +104,7 @@ class Effects:
         plan, spec, report = self._plan, self._plan.spec, self._report
         was = dead_lettered(self._client, spec.group, topic=spec.topic)
         in_range = messages.filter(self._range.holds())
-        report.outcomes = replay_compare.outcomes(in_range, was=was, now=found.failed)
+        report.outcomes = comparison.outcomes(in_range, was=was, now=found.failed)
         if report.outcomes.num_rows:
             path = plan.folder / f"outcomes-{plan.label}.parquet"
             pq.write_table(report.outcomes, path)
@@ -117,12 +117,12 @@ class Effects:
         )
         if changed is None:
             return
-        path = replay_compare.write_report(changed, plan.folder / f"rows-{plan.label}.parquet")
+        path = comparison.write_report(changed, plan.folder / f"rows-{plan.label}.parquet")
         report.rows_report = str(path)
         written = messages.sparkSession.read.parquet(str(path))
         column = spec.partition_time
-        report.changed = replay_compare.partitions(written, partition_time=column, added_only=False)
-        added = replay_compare.partitions(written, partition_time=column, added_only=True)
+        report.changed = comparison.partitions(written, partition_time=column, added_only=False)
+        added = comparison.partitions(written, partition_time=column, added_only=True)
         report.rows_added = sum(added.values())
         report.rows_removed = sum(report.changed.values()) - report.rows_added
 
@@ -132,7 +132,7 @@ class Effects:
         spec = self._plan.spec
         if spec.sink is None or spec.sink_schema is None:
             return None
-        return replay_compare.rows(
+        return comparison.rows(
             spark,
             old=[spec.sink / path for path in old],
             new=[folder / path for path in new["path"].to_pylist()],
@@ -146,7 +146,7 @@ class Effects:
             self._check_range(found.files)
             self._check_expired(snapshot.files)
         except RequestError:
-            replay_files.delete(spec.sink, found.files)
+            staged.delete(spec.sink, found.files)
             raise
         removed = snapshot.files["path"].to_pylist()
         if removed or found.files.num_rows:
@@ -163,7 +163,7 @@ class Effects:
         # Of earlier attempts; those of this one that lost a race were deleted.
         known = [self._client.sink_files(spec.group, removed=gone) for gone in (False, True)]
         paths = [path for files in known for path in files["path"].to_pylist()]
-        replay_files.sweep(spec.sink, label=plan.label, counting=paths)
+        staged.sweep(spec.sink, label=plan.label, counting=paths)
 
     def _check_range(self, files: pa.Table) -> None:
         outside = set(files["partition"].to_pylist()) - set(self._plan.partitions)
@@ -192,12 +192,12 @@ class Effects:
         plan, folder = self._plan, self._target
         folder.mkdir(parents=True, exist_ok=True)
         before = manifest.read(folder)
-        mine = f"/{replay_files.prefix(plan.label)}-"
+        mine = f"/{staged.prefix(plan.label)}-"
         kept = [mine not in path for path in before.files["path"].to_pylist()]
         counting = pa.concat_tables([before.files.filter(pa.array(kept, pa.bool_())), found.files])
         listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
         manifest.publish(folder, listed, known=before)
-        replay_files.sweep(folder, label=plan.label, counting=counting["path"].to_pylist())
+        staged.sweep(folder, label=plan.label, counting=counting["path"].to_pylist())
         self._report.replaced_files = before.files.num_rows - sum(kept)
 
     def look_behind(self, source: Source, *, stretches: pa.Table, found: Found) -> None:
@@ -215,7 +215,7 @@ class Effects:
                 folder=self._scratch / "behind",
             )
             if changed is not None:
-                report.behind_rows = replay_compare.partitions(
+                report.behind_rows = comparison.partitions(
                     changed, partition_time=self._plan.spec.partition_time, added_only=True
                 )
         if len(found.differ):

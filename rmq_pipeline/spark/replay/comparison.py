@@ -100,7 +100,7 @@ def outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> pa.Table
     Args:
         messages: of the range.
         was: queue_id, queue_offset, reason of those that are dead letters.
-        now: replay_walk.FAILED.
+        now: walk.FAILED.
     """
     place = ["queue_id", "queue_offset"]
     recorded = {(row["queue_id"], row["queue_offset"]): row for row in was.to_pylist()}
