@@ -43,6 +43,7 @@ bench: setup ## measure engine, upkeep, archive, replay, pipeline, memory and st
 	$(BIN)/python benchmarks/memory.py
 
 chaos: setup ## kill the broker 500 times, processes of a pipeline 220 times; 550 random histories
+	$(BIN)/pytest -m long
 	RMQ_CHAOS_KILLS=500 $(BIN)/pytest tests/chaos/test_kills.py --timeout 3600
 	RMQ_CHAOS_RUN_KILLS=30 RMQ_CHAOS_REDRIVE_KILLS=30 $(BIN)/pytest --timeout 3600 \
 		tests/chaos/test_pipeline_kills.py tests/chaos/test_redrive_kills.py

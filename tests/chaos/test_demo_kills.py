@@ -15,6 +15,7 @@ import pytest
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.dagster,
     pytest.mark.timeout(900),

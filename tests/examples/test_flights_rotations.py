@@ -201,7 +201,12 @@ def test_week_is_right_in_batches_of_many_aircraft(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("consumed", "largest"), [(consume, 6), (consume_in_batches, 20), (consume_in_batches, 600)]
+    ("consumed", "largest"),
+    [
+        pytest.param(consume, 6, marks=pytest.mark.long),
+        (consume_in_batches, 20),
+        pytest.param(consume_in_batches, 600, marks=pytest.mark.long),
+    ],
 )
 def test_year_is_right_however_batches_are_cut(
     consumed: Callable[[pa.Table, Callable[[], int]], Run],
