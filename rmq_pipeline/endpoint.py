@@ -28,6 +28,11 @@ class Endpoint:
     home: str
     upkeep: str
     flush: str
+    #: host:port of the RocketMQ door for TLS.
+    grpc_tls: str | None = None
+    #: What its own clients trust, a file in PEM, and the name it is given for; None: no TLS.
+    certificate: str | None = None
+    server_name: str | None = None
 
     @classmethod
     def read(cls, home: Path) -> "Endpoint | None":

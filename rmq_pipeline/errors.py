@@ -2,6 +2,7 @@
 
 RocketMQError
 ├── RequestError          change the request
+├── AccessError           show who you are, or ask for the right
 ├── NotFoundError         create it, or look elsewhere
 ├── ConflictError         somebody else was first, or the thing is in use
 ├── BusyError             wait and retry
@@ -139,6 +140,27 @@ class MessageTypeError(RequestError):
     remedy = "Send it to a topic of its type."
 
 
+class MessageCorruptedError(RequestError):
+    """A request to send has no message, or of several topics, or a body that does not unpack."""
+
+    code = 40016
+    remedy = "Send messages of one topic at a time, with bodies as they are or in GZIP."
+
+
+class ClientIdRequiredError(RequestError):
+    """A call does not say which client makes it."""
+
+    code = 40017
+    remedy = "Give every call the client's identity as x-mq-client-id."
+
+
+class UnknownClientTypeError(RequestError):
+    """The settings of a client are those of no kind of client that there is."""
+
+    code = 40015
+    remedy = "Give a client_type, and publishing or subscription to go with it."
+
+
 class IllegalOffsetError(RequestError):
     """An offset lies outside what the queue keeps."""
 
@@ -173,6 +195,27 @@ class QueryError(RequestError):
     remedy = "Give one SELECT over the documented views."
 
 
+class AccessError(RocketMQError):
+    """The caller may not do this; nothing was changed."""
+
+    code = 40300
+    remedy = "Ask who runs the broker."
+
+
+class UnauthorizedError(AccessError):
+    """The broker has access control, and the call does not prove who makes it."""
+
+    code = 40100
+    remedy = "Give user and password: RMQ_USER and RMQ_PASSWORD, or a client's own settings."
+
+
+class ForbiddenError(AccessError):
+    """The user who calls has no policy that allows this."""
+
+    code = 40300
+    remedy = "Have it allowed: `rmq acl allow USER RESOURCE --actions ...`."
+
+
 class NotFoundError(RocketMQError):
     """The thing named does not exist."""
 
@@ -192,6 +235,13 @@ class ConsumerGroupNotFoundError(NotFoundError):
 
     code = 40403
     remedy = "Create it with `rmq group create`, or check the name."
+
+
+class OffsetNotFoundError(NotFoundError):
+    """A consumer group has read nothing of a queue: it stands nowhere."""
+
+    code = 40404
+    remedy = "Receive from the queue, or say how far the group is."
 
 
 class TransactionNotFoundError(NotFoundError):
@@ -302,6 +352,12 @@ class HomeFormatError(OperatorError):
     """Another version wrote the home, in a format that this one does not read."""
 
     remedy = "Use the version of rmq_pipeline that wrote it, or begin a new home."
+
+
+class AccessFileError(OperatorError):
+    """The file of users and policies is damaged; the broker does not start without it."""
+
+    remedy = "Restore access.json from a copy; without the file there are no users."
 
 
 class ArchiveError(OperatorError):

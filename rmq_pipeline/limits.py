@@ -93,6 +93,12 @@ REPLACED_GRACE_MS = 10 * 60 * 1000
 #: Messages that one search gives at most.
 FIND_ROWS = 100_000
 
+#: Clients that are connected to the gRPC door at a time, and their receives under way.
+GRPC_CLIENTS = 10_000
+GRPC_RECEIVES = 10_000
+#: One request at the gRPC door: as much as RocketMQ's proxy takes.
+GRPC_REQUEST_BYTES = 130 * MIB
+
 LOG_FILE_BYTES = 256 * MIB
 RESERVE_BYTES = 256 * MIB
 DISPATCH_BEHIND_BYTES = 1024 * MIB

@@ -47,3 +47,11 @@ class Settings(BaseModel):
     snapshot_events: int = Field(limits.SNAPSHOT_EVENTS, ge=1)
     #: How long snapshots and events are kept; None: for good.
     history_retention_ms: int | None = Field(limits.HISTORY_RETENTION_MS, ge=0)
+    #: How long each keyed state that was left is kept, for replays; of older ones the newest of a
+    #: message group is. None: for good.
+    state_retention_ms: int | None = Field(None, ge=0)
+    #: Clients connected to the gRPC door and their receives under way, at most; and whether a
+    #: consumer group that one names is created if need be.
+    grpc_clients: int = Field(limits.GRPC_CLIENTS, ge=1)
+    grpc_receives: int = Field(limits.GRPC_RECEIVES, ge=1)
+    grpc_create_groups: bool = True

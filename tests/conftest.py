@@ -3,20 +3,28 @@
 Temporary files go to one folder a run, which goes with it: a process that is killed, as many are
 here, leaves its own behind. So do processes that a test left running, as it does on Ctrl-C. Homes
 are in pytest's folders, and go with the test that passes.
+
+A run may have workers (pytest -n): each has a folder within that of the run.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import pytest
 from hypothesis import settings
+
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 # A shared machine of two cores says little about one example's time.
 settings.register_profile("house", deadline=None, print_blob=True)
@@ -33,6 +41,10 @@ Eventually = Callable[..., None]
 RUN_VARIABLE: Final = "RMQ_TEST_RUN"
 #: A run needs less than half of it at any one time.
 ROOM_BYTES: Final = 2 << 30
+#: Of a parameter, to be in the name of a test.
+NAMING_BYTES: Final = 40
+#: Folders whose tests share what takes seconds to start: a Spark session, official clients.
+SHARING: Final = ("tests/spark/", "tests/conformance/")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,26 +54,70 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: _clean_up(folder))
     os.environ[RUN_VARIABLE] = folder
     os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = tempfile.tempdir = folder
+    if not is_worker(config):
+        config.pluginmanager.register(_Room())
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process does tests for another one."""
+    return hasattr(config, "workerinput")
 
 
 def _clean_up(folder: str) -> None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == folder:
+            # Those of workers are named for folders within it.
+            theirs = process.environ().get(RUN_VARIABLE, "")
+            if process.pid != os.getpid() and f"{theirs}/".startswith(f"{folder}/"):
                 process.kill()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def pytest_runtest_setup() -> None:
-    """End the run on a full disk: what fails there says nothing about the code."""
-    free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
-    if free_bytes < ROOM_BYTES:
-        pytest.exit(
-            f"The disk is full: {free_bytes >> 20} MiB are left where temporary files go "
-            f"({os.environ['PYTEST_DEBUG_TEMPROOT']}), and tests need {ROOM_BYTES >> 20}. "
-            "Failures before this one may be due to it.",
-            returncode=1,
-        )
+class _Room:
+    """Looks, before every test, whether the disk has room for it."""
+
+    def pytest_runtest_logstart(self) -> None:
+        """End the run on a full disk: what fails there says nothing about the code."""
+        free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+        if free_bytes < ROOM_BYTES:
+            pytest.exit(
+                f"The disk is full: {free_bytes >> 20} MiB are left where temporary files go "
+                f"({os.environ['PYTEST_DEBUG_TEMPROOT']}), and tests need {ROOM_BYTES >> 20}. "
+                "Failures before this one may be due to it.",
+                returncode=1,
+            )
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes give no name: workers must agree on names, and packed ones may hold the time."""
+    return argname if isinstance(val, bytes) and len(val) > NAMING_BYTES else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers begin with what takes long: short ones fill the gaps at the end."""
+    if is_worker(config):
+        long = {share(item.nodeid) for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: share(item.nodeid) not in long)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Deal out files, and to one worker all that shares a session."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Shares(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return share(nodeid)
+
+    config.option.loadscopereorder = False
+    return Shares(config, log)
+
+
+def share(nodeid: str) -> str:
+    """What a worker takes at once."""
+    file, _, _ = nodeid.partition("::")
+    return next((folder for folder in SHARING if file.startswith(folder)), file)
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +135,4 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def eventually() -> Eventually:
     """Wait until a condition holds, for what another process does; fails after ``within_s``."""
-
-    def wait(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
-        give_up_at = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < give_up_at, f"not within {within_s} s"
-            time.sleep(0.01)
-
-    return wait
+    return until

@@ -111,9 +111,8 @@ def test_library_waits_through_the_clock() -> None:
 
 
 def test_tests_wait_on_conditions() -> None:
-    # The fixture that polls for what another process does is the only place to sleep.
-    sources = python("tests/", but=("tests/conftest.py",))
-    assert_kept(rules.sleeps, sources, remedy="Use the fixture `eventually`, or ManualClock.")
+    sources = python("tests/")
+    assert_kept(rules.sleeps, sources, remedy="Use tests.waiting.until, or ManualClock.")
 
 
 def test_importing_the_library_does_nothing() -> None:

@@ -142,7 +142,7 @@ class Demo:
     def _broker(self) -> Supervisor:
         return Supervisor(
             self._home,
-            flight="127.0.0.1:0",
+            {"flight": "127.0.0.1:0", "grpc": "127.0.0.1:0"},
             tell=self._display.say,
             on_failure=self._broken.append,
         )

@@ -77,9 +77,9 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
     sinks = folder / "sinks"
     os.environ["RMQ_FLIGHTS"] = str(folder / "airline")
     with ExitStack() as stack:
-        settings = {"seal_after_ms": 0}
+        doors = {"flight": "127.0.0.1:0", "grpc": "none"}
         broker = stack.enter_context(
-            Supervisor(folder / "home", flight="127.0.0.1:0", settings=settings)
+            Supervisor(folder / "home", doors, settings={"seal_after_ms": 0})
         )
         client = stack.enter_context(Client(home=folder / "home"))
         PIPELINE.ensure(client)

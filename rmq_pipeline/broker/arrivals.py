@@ -1,9 +1,13 @@
 """Waking those who wait for a topic: long polls, and the delivery of scheduled messages."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeAlias
 
 from rmq_pipeline.clock import Clock
+
+#: By topic_id the consumer groups for which something may have become visible; None: for all.
+Rung: TypeAlias = Mapping[int, Collection[int] | None]
 
 
 class _Bell:
@@ -22,6 +26,7 @@ class Arrivals:
         self._bells: dict[int, _Bell] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._listeners: tuple[Callable[[Rung], None], ...] = ()
 
     def _bell(self, topic_id: int) -> _Bell:
         found = self._bells.get(topic_id)
@@ -36,11 +41,34 @@ class Arrivals:
 
     def ring(self, topic_ids: Iterable[int]) -> None:
         """Wake whoever waits for one of these."""
-        for topic_id in topic_ids:
+        self.ring_for(dict.fromkeys(topic_ids))
+
+    def ring_for(self, rung: Rung) -> None:
+        """The same, where it is known for which consumer groups."""
+        for topic_id in rung:
             bell = self._bell(topic_id)
             with bell.condition:
                 bell.version += 1
                 bell.condition.notify_all()
+        if rung:
+            for listener in self._listeners:
+                listener(rung)
+
+    def listen(self, listener: Callable[[Rung], None]) -> Callable[[], None]:
+        """Have all bells of a frame told at once; the function that ends it.
+
+        For those who wait without a thread. A listener is called from the writer's thread, after
+        the versions have changed, and should note what it is told and return. At the end of the
+        broker it is told of nothing.
+        """
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+        return end
 
     def wait(self, topic_id: int, version: int, *, at_ms: int | None) -> None:
         """Wait until the bell has rung since ``version`` was read, or until ``at_ms``."""
@@ -58,3 +86,5 @@ class Arrivals:
         """Wake everybody for good."""
         self._closed = True
         self.ring(list(self._bells))
+        for listener in self._listeners:
+            listener({})

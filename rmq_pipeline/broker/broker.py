@@ -4,10 +4,12 @@ import time
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from rmq_pipeline.access import Access
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.burying import finish_burying
 from rmq_pipeline.broker.upkeep import Mode, Upkeep
+from rmq_pipeline.broker.verbs.access import AccessControl
 from rmq_pipeline.broker.verbs.administration import Administration
 from rmq_pipeline.broker.verbs.archiving import Archiving
 from rmq_pipeline.broker.verbs.background import Background
@@ -37,6 +39,7 @@ class Broker(
     Sinks,
     Transactions,
     Failures,
+    AccessControl,
 ):
     """An open broker. Every method may be called from any thread.
 
@@ -94,6 +97,11 @@ class Broker(
     def writer(self) -> Writer:
         """The writer, for tests that put several requests into one frame."""
         return self._engine.writer
+
+    @property
+    def access(self) -> Access:
+        """Who may do what at the doors."""
+        return self._engine.access
 
     @property
     def engine(self) -> Engine:

@@ -3,16 +3,18 @@
 import logging
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from rmq_pipeline import limits, schema
+from rmq_pipeline.access import Access
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.archive_root import archive_of
 from rmq_pipeline.broker.arrivals import Arrivals
+from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.receiving.sieve import Verdicts
 from rmq_pipeline.broker.recovery import recover
@@ -21,7 +23,7 @@ from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.stored.trimming import TrimIndex
 from rmq_pipeline.broker.transactions.offers import Offers
-from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Request, Writer
+from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Done, Request, Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.message import Int64s, MessageIds
@@ -72,8 +74,11 @@ class Engine:
         self.settings = settings
         self.flush = flush
         self._fault = fault
+        self.access = Access.open(home.path)
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
+        #: What doors add to the broker's status, by name.
+        self.reports: dict[str, Callable[[], Any]] = {}
         self.offers = Offers()
         self.segments = Segments(archive_of(home, settings.archive_root))
         #: What was last found to be due in the archive (stored/tending.py).
@@ -184,6 +189,18 @@ class Engine:
             raise StorageError(f"Dispatch has failed: {self.failure}")
         return self.writer.submit(request)
 
+    def post(self, request: Request, done: Done) -> None:
+        """Have the writer decide and store a request; ``done`` is told its answer."""
+        if self.failure is not None:
+            raise StorageError(f"Dispatch has failed: {self.failure}")
+        self.writer.post(request, done)
+
+    def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
+        """The same for several requests at once."""
+        if self.failure is not None:
+            raise StorageError(f"Dispatch has failed: {self.failure}")
+        self.writer.post_together(requests)
+
     def admit(self) -> None:
         """Refuse more messages while dispatch is far behind.
 
@@ -234,11 +251,22 @@ class Engine:
     def _committed(self, decisions: Iterable[Decision]) -> None:
         """A frame is on disk: tell dispatch, and wake who waits."""
         self.dispatcher.notify(self.log.synced)
-        topics: set[int] = set()
+        rung: dict[int, set[int] | None] = {}
         for decision in decisions:
-            topics.update(placed.topic_id for placed in decision.placed)
-            topics.update(e.topic_id for e in decision.events if e.kind in _RINGS)
-        self.arrivals.ring(topics)
+            for events in filter(self._rings, decision.events):
+                groups = rung.setdefault(events.topic_id, set())
+                if groups is not None:
+                    groups.add(events.group_id)
+            rung.update((placed.topic_id, None) for placed in decision.placed)
+        self.arrivals.ring_for(rung)
+
+    def _rings(self, events: EventRows) -> bool:
+        """Whether something may be visible after these; acks open the way only where order is."""
+        if events.kind != Kind.ACK:
+            return events.kind in _RINGS
+        key = (events.group_id, events.topic_id, events.queue_id)
+        consumption = self.state.consumptions.get(key)
+        return consumption is None or consumption.ordered
 
     def _rebuild(self) -> tuple[CommitLog, State]:
         """Throw the state away and make it again from what is on disk."""

@@ -89,6 +89,23 @@ class UpdateOffsets(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedOffset(Request):
+    """A question: the smallest offset of a queue that a group is not done with."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """None when the group has read nothing of it."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        if not 0 <= self.queue_id < len(topic.queues):
+            raise IllegalOffsetError(f"Topic {self.topic} has no queue {self.queue_id}.")
+        found = state.consumptions.get((group.group_id, topic.topic.topic_id, self.queue_id))
+        return Decision(found.committed_offset() if found is not None and found.touched else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Due(Request):
     """A question: what background work and which consumers have something to do."""
 

@@ -167,4 +167,5 @@ def status(engine: Engine, started_at: float, *, mode: str, fallback: Any) -> di
         "scheduled": len(engine.state.schedule),
         "last_fallback": fallback,
         "settings": engine.settings.model_dump(mode="json"),
+        **{name: report() for name, report in list(engine.reports.items())},
     }

@@ -67,6 +67,10 @@ class Turns:
             )
             return self._written == frame - 1
 
+    def has_before(self, frame: int) -> bool:
+        """Whether a frame before this one is not written yet."""
+        return self._written < frame - 1
+
     def written(self) -> None:
         """The frame that was to be written is; the next may be."""
         with self._changed:

@@ -3,23 +3,22 @@
 import logging
 import queue
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import pyarrow as pa
+from typing_extensions import override
 
 from rmq_pipeline.broker import event_rows
-from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.receiving.consumption import Skipped
+from rmq_pipeline.broker.request import Decision, Request
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.turns import Turns
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.frame_builder import FrameBuilder
+
+__all__ = ["EVENTS", "MESSAGES", "Decision", "Done", "Request", "Writer"]
 
 log = logging.getLogger(__name__)
 
@@ -29,51 +28,6 @@ FRAME_REQUESTS = 1024
 FRAME_BYTES = 16 * 1024 * 1024
 #: After a full disk, for how long sends are refused without another try.
 FULL_PAUSE_MS = 1000
-#: What a section takes beside its columns, and an event beside its texts; more rather than less.
-_SECTION_BYTES = 4096
-_EVENT_BYTES = 96
-
-
-@dataclass(slots=True)
-class Decision:
-    """What a request does: rows to store, and the answer once they are on disk."""
-
-    answer: Any = None
-    placed: list[Placed] = field(default_factory=list)
-    events: list[EventRows] = field(default_factory=list)
-    keyed_state: list[pa.RecordBatch] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def stores(self) -> bool:
-        """Whether anything is to be stored."""
-        return bool(self.placed or self.events or self.keyed_state)
-
-    def frame_bytes(self) -> int:
-        """What of a frame it takes, at most."""
-        batches = [*(placed.batch for placed in self.placed), *self.keyed_state]
-        events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
-        return events + sum(map(_batch_bytes, batches)) + _SECTION_BYTES
-
-
-def _batch_bytes(batch: pa.RecordBatch) -> int:
-    # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
-    size: int = pa.ipc.get_record_batch_size(batch)
-    return _SECTION_BYTES + size
-
-
-class Request(ABC):
-    """A verb's request: ``decide`` is pure and leaves the state as it is."""
-
-    #: Whether it may use the reserve when the disk is full: all but what adds messages may.
-    uses_reserve: ClassVar[bool] = True
-
-    def is_bulk(self) -> bool:
-        """Whether deciding it takes so long that it should be done beside a write."""
-        return False
-
-    @abstractmethod
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """What to store and answer; raises RocketMQError to refuse."""
 
 
 class _Pending:
@@ -86,6 +40,33 @@ class _Pending:
         # A bare lock is the cheapest way to hand one answer to one waiting thread.
         self.done = threading.Lock()
         self.done.acquire()
+
+    def finish(self) -> None:
+        """Let whoever waits have the answer."""
+        self.done.release()
+
+
+#: Is given the answer or the error, in the thread that wrote the frame: it must not wait.
+Done = Callable[[Any, BaseException | None], None]
+
+
+class _Posted(_Pending):
+    """A request nobody waits for: its answer goes to a function."""
+
+    __slots__ = ("tell",)
+
+    def __init__(self, request: Request, tell: Done) -> None:
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.tell = tell
+
+    @override
+    def finish(self) -> None:
+        try:
+            self.tell(self.answer, self.error)
+        except Exception:
+            log.exception("An answer found nobody; what it tells of is stored.")
 
 
 @dataclass(slots=True)
@@ -109,8 +90,9 @@ class Writer:
     writer's own thread for what has queued up; a caller who finds nobody at work sees to its frame
     itself, which spares the two changes of threads that cost as much as a sync.
 
-    A frame of bulk is decided while the one of bulk before it is written. Nobody hears of what it
-    does before both are on disk: even an answer that stores nothing waits for the frame before.
+    A frame of bulk is decided while the one of bulk before it is written: a second thread writes
+    what the first has decided when more waits. Nobody hears of what it does before both are on
+    disk: even an answer that stores nothing waits for the frame before.
     Small requests are decided as late as they can be, so that as many as possible share a frame.
     """
 
@@ -135,11 +117,17 @@ class Writer:
         self._frame_bytes = 0
         self._fatal: BaseException | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="rmq-writer", daemon=True)
+        #: Frames of bulk that were decided, while the thread that did goes on to the next.
+        self._decided: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
+        self._threads = (
+            threading.Thread(target=self._run, name="rmq-writer", daemon=True),
+            threading.Thread(target=self._write_bulk, name="rmq-bulk-writer", daemon=True),
+        )
 
     def start(self) -> None:
         """Begin to take requests."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, request: Request) -> Any:
         """The answer to a request, once what it stores is on disk."""
@@ -150,6 +138,17 @@ class Writer:
         if pending.error is not None:
             raise pending.error
         return pending.answer
+
+    def post(self, request: Request, done: Done) -> None:
+        """Have a request decided and stored by and by; ``done`` is told what ``submit`` answers.
+
+        Does not wait, and does no work of the writer's: for threads that must not be held up.
+        """
+        self._put([_Posted(request, done)])
+
+    def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
+        """The same for several requests, which share a frame as far as they fit."""
+        self._put([_Posted(request, done) for request, done in requests])
 
     def submit_together(self, requests: Sequence[Request]) -> list[Any]:
         """The answers to requests that share one frame; an error takes its answer's place."""
@@ -169,7 +168,8 @@ class Writer:
         number = self._turns.try_take(bulk=pending.request.is_bulk())
         if number is None:
             return False
-        self._frame([pending], number)
+        self._write_or_leave(self._frame_of([pending], number))
+        pending.done.acquire()
         return True
 
     def _put(self, together: list[_Pending]) -> None:
@@ -186,11 +186,14 @@ class Writer:
             raise StorageError(f"The broker's store has failed: {self._fatal}")
 
     def close(self) -> None:
-        """Answer what is queued, then end the thread."""
+        """Answer what is queued, then end the threads."""
         self._closed = True
         self._queue.put(None)
-        self._thread.join()
+        deciding, writing = self._threads
+        deciding.join()
         self._turns.close()  # a caller may be at work
+        self._decided.put(None)
+        writing.join()
 
     def _run(self) -> None:
         closing = False
@@ -201,7 +204,27 @@ class Writer:
                 bulk = any(pending.request.is_bulk() for pending in together)
                 number = self._turns.take(bulk=bulk)
                 closing = closing or self._drain(together)
-                together = self._frame(together, number)
+                frame = self._frame_of(together, number)
+                together = together[len(frame.pending) :]
+                more = bool(together) or not self._queue.empty()
+                self._write_or_leave(frame, leave=bulk and more)
+
+    def _write_or_leave(self, frame: _Frame, *, leave: bool = False) -> None:
+        """Write a decided frame, or leave it to the thread that goes from one frame to the next.
+
+        That thread need not be woken for it, and keeps the disk busy: what comes after a frame that
+        is still to be written is left to it, and bulk when there is more to decide.
+        """
+        leave = leave or self._turns.has_before(frame.number)
+        if leave:
+            self._decided.put(frame)  # before anybody decides the next one: it takes them in order
+        self._turns.decided()
+        if not leave:
+            self._finish(frame)
+
+    def _write_bulk(self) -> None:
+        while (frame := self._decided.get()) is not None:
+            self._finish(frame)
 
     def _drain(self, together: list[_Pending]) -> bool:
         """Add what has queued up; whether the end of it was there."""
@@ -215,23 +238,25 @@ class Writer:
             together.extend(item)
         return False
 
-    def _frame(self, together: list[_Pending], number: int) -> list[_Pending]:
-        """One frame of these requests, decided and then written; those that did not fit in."""
+    def _frame_of(self, together: list[_Pending], number: int) -> _Frame:
+        """A frame of the first of these requests, decided."""
         now_ms = max(self._clock.now_ms(), self.state.last_at_ms)
         frame = _Frame(self.log, number, now_ms)
         try:
             self._decide_some(frame, together)
         except Exception as error:  # noqa: BLE001 whatever it was, the state is not to be used
             frame.error = error
-        self._turns.decided()
-        self._turns.wait_to_write(number)
+        return frame
+
+    def _finish(self, frame: _Frame) -> None:
+        """Write a frame in its turn, and answer."""
+        self._turns.wait_to_write(frame.number)
         written = self._write(frame)
         self._turns.written()
         for pending in frame.pending:
-            pending.done.release()
+            pending.finish()
         if written and frame.decisions:
             self._committed(frame.decisions)
-        return together[len(frame.pending) :]
 
     def _decide_some(self, frame: _Frame, together: list[_Pending]) -> None:
         self._frame_bytes = 0

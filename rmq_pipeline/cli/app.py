@@ -6,6 +6,7 @@ import sys
 import typer
 
 from rmq_pipeline.cli import (
+    acl,
     broker,
     dead_letters,
     demo,
@@ -19,6 +20,7 @@ from rmq_pipeline.cli import (
     sql,
     topics,
     up,
+    users,
 )
 from rmq_pipeline.cli.options import examples
 from rmq_pipeline.cli.output import show_error
@@ -45,6 +47,7 @@ app.command(
     epilog=examples(
         "rmq broker",
         "rmq broker --home /srv/rmq --flight 127.0.0.1:0",
+        "rmq broker --flight 0.0.0.0:8082 --grpc-tls 0.0.0.0:8443 --tls self-made",
         "rmq broker --set log_file_bytes=67108864 --set reserve_bytes=67108864",
         "rmq broker --set delay_levels_ms=1000,10000,60000",
     )
@@ -53,6 +56,8 @@ app.command(epilog=examples("rmq stop", "rmq stop --home /srv/rmq"))(broker.stop
 app.command(epilog=examples("rmq status", "rmq status --json | jq -r .flight"))(broker.status)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(users.app, name="user")
+app.add_typer(acl.app, name="acl")
 app.command(
     epilog=examples(
         "rmq send orders --body hello --tag new --key order-17",

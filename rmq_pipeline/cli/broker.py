@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
 from rmq_pipeline.cli.output import show_fields, show_message
+
+if TYPE_CHECKING:
+    from rmq_pipeline.flight.flags import Tls
 
 DEFAULT_GRPC: Final = "127.0.0.1:8081"
 DEFAULT_FLIGHT: Final = "127.0.0.1:8082"
@@ -26,8 +29,44 @@ ServedGrpc = Annotated[
     typer.Option(
         "--grpc",
         metavar="HOST:PORT",
-        help="Where the door for RocketMQ clients listens. This version has none: its line says "
-        f"grpc=-. Default: RMQ_GRPC, then {DEFAULT_GRPC}.",
+        help="Where the door for RocketMQ clients listens; port 0 picks a free one, none keeps it "
+        f"shut. Default: RMQ_GRPC, then what the home had the last time, then {DEFAULT_GRPC}.",
+    ),
+]
+ServedTls = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        metavar="self-made|none",
+        help="self-made: encrypt the table door with a certificate that the broker makes and keeps "
+        "in the home, tls/certificate.pem. Default: as the last time, at first none.",
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE.pem",
+        help="Encrypt with this certificate, and those that vouch for it.",
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="The key of --tls-cert.")
+]
+GrpcTls = Annotated[
+    str | None,
+    typer.Option(
+        "--grpc-tls",
+        metavar="HOST:PORT",
+        help="Where the door for RocketMQ clients listens encrypted, too; none: nowhere. Default: "
+        "as the last time, at first none.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Listen beyond loopback even without users: everybody may do everything.",
     ),
 ]
 SettingsFile = Annotated[
@@ -62,6 +101,11 @@ def broker(
             "of Dagster. Default: as the last time, at first self."
         ),
     ] = None,
+    tls: ServedTls = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    grpc_tls: GrpcTls = None,
+    insecure: Insecure = False,
     flush: Annotated[
         Literal["sync", "async"] | None,
         typer.Option(
@@ -74,22 +118,43 @@ def broker(
 ) -> None:
     """Serve a home in this process until Ctrl-C or `rmq stop`.
 
-    Prints one line when it serves: ready grpc=- flight=HOST:PORT home=DIR.
+    Prints one line when it serves: ready grpc=HOST:PORT flight=HOST:PORT home=DIR.
     """
     import logging
 
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
-    from rmq_pipeline.flight.serve import serve
+    from rmq_pipeline.serving.serve import serve
 
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     where = home or default_home()
-    address = address_to_serve(flight)
-    check_grpc(grpc)
-    values = flags.given(settings, set_ or ())
-    serve(where, flight=address, upkeep=upkeep, flush=flush, settings=values)
+    serve(
+        where,
+        flight=address_to_serve(flight),
+        grpc=grpc_to_serve(grpc),
+        grpc_tls=grpc_tls,
+        tls=_tls(tls, tls_cert, key=tls_key),
+        insecure=insecure,
+        upkeep=upkeep,
+        flush=flush,
+        settings=flags.given(settings, set_ or ()),
+    )
+
+
+def _tls(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":
+    """What was said about certificates, for the home to keep."""
+    from rmq_pipeline.errors import RequestError
+    from rmq_pipeline.flight.flags import NO_TLS, SELF_MADE
+
+    if certificate is not None or key is not None:
+        if certificate is None or key is None or kind is not None:
+            raise RequestError("Give --tls-cert and --tls-key, or --tls.")
+        return [str(certificate.absolute()), str(key.absolute())]
+    if kind not in {None, NO_TLS, SELF_MADE}:
+        raise RequestError(f"--tls is {SELF_MADE} or {NO_TLS}, not {kind!r}.")
+    return kind
 
 
 def stop(*, home: Home = None, as_json: AsJson = False) -> None:
@@ -141,22 +206,29 @@ def address_to_serve(flight: str | None) -> str | None:
     """The address asked for, else RMQ_FLIGHT; None: what the home remembers, then the default.
 
     Raises:
-        RequestError: it is no HOST:PORT, or lies beyond loopback; nothing has been made yet.
+        RequestError: it is no HOST:PORT; nothing has been made yet.
     """
-    from rmq_pipeline.flight.server import loopback
+    from rmq_pipeline.access.source import split_address
+    from rmq_pipeline.flight.target import bare
 
     address = flight or os.environ.get("RMQ_FLIGHT") or None
-    if address:
-        loopback(address)
-    return address
+    if not address:
+        return None
+    # What is in the environment for clients may name the protocol.
+    split_address(bare(address))
+    return bare(address)
 
 
-def check_grpc(grpc: str | None) -> None:
-    """Refuse an address for the door of RocketMQ clients that could not be served either.
+def grpc_to_serve(grpc: str | None) -> str | None:
+    """The address asked for, else RMQ_GRPC; None: what the home remembers, then the default.
 
     Raises:
-        RequestError: it is no HOST:PORT, or lies beyond loopback.
+        RequestError: it is no HOST:PORT.
     """
-    from rmq_pipeline.flight.server import loopback
+    from rmq_pipeline.access.source import split_address
+    from rmq_pipeline.flight.flags import NO_DOOR
 
-    loopback(grpc or os.environ.get("RMQ_GRPC") or DEFAULT_GRPC)
+    address = grpc or os.environ.get("RMQ_GRPC") or None
+    if address and address != NO_DOOR:
+        split_address(address)
+    return address

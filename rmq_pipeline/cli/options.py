@@ -29,6 +29,11 @@ def group_names(incomplete: str) -> list[str]:
     return _names("list_groups", incomplete)
 
 
+def user_names(incomplete: str) -> list[str]:
+    """Completions of a user's name; none when no broker answers."""
+    return _names("list_users", incomplete)
+
+
 def _names(verb: str, incomplete: str) -> list[str]:
     try:
         with connected(None, None) as client:
@@ -52,8 +57,9 @@ Flight = Annotated[
     typer.Option(
         "--flight",
         metavar="HOST:PORT",
-        help="The broker's table door. Default: that of --home, then RMQ_FLIGHT, then that of the "
-        "default home.",
+        help="The broker's table door; grpc+tls://HOST:PORT is an encrypted one. Default: that of "
+        "--home, then RMQ_FLIGHT, then that of the default home. RMQ_USER and RMQ_PASSWORD say who "
+        "calls, RMQ_CERTIFICATE names what to trust.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -68,17 +74,18 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
     """A client of the broker that --home and --flight name; it does not wait for one to start.
 
     Raises:
-        RequestError: the address is none, or lies beyond loopback.
+        RequestError: the address is none.
         BrokerUnavailableError: no broker answers, when the first call is made.
     """
     import os
 
+    from rmq_pipeline.access.source import split_address
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.client import Client
-    from rmq_pipeline.flight.server import loopback
+    from rmq_pipeline.flight.target import bare
 
     address = flight or (None if home else os.environ.get("RMQ_FLIGHT"))
-    if address and loopback(address)[1] == 0:
+    if address and split_address(bare(address))[1] == 0:
         # Any free port was asked for, so only the home knows which one it became.
         address = None
     with Client(address, home=None if address else home or default_home(), retry_s=0) as client:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -31,8 +31,8 @@ class Supervisor:
     def __init__(
         self,
         home: Path,
+        addresses: Mapping[str, str | None] | None = None,
         *,
-        flight: str | None = None,
         settings: Values | None = None,
         tell: Callable[[str], None] = log.warning,
         on_failure: Callable[[RocketMQError], None] = lambda _: None,
@@ -41,7 +41,7 @@ class Supervisor:
         """Nothing is started yet.
 
         Args:
-            flight: address of the table door; None: what the home remembers.
+            addresses: of the doors flight and grpc; without one: what the home remembers.
             settings: changes to those that the home keeps.
             tell: told, in the watching thread, what became of the broker, a sentence each time.
             on_failure: told that the broker does not start again, and nobody tries any more.
@@ -49,7 +49,9 @@ class Supervisor:
         """
         self.home = home.absolute()
         self.restarts = 0
-        self._flight = flight
+        addresses = addresses or {}
+        self._flight = addresses.get("flight")
+        self._grpc = addresses.get("grpc")
         self._settings = settings
         self._tell = tell
         self._on_failure = on_failure
@@ -70,7 +72,11 @@ class Supervisor:
             OperatorError: the broker does not start.
         """
         endpoint = process.start(
-            self.home, flight=self._flight, upkeep="dagster", settings=self._settings
+            self.home,
+            flight=self._flight,
+            grpc=self._grpc,
+            upkeep="dagster",
+            settings=self._settings,
         )
         if endpoint.upkeep != "dagster":
             raise ConflictError(

@@ -150,5 +150,6 @@ def show(name: Topic, *, home: Home = None, flight: Flight = None, as_json: AsJs
         show_fields(topic, as_json=True)
         return
     offsets = topic.pop("offsets")
+    topic.pop("growths")
     show_fields(topic, as_json=False)
     show_rows(offsets, as_json=False, empty="")

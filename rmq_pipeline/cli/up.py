@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +13,14 @@ from rmq_pipeline.cli.broker import (
     SetSettings,
     SettingsFile,
     address_to_serve,
-    check_grpc,
+    grpc_to_serve,
 )
 from rmq_pipeline.cli.options import Home
 from rmq_pipeline.cli.output import show_message
 from rmq_pipeline.errors import RocketMQError
+
+if TYPE_CHECKING:
+    from rmq_pipeline.endpoint import Endpoint
 
 
 def up(
@@ -49,7 +52,6 @@ def up(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     where = (home or default_home()).absolute()
-    check_grpc(grpc)
     address = address_to_serve(flight)
     values = flags.given(settings, set_ or ())
     if address is None and not (where / flags.SETTINGS_FILE).exists():
@@ -64,11 +66,12 @@ def up(
         interruption.set()
 
     folder = dagster_home or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
+    addresses = {"flight": address, "grpc": grpc_to_serve(grpc)}
     supervisor = Supervisor(
-        where, flight=address, settings=values, tell=show_message, on_failure=give_up
+        where, addresses, settings=values, tell=show_message, on_failure=give_up
     )
     with supervisor as broker:
-        show_message(f"broker   {broker.endpoint.flight}   home {where}")
+        show_message(_doors(broker.endpoint, where))
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(where)}) as dagster:
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
@@ -77,3 +80,7 @@ def up(
             show_message("Ending …")
     if failures:
         raise failures[0]
+
+
+def _doors(endpoint: "Endpoint", home: Path) -> str:
+    return f"broker   {endpoint.flight}   gRPC {endpoint.grpc or '-'}   home {home}"

@@ -10,9 +10,10 @@ from typing import Self
 import pyarrow as pa
 
 from rmq_pipeline.flight import process
+from rmq_pipeline.flight.access import AccessControl
 from rmq_pipeline.flight.administration import Administration
 from rmq_pipeline.flight.archiving import Archiving
-from rmq_pipeline.flight.connection import Connection, Target
+from rmq_pipeline.flight.connection import Connection
 from rmq_pipeline.flight.failures import Failures
 from rmq_pipeline.flight.lite_topics import LiteTopics
 from rmq_pipeline.flight.messaging import Messaging
@@ -20,12 +21,21 @@ from rmq_pipeline.flight.producer import Producer
 from rmq_pipeline.flight.redriving import Redriving
 from rmq_pipeline.flight.sender import Sender
 from rmq_pipeline.flight.sinks import Sinks
+from rmq_pipeline.flight.target import Target
 from rmq_pipeline.flight.transactions import Transactions
 from rmq_pipeline.transaction import Checker
 
 
 class Client(
-    Administration, Archiving, Messaging, LiteTopics, Redriving, Sinks, Transactions, Failures
+    Administration,
+    Archiving,
+    Messaging,
+    LiteTopics,
+    Redriving,
+    Sinks,
+    Transactions,
+    Failures,
+    AccessControl,
 ):
     """A connection to a broker, for any number of threads.
 
@@ -40,20 +50,38 @@ class Client(
         home: Path | str | None = None,
         autostart: bool = False,
         token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        certificate: Path | str | None = None,
         retry_s: float = 30.0,
     ) -> None:
         """Find the broker; the first call connects.
 
         Args:
-            address: host:port of its table door; else the broker of ``home``, else RMQ_FLIGHT,
-                else the broker of RMQ_HOME or of ``.rmq`` in the current project.
+            address: host:port of its table door, or grpc+tls://host:port; else the broker of
+                ``home``, else RMQ_FLIGHT, else the broker of RMQ_HOME or of ``.rmq`` in the
+                current project.
             autostart: start the broker of the home when none serves it.
-            token: refuse another start of the broker than this one; found in the home.
+            token: refuse another start of the broker than this one; found in the home, and says
+                that this is the home's owner.
+            user: who calls, with its password, where the broker has access control; else RMQ_USER
+                and RMQ_PASSWORD. Who finds the broker by a home of its own needs none.
+            certificate: a file of certificates to trust, in PEM; the connection is encrypted then.
+                Else RMQ_CERTIFICATE.
 
         Raises:
+            RequestError: a user without a password, or the other way round.
+            OSError: the file of certificates cannot be read.
             OperatorError: the broker was to be started, and did not serve.
         """
-        target = Target.find(address, home=home, token=token)
+        target = Target.find(
+            address,
+            home=home,
+            token=token,
+            user=user,
+            password=password,
+            certificate=certificate,
+        )
         if autostart and target.home is not None:
             process.start(target.home)
         self._connection = Connection(target, retry_s=retry_s)

@@ -1,21 +1,18 @@
 """A connection to the table door: finds the broker, makes calls, reconnects."""
 
-import os
 import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
 from rmq_pipeline import errors
-from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 from rmq_pipeline.flight import wire
+from rmq_pipeline.flight.target import Place, Target
 
 #: A call without an answer for this long, beyond its own waiting time, counts as lost.
 ANSWER_S = 300.0
@@ -32,41 +29,6 @@ _CHANNEL = [
 ]
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where to find the broker: a fixed address, or the endpoint file of a home."""
-
-    address: str | None = None
-    home: Path | None = None
-    token: str | None = None
-
-    @classmethod
-    def find(cls, address: str | None, *, home: Path | str | None, token: str | None) -> "Target":
-        """What was asked for, else RMQ_FLIGHT, else the default home."""
-        address = address or (None if home else os.environ.get("RMQ_FLIGHT"))
-        if address:
-            return cls(address.removeprefix("grpc://").removeprefix("grpc+tcp://"), None, token)
-        return cls(None, Path(home) if home else default_home(), token)
-
-    def locate(self) -> tuple[str, str | None]:
-        """The address to connect to and the token to show.
-
-        Raises:
-            BrokerUnavailableError: the home has no living broker.
-        """
-        if self.address:
-            return self.address, self.token
-        assert self.home is not None
-        endpoint = Endpoint.read(self.home)
-        if endpoint is None or not endpoint.is_alive():
-            raise errors.BrokerUnavailableError(f"No broker serves {self.home}.")
-        return endpoint.flight, self.token or endpoint.token
-
-    def stamp(self) -> object:
-        """Changes when another broker may be meant."""
-        return stamp(self.home) if self.home else None
-
-
 class LostConnectionError(Exception):
     """The call was sent, or not, and has no answer."""
 
@@ -80,6 +42,8 @@ class Connection:
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._token: str | None = None
+        authorization = target.authorization()
+        self._headers = [(b"authorization", authorization.encode())] if authorization else []
         self._stamp: object = None
         self._closed = threading.Event()
         self._running: set[flight.FlightStreamReader] = set()
@@ -120,7 +84,9 @@ class Connection:
 
     def _once(self, request: wire.Request, pieces: list[wire.Piece]) -> Any:
         client, token = self._connected()
-        options = flight.FlightCallOptions(timeout=ANSWER_S + _waits_s(request.args))
+        options = flight.FlightCallOptions(
+            timeout=ANSWER_S + _waits_s(request.args), headers=self._headers
+        )
         command = request.command(token)
         try:
             metadata, answer = self._exchange(client, command, pieces=pieces, options=options)
@@ -138,10 +104,10 @@ class Connection:
                 raise errors.BrokerUnavailableError("This client is closed.")
             now = self.target.stamp()
             if self._client is None or now != self._stamp:
-                address, self._token = self.target.locate()
+                place = self.target.locate()
                 # The old one is not closed: other threads may wait on it; it goes with the last.
-                self._client = flight.FlightClient(f"grpc://{address}", generic_options=_CHANNEL)
-                self._stamp = now
+                self._client = _client(place)
+                self._token, self._stamp = place.token, now
             return self._client, self._token
 
     def _exchange(
@@ -183,6 +149,17 @@ class Connection:
         with self._lock:
             if self._client is client:
                 self._client = None
+
+
+def _client(place: Place) -> flight.FlightClient:
+    if not place.encrypted:
+        return flight.FlightClient(f"grpc://{place.address}", generic_options=_CHANNEL)
+    return flight.FlightClient(
+        f"grpc+tls://{place.address}",
+        generic_options=_CHANNEL,
+        tls_root_certs=place.trusted,
+        override_hostname=place.server_name,
+    )
 
 
 def _waits_s(args: Mapping[str, Any]) -> float:

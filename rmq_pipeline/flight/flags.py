@@ -23,6 +23,16 @@ DEFAULT: Final = "default"
 _NONE: Final = "none"
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8082"
+#: Where RocketMQ's clients look for a broker.
+DEFAULT_GRPC: Final = "127.0.0.1:8081"
+#: In place of an address: this door stays shut.
+NO_DOOR: Final = "none"
+#: In place of a certificate: connections are not encrypted.
+NO_TLS: Final = "none"
+#: In place of a certificate: the home's own, which the broker makes.
+SELF_MADE: Final = "self-made"
+#: NO_TLS, SELF_MADE, or the files of a certificate and its key.
+Tls = str | Sequence[str]
 #: Address, flags and settings of the last start.
 SETTINGS_FILE: Final = "settings.json"
 #: Names a TOML file of settings for every broker that is started without one.
@@ -34,6 +44,10 @@ class Flags:
     """How a home is served; kept in it, and used again by the next start."""
 
     flight: str = DEFAULT_ADDRESS
+    grpc: str = DEFAULT_GRPC
+    #: Where RocketMQ's clients find the same door encrypted.
+    grpc_tls: str = NO_DOOR
+    tls: Tls = NO_TLS
     upkeep: Upkeep = "self"
     flush: Flush = "sync"
     #: Only those that were given: the others have the defaults of the version that runs.

@@ -14,8 +14,9 @@ import psutil
 from rmq_pipeline import errors
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import flags
-from rmq_pipeline.flight.connection import Connection, Target
+from rmq_pipeline.flight.connection import Connection
 from rmq_pipeline.flight.flags import SETTINGS_FILE, Flush, Upkeep, Values
+from rmq_pipeline.flight.target import Target
 
 LOG_FILE: Final = "broker.log"
 ANY_PORT: Final = "127.0.0.1:0"
@@ -28,6 +29,7 @@ def start(
     home: Path,
     *,
     flight: str | None = None,
+    grpc: str | None = None,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
     settings: Values | None = None,
@@ -37,7 +39,7 @@ def start(
 
     The new process has a session of its own and outlives this one; it writes to
     ``<home>/broker.log``. An argument left out is what the home's broker had the last time, at
-    first a free port, upkeep self, flush sync. Settings that are given change those that the home
+    first free ports, upkeep self, flush sync. Settings that are given change those that the home
     keeps ("default": its default); without any, the file that RMQ_SETTINGS names stands for all.
 
     Raises:
@@ -54,8 +56,8 @@ def start(
     log_file = home / LOG_FILE
     log_start = log_file.stat().st_size if log_file.exists() else 0
     if flight is None and not (home / SETTINGS_FILE).exists():
-        flight = ANY_PORT
-    said = {"flight": flight, "upkeep": upkeep, "flush": flush, "settings": settings}
+        flight, grpc = ANY_PORT, grpc or ANY_PORT
+    said = {"flight": flight, "grpc": grpc, "upkeep": upkeep, "flush": flush, "settings": settings}
     child = _spawn(home, said)
     try:
         return _wait_until_serving(home, child, give_up_at=time.monotonic() + timeout_s)
@@ -91,7 +93,7 @@ def serving(home: Path) -> Endpoint | None:
     endpoint = Endpoint.read(home)
     if endpoint is None or not endpoint.is_alive():
         return None
-    connection = Connection(Target(endpoint.flight, None, endpoint.token), retry_s=0)
+    connection = Connection(Target(home=home), retry_s=0)
     try:
         answer = connection.call("ping", {})
     except errors.BrokerUnavailableError:
@@ -130,7 +132,7 @@ def stop(home: Path, *, timeout_s: float = 60.0) -> Endpoint | None:
 
 
 def _spawn(home: Path, said: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), json.dumps(said)]
+    command = [sys.executable, "-m", "rmq_pipeline.serving", str(home), json.dumps(said)]
     # -m puts the current folder first on the path: a stranger's folder must not hide modules.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     with (home / LOG_FILE).open("ab") as log:

@@ -1,7 +1,7 @@
 """The table door: decode a call, ask the broker, encode the answer."""
 
+import hmac
 import inspect
-import ipaddress
 import logging
 import os
 import socket
@@ -14,8 +14,14 @@ from pyarrow import flight
 from typing_extensions import override
 
 from rmq_pipeline import errors, limits
+from rmq_pipeline.access import Access, Principal
+from rmq_pipeline.access.certificates import Certificate
+from rmq_pipeline.access.source import listening
+from rmq_pipeline.access.user import OWNER
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight import wire
+from rmq_pipeline.flight.handshake import Handshake, Headers, authorization_of
+from rmq_pipeline.flight.permissions import RIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -28,31 +34,46 @@ class FlightServer(flight.FlightServerBase):
 
     def __init__(
         self,
-        broker: object,
+        broker: Any,
         address: str = "127.0.0.1:0",
         *,
         token: str | None = None,
         clock: Clock | None = None,
+        access: Access | None = None,
+        certificate: Certificate | None = None,
+        insecure: bool = False,
     ) -> None:
         """Listen.
 
         Args:
             broker: has the verbs of ``wire.VERBS`` as methods; they are called from many threads.
             address: host:port; port 0 picks a free one.
-            token: a call that carries another token is refused.
+            token: a call that carries another token is refused; one that carries it is its owner's.
             clock: the broker's, for the slices of a long poll.
+            access: who may do what; without it everybody may do everything.
+            certificate: connections are encrypted with it.
+            insecure: listen beyond loopback even if everybody may do everything.
 
         Raises:
-            RequestError: the address is none, lies beyond loopback, or is taken.
+            RequestError: the address is none, or taken, or lies beyond loopback where everybody
+                may do everything.
         """
-        host, port = loopback(address)
+        host, port = listening(address, guarded=insecure or bool(access and access.enabled))
         _check_free(host, port)
         self._broker = broker
         self._token = token
         self._clock = clock or SystemClock()
+        self._access = access
         self._closing = threading.Event()
-        super().__init__((f"[{host}]" if ":" in host else host, port))
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        scheme = "grpc" if certificate is None else "grpc+tls"
+        named = f"[{host}]" if ":" in host else host
+        super().__init__(
+            f"{scheme}://{named}:{port}",
+            auth_handler=Handshake(),
+            middleware={Headers.NAME: Headers(access)} if access else None,
+            tls_certificates=[(certificate.chain, certificate.key)] if certificate else None,
+        )
+        self.address = f"{named}:{self.port}"
 
     def ping(self) -> dict[str, Any]:
         """Which process answers here."""
@@ -79,10 +100,7 @@ class FlightServer(flight.FlightServerBase):
         """Carry out one call (see ``wire``)."""
         writer.begin(wire.PIECE)
         try:
-            # All input is read before anything is answered: a client that still writes would
-            # see a broken stream instead of the answer.
-            pieces = list(wire.read_pieces(reader))
-            answer = self._answer(descriptor.command, pieces, is_cancelled=context.is_cancelled)
+            answer = self._answer(context, descriptor.command, reader=reader)
         except errors.RocketMQError as error:
             writer.write_metadata(pa.py_buffer(wire.error_answer(error)))
             return
@@ -93,28 +111,76 @@ class FlightServer(flight.FlightServerBase):
             writer.write_with_metadata(piece, pa.py_buffer(name.encode()))
 
     def _answer(
-        self, command: bytes, pieces: list[wire.Piece], *, is_cancelled: Callable[[], bool]
+        self,
+        context: flight.ServerCallContext,
+        command: bytes,
+        *,
+        reader: flight.MetadataRecordBatchReader,
     ) -> bytes | list[wire.Piece]:
-        if self._closing.is_set():
-            raise errors.BrokerUnavailableError("The broker is stopping.")
-        verb, plain, token = wire.read_command(command)
-        if token and self._token and token != self._token:
-            raise errors.BrokerUnavailableError("Another broker answers at this address.")
-        result = self._call(
-            verb, wire.arguments(verb, plain, pieces=pieces), is_cancelled=is_cancelled
-        )
+        # All input is read before anything is answered: a client that still writes would see a
+        # broken stream instead of the answer.
+        pieces = wire.read_pieces(reader)
+        try:
+            if self._closing.is_set():
+                raise errors.BrokerUnavailableError("The broker is stopping.")
+            verb, plain, token = wire.read_command(command)
+            caller = self._caller(token, context)
+        except errors.RocketMQError:
+            for _ in pieces:  # what a stranger sends is not kept
+                pass
+            raise
+        args = wire.arguments(verb, plain, pieces=list(pieces))
+        result = self._call(verb, args, caller=caller, context=context)
         if isinstance(result, pa.Table):
             return list(wire.pack(wire.ANSWER, result))
         return wire.value_answer(result)
 
+    def _caller(self, token: str | None, context: flight.ServerCallContext) -> Principal | None:
+        """Who calls; None: somebody, and everybody may do everything.
+
+        A user's credentials count for more than the token of the home.
+
+        Raises:
+            BrokerUnavailableError: the token is of another broker, or of another start of this one.
+            UnauthorizedError: the credentials are not right, or there are none.
+        """
+        is_owner = False
+        if token and self._token:
+            is_owner = hmac.compare_digest(str(token).encode(), self._token.encode())
+            if not is_owner:
+                raise errors.BrokerUnavailableError("Another broker answers at this address.")
+        if self._access is None or not self._access.enabled:
+            return None
+        authorization = authorization_of(context)
+        if is_owner and authorization is None:
+            return OWNER
+        return self._access.authenticate(authorization)
+
+    def _authorize(
+        self, verb: wire.Verb, args: dict[str, Any], *, caller: Principal | None, peer: str
+    ) -> None:
+        if self._access is None or self._access.is_unbounded(caller):
+            return
+        rights = RIGHTS[verb.name]
+        if rights.super_only:
+            self._access.authorize_super(caller)
+        for resource, action in rights.of(args, self._broker):
+            self._access.authorize(caller, resource=resource, action=action, peer=peer)
+
     def _call(
-        self, verb: wire.Verb, args: dict[str, Any], *, is_cancelled: Callable[[], bool]
+        self,
+        verb: wire.Verb,
+        args: dict[str, Any],
+        *,
+        caller: Principal | None,
+        context: flight.ServerCallContext,
     ) -> object:
         owner = self if verb.name == "ping" else self._broker
         method: Callable[..., object] = getattr(owner, verb.name)
         try:
+            self._authorize(verb, args, caller=caller, peer=context.peer())
             if verb.long_poll and _is_long(args.get("wait_ms")):
-                return self._poll(method, args, is_cancelled=is_cancelled)
+                return self._poll(method, args, is_cancelled=context.is_cancelled)
             return method(**args)
         except errors.RocketMQError:
             raise
@@ -156,26 +222,6 @@ class FlightServer(flight.FlightServerBase):
 def _is_long(wait_ms: object) -> bool:
     # What is out of range is for the broker to refuse.
     return isinstance(wait_ms, int) and SLICE_MS < wait_ms <= limits.POLL_MAX_MS
-
-
-def loopback(address: str) -> tuple[str, int]:
-    """Host and port of an address on this machine; the host as a number.
-
-    Raises:
-        RequestError: it is no host:port, or lies beyond loopback.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise errors.RequestError(f"{address!r} is not HOST:PORT.")
-    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return host, int(port)
-    except ValueError:
-        pass
-    raise errors.RequestError(
-        f"{address!r} is not on loopback, and there is no access control yet."
-    )
 
 
 def _check_free(host: str, port: int) -> None:

@@ -1,6 +1,7 @@
 """How a call crosses the table door: one ``do_exchange`` a call.
 
-The command of the descriptor is JSON: ``{"verb", "args", "token"}``. Tables go as pieces: record
+The command of the descriptor is JSON: ``{"verb", "args", "token"}``; who calls is in the header
+``authorization``. Tables go as pieces: record
 batches of one value, an Arrow IPC stream of some rows, with the name of the argument as metadata
 (``messages``, or ``publish/<topic>`` for a table in a mapping). An answer that is no table is JSON
 metadata without a batch: ``{"value": ...}`` or ``{"error", "message", "details"}``; a table comes
@@ -117,6 +118,14 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("find", repeatable=True),
         Verb("archive", repeatable=True),
         Verb("status", repeatable=True),
+        Verb("create_user"),
+        Verb("alter_user"),
+        Verb("delete_user"),
+        Verb("list_users", repeatable=True),
+        Verb("put_policy", repeatable=True),
+        Verb("delete_policy"),
+        Verb("list_policies", repeatable=True),
+        Verb("explain_access", repeatable=True),
     )
 }
 

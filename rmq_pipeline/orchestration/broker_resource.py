@@ -24,6 +24,11 @@ class BrokerResource(dg.ConfigurableResource["BrokerResource"]):
     home: str | None = None
     #: Shown to the broker; the endpoint file of a home has it, an address needs it given.
     token: str | None = None
+    #: Who calls, where the broker has access control; RMQ_USER and RMQ_PASSWORD with nothing set.
+    user: str | None = None
+    password: str | None = None
+    #: A file of certificates to trust, in PEM; the connection is encrypted then.
+    certificate: str | None = None
 
     @contextmanager
     def client(self, *, retry_s: float = RETRY_S) -> Iterator[Client]:
@@ -32,7 +37,15 @@ class BrokerResource(dg.ConfigurableResource["BrokerResource"]):
         Args:
             retry_s: how long verbs that may be repeated are, while no broker answers.
         """
-        client = Client(self.address, home=self.home, token=self.token, retry_s=retry_s)
+        client = Client(
+            self.address,
+            home=self.home,
+            token=self.token,
+            user=self.user,
+            password=self.password,
+            certificate=self.certificate,
+            retry_s=retry_s,
+        )
         try:
             yield client
         finally:

@@ -8,6 +8,7 @@ A file is written before its stretch of the log counts as sealed. One that begin
 not sealed yet is of a seal that died, and is written again.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -53,6 +54,8 @@ PLACES: Final = pa.schema(
 )
 _EVENTS, _KEYED_STATE = 2, 3
 _NEW: Final = ".new"
+#: Files of old states are made one when there are so many.
+_EXPIRED_FILES: Final = 8
 #: The delivery of a message that failed for good, in its event.
 _GIVEN_UP: Final = -1
 
@@ -103,17 +106,62 @@ def write(folder: Path, states: dict[Owner, list[pa.Table]], *, start: int, end:
             if old.suffix == _NEW or _from(old) >= start:
                 old.unlink()
         table = pa.concat_tables(tables, promote_options="permissive")
-        path = own / f"{start:020d}-{end:020d}.parquet"
-        unfinished = own / f".{path.name}{_NEW}"
-        pq.write_table(table.sort_by("message_group_hash"), unfinished, compression="zstd")
-        descriptor = os.open(unfinished, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        unfinished.rename(path)
-        for each in (own, folder):
-            sync_folder(each)
+        _put(own / f"{start:020d}-{end:020d}.parquet", table)
+        sync_folder(folder)
+
+
+def expire(folder: Path, *, before_ms: int) -> int:
+    """Of states that were left before a moment keep the newest of each message group.
+
+    Returns:
+        The rows that went.
+
+    Raises:
+        OSError: reading or writing failed; nothing was lost.
+    """
+    return sum(_expire(own, before_ms=before_ms) for own in folder.glob("*-*"))
+
+
+def _expire(own: Path, *, before_ms: int) -> int:
+    files = sorted(own.glob("*.parquet"))
+    old = list(itertools.takewhile(lambda path: _newest_ms(path) < before_ms, files))
+    if len(old) < _EXPIRED_FILES:
+        return 0
+    rows = pa.concat_tables(map(pq.read_table, old), promote_options="permissive")
+    placed = rows.filter(pc.is_valid(rows["queue_offset"])).sort_by("position").combine_chunks()
+    # Of several rows for one message group the last one stays.
+    last = dict(zip(placed["message_group"].to_pylist(), range(placed.num_rows), strict=True))
+    kept = placed.take(pa.array(last.values(), pa.int64()))
+    path = own / f"{_from(old[0]):020d}-{old[-1].stem.partition('-')[2]}.parquet"
+    _put(path, kept)
+    # Should this end here, rows are there twice, which changes no answer.
+    for each in old:
+        if each != path:
+            each.unlink()
+    sync_folder(own)
+    went: int = rows.num_rows - kept.num_rows
+    return went
+
+
+def _newest_ms(path: Path) -> int:
+    """When the last state of a file was left, as its footer says; a file without rows is old."""
+    footer = pq.read_metadata(path)
+    at = footer.schema.names.index("at_ms")
+    groups = (footer.row_group(i).column(at).statistics for i in range(footer.num_row_groups))
+    return max((int(facts.max) for facts in groups if facts.has_min_max), default=0)
+
+
+def _put(path: Path, table: pa.Table) -> None:
+    """A file of the history, on disk."""
+    unfinished = path.with_name(f".{path.name}{_NEW}")
+    pq.write_table(table.sort_by("message_group_hash"), unfinished, compression="zstd")
+    descriptor = os.open(unfinished, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    unfinished.rename(path)
+    sync_folder(path.parent)
 
 
 def forget(folder: Path, *, groups: Collection[int], topics: Collection[int]) -> None:

@@ -17,13 +17,18 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.rocketmq.door import GrpcDoor
 from rmq_pipeline.settings import Settings
-from tests.behaviour.waiting import until
+from tests.behaviour.over_grpc import OverGrpc
+from tests.behaviour.speakable import MODULES, OTHERWISE
+from tests.waiting import until
 
 #: A factory of names or tables; what it takes is in the fixture of its name.
 Make = Callable[..., Any]
 
-DOORS = ("in_process", "flight")
+#: Those that take tables have words for everything.
+TABLE_DOORS = ("in_process", "flight")
+DOORS = (*TABLE_DOORS, "grpc")
 NUMBERS = count()
 FAILED = pytest.StashKey[bool]()
 #: Small files, so that logs roll and homes open fast.
@@ -56,6 +61,12 @@ class Door:
             server = self._stack.enter_context(FlightServer(broker, clock=self.clock))
             client = self._stack.enter_context(Client(server.address))
             self.broker = cast(Broker, client)
+        if self.name == "grpc":
+            self.grpc = GrpcDoor(broker)
+            self._stack.callback(self.grpc.shutdown)
+            self.broker = cast(
+                Broker, self._stack.enter_context(OverGrpc(self.grpc.address, broker))
+            )
         return self.broker
 
     def close(self) -> None:
@@ -78,10 +89,18 @@ class Door:
 
     def begin(self, call: Callable[[], Any]) -> Future[Any]:
         """Run a call that waits in another thread; return once it waits for a moment in time."""
-        before = self._moments()
+        before = self._moments(), self._polls()
         future = self.pool.submit(call)
-        until(lambda: future.done() or len(self._moments()) > len(before))
+        until(
+            lambda: (
+                future.done() or len(self._moments()) > len(before[0]) or self._polls() > before[1]
+            )
+        )
         return future
+
+    def _polls(self) -> int:
+        """Calls that wait at the gRPC door, which takes no thread for each."""
+        return len(self.grpc._service._context.polls) if self.name == "grpc" else 0
 
     def _moments(self) -> list[int]:
         with self.clock._lock:
@@ -117,7 +136,19 @@ class Door:
         return cast(list[dict[str, Any]], self.broker.sql(query).to_pylist())
 
 
-@pytest.fixture(params=DOORS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try a promise through every door that has words for it."""
+    module = metafunc.module.__name__.rpartition(".")[2]
+    speakable = module in MODULES and metafunc.function.__name__ not in OTHERWISE
+    doors = [door for door in DOORS if door != "grpc" or speakable]
+    for name in ("door", "shared_door"):
+        if name in metafunc.fixturenames and not (
+            name == "door" and "shared_door" in metafunc.fixturenames
+        ):
+            metafunc.parametrize(name, doors, indirect=True)
+
+
+@pytest.fixture
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
     """Every door in turn, over a home of its own."""
     door = Door(request.param, tmp_path / "home")
@@ -134,7 +165,7 @@ def open_doors() -> Iterator[dict[str, Door]]:
         door.end()
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture
 def shared_door(
     request: pytest.FixtureRequest,
     open_doors: dict[str, Door],

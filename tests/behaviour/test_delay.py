@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rmq_pipeline import errors, limits
-from tests.behaviour.waiting import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make

@@ -8,12 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline import errors
 from tests.behaviour.conftest import Door
 from tests.behaviour.reopening import reopened_from_the_log
+from tests.histories import histories
 
 GROUPS = [f"g{i}" for i in range(8)]
 STEPS = st.one_of(
@@ -103,7 +104,7 @@ class History:
         raise AssertionError(dict(self.open))
 
 
-@settings(max_examples=60, deadline=None)
+@histories(20)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_no_history_with_growths_breaks_the_order_of_a_group(
     steps: list[tuple[str, Any]],

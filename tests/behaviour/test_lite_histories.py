@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline import errors
 from tests.behaviour.conftest import Door
 from tests.behaviour.lite import Clients
 from tests.behaviour.reopening import reopened_from_the_log
+from tests.histories import histories
 
 NAMES = [f"lite-{i}" for i in range(6)]
 CLIENTS = ["one", "other", "third"]
@@ -109,7 +110,7 @@ class History:
         assert not any(self.open.values()), dict(self.open)
 
 
-@settings(max_examples=60, deadline=None)
+@histories(20)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_no_history_gives_a_lite_topic_to_a_stranger_or_out_of_order(
     steps: list[tuple[Any, ...]],

@@ -30,6 +30,11 @@ TAKEN = {
 
 
 @pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
+@pytest.fixture
 def ranked(topic: Make) -> str:
     return str(topic(type="priority", queues=4))
 

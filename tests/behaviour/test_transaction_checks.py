@@ -207,6 +207,31 @@ def test_a_producer_that_was_silent_for_60_s_is_not_waited_for(
     assert asked(door, topics=[orders]) == [(b"0", 1)]
 
 
+def test_a_producer_that_asks_about_other_topics_is_not_waited_for(
+    door: Door, orders: str, begin: Producer, topic: Make
+) -> None:
+    other = topic(type="transaction")
+    asked(door, producer_group="producers", topics=[other])
+    begin(1)
+    door.advance(6_000)
+    sweep(door)
+
+    assert asked(door, producer_group="producers", topics=[other]) == []
+    assert asked(door, topics=[orders]) == [(b"0", 1)]
+
+
+def test_a_live_producer_of_another_group_is_not_asked(
+    door: Door, orders: str, begin: Producer
+) -> None:
+    asked(door, producer_group="others", topics=[orders])
+    begin(1)
+    door.advance(6_000)
+    sweep(door)
+
+    assert asked(door, producer_group="others", topics=[orders]) == []
+    assert asked(door, topics=[orders]) == [(b"0", 1)]
+
+
 def test_checks_are_asked_for_by_topic(
     door: Door, orders: str, topic: Make, begin: Producer, messages: Make
 ) -> None:

@@ -1,7 +1,6 @@
 """Small segments become large ones, and no reader finds an offset twice, or misses one."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -27,17 +26,6 @@ from tests.broker.archive_home import (
 )
 from tests.broker.sealed_home import MIB, messages
 from tests.conftest import Eventually
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def broker(home: Path, clock: ManualClock) -> Iterator[Broker]:
-    with opened(home, clock) as broker:
-        yield broker
 
 
 def test_small_segments_become_large_ones(broker: Broker, home: Path) -> None:

@@ -14,11 +14,6 @@ from tests.broker.archive_home import HOUR_MS, everything, fill, opened
 from tests.broker.sealed_home import messages, seal_all
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=["log", "sealed", "both", "compacted", "no index", "damaged index"])
 def broker(home: Path, clock: ManualClock, request: pytest.FixtureRequest) -> Iterator[Broker]:
     """480 messages of two queues in turns of 40, an hour apart, that lie in several places."""

@@ -28,11 +28,6 @@ COUNTS = 'SELECT count(*) AS n, count(DISTINCT (position, "row")) AS events FROM
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def prepared(tmp_path: Path, clock: ManualClock) -> Iterator[Callable[..., Broker]]:
     """Opens a broker with a topic and a group that reads it."""
     with ExitStack() as opened:

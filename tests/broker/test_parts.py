@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.scheduling.delivering import READ_BYTES
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import cut, parts, sizes
 from rmq_pipeline.clock import ManualClock
@@ -25,11 +26,6 @@ MIB = limits.MIB
 #: As large as a body may be; more of them than one frame takes.
 LARGE = 4 * MIB
 MANY = 20
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -47,9 +43,10 @@ def frames(broker: Broker, topic_id: int, *, n: int) -> list[int]:
     return [log.read(position).batch.nbytes for position in np.unique(index.position).tolist()]
 
 
-def assert_in_parts(frame_bytes: list[int]) -> None:
-    assert len(frame_bytes) == -(-MANY * LARGE // limits.STEP_BYTES)
-    assert max(frame_bytes) <= limits.STEP_BYTES
+def assert_in_parts(frame_bytes: list[int], bound_bytes: int = limits.STEP_BYTES) -> None:
+    fitting = (bound_bytes - 1) // LARGE  # beside a body there is always something
+    assert len(frame_bytes) == -(-MANY // fitting)
+    assert max(frame_bytes) <= bound_bytes
 
 
 def large(n: int) -> pa.Array:
@@ -128,6 +125,27 @@ def test_what_lies_between_messages_counts_unless_it_is_looked_at(broker: Broker
     assert all((exact > 100) & (exact < 1_000))
 
 
+def test_messages_of_a_few_sends_are_sized_and_read_together(broker: Broker) -> None:
+    broker.create_topic("t", queues=1)
+    n = 5_000
+    for _ in range(2):
+        broker.send("t", pa.table({"body": [b"x" * 100] * n}))
+    topic_id = broker.engine.state.topic("t").topic.topic_id
+    broker.engine.dispatched()
+    index = broker.engine.database.index(topic_id, 0, start=0, stop=2 * n)
+    alternating = np.arange(2 * n).reshape(2, n).T.ravel()
+
+    found = parts(
+        broker.engine,
+        Places(index.position[alternating], index.row[alternating]),
+        topic_id=topic_id,
+        queue_id=np.zeros(2 * n, np.int32),
+        offset=alternating,
+    )
+
+    assert list(found) == [slice(0, 2 * n)]
+
+
 def test_large_messages_that_are_due_at_once_are_delivered_in_parts(
     broker: Broker, clock: ManualClock
 ) -> None:
@@ -140,7 +158,8 @@ def test_large_messages_that_are_due_at_once_are_delivered_in_parts(
     report = broker.deliver_scheduled()
 
     assert report["delivered"] == MANY
-    assert_in_parts(frames(broker, broker.engine.state.topic("later").topic.topic_id, n=MANY))
+    topic_id = broker.engine.state.topic("later").topic.topic_id
+    assert_in_parts(frames(broker, topic_id, n=MANY), READ_BYTES)
     order = [broker.read("later", 0, offset=i, limit=1)["body"][0].as_py()[0] for i in range(MANY)]
     assert order == list(range(MANY))
 

@@ -1,6 +1,5 @@
 """What a topic no longer keeps goes, but nothing that is under way."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,17 +20,6 @@ from tests.broker.archive_home import (
     opened,
 )
 from tests.broker.sealed_home import messages, seal_all
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def broker(home: Path, clock: ManualClock) -> Iterator[Broker]:
-    with opened(home, clock) as broker:
-        yield broker
 
 
 def begins(broker: Broker, topic: str = "t") -> list[int]:

@@ -46,11 +46,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def broker(home: Path, clock: ManualClock) -> Iterator[Broker]:
     with open_broker(home, clock) as opened:
         yield opened

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import TableSchemaError
 from tests.broker.sealed_home import open_broker, seal_all
 
 TOPIC, GROUP = "legs", "counters"
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -183,3 +186,48 @@ def test_a_group_without_state_begins_with_its_first_message(broker: Broker) -> 
 def test_places_without_a_column_are_refused(broker: Broker) -> None:
     with pytest.raises(TableSchemaError, match="last_queue_id"):
         broker.keyed_state_history(GROUP, TOPIC, places=pa.table({"message_group": ["a"]}))
+
+
+def test_of_old_states_the_newest_of_each_group_is_kept(home: Path) -> None:
+    clock = ManualClock()
+    with open_broker(home, clock, state_retention_ms=HOUR_MS) as broker:
+        broker.create_topic(TOPIC, type="fifo", queues=1)
+        broker.create_group(GROUP, order="message_group", max_attempts=1)
+        for turn in range(10):
+            groups = "ab" if turn < 5 else "a"
+            send(broker, *groups)
+            settle(broker, state=dict.fromkeys(groups, turn))
+            seal_all(broker)
+        before = history(broker, a=(14, 14), b=(9, 9))
+        clock.advance(2 * HOUR_MS)
+        send(broker, "a", "b")
+        settle(broker, state={"a": 10, "b": 10})
+        seal_all(broker)
+        files = list((home / "state").glob("*/*.parquet"))
+        after = history(broker, a=(15, 15), b=(16, 16))
+        # What began before the newest state that is kept has to begin with its first message.
+        old = history(broker, a=(2, 2))
+
+    assert before == {
+        "a": {"before": (13, 8), "after": (14, 9)},
+        "b": {"before": (7, 3), "after": (9, 4)},
+    }
+    assert len(files) == 2
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 4
+    assert after == {
+        "a": {"before": (14, 9), "after": (15, 10)},
+        "b": {"before": (9, 4), "after": (16, 10)},
+    }
+    assert old == {"a": {"begins": 0, "after": (14, 9)}}
+
+
+def test_young_states_are_all_kept(home: Path) -> None:
+    with open_broker(home, ManualClock(), state_retention_ms=HOUR_MS) as broker:
+        broker.create_topic(TOPIC, type="fifo", queues=1)
+        broker.create_group(GROUP, order="message_group", max_attempts=1)
+        for turn in range(10):
+            send(broker, "a")
+            settle(broker, state={"a": turn})
+            seal_all(broker)
+
+        assert history(broker, a=(4, 4)) == {"a": {"before": (3, 3), "after": (4, 4)}}

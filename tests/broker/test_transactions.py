@@ -17,8 +17,8 @@ from rmq_pipeline.broker.transactions.transaction import prepare
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import TransactionNotFoundError
 from rmq_pipeline.settings import Settings
-from tests.behaviour.waiting import until
 from tests.broker.sealed_home import MIB, messages, open_broker
+from tests.waiting import until
 
 DELAY_MS = 6_000
 
@@ -173,6 +173,7 @@ def test_an_end_is_forgotten_after_its_time_and_not_before(home: Path) -> None:
         assert len(bodies(broker, "orders")) == 3
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("n", [50_000])
 def test_halves_are_swept_and_ended_in_bulk(home: Path, n: int) -> None:
     clock = ManualClock()

@@ -17,9 +17,10 @@ from rmq_pipeline.broker.sending.publish import Send, prepare
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.errors import StorageError, TopicNotFoundError
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import MIB, messages
+from tests.conftest import Eventually
 
 WITHIN_S = 30.0
 #: So many are decided ahead.
@@ -144,6 +145,37 @@ def test_nobody_hears_of_a_frame_before_the_one_before_it_is_on_disk(
     assert held.bodies() == messages(2 * BULK)["body"].to_pylist()
 
 
+class Overlapping(Held):
+    """A broker whose next frame is decided when it is let go, and written beside the one after."""
+
+    def step(self, name: str) -> None:
+        if self.at and name == "staged" and not self.held.is_set():
+            self.held.set()
+            assert self.let_go.wait(WITHIN_S)
+        elif self.at and name == "staged":
+            self.followed.set()
+        elif self.at and name == "before_write":
+            assert self.followed.wait(WITHIN_S), "the next one is not decided meanwhile"
+
+
+def test_what_has_queued_up_is_decided_while_the_frame_before_it_is_written(
+    home: Path, pool: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    held = Overlapping(home)
+    held.arm()
+    writer = held.engine.writer
+    sends = [held.prepared(messages(BULK, start=start)) for start in (0, BULK)]
+    first = pool.submit(writer.submit_together, sends[:1])
+    assert held.held.wait(WITHIN_S)
+    second = pool.submit(writer.submit_together, sends[1:])
+    eventually(lambda: not writer._queue.empty())
+    held.let_go.set()
+
+    assert first.result()[0].queue_offset.tolist() == list(range(BULK))
+    assert second.result()[0].queue_offset.tolist() == list(range(BULK, 2 * BULK))
+    held.broker.close()
+
+
 @pytest.mark.parametrize(
     ("step", "stored"), [("before_write", 0), ("half_written", 0), ("written", BULK)]
 )
@@ -228,6 +260,52 @@ def test_a_frame_that_cannot_be_staged_takes_none_before_it_along(
         second.result()
     assert held.bodies() == messages(BULK)["body"].to_pylist()
     assert held.broker.send("t", messages(1))["queue_offset"].to_pylist() == [BULK]
+
+
+def test_a_posted_request_is_answered_once_it_is_on_disk(held: Held) -> None:
+    answers: list[tuple[Any, BaseException | None]] = []
+    told = Event()
+
+    def done(answer: Any, error: BaseException | None) -> None:
+        answers.append((answer, error))
+        told.set()
+
+    held.arm()
+    held.engine.post(held.prepared(messages(1)), done)
+    assert held.held.wait(WITHIN_S)
+    assert not answers
+
+    held.let_go.set()
+    assert told.wait(WITHIN_S)
+    assert answers[0][1] is None
+    assert answers[0][0].queue_offset.tolist() == [0]
+    assert held.bodies() == [b"0:"]
+
+
+def test_a_posted_request_that_is_refused_is_told_why(held: Held) -> None:
+    errors: list[BaseException | None] = []
+    told = Event()
+
+    def done(_: Any, error: BaseException | None) -> None:
+        errors.append(error)
+        told.set()
+
+    prepared = held.prepared(messages(1))
+    held.broker.delete_topic("t")
+    held.engine.post(prepared, done)
+
+    assert told.wait(WITHIN_S)
+    assert isinstance(errors[0], TopicNotFoundError)
+
+
+def test_who_cannot_hear_an_answer_harms_nobody(held: Held) -> None:
+    def deaf(*_: object) -> None:
+        raise ValueError("nobody is here")
+
+    held.engine.post(held.prepared(messages(1)), deaf)
+    held.broker.send("t", messages(1, start=1))
+
+    assert held.bodies() == [b"0:", b"1:"]
 
 
 def test_closing_answers_what_is_decided(held: Held, pool: ThreadPoolExecutor) -> None:

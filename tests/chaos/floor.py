@@ -17,8 +17,8 @@ from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 from rmq_pipeline.orchestration.windows import JOBS
 from tests.chaos.exchange import GROUP, PIPELINE
-from tests.chaos.test_kills import free_address
 from tests.chaos.zygote import Zygote
+from tests.free_address import free_address
 
 #: Short, so that a check whose answer got lost is made again soon.
 SETTINGS: Final = {"transaction_check_interval_ms": 3_000, "transaction_check_max": 1_000}

@@ -6,7 +6,6 @@ RMQ_CHAOS_KILLS sets how often (50).
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from rmq_pipeline.flight.process import serving
 from tests.chaos.traffic import Ledger, Traffic
 from tests.chaos.zygote import Zygote
 from tests.conftest import Eventually
+from tests.free_address import free_address
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
@@ -31,12 +31,6 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
     zygote = Zygote(tmp_path / "output")
     yield zygote
     zygote.close()
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_nothing_answered_is_lost_by_kills(

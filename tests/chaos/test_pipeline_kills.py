@@ -1,6 +1,6 @@
 """kill -9 of the broker, and of run workers, under all a pipeline does: the same end state.
 
-RMQ_CHAOS_RUN_KILLS sets how often each (5).
+RMQ_CHAOS_RUN_KILLS sets how often each (4).
 """
 
 import os
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-KILLS = int(os.environ.get("RMQ_CHAOS_RUN_KILLS", "5"))
+KILLS = int(os.environ.get("RMQ_CHAOS_RUN_KILLS", "4"))
 #: Dead letters of a test, and how many of them are redriven a second.
 DEAD, RATE = 20 * KILLS, 10.0
 CHECKS = "check_transactions"

@@ -21,9 +21,9 @@ from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.process import serving
 from rmq_pipeline.redriving import Plan, Report, manifest, redrive
-from tests.chaos.test_kills import free_address
 from tests.chaos.zygote import Zygote
 from tests.conftest import Eventually
+from tests.free_address import free_address
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

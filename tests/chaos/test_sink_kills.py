@@ -2,7 +2,7 @@
 
 A run worker is killed (its Spark ends by itself, later), or its JVM (driver and executor), or a
 Python worker of it, or the broker; more messages come in all the while. RMQ_CHAOS_SINK_KILLS sets
-how often something is killed (5), RMQ_CHAOS_SINK_MESSAGES of how many messages (10,000).
+how often something is killed (4), RMQ_CHAOS_SINK_MESSAGES of how many messages (8,000).
 """
 
 import json
@@ -28,9 +28,9 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.process import serving
 from rmq_pipeline.lake import compaction, readers
 from tests.chaos.floor import pause
-from tests.chaos.test_kills import free_address
 from tests.chaos.zygote import ROOT, Zygote
 from tests.conftest import Eventually
+from tests.free_address import free_address
 
 pytestmark = [
     pytest.mark.chaos,
@@ -39,8 +39,8 @@ pytestmark = [
     pytest.mark.timeout(7200),
 ]
 
-KILLS = int(os.environ.get("RMQ_CHAOS_SINK_KILLS", "5"))
-MESSAGES = int(os.environ.get("RMQ_CHAOS_SINK_MESSAGES", "10000"))
+KILLS = int(os.environ.get("RMQ_CHAOS_SINK_KILLS", "4"))
+MESSAGES = int(os.environ.get("RMQ_CHAOS_SINK_MESSAGES", "8000"))
 TOPIC, GROUP = "steps", "walkers"
 #: Messages of a micro-batch: a kill finds something half done wherever it falls.
 MAX_BATCH: Final = 1_000

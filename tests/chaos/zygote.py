@@ -46,7 +46,8 @@ class Zygote:
 
 
 def _run(task: dict[str, Any]) -> None:
-    from rmq_pipeline.flight import flags, serve
+    from rmq_pipeline.flight import flags
+    from rmq_pipeline.serving import serve
     from tests.chaos import victim
 
     if "serve" in task:
@@ -83,7 +84,8 @@ def main() -> None:
     """Fork and reap as asked, until the input ends."""
     import logging
 
-    import rmq_pipeline.flight.serve  # noqa: F401 - forked with it
+    import rmq_pipeline.rocketmq.door
+    import rmq_pipeline.serving.serve  # noqa: F401 - all forked with it
     import tests.chaos.victim  # noqa: F401 - forked with it
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

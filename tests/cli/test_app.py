@@ -28,6 +28,8 @@ def test_help_names_every_command(no_broker: Rmq) -> None:
         *(["group", verb] for verb in ("create", "alter", "delete", "list", "show")),
         ["dead-letters", "list"],
         ["offset", "reset"],
+        *(["user", verb] for verb in ("create", "alter", "delete", "list")),
+        *(["acl", verb] for verb in ("allow", "deny", "delete", "list", "test")),
     ],
 )
 def test_every_command_has_help(no_broker: Rmq, command: list[str]) -> None:
@@ -138,8 +140,16 @@ def test_without_a_broker_says_how_to_start_one(no_broker: Rmq, command: str) ->
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8082", "example.org:1", "8082", "127.0.0.1:x"])
 def test_an_address_that_is_not_on_loopback_is_refused(no_broker: Rmq, address: str) -> None:
-    for arguments in (["lag", "--flight"], ["broker", "--flight"], ["broker", "--grpc"]):
-        told = no_broker(*arguments, address)
+    for door in ("--flight", "--grpc", "--grpc-tls"):
+        told = no_broker("broker", door, address)
 
         assert told.code == 1
         assert "loopback" in told.err or "HOST:PORT" in told.err
+
+
+@pytest.mark.parametrize("address", ["8082", "127.0.0.1:x", "grpc+tls://127.0.0.1"])
+def test_an_address_that_is_none_is_refused(no_broker: Rmq, address: str) -> None:
+    told = no_broker("lag", "--flight", address)
+
+    assert told.code == 1
+    assert "HOST:PORT" in told.err

@@ -10,13 +10,15 @@ import pytest
 
 from tests.cli.conftest import RMQ, Rmq, Served, end, process, serve
 
+PORT = r"127\.0\.0\.1:\d+"
+
 
 def test_prints_one_line_when_it_serves(home: Path) -> None:
     served = serve(home)
 
     rest = end(served)
 
-    assert re.fullmatch(rf"ready grpc=- flight=127\.0\.0\.1:\d+ home={home}\n", served.ready)
+    assert re.fullmatch(rf"ready grpc={PORT} flight={PORT} home={home}\n", served.ready)
     assert rest == ""
     assert served.process.returncode == 0
 
@@ -25,7 +27,7 @@ def test_status_tells_the_port_that_was_picked(rmq: Rmq, served: Served) -> None
     status = rmq("status", "--json").json
 
     assert f"flight={status['flight']} " in served.ready
-    assert status["grpc"] is None
+    assert f"grpc={status['grpc']} " in served.ready
     assert status["pid"] == served.process.pid
     assert status["home"] == str(served.home)
     assert status["upkeep"] == "self"

@@ -1,6 +1,7 @@
 """The broker as a process of its own."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,7 +43,7 @@ def test_started_broker_serves_and_stops(home: Path) -> None:
     endpoint = process.start(home)
 
     assert process.start(home) == process.serving(home) == endpoint
-    assert f"ready grpc=- flight={endpoint.flight} home={home}" in log_of(home)
+    assert f"ready grpc={endpoint.grpc} flight={endpoint.flight} home={home}" in log_of(home)
     with Client(home=home, retry_s=0) as client:
         assert client.ping() == {"pid": endpoint.pid}
         assert client.status()["pid"] == endpoint.pid
@@ -122,7 +123,7 @@ def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
 
 
 def test_interrupted_broker_leaves_cleanly(home: Path) -> None:
-    command = [sys.executable, "-m", "rmq_pipeline.flight.serve", str(home), FREE]
+    command = [sys.executable, "-m", "rmq_pipeline.serving", str(home), FREE]
     broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert broker.stdout is not None
     ready = broker.stdout.readline()
@@ -131,7 +132,7 @@ def test_interrupted_broker_leaves_cleanly(home: Path) -> None:
     rest, said = broker.communicate(timeout=30)
 
     # One that does not start says why.
-    assert ready.startswith("ready grpc=- flight=127.0.0.1:"), said
+    assert re.match(r"ready grpc=127\.0\.0\.1:\d+ flight=127\.0\.0\.1:\d+ ", ready), said
     assert rest == ""
     assert broker.returncode == 0, said
     assert Endpoint.read(home) is None

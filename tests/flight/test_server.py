@@ -7,7 +7,7 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.server import FlightServer, loopback
+from rmq_pipeline.flight.server import FlightServer
 from tests.flight.echo import Echo
 
 
@@ -29,9 +29,9 @@ def test_address_beyond_loopback_is_refused(address: str, echo: Echo) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", ":80"])
-def test_address_that_is_none_is_refused(address: str) -> None:
+def test_address_that_is_none_is_refused(address: str, echo: Echo) -> None:
     with pytest.raises(errors.RequestError, match="not HOST:PORT"):
-        loopback(address)
+        FlightServer(echo, address)
 
 
 def test_address_in_use_is_refused(server: FlightServer, echo: Echo) -> None:

@@ -15,14 +15,15 @@ from hypothesis.stateful import precondition, rule
 
 from rmq_pipeline import errors, schema
 from tests.simulation.crashing import Trouble
-from tests.simulation.model.consumer import Consumer, Entry
+from tests.simulation.model.consumer import Consumer
+from tests.simulation.model.entry import Entry
 from tests.simulation.producing import Producing
 from tests.simulation.scenery import ANY, CHOICES, CLIENTS, KEYS, LOST, TROUBLE, some
 
 #: Name and epoch.
 Epoch = tuple[str, int]
 #: Of which window a call is.
-WITHIN = st.sampled_from((None, None, None, "new", "new", "new", "old"))
+WITHIN = st.sampled_from((None, None, None, "new", "new", "new", "old", "last"))
 #: Keys of effects: few, so that they come again.
 EFFECTS = ("e-0", "e-1", "e-2", None)
 TOTALS = st.one_of(st.none(), st.integers(0, 9))
@@ -66,7 +67,7 @@ class Consuming(Producing):
         return {"client_id": client} if consumer.clients else consumer.filter
 
     def window(self, consumer: Consumer, within: str | None) -> Epoch | None:
-        """Name and epoch: the current one, opened if need be, or the one before it."""
+        """Name and epoch: of an open one, of the last one as it is, or of the one before it."""
         name = f"consumer/{consumer.name}"
         if within == "new" and not consumer.window.ends_at:
             self.open_window(consumer, "run-1", duration=5_000)
@@ -135,6 +136,7 @@ class Consuming(Producing):
             assert number in consumer.entries, f"{consumer.name}: {number} is not there"
             entry = consumer.entries[number]
             entry.attempts, entry.receipt = entry.attempts + 1, row["receipt_handle"]
+            entry.given = True
             entry.leased_until = self.now + duration
             entry.epoch = window[1] if window else 0
             attempt = row["delivery_attempt"]
@@ -207,11 +209,7 @@ class Consuming(Producing):
             for entry, outcome in zip(flying, cycle(said), strict=False)
             if outcome is not None
         ]
-        names = ("receipt_handle", "outcome", "retry_after_ms", "idempotency_key")
-        rows: list[dict[str, Any]] = [
-            dict(zip(names, (entry.receipt, outcome, after, effect), strict=True))
-            for (entry, outcome, after), effect in zip(outcomes, cycle(effects), strict=False)
-        ]
+        rows = rows_of(outcomes, effects)
         current = {entry.receipt for entry in flying}
         ended = [r for r in self.receipts[consumer.name] if r not in current and r != LOST]
         refused: type[errors.RocketMQError] | None = None
@@ -221,7 +219,7 @@ class Consuming(Producing):
         if window is not None and consumer.window.fences(window[1]):
             refused = errors.FencedError
         numbers, onward = self.onward(publish)
-        staged = f"{consumer.name}-{len(consumer.window.files)}"
+        staged = f"{consumer.name}-{consumer.window.version}"
         asked: dict[str, Any] = {
             "outcomes": pa.Table.from_pylist(rows, schema=schema.OUTCOME),
             "settle_id": staged if window else "",
@@ -238,14 +236,29 @@ class Consuming(Producing):
         answer, done = self.crashing.ask("settle", consumer.name, trouble=trouble, **asked)
         if done:
             acked = [row["idempotency_key"] for row in rows if row["outcome"] == "ack"]
-            counts = {"acked": len(acked), "published": len(numbers)}
-            assert answer is None or counts.items() <= answer.items()
             consumer.settle(outcomes, self.now)
             consumer.window.keep(staged, totals, effects=acked, now=self.now)
+            version = consumer.window.version
+            counts = {"acked": len(acked), "published": len(numbers), "sink_version": version}
+            assert answer is None or counts.items() <= answer.items()
             for number in numbers:
                 self.model.send("loose", number, now=self.now)
+            self.look_at_effects(consumer)
             if window is not None:
                 consumer.window.settled = (window[1], asked, counts)
+
+    @rule(which=ANY, between=st.sampled_from((1, 400, 2_400)))
+    def settle_again(self, which: int, between: int) -> None:
+        """An effect that is carried out again after a while."""
+        for _ in range(2):
+            self.settle(which, ["ack", None], None, False, False, list(EFFECTS[:1]), {}, None, None)
+            self.crashing.clock.advance(between)
+
+    def look_at_effects(self, consumer: Consumer) -> None:
+        """When each was carried out last."""
+        asked = pa.table([EFFECTS[:-1]], schema=schema.IDEMPOTENCY_KEY)
+        seen = self.crashing.broker.seen_before(consumer.name, asked)["seen_at_ms"].to_pylist()
+        assert seen == [consumer.window.seen(key, self.now) for key in EFFECTS[:-1]]
 
     def onward(self, publish: bool) -> tuple[list[int], dict[str, pa.Table]]:
         """Messages that a settle may publish; one of them may repeat another."""
@@ -363,3 +376,14 @@ def keyed(totals: dict[str, int | None]) -> pa.Table:
             "removed": pa.array([total is None for total in totals.values()], pa.bool_()),
         }
     )
+
+
+def rows_of(
+    outcomes: list[tuple[Entry, str, int | None]], effects: list[str | None]
+) -> list[dict[str, Any]]:
+    """Rows of schema.OUTCOME."""
+    names = ("receipt_handle", "outcome", "retry_after_ms", "idempotency_key")
+    return [
+        dict(zip(names, (entry.receipt, outcome, after, effect), strict=True))
+        for (entry, outcome, after), effect in zip(outcomes, cycle(effects), strict=False)
+    ]

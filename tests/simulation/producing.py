@@ -20,6 +20,8 @@ from tests.simulation.scenery import (
     ANY,
     CHOICES,
     CONSUMERS,
+    KEPT_MS,
+    KEYS,
     LOST,
     POLICIES,
     QUEUES,
@@ -45,10 +47,17 @@ class Producing(History):
         policies=st.lists(st.sampled_from(POLICIES), min_size=3, max_size=3),
         suppressed=st.sampled_from(("none", "message_id", "key")),
         rates=st.lists(st.sampled_from((0, 0, *RATES)), min_size=3, max_size=3),
+        kept=st.sampled_from((None, KEPT_MS)),
         rows=ROWS,
     )
     def begin_history(
-        self, others: list[str], policies: list[str], suppressed: str, rates: list[int], rows: Rows
+        self,
+        others: list[str],
+        policies: list[str],
+        suppressed: str,
+        rates: list[int],
+        kept: int | None,
+        rows: Rows,
     ) -> None:
         """Up to three consumer groups, and something for each of them to read."""
         names = [self.first, *(name for name in others if name != self.first)]
@@ -56,12 +65,14 @@ class Producing(History):
         self.model = Model({one.topic: Topic(QUEUES) for one in chosen}, chosen)
         for name, topic in self.model.topics.items():
             topic.deduplicate = suppressed if name in SUPPRESSING else "none"
+            topic.kept_ms = kept
             self.crashing.broker.create_topic(
                 name,
                 type=TOPICS[name],
                 queues=QUEUES,
                 deduplicate=topic.deduplicate,
                 deduplicate_window_ms=REPEAT_MS,
+                retention_ms=kept,
             )
         for one, rate in zip(chosen, rates, strict=False):
             one.pace.alter(rate, self.now)
@@ -113,6 +124,16 @@ class Producing(History):
                 if stored
             ]
             self.assert_answered(sent, numbers, first)
+
+    @rule(which=ANY, before=st.sampled_from((1, 0, 0)), kind=st.sampled_from(("fifo", "delay")))
+    def send_again(self, which: int, before: int, kind: str) -> None:
+        """A repetition when it is none any more, or one millisecond before."""
+        known = self.model.topics[self.names[which % len(self.names)]].known
+        wait = known.get("again", (0, 0))[0] + REPEAT_MS - before - self.now
+        if wait > 0:
+            self.crashing.clock.advance(wait)
+            rows: Rows = [(KEYS[0], 50, 0, 2), (KEYS[1], 50, 0, None)]
+            self.send(which, rows, kind, False, None)
 
     def send_later(self, topic: str, rows: Rows, *, levels: bool, trouble: Trouble | None) -> None:
         """Messages for a time, or of a delay level; in a mixed topic of a message group too."""

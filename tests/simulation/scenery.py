@@ -18,6 +18,9 @@ SETTINGS = Settings(
     reserve_bytes=0,
     log_file_bytes=1024 * 1024,
     seal_after_ms=2_000,
+    compact_min_inputs=2,
+    replaced_grace_ms=3_000,
+    system_retention_ms=5_000,
     delay_levels_ms=(1_000, 3_000),
     transaction_immunity_ms=IMMUNITY_MS,
     transaction_check_interval_ms=CHECK_INTERVAL_MS,
@@ -34,6 +37,8 @@ TOPICS = {
 }
 #: Topics that may suppress repetitions.
 SUPPRESSING = ("ordered", "loose", "later", "anything", "deals", "chats")
+#: For how long a topic keeps its messages, if not for good.
+KEPT_MS = 2_000
 #: Queues of a topic at first, and when it has grown.
 QUEUES, MOST_QUEUES = 2, 5
 KEYS = ("a", "b", "c", "d")

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from hypothesis.stateful import rule, run_state_machine_as_test
 
+from tests.simulation.archiving import Archiving
 from tests.simulation.model.consumer import Consumer
 from tests.simulation.scenery import CONSUMERS
-from tests.simulation.windowing import Windowing
 
 HISTORIES = int(os.environ.get("RMQ_SIMULATION_HISTORIES", "0"))
 STEPS = 50
 
 
-class Histories(Windowing):
+class Histories(Archiving):
     """And what must be true now and then, and in the end."""
 
     @rule()
@@ -70,9 +70,9 @@ class Histories(Windowing):
             self.look(number)
             self.assert_dead(consumer)
         for name, topic in self.model.topics.items():
-            assert self.stored(name, topic.queues) == Counter(topic.stored), name
+            assert self.stored(name) == Counter(list(topic.stored)), name
         given_up = {n: 1 for n, half in self.model.halves.items() if half.state == "given_up"}
-        assert self.stored("TRANS_CHECK_MAX_TIME_TOPIC", 1) == given_up
+        assert self.stored("TRANS_CHECK_MAX_TIME_TOPIC") == given_up
 
     def assert_dead(self, consumer: Consumer) -> None:
         """All that died, as often as it did; with a message what followed it, in order."""
@@ -89,13 +89,9 @@ class Histories(Windowing):
             offsets = [at[death] for death in line]
             assert offsets == sorted(offsets), f"{consumer.name}: {line}"
 
-    def stored(self, topic: str, queues: int) -> Counter[int]:
+    def stored(self, topic: str) -> Counter[int]:
         """How often each message lies in a topic."""
-        found: Counter[int] = Counter()
-        for queue in range(queues):
-            table = self.crashing.broker.read(topic, queue, offset=0, limit=100_000)
-            found.update(int(body) for body in table["body"].to_pylist())
-        return found
+        return Counter(number for queue in self.listed(topic) for _, number in queue)
 
 
 @pytest.mark.parametrize("first", CONSUMERS)

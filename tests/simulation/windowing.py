@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from rmq_pipeline import errors, schema
+from rmq_pipeline import errors
 from tests.simulation.administering import Administering
-from tests.simulation.consuming import EFFECTS
 from tests.simulation.crashing import Trouble
 from tests.simulation.model.consumer import Consumer
 from tests.simulation.scenery import ANY, TROUBLE
@@ -58,10 +56,12 @@ class Windowing(Administering):
         if window.settled is not None and not window.fences(window.settled[0]):
             _, asked, counts = window.settled
             assert counts.items() <= broker.settle(consumer.name, **asked).items()
-        asked_for = pa.table([EFFECTS[:-1]], schema=schema.IDEMPOTENCY_KEY)
-        seen = broker.seen_before(consumer.name, asked_for)["seen_at_ms"].to_pylist()
-        assert seen == [window.seen(key, self.now) for key in EFFECTS[:-1]]
+        self.look_at_effects(consumer)
         state = broker.keyed_state(consumer.name, consumer.topic)
         rows = [] if state is None else state.to_pylist()
         assert {row["message_group"]: row["total"] for row in rows} == window.totals
-        assert broker.sink_files(consumer.name)["path"].to_pylist() == window.files
+        files = broker.sink_files(consumer.name)
+        assert files["path"].to_pylist() == window.files
+        assert int(files.schema.metadata[b"version"]) == window.version
+        removed = broker.sink_files(consumer.name, removed=True)["path"].to_pylist()
+        assert sorted(removed) == sorted(window.replaced)

@@ -347,6 +347,7 @@ def test_a_failed_or_short_write_breaks_the_log_and_leaves_nothing(
     assert not any((folder / f"{0:020d}.log").read_bytes()[4096 + log.end :])
 
 
+@pytest.mark.alone
 def test_reading_the_whole_log_does_not_fill_memory(tmp_path: Path) -> None:
     body = random_body(1 << 20)
     folder = tmp_path / "log"

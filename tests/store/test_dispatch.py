@@ -91,11 +91,11 @@ def test_frames_join_in_a_transaction_until_somebody_waits(
     assert store.count() == 20
 
 
-def test_a_full_transaction_does_not_wait_for_more(
+def test_much_to_do_does_not_wait_for_more(
     store: Store, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch_module, "DELAY_S", 3600.0)
-    monkeypatch.setattr(dispatch_module, "TRANSACTION_BYTES", 100_000)
+    monkeypatch.setattr(dispatch_module, "PRESSING_BYTES", 100_000)
     store.dispatcher.start()
 
     for i in range(3):

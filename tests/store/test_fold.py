@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import CONSUMPTION, REMOVES_ROW, Kind
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
+from tests.histories import histories
 from tests.store import rows
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import Row, dispatch, event, events, message, messages, on_queue, rows_of
@@ -217,7 +218,7 @@ an_event = st.one_of(
 frame = st.tuples(st.lists(an_event, max_size=12), st.tuples(small, small), st.booleans())
 
 
-@settings(max_examples=40)
+@histories(20)
 @given(
     transactions=st.lists(st.lists(frame, min_size=1, max_size=3), min_size=1, max_size=4),
     deletion=st.none() | deletions,

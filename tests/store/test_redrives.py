@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
+from tests.histories import histories
 from tests.store import rows
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import START_MS, Row, dispatch, event, events, message, messages, on_queue
@@ -91,7 +92,7 @@ STEPS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@histories(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS, deleted=st.sampled_from([None, Kind.TOPIC_DELETED, Kind.GROUP_DELETED]))
 def test_outcomes_are_those_of_the_events_one_by_one(
     tmp_path: Path, steps: list[tuple[Kind, int, int, bool]], deleted: Kind | None

@@ -31,6 +31,7 @@ def give_up(
     now_ms: int,
     said: Sequence[str | None] | None = None,
     settled: Int64s = _NONE,
+    keep_behind: bool = False,
 ) -> list[EventRows]:
     """Events of messages that failed for good, and of those behind them.
 
@@ -38,6 +39,8 @@ def give_up(
         failed: rows, of which none lies behind another unless both go to the dead letters.
         said: JSON of each failure; None: their leases ended, and nobody said anything.
         settled: offsets that are settled in the same step.
+        keep_behind: who says so goes on with what lies behind, as its receipts are still good;
+            where all of the message group is given up it cannot.
     """
     leases = consumption.leases
     offsets, groups = leases.offset[failed], leases.group[failed]
@@ -64,7 +67,7 @@ def give_up(
         why = _failures(consumption, offsets, said=said)
         return [event, *_condemn(consumption, failed, why=why, behind=behind, now_ms=now_ms)]
     else:
-        behind = behind[leases.delivery[behind] > WAITING]
+        behind = behind[leases.delivery[behind] > WAITING] if not keep_behind else behind[:0]
         follow = release(consumption, behind, visible_at_ms=now_ms)
     return [event, *follow] if len(behind) else [event]
 

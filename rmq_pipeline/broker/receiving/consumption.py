@@ -87,6 +87,16 @@ class Consumption:
             lowest = min(lowest, entry.known[0] if entry.known else entry.more_from or lowest)
         return lowest
 
+    def has_nothing(self, end: int, now_ms: int) -> bool:
+        """Whether a receive need not look here: all before ``end`` was, and nothing is visible."""
+        leases = self.leases
+        return (
+            self.touched
+            and self.cursor >= end
+            and not self.ready
+            and (now_ms < leases.next_visible or not len(leases))
+        )
+
     def unsettled_before(self, offset: int) -> bool:
         """Whether a message before ``offset`` was looked at and is not settled."""
         first = self.leases.first_offset()

@@ -7,7 +7,7 @@ from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.failures.redeliver import ended_leases
 from rmq_pipeline.broker.progress import earlier
 from rmq_pipeline.broker.receiving.barrier import BarredScan, barriers
-from rmq_pipeline.broker.receiving.consumption import Skipped
+from rmq_pipeline.broker.receiving.consumption import Consumption, Skipped
 from rmq_pipeline.broker.receiving.fifo import GroupScan
 from rmq_pipeline.broker.receiving.scan import QueueKey, QueueScan, Taken
 from rmq_pipeline.broker.receiving.sieve import Sieve
@@ -89,8 +89,12 @@ class Receive(Request):
         decision = Decision(answer)
         pace = state.paces.of(group.group_id)
         limit = self.limit if pace is None else min(self.limit, pace.allows(now_ms))
-        scans = self._scans(state, topic, group=group, now_ms=now_ms)
-        if not all(scan.consumption.touched for _, scan in scans):
+        consumptions = [
+            state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
+            for queue_id in range(len(topic.queues))
+        ]
+        scans = self._scans(state, topic, consumptions=consumptions, group=group, now_ms=now_ms)
+        if not all(consumption.touched for consumption in consumptions):
             decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
         if topic.topic.type == "priority":
             scans.reverse()
@@ -101,8 +105,8 @@ class Receive(Request):
             if not scan.is_idle():
                 self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
         if not answer.taken:
-            for _, scan in scans:
-                soonest = scan.consumption.leases.next_after(now_ms)
+            for consumption in consumptions:
+                soonest = consumption.leases.next_after(now_ms)
                 answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
             if pace is not None and not limit:
                 next_ms = pace.next_ms(now_ms)
@@ -112,12 +116,21 @@ class Receive(Request):
         return decision
 
     def _scans(
-        self, state: State, topic: TopicState, *, group: Group, now_ms: int
+        self,
+        state: State,
+        topic: TopicState,
+        *,
+        consumptions: Sequence[Consumption],
+        group: Group,
+        now_ms: int,
     ) -> list[tuple[int, QueueScan]]:
+        """A scan of every queue in which there may be something: of most, when many wait."""
         scans: list[tuple[int, QueueScan]] = []
         barred = barriers(state, topic, group=group, client_id=self.client_id)
         for queue_id, queue in enumerate(topic.queues):
-            consumption = state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
+            consumption = consumptions[queue_id]
+            if not barred and consumption.has_nothing(queue.max_offset, now_ms):
+                continue
             ended = ended_leases(consumption, group, now_ms=now_ms)
             sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
             barrier = barred[queue_id] if barred else None

@@ -110,6 +110,8 @@ class LeaseTable:
 
     def next_after(self, now_ms: int) -> int | None:
         """When the next row that is not visible yet becomes so; None when there is none."""
+        if len(self) == 0:
+            return None
         later = self.visible_at[
             self.alive & (self.delivery >= WAITING) & (self.visible_at > now_ms)
         ]

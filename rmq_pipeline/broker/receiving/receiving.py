@@ -62,12 +62,11 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
     topic_id = engine.state.topic(request.topic).topic.topic_id
     while True:
         version = engine.arrivals.version(topic_id)
-        if isinstance(request.sieve, SqlSieve):
-            request.sieve.begin()
+        begin(request)
         delivery: Delivery = engine.submit(request)
         loaded = load_missing(engine, delivery, sieve=request.sieve)
         if len(delivery):
-            return _table(engine, delivery)
+            return delivered(engine, delivery)
         if loaded or delivery.scanned_out:
             continue
         if engine.clock.now_ms() >= deadline or engine.arrivals.closed:
@@ -76,6 +75,25 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
         if delivery.next_visible_ms is not None:
             wake = min(wake, delivery.next_visible_ms)
         engine.arrivals.wait(topic_id, version, at_ms=wake)
+
+
+def begin(request: Receive) -> None:
+    """To be called before each time the writer is asked."""
+    if isinstance(request.sieve, SqlSieve):
+        request.sieve.begin()
+
+
+def receipts_of(delivery: Delivery) -> Receipts:
+    """The receipts of what was leased, in the order in which it is delivered."""
+    n = len(delivery)
+    queue_id = [np.full(len(taken), q, dtype=np.int32) for q, taken in delivery.taken]
+    return Receipts(
+        np.full(n, delivery.group_id, dtype=np.int32),
+        np.full(n, delivery.topic_id, dtype=np.int32),
+        np.concatenate(queue_id),
+        np.concatenate([taken.offset for _, taken in delivery.taken]),
+        np.full(n, delivery.delivery, dtype=np.int64),
+    )
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> bool:
@@ -126,12 +144,10 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
     engine.submit(_FillBacklog(wanted, [found[group] for group in wanted.groups], full))
 
 
-def _table(engine: Engine, delivery: Delivery) -> pa.Table:
-    """What was leased, as schema.RECEIVED."""
-    queue_id = np.concatenate(
-        [np.full(len(taken), q, dtype=np.int32) for q, taken in delivery.taken]
-    )
-    offset = np.concatenate([taken.offset for _, taken in delivery.taken])
+def delivered(engine: Engine, delivery: Delivery) -> pa.Table:
+    """The messages that were leased, as schema.RECEIVED."""
+    receipts = receipts_of(delivery)
+    queue_id, offset = receipts.queue_id, receipts.queue_offset
     attempt = np.concatenate([taken.attempt for _, taken in delivery.taken])
     places = Places(
         np.concatenate([taken.position for _, taken in delivery.taken]),
@@ -140,16 +156,7 @@ def _table(engine: Engine, delivery: Delivery) -> pa.Table:
     places = locate(
         engine, topic_id=delivery.topic_id, queue_id=queue_id, offset=offset, places=places
     )
-    n = len(offset)
-    handles = receipt.encode(
-        Receipts(
-            np.full(n, delivery.group_id, dtype=np.int32),
-            np.full(n, delivery.topic_id, dtype=np.int32),
-            queue_id,
-            offset,
-            np.full(n, delivery.delivery, dtype=np.int64),
-        )
-    )
+    handles = receipt.encode(receipts)
     table = fetch(
         engine,
         places,

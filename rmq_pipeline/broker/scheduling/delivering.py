@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.scheduling.schedule import Scheduled
@@ -32,8 +33,13 @@ _COLUMNS = (
     "born_at_ms",
     "deliver_at_ms",
 )
-#: Messages that one frame delivers at most; limits.STEP_BYTES bounds their bytes.
-_AT_ONCE = 20_000
+#: Due messages that are looked for together. The more of them, the less often a send that wrote
+#: messages of many moments side by side is read: once for all that are read with it.
+_FOUND_AT_ONCE = 200_000
+#: What is read at a time, copied and put in order: three times this is in memory, then.
+READ_BYTES = 16 * limits.MIB
+#: Messages that one frame delivers at most: others wait for it.
+_FRAME_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +151,10 @@ def deliver_scheduled(
     deadline = engine.clock.now_ms() + wait_ms
     while True:
         version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
-        rows, next_due_ms = engine.submit(FindDue(min(_AT_ONCE, limit), window))
+        rows, next_due_ms = engine.submit(FindDue(min(_FOUND_AT_ONCE, limit), window))
         if len(rows):
             for part in _parts(engine, rows):
-                moved, dropped, lateness = deliver(engine, rows.take(part), window=window)
-                report.add(moved, dropped, lateness=lateness)
+                _deliver_part(engine, rows.take(part), window=window, report=report)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
@@ -167,13 +172,14 @@ def _parts(engine: Engine, rows: Scheduled) -> Iterator[slice]:
         topic_id=SCHEDULE_TOPIC_ID,
         queue_id=rows.queue_id,
         offset=rows.queue_offset,
+        bound_bytes=READ_BYTES,
     )
 
 
-def deliver(
-    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None
-) -> tuple[Scheduled, int, Int64s]:
-    """Read these rows and deliver them; what was delivered, how many dropped, how late each."""
+def _deliver_part(
+    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None, report: DeliveryReport
+) -> None:
+    """Read these rows and deliver them, a frame after the other."""
     messages = fetch(
         engine,
         Places(rows.position, rows.row),
@@ -182,8 +188,16 @@ def deliver(
         queue_id=rows.queue_id,
         offset=rows.queue_offset,
     )
+    for start in range(0, len(rows), _FRAME_ROWS):
+        some = rows.take(slice(start, start + _FRAME_ROWS))
+        sends = _sends(engine, some, messages=messages.slice(start, len(some)))
+        moved, dropped, lateness = engine.submit(Deliver(some, tuple(sends), window))
+        report.add(moved, dropped, lateness=lateness)
+
+
+def _sends(engine: Engine, rows: Scheduled, *, messages: pa.Table) -> Iterator[tuple[Int64s, Send]]:
+    """For each target topic which of the rows, and the send of their copies."""
     now_ms = engine.clock.now_ms()
-    sends = []
     for topic_id in np.unique(rows.target_topic_id).tolist():
         target = engine.state.topics.get(topic_id)
         if target is None:
@@ -201,6 +215,4 @@ def deliver(
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=now_ms,
         )
-        sends.append((at, send))
-    answer: tuple[Scheduled, int, Int64s] = engine.submit(Deliver(rows, tuple(sends), window))
-    return answer
+        yield at, send

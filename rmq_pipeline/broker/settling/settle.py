@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
 
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class OnQueue:
@@ -46,9 +49,31 @@ def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQue
     Raises:
         ReceiptHandleError: one has ended, was settled, is foreign, or is given twice.
     """
+    for key, chosen in _parts(receipts):
+        part, wrong = _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
+        if part is None or wrong.any():
+            text = _ended_text(receipts, chosen[wrong], n=int(wrong.sum()))
+            raise ReceiptHandleError(text)
+        yield part
+
+
+def standing(receipts: Receipts, state: State, *, now_ms: int) -> Mask:
+    """Which of the receipts hold: of one that is given twice, the first."""
+    holds = np.ones(len(receipts), dtype=np.bool_)
+    for key, chosen in _parts(receipts):
+        _, wrong = _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
+        holds[chosen] = ~wrong
+    return holds
+
+
+def _parts(receipts: Receipts) -> Iterator[tuple[QueueKey, Rows]]:
+    """Which of the receipts speak of each queue, by offset."""
     if not len(receipts):
         return
     ids = [receipts.group_id, receipts.topic_id, receipts.queue_id]
+    if len(receipts) == 1:
+        yield QueueKey(*(int(column[0]) for column in ids)), np.zeros(1, dtype=np.intp)
+        return
     order: Rows = np.lexsort([receipts.queue_offset, *reversed(ids)])  # type: ignore[arg-type]
     changes = np.zeros(len(order), dtype=np.bool_)
     changes[0] = True
@@ -58,17 +83,17 @@ def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQue
     for start, stop in itertools.pairwise(bounds):
         chosen = order[start:stop]
         first = chosen[0]
-        key = QueueKey(*(int(column[first]) for column in ids))
-        yield _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
+        yield QueueKey(*(int(column[first]) for column in ids)), chosen
 
 
 def _on_queue(
     receipts: Receipts, chosen: Rows, *, key: QueueKey, state: State, now_ms: int
-) -> OnQueue:
+) -> tuple[OnQueue | None, Mask]:
+    """The part of a queue, None when there is no such; and which of its receipts do not hold."""
     group = state.groups.get(key.group_id)
     consumption = state.consumptions.get(key)
     if group is None or consumption is None:
-        raise ReceiptHandleError(_ended_text(receipts, chosen[:1], n=len(chosen)))
+        return None, np.ones(len(chosen), dtype=np.bool_)
     leases = consumption.leases
     offsets = receipts.queue_offset[chosen]
     rows = leases.find(offsets)
@@ -77,12 +102,10 @@ def _on_queue(
     if not wrong.all():
         wrong |= leases.visible_at[rows] <= now_ms
     wrong[1:] |= offsets[1:] == offsets[:-1]
-    if not wrong.any():
-        void = consumption.expired_before(rows, now_ms)
-        wrong = np.isin(rows, void) if len(void) else wrong
-    if wrong.any():
-        raise ReceiptHandleError(_ended_text(receipts, chosen[wrong], n=int(wrong.sum())))
-    return OnQueue(key, group, consumption, chosen, rows)
+    void = consumption.expired_before(rows[~wrong] if wrong.any() else rows, now_ms)
+    if len(void):
+        wrong |= np.isin(rows, void)
+    return OnQueue(key, group, consumption, chosen, rows), wrong
 
 
 def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
@@ -131,6 +154,8 @@ class Settle(Request):
     #: JSON of each sink file.
     sink_files: tuple[str, ...] = ()
     keyed_state: pa.RecordBatch | None = None
+    #: What is leased behind a dead letter in its message group stays leased: who has it goes on.
+    keep_behind: bool = False
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Check everything first; then the events of every queue."""
@@ -291,6 +316,7 @@ class Settle(Request):
                         now_ms=now_ms,
                         said=[said[i] for i in np.flatnonzero(chosen).tolist()],
                         settled=settled,
+                        keep_behind=self.keep_behind,
                     )
                 )
         return events
@@ -330,6 +356,7 @@ class ChangeInvisible(Request):
     """Deliveries get another end; their old receipts are void."""
 
     receipts: Receipts
+    #: From now on; below 0: as long as the group waits after a failure.
     duration_ms: int
     #: New delivery numbers, one each.
     deliveries: Int64s
@@ -339,6 +366,9 @@ class ChangeInvisible(Request):
         decision = Decision()
         for part in by_queue(self.receipts, state, now_ms=now_ms):
             leases = part.consumption.leases
+            duration: int | Int64s = self.duration_ms
+            if duration < 0:
+                duration = backoff_ms(part.group, leases.attempt[part.rows])
             decision.events.append(
                 EventRows(
                     kind=Kind.INVISIBLE,
@@ -346,7 +376,7 @@ class ChangeInvisible(Request):
                     **part.key._asdict(),
                     queue_offset=leases.offset[part.rows],
                     attempt=leases.attempt[part.rows],
-                    visible_at_ms=now_ms + self.duration_ms,
+                    visible_at_ms=now_ms + duration,
                     delivery=self.deliveries[part.receipts],
                     epoch=leases.epoch[part.rows],
                     message_group_hash=leases.group[part.rows],

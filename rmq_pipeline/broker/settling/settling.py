@@ -66,8 +66,18 @@ def change_invisible_duration(
     return pa.table({"receipt_handle": receipt.encode(renewed)})
 
 
-def forward(engine: Engine, given: pa.Table | Sequence[str], *, reason: str) -> None:
-    """Settle deliveries as hopeless and bury them."""
+def forward(
+    engine: Engine,
+    given: pa.Table | Sequence[str],
+    *,
+    reason: str,
+    keep_behind: bool = False,
+) -> None:
+    """Settle deliveries as hopeless and bury them.
+
+    Args:
+        keep_behind: what is leased behind them in their message groups stays leased.
+    """
     receipts = receipts_of(given)
     n = len(receipts)
     if not n:
@@ -78,7 +88,7 @@ def forward(engine: Engine, given: pa.Table | Sequence[str], *, reason: str) -> 
         np.full(n, -1, dtype=np.int64),
         pa.repeat(pa.scalar(Failure.of(reason).to_json() if reason else None, pa.string()), n),
     )
-    _settle(engine, Settle(outcomes))
+    _settle(engine, Settle(outcomes, keep_behind=keep_behind))
 
 
 def _settle(engine: Engine, request: Settle) -> Settled:

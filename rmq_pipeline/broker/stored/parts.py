@@ -15,8 +15,9 @@ from rmq_pipeline.message import Int32s, Int64s
 #: What lies this near to the next message is not looked at: its section is no larger than that.
 _NEAR_BYTES: Final = 64 * 1024
 _FAR_BYTES: Final = 1 << 40
-#: Messages whose sizes are looked at together; the log keeps that many small sections decoded.
-_SIZED_ROWS: Final = 4_096
+#: Sections that are looked at together, and messages where there are more: the log keeps that many
+#: small ones decoded.
+_SIZED_SECTIONS: Final = 4_096
 #: What a message takes beside its body, unless it has long properties.
 _BESIDE_BYTES: Final = 256
 
@@ -32,7 +33,8 @@ def parts(
 ) -> Iterator[slice]:
     """Slices of these messages, each of ``bound_bytes`` at most, or of one message.
 
-    Some are sized at a time: what is read for it is still at hand when they are copied.
+    All of a section are sized together, since it is read for it. Where each message is in another
+    one, some are sized at a time: what is read for it is still at hand when they are copied.
 
     Args:
         places: in the log, as they were when it was written.
@@ -41,8 +43,10 @@ def parts(
     if len(places) * limits.BODY_BYTES <= bound_bytes:
         yield slice(0, len(places))
         return
-    for first in range(0, len(places), _SIZED_ROWS):
-        rows = slice(first, first + _SIZED_ROWS)
+    far = np.count_nonzero(np.diff(np.unique(places.position)) > _NEAR_BYTES)
+    at_once = len(places) if far < _SIZED_SECTIONS else _SIZED_SECTIONS
+    for first in range(0, len(places), at_once):
+        rows = slice(first, first + at_once)
         some = sizes(
             engine,
             Places(places.position[rows], places.row[rows]),

@@ -17,6 +17,8 @@ BEFORE, AFTER, BEGINS = "before", "after", "begins"
 def keep(engine: Engine, *, start: int, end: int) -> None:
     """Write the states that the log has in [start, end), which is about to be sealed.
 
+    Of those that are older than the setting says, only the newest of each message group stay.
+
     Raises:
         OSError: writing failed.
     """
@@ -25,6 +27,9 @@ def keep(engine: Engine, *, start: int, end: int) -> None:
     folder = engine.home.path / "state"
     groups, topics = engine.state.groups, engine.state.topics
     state_history.forget(folder, groups=groups.keys(), topics=topics.keys())
+    retention_ms = engine.settings.state_retention_ms
+    if retention_ms is not None:
+        state_history.expire(folder, before_ms=engine.clock.now_ms() - retention_ms)
     found = state_history.of_frames(engine.log.frames(start, end))
     alive = {
         owner: tables

@@ -84,13 +84,17 @@ class Administration(Opened):
         return admin.topics_table(self._engine.state)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
-        """A topic's fields, and min_offset and max_offset of each queue."""
+        """A topic's fields, and min_offset and max_offset of each queue.
+
+        ``growths``: for each time it grew, where the queues that there were ended then.
+        """
         topic, bounds = self._engine.submit(queries.Offsets(name))
         offsets = [
             {"queue_id": i, "min_offset": low, "max_offset": high}
             for i, (low, high) in enumerate(bounds)
         ]
-        return {**topic.describe(), "offsets": offsets}
+        growths = [list(ends) for ends in topic.growths]
+        return {**topic.describe(), "growths": growths, "offsets": offsets}
 
     def create_group(
         self,

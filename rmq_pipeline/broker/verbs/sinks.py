@@ -13,15 +13,9 @@ class Sinks(Opened):
     """The files that settles and replacements have named."""
 
     def sink_files(self, group: str, *, removed: bool = False) -> pa.Table:
-        """The files that count in a group's sink, in the order they came to.
+        """The files that count in a group's sink, or, of the last 30 days, those that did.
 
-        Args:
-            removed: those that were replaced instead; for 30 days they are known.
-
-        Returns:
-            schema.SINK_FILE, epoch, at_ms, version; of removed ones also removed_version,
-            removed_at_ms. The metadata of the schema says under ``version`` which version of the
-            sink this is, and under ``at_ms`` what time it is there.
+        The metadata of the schema says which version of the sink this is, and what time it is.
         """
         group_id = self._engine.state.group(group).group_id
         self._engine.dispatched()
@@ -42,22 +36,8 @@ class Sinks(Opened):
     ) -> dict[str, Any]:
         """Let files of a group's sink count instead of others: all of it, or nothing.
 
-        It goes beside a living window of the group, whose settles go on to count.
-
-        Args:
-            replacement_id: asked again under it, it is answered the same and nothing is changed.
-            add: schema.SINK_FILE, files that are there; may be empty.
-            remove: paths that count; may be empty.
-            partitions: those that are replaced whole: refused when other files of theirs count.
-            window: name and epoch of the window whose work it is.
-            reason: for the view ``sink_replacements``.
-
-        Returns:
-            {"version", "added", "removed"}: of the sink, and the paths.
-
-        Raises:
-            SinkChangedError: the sink is not as this supposes; nothing was changed.
-            FencedError: a newer window of that name has taken over.
+        It goes beside a living window of the group, whose settles go on to count. Asked again
+        under its id it is answered the same, and nothing is changed.
         """
         return replacing.replace_sink_files(
             self._engine,

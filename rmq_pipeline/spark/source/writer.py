@@ -104,6 +104,9 @@ def by_message_group(
 ) -> "DataFrame":
     """Rows as they are to be written: each message group in one task, in an order.
 
+    Null ``keys`` and ``properties`` become empty ones, which mean the same to a topic: Spark takes
+    time with the square of a run of null lists or maps to hand them to Python.
+
     Args:
         frame: has the column message_group.
         order: columns that say what comes first.
@@ -114,6 +117,10 @@ def by_message_group(
     # Messages without a group go anywhere, and not all to one task.
     alone = F.concat_ws("-", F.lit(" "), *(F.col(c) if isinstance(c, str) else c for c in order))
     where = F.coalesce("message_group", alone)
+    empty = {"keys": F.array, "properties": F.create_map}
+    for name in empty.keys() & set(frame.columns):
+        none = empty[name]().cast(frame.schema[name].dataType)
+        frame = frame.withColumn(name, F.coalesce(F.col(name), none))
     spread = frame.repartition(where) if tasks is None else frame.repartition(tasks, where)
     return spread.sortWithinPartitions(*order)
 
@@ -173,7 +180,13 @@ def with_ids(table: pa.Table, label: str, *, first: int) -> pa.Table:
     table = table.append_column("message_id", ids)
     known = {field.name: field.type for field in [*schema.SEND, pa.field("topic", pa.string())]}
     wanted = pa.schema([pa.field(name, known[name]) for name in table.column_names])
-    return table.cast(wanted)
+    table = table.cast(wanted)
+    if "keys" in wanted.names:
+        # As they are stored: null for none.
+        some = pc.greater(pc.list_value_length(table["keys"]), 0)
+        keys = pc.if_else(some, table["keys"], pa.scalar(None, schema.KEYS))
+        table = table.set_column(wanted.get_field_index("keys"), wanted.field("keys"), keys)
+    return table
 
 
 def _by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:

@@ -29,13 +29,14 @@ CREATE TABLE IF NOT EXISTS store.topics (topic_id INTEGER, name VARCHAR, detail 
 CREATE TABLE IF NOT EXISTS store.groups (group_id INTEGER, name VARCHAR, detail VARCHAR);
 
 -- target_topic_id is negative once the message was recalled.
+-- zstd is told because trying all that there is for the ids takes as long as all else.
 -- A row: a message without its body and properties, and where in the commit log it lies.
 -- Written by: every message.
 -- Goes: when its offset expires, or when the kept history begins later than its topic ended.
 CREATE TABLE IF NOT EXISTS store.consume_queue (
     topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
     position BIGINT, "row" INTEGER, message_group_hash BIGINT, tag_hash BIGINT,
-    message_id VARCHAR, tag VARCHAR, keys VARCHAR[], message_group VARCHAR,
+    message_id VARCHAR USING COMPRESSION zstd, tag VARCHAR, keys VARCHAR[], message_group VARCHAR,
     born_at_ms BIGINT, stored_at_ms BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER
 );
 

@@ -6,29 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tests.simulation.model.entry import Entry
 from tests.simulation.model.pace import Pace
 from tests.simulation.model.window import Window
 
 MAX_ATTEMPTS = 3
 BACKOFF_MS = (700, 1_500)
-
-
-@dataclass(eq=False)
-class Entry:
-    """A message as one consumer group has it; ``place`` is the order in which they were stored."""
-
-    number: int
-    key: str
-    priority: int
-    place: int
-    free_at: int
-    attempts: int = 0
-    leased_until: int = 0
-    receipt: str = ""
-    #: Of the window that it was delivered in; 0 for none.
-    epoch: int = 0
-    #: open, parked, acked, dead, passed (by a filter or a reset).
-    state: str = "open"
 
 
 @dataclass(eq=False)
@@ -162,7 +145,9 @@ class Consumer:
         if offset in self.redriven:
             return "already"
         self.redriven.add(offset)
-        if (entry := self.entries[number]).state not in ("open", "parked"):
+        if (entry := self.entries[number]).state == "gone":
+            return "gone"
+        if entry.state not in ("open", "parked"):
             entry.state, entry.attempts, entry.free_at = "open", 0, now
         return "redriven"
 
@@ -170,6 +155,22 @@ class Consumer:
         """All of it again, or nothing of what is there."""
         self.condemned = set()
         for entry in self.entries.values():
-            if entry.state in ("open", "parked") or (earliest and self.wants(entry.number)):
+            again = earliest and entry.state != "gone" and self.wants(entry.number)
+            if entry.state in ("open", "parked") or again:
                 entry.state = "open" if earliest else "passed"
                 entry.receipt, entry.attempts, entry.free_at = "", 0, now
+
+    def lose(self, number: int) -> None:
+        """It has expired, read or not."""
+        entry = self.entries[number]
+        assert not entry.under_way, f"{self.name}: {entry} is lost"
+        entry.state = "gone"
+
+    def pass_over(self, queue: list[tuple[int, int]], *, asked: int, now_at: int) -> None:
+        """A reader is done with what lies before an offset of a queue: (offset, message)."""
+        for offset, number in queue:
+            entry = self.entries[number]
+            assert not entry.under_way, f"{self.name}: {entry} was passed over"
+            if entry.state == "open" and offset < asked:
+                entry.state = "passed"
+            assert entry.state != "open" or offset >= now_at, f"{self.name}: {entry} is lost"

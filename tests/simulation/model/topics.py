@@ -27,7 +27,10 @@ class Topic:
 
     queues: int
     deduplicate: str = "none"
-    stored: list[int] = field(default_factory=list)
+    #: For how long its messages are kept at least; None: for good.
+    kept_ms: int | None = None
+    #: When each message was stored; those that have expired are not there any more.
+    stored: dict[int, int] = field(default_factory=dict)
     #: When each id, or key, was stored, and by which message.
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -81,10 +84,19 @@ class Model:
     def store(self, topic: str, number: int, *, now: int, key: str = "", priority: int = 0) -> None:
         stored = self.topics[topic].stored
         assert number not in stored, "stored twice"
-        stored.append(number)
+        stored[number] = now
         queue = min(priority, self.topics[topic].queues - 1)
         for consumer in (one for one in self.consumers if one.topic == topic):
             consumer.store(number, key, priority=queue, now=now)
+
+    def expire(self, name: str, number: int, *, now: int) -> None:
+        """It is gone: it was old enough, and under way for nobody."""
+        topic = self.topics[name]
+        at = topic.stored.pop(number)
+        assert topic.kept_ms is not None
+        assert at + topic.kept_ms <= now, f"{number} went early"
+        for consumer in (one for one in self.consumers if one.topic == name):
+            consumer.lose(number)
 
     def deliver(self, now: int, limit: int) -> int:
         """Scheduled messages whose time has come reach their topics, the earliest first."""

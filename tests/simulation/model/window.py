@@ -17,7 +17,12 @@ class Window:
     ends_at: int = 0
     #: The last settle: its epoch and what was asked for, and the part of its answer that counts.
     settled: tuple[int, dict[str, Any], dict[str, int]] | None = None
+    #: Those that count in the sink, those that did, and its version.
     files: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    version: int = 0
+    #: The last replacement: what was asked for, and the answer.
+    replacement: tuple[dict[str, Any], dict[str, Any]] | None = None
     totals: dict[str, int] = field(default_factory=dict)
     #: When the effect of each idempotency key was last remembered.
     effects: dict[str | None, int] = field(default_factory=dict)
@@ -43,10 +48,21 @@ class Window:
     ) -> None:
         """A file that counts, keys of effects, and states of keys; None for one that goes."""
         self.files.append(file)
+        self.version += 1
         self.effects.update(dict.fromkeys(effects, now))
         self.totals.update({key: total for key, total in totals.items() if total is not None})
         for key in [key for key, total in totals.items() if total is None]:
             self.totals.pop(key, None)
+
+    def replace(self, asked: dict[str, Any], added: str) -> dict[str, Any]:
+        """A file counts instead of others; the answer."""
+        removed = asked["remove"]
+        self.files = [file for file in self.files if file not in removed] + [added]
+        self.replaced = self.replaced + removed
+        self.version += 1
+        answer = {"version": self.version, "added": [added], "removed": removed}
+        self.replacement = (asked, answer)
+        return answer
 
     def seen(self, key: str | None, now: int) -> int | None:
         at = self.effects.get(key)

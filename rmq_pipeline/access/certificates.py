@@ -1,0 +1,168 @@
+"""Certificates of the doors: given, or made by the broker for itself."""
+
+import datetime as dt
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from rmq_pipeline.errors import RequestError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+#: Where a home keeps the certificate that it made.
+FOLDER: Final = "tls"
+CERTIFICATE: Final = "certificate.pem"
+KEY: Final = "key.pem"
+#: Clients have copies of it: it is made to be left alone.
+_VALID_FOR: Final = dt.timedelta(days=3650)
+#: One that ends sooner is replaced when the broker starts.
+_RENEWED_BEFORE: Final = dt.timedelta(days=30)
+_BACKDATED: Final = dt.timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a door shows, and the key to it."""
+
+    #: PEM: the certificate, then those that vouch for it.
+    chain: bytes
+    #: PEM.
+    key: bytes = field(repr=False)
+    #: The file of the chain.
+    path: Path
+    #: A host name or address that it is for.
+    name: str
+
+    @classmethod
+    def read(cls, path: Path, key: Path) -> Self:
+        """One that was given, as two files in PEM.
+
+        Raises:
+            RequestError: a file cannot be read, or they do not belong together.
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            chain, secret = path.read_bytes(), key.read_bytes()
+        except OSError as error:
+            raise RequestError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        try:
+            leaf = x509.load_pem_x509_certificates(chain)[0]
+            private = load_pem_private_key(secret, None)
+        except (ValueError, TypeError, IndexError) as error:
+            raise RequestError(
+                f"{path} and {key} are not a certificate and an unlocked key in PEM."
+            ) from error
+        if private.public_key() != leaf.public_key():
+            raise RequestError(f"{key} is not the key of {path}.")
+        return cls(chain, secret, path.absolute(), _name_in(leaf))
+
+    @classmethod
+    def self_made(cls, home: Path) -> Self:
+        """The home's own, made when it has none, or one that ends soon or is for another host."""
+        folder = home / FOLDER
+        path, key = folder / CERTIFICATE, folder / KEY
+        if path.exists() and key.exists():
+            from cryptography import x509
+
+            found = cls.read(path, key)
+            leaf = x509.load_pem_x509_certificate(found.chain)
+            left = leaf.not_valid_after_utc - dt.datetime.now(dt.UTC)
+            if left > _RENEWED_BEFORE and socket.gethostname() in _names_in(leaf):
+                return found
+        folder.mkdir(mode=0o700, exist_ok=True)
+        chain, secret = _make()
+        # The key first: a certificate that is there has its key.
+        _write(key, secret, mode=0o600)
+        _write(path, chain, mode=0o644)
+        return cls.read(path, key)
+
+
+def _make() -> tuple[bytes, bytes]:
+    """A certificate that vouches for itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    signed = _unsigned(key.public_key()).sign(key, hashes.SHA256())
+    assert isinstance(signed, x509.Certificate)
+    return signed.public_bytes(serialization.Encoding.PEM), key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _unsigned(public: "ec.EllipticCurvePublicKey") -> "x509.CertificateBuilder":
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    host = socket.gethostname()
+    # The field holds 64 characters; clients look at the alternative names.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"rmq broker on {host}"[:64])])
+    names: list[x509.GeneralName] = [
+        *(x509.DNSName(each) for each in dict.fromkeys(("localhost", host, socket.getfqdn()))),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        x509.IPAddress(ipaddress.ip_address("::1")),
+    ]
+    now = dt.datetime.now(dt.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + _VALID_FOR)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    )
+
+
+def _names_in(leaf: "x509.Certificate") -> list[str]:
+    from cryptography import x509
+
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(each) for each in found.get_values_for_type(x509.IPAddress)]
+    return [*found.get_values_for_type(x509.DNSName), *addresses]
+
+
+def _name_in(leaf: "x509.Certificate") -> str:
+    """A name that a client may check it against; one of a wildcard stands for a host below it."""
+    names = _names_in(leaf)
+    return names[0].replace("*", "broker", 1) if names else "localhost"
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    """Replace a file at once; nobody else ever sees a key of another mode."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,58 @@
+"""A request to the writer, and what is decided about it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.receiving.consumption import Skipped
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.placed import Placed
+
+#: What a section takes beside its columns, and an event beside its texts; more rather than less.
+_SECTION_BYTES = 4096
+_EVENT_BYTES = 96
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a request does: rows to store, and the answer once they are on disk."""
+
+    answer: Any = None
+    placed: list[Placed] = field(default_factory=list)
+    events: list[EventRows] = field(default_factory=list)
+    keyed_state: list[pa.RecordBatch] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def stores(self) -> bool:
+        """Whether anything is to be stored."""
+        return bool(self.placed or self.events or self.keyed_state)
+
+    def frame_bytes(self) -> int:
+        """What of a frame it takes, at most."""
+        batches = [*(placed.batch for placed in self.placed), *self.keyed_state]
+        events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
+        return events + sum(map(_batch_bytes, batches)) + _SECTION_BYTES
+
+
+def _batch_bytes(batch: pa.RecordBatch) -> int:
+    # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
+    size: int = pa.ipc.get_record_batch_size(batch)
+    return _SECTION_BYTES + size
+
+
+class Request(ABC):
+    """A verb's request: ``decide`` is pure and leaves the state as it is."""
+
+    #: Whether it may use the reserve when the disk is full: all but what adds messages may.
+    uses_reserve: ClassVar[bool] = True
+
+    def is_bulk(self) -> bool:
+        """Whether deciding it takes so long that it should be done beside a write."""
+        return False
+
+    @abstractmethod
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """What to store and answer; raises RocketMQError to refuse."""

@@ -1,0 +1,137 @@
+"""Who is connected: each client's settings, streams, and when it was last heard of."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.errors import BusyError
+from rmq_pipeline.rocketmq.caller import Caller
+
+#: Clients send a heartbeat every 10 s. One with an open stream may be late: its process is there,
+#: or its machine has gone without a word.
+LIVE_MS: Final = 30_000
+LIVE_WITH_STREAM_MS: Final = 90_000
+#: Clients that are remembered without being there, for their settings.
+_REMEMBERED: Final = 10_000
+
+
+class Stream:
+    """An open telemetry stream; what is pushed goes out whole, one after another."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._lock = asyncio.Lock()
+
+    async def send(self, command: Any) -> None:
+        """Push a TelemetryCommand; an error when the client has gone."""
+        async with self._lock:
+            await self._call.write(command.SerializeToString())
+
+    async def send_if_open(self, command: Any) -> bool:
+        """Push a TelemetryCommand; whether the client was there for it."""
+        try:
+            await self.send(command)
+        except Exception:  # noqa: BLE001 grpc has several errors for a stream that has ended
+            return False
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """What is known of one client. Changed by the loop's thread only."""
+
+    client_id: str
+    #: From its settings, else its calls; upper case.
+    language: str = ""
+    #: The protocol's ClientType; 0 for one that has sent no settings.
+    type: int = 0
+    #: As the client sent them, in one of its last settings; they outlive its stream.
+    settings: Any = None
+    #: What a producer sends to: the Resource as it names it, by the name in the broker.
+    topics: dict[str, Any] = field(default_factory=dict)
+    #: Of a consumer, its name in the broker.
+    group: str | None = None
+    seen_ms: int = 0
+    streams: list[Stream] = field(default_factory=list)
+
+    def is_live(self, now_ms: int) -> bool:
+        """Whether it is to be taken for running."""
+        return now_ms - self.seen_ms < (LIVE_WITH_STREAM_MS if self.streams else LIVE_MS)
+
+
+class Clients:
+    """All clients of a door, by client id. Written by the loop's thread, read by any."""
+
+    def __init__(self, clock: Clock, *, most: int) -> None:
+        self._clock = clock
+        self._most = most
+        self._clients: dict[str, Client] = {}
+        self._streams = 0
+        self._gone: list[Callable[[str], None]] = []
+
+    def __len__(self) -> int:
+        return self._streams
+
+    def seen(self, caller: Caller) -> Client:
+        """The client that makes a call, which shows that it is there."""
+        client = self._clients.get(caller.client_id)
+        if client is None:
+            self._forget_some()
+            client = self._clients[caller.client_id] = Client(caller.client_id)
+        if not client.language:
+            client.language = caller.language.upper()
+        client.seen_ms = self._clock.now_ms()
+        return client
+
+    def find(self, client_id: str) -> Client | None:
+        """What is known of a client."""
+        return self._clients.get(client_id)
+
+    def is_live(self, client_id: str) -> bool:
+        """Whether a client is to be taken for running."""
+        client = self._clients.get(client_id)
+        return client is not None and client.is_live(self._clock.now_ms())
+
+    def opened(self, caller: Caller) -> tuple[Client, Stream]:
+        """Register a telemetry stream.
+
+        Raises:
+            BusyError: as many clients are connected as may be.
+        """
+        if self._streams >= self._most:
+            raise BusyError(f"{self._streams} clients are connected.")
+        client, stream = self.seen(caller), Stream(caller.call)
+        client.streams.append(stream)
+        self._streams += 1
+        return client, stream
+
+    def closed(self, client: Client, stream: Stream) -> None:
+        """Its stream has ended; its settings stay."""
+        client.streams.remove(stream)
+        self._streams -= 1
+
+    def terminated(self, client_id: str) -> None:
+        """The client has said that it ends."""
+        client = self._clients.pop(client_id, None)
+        if client is not None:
+            client.seen_ms = 0
+        for listener in self._gone:
+            listener(client_id)
+
+    def on_gone(self, listener: Callable[[str], None]) -> None:
+        """Have a function be told the id of a client that ends, in the loop's thread."""
+        self._gone.append(listener)
+
+    def with_stream(self) -> Iterator[Client]:
+        """The clients that commands can be pushed to."""
+        return (client for client in list(self._clients.values()) if client.streams)
+
+    def _forget_some(self) -> None:
+        """Drop clients that are gone, when there are too many."""
+        if len(self._clients) < _REMEMBERED + self._streams:
+            return
+        now_ms = self._clock.now_ms()
+        live = {i: c for i, c in self._clients.items() if c.streams or c.is_live(now_ms)}
+        self._clients = live

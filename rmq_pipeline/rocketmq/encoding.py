@@ -1,0 +1,105 @@
+"""Messages as clients get them: rows of tables, made into the protocol's messages."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from rmq_pipeline.rocketmq.protocol import (
+    DeadLetterQueue,
+    Digest,
+    DigestType,
+    Encoding,
+    Message,
+    MessageType,
+    SystemProperties,
+)
+from rmq_pipeline.topic import DLQ_PREFIX, TopicType
+
+#: Of a message whose topic is of one type; what it is made of tells in a topic of mixed type.
+_TYPES: Final[Mapping[str, int]] = {
+    "fifo": MessageType.FIFO,
+    "delay": MessageType.DELAY,
+    "transaction": MessageType.TRANSACTION,
+    "priority": MessageType.PRIORITY,
+    "lite": MessageType.LITE,
+}
+#: Looked up once: by name it takes as long as a digest.
+_NORMAL: Final[int] = MessageType.NORMAL
+_FIFO: Final[int] = MessageType.FIFO
+_DELAY: Final[int] = MessageType.DELAY
+_TRANSACTION: Final[int] = MessageType.TRANSACTION
+_MD5: Final[int] = DigestType.MD5
+_IDENTITY: Final[int] = Encoding.IDENTITY
+#: Columns that only messages of a delivery have.
+_DELIVERY: Final = ("delivery_attempt", "receipt_handle")
+
+
+def timestamp(at_ms: int) -> Timestamp:
+    """A moment as the protocol has it."""
+    return Timestamp(seconds=at_ms // 1000, nanos=at_ms % 1000 * 1_000_000)
+
+
+def messages_of(table: pa.Table, *, topic: Any, type: TopicType, name: str) -> list[Any]:
+    """The protocol's messages of schema.READ, schema.RECEIVED or schema.CHECK, row for row.
+
+    Args:
+        topic: the Resource as the client names it.
+        type: of the topic.
+        name: of the topic, as the broker names it.
+    """
+    rows = table.to_pylist()
+    dead = name.startswith(DLQ_PREFIX)
+    return [_message(row, topic=topic, type=type, dead=dead) for row in rows]
+
+
+def _message(row: Mapping[str, Any], *, topic: Any, type: TopicType, dead: bool) -> Any:
+    body, group = row["body"], row.get("message_group")
+    properties = dict(row["properties"] or ())
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    system = SystemProperties(
+        tag=row["tag"],
+        keys=row["keys"],
+        message_id=row["message_id"],
+        body_digest=Digest(type=_MD5, checksum=digest),
+        body_encoding=_IDENTITY,
+        message_type=_type_of(row, type),
+        born_timestamp=timestamp(row["born_at_ms"]),
+        store_timestamp=timestamp(row["stored_at_ms"]),
+        queue_id=row.get("queue_id"),
+        queue_offset=row.get("queue_offset"),
+        **{column: row[column] for column in _DELIVERY if column in row},
+    )
+    if (deliver_at_ms := row.get("deliver_at_ms")) is not None:
+        system.delivery_timestamp.CopyFrom(timestamp(deliver_at_ms))
+    if group is not None:
+        _name_group(system, properties, type=type, group=group)
+    if type == "priority":  # its queue is its priority, as far as the topic has queues
+        system.priority = row["queue_id"]
+    if system.message_type == _TRANSACTION:
+        properties["__transactionId__"] = row["message_id"]
+    if dead:
+        origin = DeadLetterQueue(
+            topic=properties.get("DLQ_ORIGIN_TOPIC", ""),
+            message_id=properties.get("DLQ_ORIGIN_MESSAGE_ID", ""),
+        )
+        system.dead_letter_queue.CopyFrom(origin)
+    return Message(topic=topic, user_properties=properties, system_properties=system, body=body)
+
+
+def _name_group(system: Any, properties: dict[str, str], *, type: TopicType, group: str) -> None:
+    if type == "lite":
+        system.lite_topic = group
+    else:
+        system.message_group = group
+        properties["__SHARDINGKEY"] = group
+
+
+def _type_of(row: Mapping[str, Any], type: TopicType) -> int:
+    if type in _TYPES:
+        return _TYPES[type]
+    if row.get("deliver_at_ms") is not None:
+        return _DELAY
+    return _FIFO if row.get("message_group") else _NORMAL

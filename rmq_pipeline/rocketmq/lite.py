@@ -1,0 +1,79 @@
+"""SyncLiteSubscription: which lite topics a client is given."""
+
+from functools import partial
+from typing import Any, Final
+
+from rmq_pipeline.broker.receiving import lite
+from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription
+from rmq_pipeline.errors import NotFoundError, RequestError
+from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import LIVE_WITH_STREAM_MS
+from rmq_pipeline.rocketmq.context import Context
+from rmq_pipeline.rocketmq.protocol import (
+    LiteSubscriptionAction,
+    SyncLiteSubscriptionRequest,
+    SyncLiteSubscriptionResponse,
+)
+from rmq_pipeline.rocketmq.status import OK
+
+_ACTIONS: Final = {
+    LiteSubscriptionAction.PARTIAL_ADD: "add",
+    LiteSubscriptionAction.PARTIAL_REMOVE: "remove",
+    LiteSubscriptionAction.COMPLETE_ADD: "replace",
+    LiteSubscriptionAction.COMPLETE_REMOVE: "clear",
+}
+
+
+class Lite:
+    """What clients have subscribed to; with a client that has gone it goes, too.
+
+    The broker keeps it for good, but a client has another id each time it is started, and says
+    again every 30 s what it wants.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        #: Consumer groups and topics of each client that has subscribed.
+        self._known: dict[str, set[tuple[str, str]]] = {}
+        state = context.engine.state
+        for group_id, topic_id in list(state.subscriptions):
+            where = (state.groups[group_id].name, state.topics[topic_id].topic.name)
+            for client_id in state.subscriptions.clients(group_id, topic_id):
+                self._known.setdefault(client_id, set()).add(where)
+        #: By then every client that is there has called.
+        self._complete_ms = context.clock.now_ms() + LIVE_WITH_STREAM_MS
+        context.clients.on_gone(self._forget)
+
+    async def sync_lite_subscription(
+        self, request: SyncLiteSubscriptionRequest, caller: Caller
+    ) -> Any:
+        """Add, remove, replace or clear a client's lite topics."""
+        topic, group = caller.named(request.topic), caller.named(request.group)
+        action = _ACTIONS.get(request.action)
+        if action is None:
+            raise RequestError(f"There is no action {request.action}.")
+        names = () if action == "clear" else lite.check_names(request.lite_topic_set)
+        client_id = lite.check_client(caller.client_id)
+        await self._context.groups.ensure(group, [topic])
+        change = SyncLiteSubscription(group, topic, client_id, action, names)
+        await self._context.bridge.submit(change)
+        self._known.setdefault(client_id, set()).add((group, topic))
+        self._forget_gone()
+        return SyncLiteSubscriptionResponse(status=OK)
+
+    def _forget_gone(self) -> None:
+        if self._context.clock.now_ms() >= self._complete_ms:
+            for client_id in list(self._known):
+                if not self._context.clients.is_live(client_id):
+                    self._forget(client_id)
+
+    def _forget(self, client_id: str) -> None:
+        for group, topic in self._known.pop(client_id, ()):
+            change = SyncLiteSubscription(group, topic, client_id, "clear", ())
+            self._context.bridge.start(partial(self._clear, change))
+
+    async def _clear(self, change: SyncLiteSubscription) -> None:
+        try:
+            await self._context.bridge.submit(change)
+        except NotFoundError:  # group or topic have gone as well
+            return

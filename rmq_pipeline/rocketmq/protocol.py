@@ -1,0 +1,188 @@
+"""The protocol's messages, as the official Python client has them; nobody else imports those.
+
+Importing the client as a whole makes a folder in the user's home, and takes OpenTelemetry and a
+quarter of a second. Its generated modules need none of that, so its package is left unexecuted.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_CLIENT: Final = "rocketmq"
+SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+
+
+@contextmanager
+def _client_left_out() -> Iterator[None]:
+    """Have submodules of the client be found without its ``__init__``.
+
+    The client may be imported afterwards, or have been before: the modules are the same.
+    """
+    if _CLIENT in sys.modules:
+        yield
+        return
+    spec = importlib.util.find_spec(_CLIENT)
+    if spec is None:
+        raise ModuleNotFoundError("The package rocketmq-python-client is not installed.")
+    sys.modules[_CLIENT] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules[_CLIENT]
+
+
+with _client_left_out():
+    from rocketmq.grpc_protocol.definition_pb2 import (
+        Address,
+        AddressScheme,
+        Assignment,
+        Broker,
+        ClientType,
+        Code,
+        CustomizedBackoff,
+        DeadLetterQueue,
+        Digest,
+        DigestType,
+        Encoding,
+        Endpoints,
+        ExponentialBackoff,
+        FilterExpression,
+        FilterType,
+        Language,
+        LiteSubscriptionAction,
+        Message,
+        MessageQueue,
+        MessageType,
+        Metric,
+        Permission,
+        Publishing,
+        QueryOffsetPolicy,
+        Resource,
+        RetryPolicy,
+        Settings,
+        Status,
+        Subscription,
+        SubscriptionEntry,
+        SystemProperties,
+        TransactionResolution,
+        TransactionSource,
+    )
+    from rocketmq.grpc_protocol.service_pb2 import (
+        AckMessageEntry,
+        AckMessageRequest,
+        AckMessageResponse,
+        AckMessageResultEntry,
+        ChangeInvisibleDurationRequest,
+        ChangeInvisibleDurationResponse,
+        EndTransactionRequest,
+        EndTransactionResponse,
+        ForwardMessageToDeadLetterQueueRequest,
+        ForwardMessageToDeadLetterQueueResponse,
+        GetOffsetRequest,
+        GetOffsetResponse,
+        HeartbeatRequest,
+        HeartbeatResponse,
+        NotifyClientTerminationRequest,
+        NotifyClientTerminationResponse,
+        PullMessageRequest,
+        PullMessageResponse,
+        QueryAssignmentRequest,
+        QueryAssignmentResponse,
+        QueryOffsetRequest,
+        QueryOffsetResponse,
+        QueryRouteRequest,
+        QueryRouteResponse,
+        RecallMessageRequest,
+        RecallMessageResponse,
+        ReceiveMessageRequest,
+        ReceiveMessageResponse,
+        ReconnectEndpointsCommand,
+        RecoverOrphanedTransactionCommand,
+        SendMessageRequest,
+        SendMessageResponse,
+        SendResultEntry,
+        SyncLiteSubscriptionRequest,
+        SyncLiteSubscriptionResponse,
+        TelemetryCommand,
+        UpdateOffsetRequest,
+        UpdateOffsetResponse,
+    )
+    from rocketmq.grpc_protocol.service_pb2_grpc import MessagingServiceStub
+
+__all__ = [
+    "SERVICE",
+    "AckMessageEntry",
+    "AckMessageRequest",
+    "AckMessageResponse",
+    "AckMessageResultEntry",
+    "Address",
+    "AddressScheme",
+    "Assignment",
+    "Broker",
+    "ChangeInvisibleDurationRequest",
+    "ChangeInvisibleDurationResponse",
+    "ClientType",
+    "Code",
+    "CustomizedBackoff",
+    "DeadLetterQueue",
+    "Digest",
+    "DigestType",
+    "Encoding",
+    "EndTransactionRequest",
+    "EndTransactionResponse",
+    "Endpoints",
+    "ExponentialBackoff",
+    "FilterExpression",
+    "FilterType",
+    "ForwardMessageToDeadLetterQueueRequest",
+    "ForwardMessageToDeadLetterQueueResponse",
+    "GetOffsetRequest",
+    "GetOffsetResponse",
+    "HeartbeatRequest",
+    "HeartbeatResponse",
+    "Language",
+    "LiteSubscriptionAction",
+    "Message",
+    "MessageQueue",
+    "MessageType",
+    "MessagingServiceStub",
+    "Metric",
+    "NotifyClientTerminationRequest",
+    "NotifyClientTerminationResponse",
+    "Permission",
+    "Publishing",
+    "PullMessageRequest",
+    "PullMessageResponse",
+    "QueryAssignmentRequest",
+    "QueryAssignmentResponse",
+    "QueryOffsetPolicy",
+    "QueryOffsetRequest",
+    "QueryOffsetResponse",
+    "QueryRouteRequest",
+    "QueryRouteResponse",
+    "RecallMessageRequest",
+    "RecallMessageResponse",
+    "ReceiveMessageRequest",
+    "ReceiveMessageResponse",
+    "ReconnectEndpointsCommand",
+    "RecoverOrphanedTransactionCommand",
+    "Resource",
+    "RetryPolicy",
+    "SendMessageRequest",
+    "SendMessageResponse",
+    "SendResultEntry",
+    "Settings",
+    "Status",
+    "Subscription",
+    "SubscriptionEntry",
+    "SyncLiteSubscriptionRequest",
+    "SyncLiteSubscriptionResponse",
+    "SystemProperties",
+    "TelemetryCommand",
+    "TransactionResolution",
+    "TransactionSource",
+    "UpdateOffsetRequest",
+    "UpdateOffsetResponse",
+]

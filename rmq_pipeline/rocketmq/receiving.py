@@ -1,0 +1,270 @@
+"""ReceiveMessage: a batch for a consumer, now or as soon as there is one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rmq_pipeline.broker import arguments
+from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
+from rmq_pipeline.broker.receiving.receiving import begin, delivered, load_missing, receipts_of
+from rmq_pipeline.broker.settling.each import GiveBack, Renew
+from rmq_pipeline.errors import IllegalTopicError, InvisibleDurationError, RequestError
+from rmq_pipeline.rocketmq.attempts import Attempt, Attempts, Receiver, part_of
+from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.context import Context
+from rmq_pipeline.rocketmq.encoding import messages_of, timestamp
+from rmq_pipeline.rocketmq.leases import LEASE_MS
+from rmq_pipeline.rocketmq.polls import Place, Watch
+from rmq_pipeline.rocketmq.protocol import (
+    Code,
+    FilterType,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+    Status,
+)
+from rmq_pipeline.rocketmq.recent import Recent, copies, places_of
+from rmq_pipeline.rocketmq.status import OK
+
+#: Messages of one answer.
+BATCH: Final = 32
+INVISIBLE_MIN_MS: Final = 10_000
+#: How long a receive that says nothing waits, and any at most.
+POLL_MS: Final = 20_000
+#: What is left of the client's own deadline for the answer's way.
+_MARGIN_MS: Final = 300
+#: Bodies read just after they were written are in memory: the loop may read them itself.
+_HOT_BYTES: Final = 32 << 20
+_SMALL_BYTES: Final = 1 << 20
+#: A few new messages may be for many groups, one after the other; masses of them rarely are.
+_SHARED: Final = 8
+_EMPTY: Final = Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A receive, as far as it is not the broker's business."""
+
+    request: Receive
+    place: Place
+    receiver: Receiver
+    until_ms: int
+
+
+def duration_ms(duration: Any) -> int:
+    """A Duration of the protocol in ms."""
+    return int(duration.seconds) * 1000 + int(duration.nanos) // 1_000_000
+
+
+def poll_ms(request: Any, caller: Caller) -> int:
+    """How long a call may wait: as it asks, and so that its answer comes before its deadline."""
+    asked = POLL_MS
+    if request.HasField("long_polling_timeout"):
+        asked = min(POLL_MS, max(0, duration_ms(request.long_polling_timeout)))
+    remaining = caller.remaining_ms()
+    return asked if remaining is None else max(0, min(asked, remaining - _MARGIN_MS))
+
+
+def filter_of(expression: Any) -> tuple[str, str]:
+    """A filter as the broker takes it: the expression, and tag or sql92."""
+    kind = "sql92" if expression.type == FilterType.SQL else "tag"
+    return expression.expression or ("*" if kind == "tag" else ""), kind
+
+
+class Receiving:
+    """Receives of all consumers."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._attempts = Attempts()
+        self._recent = Recent()
+
+    async def receive_message(
+        self, request: ReceiveMessageRequest, caller: Caller
+    ) -> AsyncIterator[Any]:
+        """Status, messages, and when they were delivered.
+
+        What was leased for a caller who has gone before it had all of it is given back.
+        """
+        asked = await self._asked(request, caller)
+        attempt = self._attempts.begin(asked.receiver, request.attempt_id)
+        try:
+            delivery = await self._again(asked, attempt) or await self._lease(asked, attempt)
+            if delivery is None:
+                yield ReceiveMessageResponse(status=_EMPTY)
+                yield self._delivered_now()
+                return
+            handles: list[str] = []
+            sent = False
+            try:
+                found = await self._messages(delivery, request.message_queue.topic, asked=asked)
+                handles = [message.system_properties.receipt_handle for message in found]
+                if request.auto_renew:
+                    self._context.leases.hold(caller.client_id, handles)
+                yield ReceiveMessageResponse(status=OK)
+                for message in found:
+                    yield ReceiveMessageResponse(message=message)
+                yield self._delivered_now()
+                sent = True
+            finally:
+                # A later call of the same attempt has been given them, if there is one.
+                if not sent and attempt.is_current:
+                    self._take_back(delivery, handles, attempt=attempt)
+        finally:
+            attempt.end()
+
+    def _take_back(self, delivery: Delivery, handles: Sequence[str], *, attempt: Attempt) -> None:
+        """What a caller has not been given after all."""
+        attempt.given_back()
+        for handle in handles:
+            self._context.leases.settled(attempt.receiver.client_id, handle)
+        self._give_back(delivery)
+
+    def _delivered_now(self) -> Any:
+        now = timestamp(self._context.clock.now_ms())
+        return ReceiveMessageResponse(delivery_timestamp=now)
+
+    async def _asked(self, request: ReceiveMessageRequest, caller: Caller) -> _Asked:
+        context = self._context
+        topic, group = caller.named(request.message_queue.topic), caller.named(request.group)
+        if not request.message_queue.topic.name:
+            raise IllegalTopicError("The topic has no name.")
+        found = context.engine.state.topic(topic).topic
+        wanted, filter_type = filter_of(request.filter_expression)
+        if request.batch_size < 1:
+            raise RequestError(f"batch_size is 1 or more, not {request.batch_size}.")
+        invisible_ms = _invisible_ms(request)
+        await context.groups.ensure(group, [topic])
+        receive = arguments.receive(
+            context.engine,
+            topic,
+            group=group,
+            limit=min(BATCH, request.batch_size),
+            invisible_duration_ms=invisible_ms,
+            filter=wanted,
+            filter_type=filter_type,
+            client_id=caller.client_id,
+            window=None,
+        )
+        # Clients of a group share its messages, but for those of lite topics.
+        who = (filter_type, wanted, caller.client_id if found.type == "lite" else "")
+        return _Asked(
+            receive,
+            Place(found.topic_id, context.engine.state.group(group).group_id, who),
+            Receiver(caller.client_id, group, topic, request.message_queue.id),
+            context.clock.now_ms() + poll_ms(request, caller),
+        )
+
+    async def _again(self, asked: _Asked, attempt: Attempt) -> Delivery | None:
+        """What the same attempt was given before, as far as it is not settled."""
+        before = attempt.before()
+        if before is None:
+            return None
+        renewal = Renew(receipts_of(before), asked.request.invisible_duration_ms)
+        holds = await self._context.bridge.submit(renewal)
+        if not holds.any():
+            attempt.given_back()
+            return None
+        return part_of(before, holds)
+
+    async def _lease(self, asked: _Asked, attempt: Attempt) -> Delivery | None:
+        """What is there, or comes in time; None for nothing."""
+        polls = self._context.polls
+        watch = polls.watch(asked.place)
+        try:
+            delivery = await self._found(asked, watch)
+            if delivery is not None and not attempt.is_current:
+                self._give_back(delivery)  # to the later call of it, or to others
+                delivery = None
+        finally:
+            watch.end()
+        if delivery is not None:
+            attempt.leased(delivery)
+            polls.wake_one(asked.place)  # there may be more
+        return delivery
+
+    async def _found(self, asked: _Asked, watch: Watch) -> Delivery | None:
+        polls, clock = self._context.polls, self._context.clock
+        while True:
+            delivery = await self._try(asked.request)
+            loaded = await self._load(delivery, asked.request)
+            if len(delivery):
+                return delivery
+            if loaded or delivery.scanned_out:
+                continue
+            if clock.now_ms() >= asked.until_ms or polls.closed:
+                return None
+            at_ms = asked.until_ms
+            if delivery.next_visible_ms is not None:
+                at_ms = min(at_ms, delivery.next_visible_ms)
+            await watch.wait(at_ms)
+
+    async def _try(self, request: Receive) -> Delivery:
+        begin(request)
+        leasing = self._context.bridge.join(request)
+        try:
+            delivery: Delivery = await asyncio.shield(leasing)
+        except asyncio.CancelledError:  # it may lease something nevertheless
+            leasing.add_done_callback(self._unwanted)
+            raise
+        return delivery
+
+    async def _load(self, delivery: Delivery, request: Receive) -> bool:
+        """Load what the receive lacked; whether another try may find more."""
+        if not (delivery.pages or delivery.backlogs or delivery.unjudged or delivery.doomed):
+            return False
+        engine, run = self._context.engine, self._context.bridge.run
+        try:
+            return await run(load_missing, engine, delivery, sieve=request.sieve)
+        except BaseException:
+            self._give_back(delivery)
+            raise
+
+    async def _messages(self, delivery: Delivery, topic: Any, *, asked: _Asked) -> list[Any]:
+        engine, run, name = self._context.engine, self._context.bridge.run, asked.request.topic
+        kind = engine.state.topic(name).topic.type
+        encode = partial(messages_of, topic=topic, type=kind, name=name)
+        hot = max(0, engine.log.synced - _HOT_BYTES)
+        if any(int(taken.position.min()) < hot for _, taken in delivery.taken):
+            return await run(lambda: encode(delivered(engine, delivery)))
+        places = places_of(delivery) if len(delivery) <= _SHARED else []
+        known = [self._recent.get(place) for place in places]
+        if known and all(known):
+            return copies(known, delivery, topic=topic)
+        table: pa.Table = delivered(engine, delivery)
+        if table.nbytes >= _SMALL_BYTES:
+            return await run(encode, table)
+        found = encode(table)
+        for place, message in zip(places, found, strict=False):
+            self._recent.put(place, message)
+        return found
+
+    async def _submit(self, request: GiveBack) -> None:
+        await self._context.bridge.submit(request)
+
+    def _unwanted(self, leasing: "asyncio.Future[Delivery]") -> None:
+        """The answer to a receive whose caller has gone."""
+        if not leasing.cancelled() and leasing.exception() is None:
+            self._give_back(leasing.result())
+
+    def _give_back(self, delivery: Delivery) -> None:
+        if len(delivery):
+            request = GiveBack(receipts_of(delivery))
+            self._context.bridge.start(lambda: self._submit(request))
+
+
+def _invisible_ms(request: ReceiveMessageRequest) -> int:
+    """The invisible duration asked for; that of push consumers is the broker's affair.
+
+    Raises:
+        InvisibleDurationError: it is shorter than clients of this door may ask for.
+    """
+    if request.auto_renew:
+        return LEASE_MS
+    asked = duration_ms(request.invisible_duration)
+    if asked < INVISIBLE_MIN_MS:
+        raise InvisibleDurationError(f"Here it is {INVISIBLE_MIN_MS} ms at least, not {asked}.")
+    return asked

@@ -1,0 +1,30 @@
+"""One RPC: its messages, what it asks of the caller's rights, and who carries it out."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_pipeline.rocketmq.authorising import Demands
+from rmq_pipeline.rocketmq.caller import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A request and a reply, which has a status."""
+
+    name: str
+    request: Any
+    reply: Any
+    handle: Callable[[Any, Caller], Awaitable[Any]]
+    demands: Demands
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A request and a stream of frames, one of which has a status."""
+
+    name: str
+    request: Any
+    reply: Any
+    handle: Callable[[Any, Caller], AsyncIterator[Any]]
+    demands: Demands

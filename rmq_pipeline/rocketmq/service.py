@@ -1,0 +1,203 @@
+"""The service: read a call, see who makes it, have it carried out, tell how it went."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rmq_pipeline.errors import BrokerUnavailableError, BusyError, RequestError
+from rmq_pipeline.rocketmq import authorising, protocol
+from rmq_pipeline.rocketmq.authorising import Demands, authorise
+from rmq_pipeline.rocketmq.caller import Caller, caller_of, metadata_of
+from rmq_pipeline.rocketmq.checks import Checks
+from rmq_pipeline.rocketmq.context import Context
+from rmq_pipeline.rocketmq.lite import Lite
+from rmq_pipeline.rocketmq.metrics import Metrics
+from rmq_pipeline.rocketmq.pulling import Pulling
+from rmq_pipeline.rocketmq.receiving import Receiving
+from rmq_pipeline.rocketmq.routes import Routes
+from rmq_pipeline.rocketmq.rpc import Streaming, Unary
+from rmq_pipeline.rocketmq.sending import Sending
+from rmq_pipeline.rocketmq.settling import Settling
+from rmq_pipeline.rocketmq.status import status_of
+from rmq_pipeline.rocketmq.telemetry import Telemetry
+from rmq_pipeline.rocketmq.transactions import Transactions
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """All RPCs of a door. A request that cannot be read is answered like any other."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._closing = False
+        self._streams = 0
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._checks = Checks(context)
+        self._telemetry = Telemetry(context, self._checks)
+        self._unary = _unary_rpcs(context, self._telemetry)
+        self._streaming = _streaming_rpcs(context)
+        self._metrics = Metrics(context)
+
+    def refuse(self) -> None:
+        """From now on answer every call that the broker is stopping."""
+        self._closing = True
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no call is under way, but telemetry streams, for so long at most."""
+        if self._running:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    def close(self) -> None:
+        """Do nothing any more by itself."""
+        self._checks.close()
+
+    def _begun(self) -> None:
+        self._running += 1
+        self._idle.clear()
+
+    def _ended(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+
+    def handlers(self) -> tuple[Any, ...]:
+        """For grpc's server: requests come, and replies go, as bytes."""
+        methods = {
+            rpc.name: grpc.unary_unary_rpc_method_handler(self._replying(rpc))
+            for rpc in self._unary
+        }
+        for rpc in self._streaming:
+            methods[rpc.name] = grpc.unary_stream_rpc_method_handler(self._streaming_frames(rpc))
+        methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(self._converse)
+        own = grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
+        return own, self._metrics.handlers(self._caller)
+
+    def _replying(self, rpc: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def reply(raw: bytes, call: Any) -> bytes:
+            self._begun()
+            try:
+                request, caller = self._read(raw, call, kind=rpc.request)
+                self._authorise(request, caller, demands=rpc.demands)
+                answer = await rpc.handle(request, caller)
+            except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+                answer = rpc.reply(status=status_of(self._explained(error)))
+            finally:
+                self._ended()
+            serialized: bytes = answer.SerializeToString()
+            return serialized
+
+        return reply
+
+    def _streaming_frames(self, rpc: Streaming) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def frames(raw: bytes, call: Any) -> AsyncIterator[bytes]:
+            self._begun()
+            self._streams += 1
+            try:
+                if self._streams > self._context.settings.grpc_receives:
+                    raise BusyError(f"{self._streams - 1} receives are under way.")
+                request, caller = self._read(raw, call, kind=rpc.request)
+                self._authorise(request, caller, demands=rpc.demands)
+                async for frame in rpc.handle(request, caller):
+                    yield frame.SerializeToString()
+            except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+                yield rpc.reply(status=status_of(self._explained(error))).SerializeToString()
+            finally:
+                self._streams -= 1
+                self._ended()
+
+        return frames
+
+    async def _converse(self, commands: AsyncIterator[bytes], call: Any) -> None:
+        """A telemetry stream: a refusal ends it, after it has been told."""
+        try:
+            caller = self._caller(call)
+            await self._telemetry.serve(commands, caller, authorise=self._authorise)
+        except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+            status = status_of(self._explained(error))
+            await call.write(protocol.TelemetryCommand(status=status).SerializeToString())
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, status.message)
+
+    def _read(self, raw: bytes, call: Any, *, kind: Any) -> tuple[Any, Caller]:
+        caller = self._caller(call)
+        self._context.clients.seen(caller)
+        try:
+            return kind.FromString(raw), caller
+        except DecodeError as error:
+            raise RequestError(f"The request is no {kind.DESCRIPTOR.name}.") from error
+
+    def _caller(self, call: Any) -> Caller:
+        if self._closing:
+            raise BrokerUnavailableError("The broker is stopping.")
+        metadata = metadata_of(call)
+        access = self._context.access
+        user = None
+        if access is not None and access.enabled:
+            user = access.authenticate_mq(
+                metadata.get("authorization"),
+                metadata.get("x-mq-date-time"),
+            )
+        return caller_of(call, metadata, user=user)
+
+    def _authorise(self, request: Any, caller: Caller, *, demands: Demands) -> None:
+        access = self._context.access
+        if access is not None and access.enabled:
+            authorise(access, caller, demands=demands(request, caller))
+
+    def _explained(self, error: Exception) -> Exception:
+        return BrokerUnavailableError("The broker is stopping.") if self._closing else error
+
+
+def _unary_rpcs(context: Context, telemetry: Telemetry) -> tuple[Unary, ...]:
+    routes, sending, transactions = Routes(context), Sending(context), Transactions(context)
+    settling, lite, pulling = Settling(context), Lite(context), Pulling(context)
+    handlers: dict[str, tuple[Callable[..., Any], Demands]] = {
+        "QueryRoute": (routes.query_route, authorising.route),
+        "QueryAssignment": (routes.query_assignment, authorising.consume),
+        "Heartbeat": (telemetry.heartbeat, authorising.consume),
+        "NotifyClientTermination": (telemetry.notify_client_termination, authorising.consume),
+        "SendMessage": (sending.send_message, authorising.send),
+        "RecallMessage": (sending.recall_message, authorising.publish),
+        "EndTransaction": (transactions.end_transaction, authorising.publish),
+        "AckMessage": (settling.ack_message, authorising.consume),
+        "ChangeInvisibleDuration": (settling.change_invisible_duration, authorising.consume),
+        "ForwardMessageToDeadLetterQueue": (settling.forward, authorising.consume),
+        "SyncLiteSubscription": (lite.sync_lite_subscription, authorising.consume),
+        "UpdateOffset": (pulling.update_offset, authorising.consume),
+        "GetOffset": (pulling.get_offset, authorising.consume),
+        "QueryOffset": (pulling.query_offset, authorising.look),
+    }
+    return tuple(
+        Unary(
+            name,
+            getattr(protocol, f"{name}Request"),
+            getattr(protocol, f"{name}Response"),
+            handle,
+            demands,
+        )
+        for name, (handle, demands) in handlers.items()
+    )
+
+
+def _streaming_rpcs(context: Context) -> tuple[Streaming, ...]:
+    handlers: dict[str, tuple[Callable[..., Any], Demands]] = {
+        "ReceiveMessage": (Receiving(context).receive_message, authorising.consume),
+        "PullMessage": (Pulling(context).pull_message, authorising.consume),
+    }
+    return tuple(
+        Streaming(
+            name,
+            getattr(protocol, f"{name}Request"),
+            getattr(protocol, f"{name}Response"),
+            handle,
+            demands,
+        )
+        for name, (handle, demands) in handlers.items()
+    )

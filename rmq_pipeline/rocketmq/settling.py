@@ -1,0 +1,204 @@
+"""What consumers say of deliveries: done, later, or hopeless."""
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from rmq_pipeline.broker import arguments
+from rmq_pipeline.broker.settling.each import AckEach
+from rmq_pipeline.broker.settling.settle import ChangeInvisible
+from rmq_pipeline.broker.settling.settling import forward
+from rmq_pipeline.errors import ReceiptHandleError, RequestError, RocketMQError
+from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.context import Context
+from rmq_pipeline.rocketmq.handle import Handle, parse
+from rmq_pipeline.rocketmq.protocol import (
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    ClientType,
+    Code,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    Status,
+)
+from rmq_pipeline.rocketmq.receiving import duration_ms
+from rmq_pipeline.rocketmq.status import OK, status_of
+
+#: A push consumer that has failed and names a shorter delay than this has misread its settings:
+#: the group's own delays hold.
+_NO_DELAY_MS: Final = 1000
+_GROUP_BACKOFF: Final = -1
+_PUSH: Final = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
+#: Acks of one request.
+_ENTRIES: Final = 10_000
+_MIXED: Final = Status(code=Code.MULTIPLE_RESULTS, message="entries have different results")
+
+
+class Settling:
+    """Acks, other ends of leases, dead letters."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._acks = _Acks(context.bridge)
+
+    async def ack_message(self, request: AckMessageRequest, caller: Caller) -> Any:
+        """Each entry on its own; the status is theirs when all have the same."""
+        entries, leases = request.entries, self._context.leases
+        if not 1 <= len(entries) <= _ENTRIES:
+            raise RequestError(f"An ack has 1 to {_ENTRIES} entries, not {len(entries)}.")
+        rows = [self._row(entry.receipt_handle, request, caller=caller) for entry in entries]
+        sound = [row for row in rows if row is not None]
+        done = iter(await self._acks.settle(sound)) if sound else iter(())
+        results = [OK if row is not None and next(done) else _refused() for row in rows]
+        for entry, status in zip(entries, results, strict=True):
+            if status is OK:
+                leases.settled(caller.client_id, entry.receipt_handle)
+        mixed = len({status.code for status in results}) > 1
+        return AckMessageResponse(
+            status=_MIXED if mixed else results[0],
+            entries=[
+                AckMessageResultEntry(
+                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+                )
+                for entry, status in zip(entries, results, strict=True)
+            ],
+        )
+
+    async def change_invisible_duration(
+        self, request: ChangeInvisibleDurationRequest, caller: Caller
+    ) -> Any:
+        """Another end for a lease; the old handle is void, and comes back where that fails."""
+        handle = request.receipt_handle
+        try:
+            renewed = await self._changed(request, caller)
+        except RocketMQError as error:
+            return ChangeInvisibleDurationResponse(status=status_of(error), receipt_handle=handle)
+        self._context.leases.settled(caller.client_id, handle)
+        return ChangeInvisibleDurationResponse(status=OK, receipt_handle=renewed)
+
+    async def _changed(self, request: ChangeInvisibleDurationRequest, caller: Caller) -> str:
+        row = self._row(request.receipt_handle, request, caller=caller)
+        if row is None:
+            raise _ended()
+        asked = duration_ms(request.invisible_duration)
+        duration = arguments.invisible_ms(asked or 1)
+        if asked < _NO_DELAY_MS and self._is_push(request.receipt_handle, caller):
+            duration = _GROUP_BACKOFF
+        deliveries = self._context.engine.new_deliveries(1)
+        await self._context.bridge.submit(ChangeInvisible(_receipts([row]), duration, deliveries))
+        return row._replace(delivery=int(deliveries[0])).text()
+
+    def _is_push(self, handle: str, caller: Caller) -> bool:
+        """Whether it is a listener that has failed; others say how long they want it."""
+        if self._context.leases.has(caller.client_id, handle):
+            return True
+        client = self._context.clients.find(caller.client_id)
+        return client is not None and client.type in _PUSH
+
+    async def forward(self, request: ForwardMessageToDeadLetterQueueRequest, caller: Caller) -> Any:
+        """What a client has tried often enough; it goes on with the rest of what it has."""
+        if self._row(request.receipt_handle, request, caller=caller) is None:
+            raise _ended()
+        engine, run = self._context.engine, self._context.bridge.run
+        attempts = f"{request.delivery_attempt} of {request.max_delivery_attempts}"
+        reason = f"failed in the client, attempt {attempts}"
+        handles = [request.receipt_handle]
+        await run(forward, engine, handles, reason=reason, keep_behind=True)
+        self._context.leases.settled(caller.client_id, request.receipt_handle)
+        return ForwardMessageToDeadLetterQueueResponse(status=OK)
+
+    def _row(self, handle: str, request: Any, *, caller: Caller) -> Handle | None:
+        """The receipt behind a handle, if it is one of the request's group and topic."""
+        row = parse(handle)
+        if row is None:
+            return None
+        state = self._context.engine.state
+        group, topic = state.groups.get(row.group_id), state.topics.get(row.topic_id)
+        if group is None or topic is None or group.name != caller.named(request.group):
+            return None
+        return row if topic.topic.name == caller.named(request.topic) else None
+
+
+class _Acks:
+    """Acks of all callers: those that come while a frame is written share the next one."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._waiting: list[tuple[list[Handle], asyncio.Future[list[bool]]]] = []
+        self._busy = False
+
+    async def settle(self, rows: list[Handle]) -> list[bool]:
+        """Which of these receipts held, and are settled now."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[bool]] = loop.create_future()
+        self._waiting.append((rows, answer))
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._next)  # others of the same turn of the loop come along
+        return await answer
+
+    def _next(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._busy = bool(waiting)
+        if not waiting:
+            return
+        try:
+            settling = self._bridge.submit(
+                AckEach(_receipts([row for rows, _ in waiting for row in rows]))
+            )
+        except RocketMQError as error:
+            self._refuse(waiting, error)
+            self._next()
+            return
+        settling.add_done_callback(partial(self._answer, waiting))
+
+    def _answer(
+        self,
+        waiting: "list[tuple[list[Handle], asyncio.Future[list[bool]]]]",
+        settling: "asyncio.Future[Any]",
+    ) -> None:
+        error = settling.exception()
+        if error is not None:
+            self._refuse(waiting, error)
+        else:
+            holds: list[bool] = settling.result().tolist()
+            for rows, answer in waiting:
+                if not answer.done():
+                    answer.set_result(holds[: len(rows)])
+                del holds[: len(rows)]
+        self._next()
+
+    @staticmethod
+    def _refuse(
+        waiting: "list[tuple[list[Handle], asyncio.Future[list[bool]]]]", error: BaseException
+    ) -> None:
+        for _, answer in waiting:
+            if not answer.done():
+                answer.set_exception(error)
+
+
+def _refused() -> Any:
+    return status_of(_ended())
+
+
+def _ended() -> ReceiptHandleError:
+    return ReceiptHandleError("The receipt has ended, was settled, or is another group's.")
+
+
+def _receipts(rows: list[Handle]) -> Receipts:
+    columns = np.array(rows, dtype=np.int64).reshape(len(rows), len(Handle._fields)).T
+    delivery, queue_offset, queue_id, topic_id, group_id = columns
+    return Receipts(
+        group_id.astype(np.int32),
+        topic_id.astype(np.int32),
+        queue_id.astype(np.int32),
+        queue_offset,
+        delivery,
+    )

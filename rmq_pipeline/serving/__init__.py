@@ -1,0 +1,1 @@
+"""The broker's process: both doors of an open home, until it is told to stop."""

@@ -1,0 +1,27 @@
+"""What ``flight.process.start`` runs: ``python -m rmq_pipeline.serving HOME FLAGS``."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from rmq_pipeline import errors
+from rmq_pipeline.flight.process import HOME_LOCKED
+from rmq_pipeline.serving.serve import serve
+
+
+def main() -> int:
+    """Serve a home, with its flags as JSON."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        serve(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+    except errors.HomeLockedError as error:
+        sys.stderr.write(f"{error}\n")
+        return HOME_LOCKED
+    except errors.RocketMQError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

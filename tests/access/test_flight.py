@@ -1,0 +1,371 @@
+"""The table door with users: every verb asks for its rights, and no more than those."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from rmq_pipeline import errors, schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.flight import wire
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.permissions import RIGHTS
+from rmq_pipeline.flight.server import FlightServer
+from tests.access.conftest import PASSWORDS, TOKEN, SignIn, messages
+
+Allow = Callable[..., None]
+
+CLUSTER = "cluster:DefaultCluster"
+WINDOW = {"owner": "me", "duration_ms": 60_000}
+PLACE = {"group": "billing", "topic": "orders"}
+
+#: verb -> arguments, and the rights that it needs, each of them.
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "create_topic": ({"name": "new"}, ["topic:new create"]),
+    "ensure_topic": ({"name": "ensured"}, ["topic:ensured create"]),
+    "alter_topic": ({"name": "none"}, ["topic:none update"]),
+    "delete_topic": ({"name": "none"}, ["topic:none delete"]),
+    "list_topics": ({}, [f"{CLUSTER} list"]),
+    "describe_topic": ({"name": "orders"}, ["topic:orders get"]),
+    "create_group": ({"name": "new"}, ["group:new create"]),
+    "ensure_group": ({"name": "ensured"}, ["group:ensured create"]),
+    "alter_group": ({"name": "none"}, ["group:none update"]),
+    "delete_group": ({"name": "none"}, ["group:none delete"]),
+    "list_groups": ({}, [f"{CLUSTER} list"]),
+    "describe_group": ({"name": "billing"}, ["group:billing get"]),
+    "subscribe": (PLACE, ["topic:orders sub", "group:billing sub"]),
+    "send": ({"topic": "orders", "messages": messages()}, ["topic:orders pub"]),
+    "recall": (
+        {"topic": "orders", "handles": pa.table({"recall_handle": ["x"]})},
+        ["topic:orders pub"],
+    ),
+    "send_half": (
+        {"topic": "pays", "messages": messages(), "producer_group": "p"},
+        ["topic:pays pub"],
+    ),
+    "end_transactions": ({"resolutions": "a half message"}, ["topic:pays pub"]),
+    "fetch_checks": ({"topics": ["pays"]}, ["topic:pays pub"]),
+    "check_transactions": ({}, [f"{CLUSTER} update"]),
+    "receive": (PLACE, ["topic:orders sub", "group:billing sub"]),
+    "sync_lite_subscription": (
+        {**PLACE, "client_id": "c", "action": "clear"},
+        ["topic:orders sub", "group:billing sub"],
+    ),
+    "lite_subscriptions": (PLACE, ["topic:orders sub", "group:billing sub"]),
+    "ack": ({"receipts": "a delivery"}, ["topic:orders sub", "group:billing sub"]),
+    "change_invisible_duration": (
+        {"receipts": "a delivery", "duration_ms": 60_000},
+        ["topic:orders sub", "group:billing sub"],
+    ),
+    "forward_to_dead_letter_queue": (
+        {"receipts": "a delivery"},
+        ["topic:orders sub", "group:billing sub"],
+    ),
+    "settle": (
+        {"group": "billing", "outcomes": "a delivery", "publish": {"pays": messages()}},
+        ["topic:orders sub", "group:billing sub", "topic:pays pub"],
+    ),
+    "unpark": ({"group": "billing"}, ["group:billing update"]),
+    "redrive": (
+        {
+            "group": "billing",
+            "redrive_id": "r",
+            "dead_letters": schema.DEAD_LETTER.empty_table(),
+        },
+        ["group:billing update"],
+    ),
+    "seen_before": (
+        {"group": "billing", "keys": pa.table({"idempotency_key": ["k"]})},
+        ["group:billing sub"],
+    ),
+    "read": ({"topic": "orders", "queue_id": 0, "offset": 0, "limit": 1}, ["topic:orders sub"]),
+    "find": ({"topic": "orders", "key": "k"}, ["topic:orders sub"]),
+    "offset_at": ({"topic": "orders", "queue_id": 0, "at_ms": 0}, ["topic:orders get"]),
+    "reset_offset": ({**PLACE, "to_latest": True}, ["group:billing update"]),
+    "update_offsets": (
+        {**PLACE, "offsets": {0: 0}},
+        ["topic:orders sub", "group:billing sub"],
+    ),
+    "keyed_state": (PLACE, ["group:billing sub"]),
+    "keyed_state_history": ({**PLACE, "places": messages()}, ["group:billing sub"]),
+    "sink_files": ({"group": "billing"}, ["group:billing get"]),
+    "replace_sink_files": (
+        {
+            "group": "billing",
+            "replacement_id": "r",
+            "add": schema.SINK_FILE.empty_table(),
+            "remove": [],
+        },
+        ["group:billing update"],
+    ),
+    "sql": ({"query": "SELECT 1 AS one"}, [f"{CLUSTER} get"]),
+    "due": ({}, [f"{CLUSTER} get"]),
+    "status": ({}, [f"{CLUSTER} get"]),
+    "archive": ({}, [f"{CLUSTER} get"]),
+    "open_window": ({"name": "consumer/billing", **WINDOW}, ["group:billing sub"]),
+    "renew_window": (
+        {"name": "consumer/billing", "epoch": 99, "duration_ms": 1_000},
+        ["group:billing sub"],
+    ),
+    "close_window": ({"name": "upkeep/seal", "epoch": 99}, [f"{CLUSTER} update"]),
+    "deliver_scheduled": ({}, [f"{CLUSTER} update"]),
+    "revive": ({}, [f"{CLUSTER} update"]),
+    "seal": ({}, [f"{CLUSTER} update"]),
+    "compact": ({}, [f"{CLUSTER} update"]),
+    "plan_compaction": ({}, [f"{CLUSTER} update"]),
+    "replace_segments": ({"removed": ["x"], "added": "y"}, [f"{CLUSTER} update"]),
+    "expire": ({}, [f"{CLUSTER} update"]),
+}
+SUPER: dict[str, dict[str, Any]] = {
+    "create_user": {"name": "bob"},
+    "alter_user": {"name": "ann", "type": "super"},
+    "delete_user": {"name": "bob"},
+    "list_users": {},
+    "put_policy": {"user": "ann", "resource": "*", "actions": ["all"]},
+    "delete_policy": {"user": "ann", "resource": "*"},
+    "list_policies": {},
+    "explain_access": {"user": "ann", "resource": "topic:orders", "action": "pub"},
+}
+
+
+@pytest.fixture(scope="module")
+def ann(sign_in: SignIn) -> Client:
+    return sign_in("ann")
+
+
+@pytest.fixture
+def arguments(broker: Broker) -> Callable[[str], dict[str, Any]]:
+    """The arguments of a verb's case, with a delivery or a half message of their own."""
+
+    def give(verb: str) -> dict[str, Any]:
+        args = dict(CASES[verb][0])
+        for name, value in args.items():
+            if isinstance(value, str) and value == "a delivery":
+                broker.send("orders", messages())
+                given = broker.receive("orders", "billing", limit=1)
+                if name == "outcomes":
+                    given = given.select(["receipt_handle"]).append_column("result", [["ack"]])
+                args[name] = given
+            elif isinstance(value, str) and value == "a half message":
+                begun = broker.send_half("pays", messages(), producer_group="p")
+                ids = begun.select(["transaction_id"])
+                args[name] = ids.append_column("resolution", [["rollback"]])
+        return args
+
+    return give
+
+
+def call(client: Client, verb: str, args: dict[str, Any]) -> Exception | None:
+    """What it is refused for, whatever that is."""
+    try:
+        client._connection.call(verb, args)
+    except errors.RocketMQError as error:
+        return error
+    return None
+
+
+def test_every_verb_has_a_case() -> None:
+    assert set(RIGHTS) == set(wire.VERBS)
+    assert set(CASES) | set(SUPER) | {"ping"} == set(wire.VERBS)
+    assert {verb for verb, rights in RIGHTS.items() if rights.super_only} == set(SUPER)
+
+
+@pytest.mark.parametrize("verb", CASES)
+def test_a_verb_needs_each_of_its_rights_and_no_more(
+    ann: Client, allow: Allow, arguments: Callable[[str], dict[str, Any]], verb: str
+) -> None:
+    rights = CASES[verb][1]
+
+    for missing in rights:
+        allow(*(right for right in rights if right != missing))
+        refused = call(ann, verb, arguments(verb))
+        resource, _, action = missing.rpartition(" ")
+
+        assert isinstance(refused, errors.ForbiddenError)
+        assert f"may not {action} {resource.replace(':', ' ')}" in str(refused)
+
+    allow(*rights)
+    assert not isinstance(call(ann, verb, arguments(verb)), errors.AccessError)
+
+
+@pytest.mark.parametrize("verb", CASES)
+def test_what_is_denied_is_denied(
+    ann: Client, allow: Allow, arguments: Callable[[str], dict[str, Any]], verb: str
+) -> None:
+    allow(*CASES[verb][1], effect="deny")
+
+    assert isinstance(call(ann, verb, arguments(verb)), errors.ForbiddenError)
+
+
+@pytest.mark.parametrize("verb", SUPER)
+def test_users_and_policies_are_for_super_users(
+    ann: Client, sign_in: SignIn, allow: Allow, verb: str
+) -> None:
+    allow("* all")
+
+    refused = call(ann, verb, SUPER[verb])
+
+    assert isinstance(refused, errors.ForbiddenError)
+    assert "no super user" in str(refused)
+    assert call(sign_in("root"), "list_users", {}) is None
+    assert not isinstance(call(sign_in("root"), "delete_user", {"name": "x"}), errors.AccessError)
+
+
+@pytest.mark.parametrize("verb", [*CASES, *SUPER, "ping"])
+def test_without_credentials_nothing_is_answered(sign_in: SignIn, verb: str) -> None:
+    refused = call(sign_in(), verb, {})
+
+    assert isinstance(refused, errors.UnauthorizedError)
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("ann", PASSWORDS["root"]), ("ann", "wrong"), ("bob", PASSWORDS["ann"])]
+)
+def test_a_wrong_password_is_refused(sign_in: SignIn, user: str, password: str) -> None:
+    with pytest.raises(errors.UnauthorizedError) as refused:
+        sign_in(user, password=password).ping()
+
+    assert password not in str(refused.value)
+
+
+def test_super_users_may_do_everything(sign_in: SignIn) -> None:
+    root = sign_in("root")
+
+    assert root.send("orders", messages(2)).num_rows == 2
+    assert root.list_users()["name"].to_pylist() == ["ann", "root"]
+
+
+def test_whoever_can_read_the_home_may_do_everything(sign_in: SignIn) -> None:
+    owner = sign_in(token=TOKEN)
+
+    assert owner.send("orders", messages()).num_rows == 1
+    assert "ann" in owner.list_users()["name"].to_pylist()
+
+
+def test_credentials_count_for_more_than_the_token(sign_in: SignIn, allow: Allow) -> None:
+    allow("topic:orders pub")
+    ann = sign_in("ann", token=TOKEN)
+
+    ann.send("orders", messages())
+    with pytest.raises(errors.ForbiddenError):
+        ann.list_topics()
+    with pytest.raises(errors.UnauthorizedError):
+        sign_in("ann", token=TOKEN, password="wrong").ping()
+
+
+def test_the_token_of_another_start_is_none(sign_in: SignIn) -> None:
+    for client in (sign_in(token="stale"), sign_in("root", token="stale")):
+        with pytest.raises(errors.BrokerUnavailableError, match="Another broker"):
+            client.ping()
+
+
+def test_rights_change_while_a_client_is_connected(
+    ann: Client, allow: Allow, broker: Broker
+) -> None:
+    allow("topic:orders pub")
+    ann.send("orders", messages())
+
+    allow()
+    with pytest.raises(errors.ForbiddenError, match="no policy allows it"):
+        ann.send("orders", messages())
+    broker.alter_user("ann", disabled=True)
+    with pytest.raises(errors.UnauthorizedError):
+        ann.ping()
+    broker.alter_user("ann", disabled=False)
+    assert ann.ping()
+
+
+def test_the_address_that_a_call_comes_from_counts(ann: Client, allow: Allow) -> None:
+    allow("topic:orders pub", sources=("127.0.0.0/8",))
+    ann.send("orders", messages())
+
+    allow("topic:orders pub", sources=("10.0.0.0/8",))
+    with pytest.raises(errors.ForbiddenError):
+        ann.send("orders", messages())
+
+
+def test_receipts_given_as_a_list_are_looked_at_too(
+    ann: Client, allow: Allow, broker: Broker
+) -> None:
+    broker.send("orders", messages())
+    handles = broker.receive("orders", "billing", limit=1)["receipt_handle"].to_pylist()
+    allow("topic:orders sub")
+    request = wire.Request(wire.find("ack"), {"receipts": handles})
+
+    with pytest.raises(errors.ForbiddenError, match="group billing"):
+        ann._connection._once(request, [])
+
+
+def test_checks_of_every_topic_are_background_work(ann: Client, allow: Allow) -> None:
+    allow("topic:* pub")
+    assert isinstance(call(ann, "fetch_checks", {}), errors.ForbiddenError)
+
+    allow(f"{CLUSTER} update")
+    assert call(ann, "fetch_checks", {}) is None
+
+
+def test_dead_letters_are_for_those_who_may_consume_as_the_group(ann: Client, allow: Allow) -> None:
+    args = {"topic": "%DLQ%billing", "queue_id": 0, "offset": 0, "limit": 1}
+    allow("topic:* sub")
+    assert isinstance(call(ann, "read", args), errors.ForbiddenError)
+
+    allow("group:billing sub")
+    assert call(ann, "read", args) is None
+
+
+def test_arguments_of_the_wrong_kind_open_nothing(ann: Client, allow: Allow) -> None:
+    allow("topic:orders pub", "topic:orders sub")
+    for verb, args in (
+        ("send", {"topic": ["orders", "pays"], "messages": messages()}),
+        ("send", {"topic": None, "messages": messages()}),
+        ("send", {"topic": {"orders": 1}, "messages": messages()}),
+        ("send", {"messages": messages()}),
+        ("read", {"topic": 7}),
+        ("receive", {"topic": "orders", "group": ["billing"]}),
+        ("ping", {"": [1], "topic": "pays"}),
+    ):
+        refused = call(ann, verb, args)
+
+        assert isinstance(refused, errors.ForbiddenError if verb != "ping" else errors.RequestError)
+
+
+def test_a_flight_client_buys_a_token(door: FlightServer, broker: Broker) -> None:
+    foreign = flight.FlightClient(f"grpc://{door.address}")
+    header = foreign.authenticate_basic_token("root", PASSWORDS["root"])
+    options = flight.FlightCallOptions(headers=[header])
+
+    def ask() -> dict[str, Any]:
+        command = wire.request("list_topics", {}).command(None)
+        descriptor = flight.FlightDescriptor.for_command(command)
+        writer, reader = foreign.do_exchange(descriptor, options)
+        with writer:
+            writer.done_writing()
+            chunk = reader.read_chunk()
+        return {} if chunk.data is not None else wire.read_answer(chunk.app_metadata.to_pybytes())
+
+    assert ask() == {}
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        foreign.authenticate_basic_token("root", "wrong")
+    broker.alter_user("root", password="another-password")
+    with pytest.raises(errors.UnauthorizedError):
+        ask()
+    broker.alter_user("root", password=PASSWORDS["root"])
+    foreign.close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_beyond_loopback_users_are_needed(broker: Broker, address: str) -> None:
+    served = FlightServer(broker, address, access=broker.access)
+    served.shutdown()
+
+
+def test_beyond_loopback_without_users_is_for_those_who_say_so(tmp_path: Any) -> None:
+    from rmq_pipeline.access import Access
+
+    off = Access.open(tmp_path)
+    with pytest.raises(errors.RequestError, match="no access control"):
+        FlightServer(object(), "0.0.0.0:0", access=off)
+
+    FlightServer(object(), "0.0.0.0:0", access=off, insecure=True).shutdown()

@@ -1,0 +1,102 @@
+"""Receipts that have nothing to do with each other, settled together."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import receipt
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.settling.each import AckEach, GiveBack, Renew
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.settings import Settings
+
+SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: ManualClock) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "home", clock=clock, upkeep="none", settings=SMALL) as broker:
+        broker.create_topic("t", queues=2)
+        broker.create_group("g")
+        broker.create_topic("orders", type="fifo", queues=1)
+        broker.create_group("ordered", order="message_group")
+        broker.send("t", pa.table({"body": [b"0", b"1", b"2", b"3"]}))
+        table = pa.table({"body": [b"0", b"1", b"2"], "message_group": ["A", "A", "A"]})
+        broker.send("orders", table)
+        yield broker
+
+
+def received(broker: Broker, topic: str = "t", group: str = "g") -> Receipts:
+    return receipt.decode(broker.receive(topic, group)["receipt_handle"])
+
+
+def twice(receipts: Receipts) -> Receipts:
+    rows = [*range(len(receipts)), 0]
+    return receipts.take(rows)  # type: ignore[arg-type]
+
+
+def test_acks_take_effect_but_for_those_that_do_not_hold(broker: Broker) -> None:
+    receipts = received(broker)
+    first = receipts.take([0])  # type: ignore[arg-type]
+    assert broker.engine.submit(AckEach(first)).tolist() == [True]
+
+    assert broker.engine.submit(AckEach(receipts)).tolist() == [False, True, True, True]
+    assert broker.engine.submit(AckEach(receipts)).tolist() == [False] * 4
+    assert broker.sql("SELECT * FROM in_flight").num_rows == 0
+
+
+def test_of_an_ack_given_twice_the_first_takes_effect(broker: Broker) -> None:
+    done = broker.engine.submit(AckEach(twice(received(broker)))).tolist()
+
+    assert done == [True, True, True, True, False]
+
+
+def test_leases_are_renewed_under_the_receipts_they_have(
+    broker: Broker, clock: ManualClock
+) -> None:
+    receipts = received(broker)
+    broker.ack(receipt.encode(receipts).to_pylist()[:1])
+    clock.advance(59_000)
+
+    assert broker.engine.submit(Renew(receipts, 60_000)).tolist() == [False, True, True, True]
+    clock.advance(59_999)
+
+    assert broker.receive("t", "g").num_rows == 0
+    assert broker.engine.submit(AckEach(receipts)).tolist() == [False, True, True, True]
+
+
+def test_a_lease_that_has_ended_is_not_renewed(broker: Broker, clock: ManualClock) -> None:
+    receipts = received(broker)
+
+    clock.advance(60_000)
+
+    assert not broker.engine.submit(Renew(receipts, 60_000)).any()
+    assert broker.receive("t", "g")["delivery_attempt"].to_pylist() == [2] * 4
+
+
+def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
+    receipts = received(broker)
+    broker.ack(receipt.encode(receipts).to_pylist()[:1])
+
+    broker.engine.submit(GiveBack(receipts))
+
+    assert not broker.engine.submit(AckEach(receipts)).any()
+    assert broker.receive("t", "g")["delivery_attempt"].to_pylist() == [1] * 3
+
+
+def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None:
+    receipts = received(broker, "orders", "ordered")
+
+    broker.engine.submit(GiveBack(receipts))
+
+    again = broker.receive("orders", "ordered")
+    assert again["body"].to_pylist() == [b"0", b"1", b"2"]
+    assert again["delivery_attempt"].to_pylist() == [1, 1, 1]

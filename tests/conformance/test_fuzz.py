@@ -1,0 +1,209 @@
+"""Whatever bytes come, the door answers with a status, goes on, and leases nothing to nobody.
+
+RMQ_FUZZ_SECONDS says for how long (`make chaos`: an hour), RMQ_FUZZ_SEED where it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import pytest
+
+from rmq_pipeline.clock import SystemClock
+from rmq_pipeline.rocketmq import protocol as pb
+from tests.conformance import raw
+from tests.conformance.hosted import Hosted, furnish, hosting, settings
+from tests.conformance.raw import Raw
+from tests.conformance.requests import sound
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECONDS: Final = float(os.environ.get("RMQ_FUZZ_SECONDS", "15"))
+SEED: Final = int(os.environ.get("RMQ_FUZZ_SEED", "1"))
+#: Calls under way at once, and how long any may take: long polls end before that.
+AT_ONCE: Final = 48
+PATIENCE_S: Final = 4.0
+STREAMS: Final = ("ReceiveMessage", "PullMessage")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
+
+
+@pytest.fixture
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    home = tmp_path_factory.mktemp("fuzz") / "home"
+    with hosting(home, clock=SystemClock()) as hosted:
+        furnish(hosted)
+        for _ in range(20):
+            hosted.client("SendMessage", raw.sends(raw.message("normal"), raw.message("normal")))
+        yield hosted
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """The same bytes with a few accidents; sometimes with none, or all made up."""
+    if chance.random() < 0.05:
+        return chance.randbytes(chance.randrange(200))
+    found = bytearray(data)
+    for _ in range(chance.choice((0, 1, 1, 1, 2, 3, 8))):
+        at = chance.randrange(len(found) + 1)
+        accident = chance.randrange(6)
+        if accident == 0 and found:
+            found[at % len(found)] = chance.randrange(256)
+        elif accident == 1:
+            del found[at : at + chance.randrange(1, 8)]
+        elif accident == 2:
+            found[at:at] = chance.randbytes(chance.randrange(1, 8))
+        elif accident == 3 and found:
+            found[at % len(found)] ^= 1 << chance.randrange(8)
+        elif accident == 4:
+            found[at:at] = found[at : at + chance.randrange(1, 40)]
+        else:  # a varint as large as they get
+            found[at:at] = b"\xff" * 9 + b"\x01"
+    return bytes(found)
+
+
+class Fuzzer:
+    """Calls with accidents, many at once; every answer is looked at."""
+
+    def __init__(self, hosted: Hosted) -> None:
+        self.hosted = hosted
+        self.codes: Counter[tuple[str, str]] = Counter()
+        self.delivered: set[str] = set()
+        self._waiting: list[tuple[str, bytes, Any]] = []
+
+    def call(self, rpc: str, data: bytes) -> None:
+        kind = self.hosted.client.channel
+        make: Callable[..., Any] = kind.unary_stream if rpc in STREAMS else kind.unary_unary
+        method = make(f"/{pb.SERVICE}/{rpc}", response_deserializer=lambda reply: reply)
+        how = {"metadata": self.hosted.client.metadata, "timeout": PATIENCE_S}
+        running = method(data, **how) if rpc in STREAMS else method.future(data, **how)
+        self._waiting.append((rpc, data, running))
+        if len(self._waiting) >= AT_ONCE:
+            self._look(*self._waiting.pop(0))
+
+    def drain(self) -> None:
+        while self._waiting:
+            self._look(*self._waiting.pop(0))
+
+    def _look(self, rpc: str, data: bytes, running: Any) -> None:
+        kind = getattr(pb, f"{rpc}Response")
+        try:
+            if rpc in STREAMS:
+                replies = [kind.FromString(reply) for reply in running]
+            else:
+                replies = [kind.FromString(running.result())]
+        except grpc.RpcError as error:
+            pytest.fail(f"{rpc} of {data.hex()}: {error}")
+        status = raw.code(replies if rpc in STREAMS else replies[0])
+        assert status not in ("NONE", "CODE_UNSPECIFIED", "INTERNAL_SERVER_ERROR"), (
+            f"{rpc} of {data.hex()}: {replies[0]}"
+        )
+        self.codes[rpc, status] += 1
+        if rpc == "ReceiveMessage":
+            self.delivered.update(m.system_properties.message_id for m in raw.received(replies))
+
+
+def leased(hosted: Hosted) -> set[str]:
+    """The ids of messages that somebody is said to have."""
+    now_ms = hosted.clock.now_ms()
+    found = hosted.broker.sql(f"SELECT message_id FROM in_flight WHERE visible_at_ms > {now_ms}")
+    return set(found["message_id"].to_pylist())
+
+
+def leave(client: Raw, chance: random.Random) -> None:
+    """Ask for messages, and go before they come."""
+    request = raw.receives("normal", "readers", wait_ms=50, invisible_ms=None, auto_renew=True)
+    running = client.stub.ReceiveMessage(request, metadata=client.metadata, timeout=PATIENCE_S)
+    if chance.random() < 0.5:
+        next(iter(running), None)
+    running.cancel()
+
+
+def test_mutated_requests_have_a_status_and_leak_nothing(hosted: Hosted) -> None:
+    chance = random.Random(SEED)
+    fuzzer = Fuzzer(hosted)
+    leaver = Raw(hosted.door.address)
+    fuzzer.delivered.add(hosted.delivered_id)
+    until_s = time.monotonic() + SECONDS * 0.8
+
+    while time.monotonic() < until_s:
+        for rpc, request in sound(hosted, chance).items():
+            fuzzer.call(rpc, mutated(request.SerializeToString(), chance))
+        leave(leaver, chance)
+    fuzzer.drain()
+    leaver("NotifyClientTermination", pb.NotifyClientTerminationRequest())
+
+    called = {rpc for rpc, _ in fuzzer.codes}
+    assert called == set(sound(hosted, chance))
+    assert {code for _, code in fuzzer.codes} >= {"OK", "BAD_REQUEST", "ILLEGAL_TOPIC"}
+    until(
+        lambda: leased(hosted) <= fuzzer.delivered,
+        what="leases of nobody to end",
+    )
+    until(lambda: not len(hosted.door._service._context.polls), what="polls to end")
+
+
+def test_telemetry_survives_what_is_no_command(hosted: Hosted) -> None:
+    chance = random.Random(SEED)
+    stream = hosted.client.channel.stream_stream(f"/{pb.SERVICE}/Telemetry")
+    ended: Counter[Any] = Counter()
+    until_s = time.monotonic() + SECONDS * 0.1
+
+    while time.monotonic() < until_s:
+        kind = chance.choice(("PRODUCER", "PUSH_CONSUMER", "LITE_SIMPLE_CONSUMER"))
+        command = settings(kind).SerializeToString()
+        commands = [mutated(command, chance) for _ in range(chance.randrange(1, 4))]
+        call = stream(iter(commands), metadata=hosted.client.metadata, timeout=PATIENCE_S)
+        try:
+            replies = [pb.TelemetryCommand.FromString(reply) for reply in call]
+        except grpc.RpcError as error:
+            ended[error.code()] += 1
+        else:
+            ended[grpc.StatusCode.OK] += 1
+            assert all(raw.code(reply) == "OK" for reply in replies)
+
+    assert set(ended) == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
+    until(lambda: not len(hosted.door._service._context.clients), what="streams to end")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("x-mq-client-id", "x" * 4000)],
+        [("x-mq-client-id", "x"), ("x-mq-namespace", "/%|" * 100)],
+        [("x-mq-client-id", "x"), ("authorization", "MQv2-HMAC-SHA1 Credential=,,=")],
+        [("x-mq-client-id", "x"), ("x-mq-client-id", "y"), ("x-mq-language-bin", b"\xff\0")],
+        [("x-mq-client-id", "x"), ("x-mq-date-time", "no time"), ("x-mq-protocol", "v9")],
+    ],
+)
+def test_odd_metadata_have_a_status(
+    hosted: Hosted, metadata: list[tuple[str, str | bytes]]
+) -> None:
+    request = pb.QueryRouteRequest(topic=raw.resource("normal"))
+
+    answer = hosted.client.stub.QueryRoute(request, metadata=metadata, timeout=PATIENCE_S)
+
+    assert raw.code(answer) in ("OK", "CLIENT_ID_REQUIRED", "TOPIC_NOT_FOUND", "BAD_REQUEST")
+
+
+def test_the_port_survives_what_is_no_http(hosted: Hosted) -> None:
+    chance = random.Random(SEED)
+    host, _, port = hosted.door.address.rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    until_s = time.monotonic() + SECONDS * 0.1
+
+    while time.monotonic() < until_s:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+            start = chance.choice((b"", preface, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"))
+            connection.sendall(start + chance.randbytes(chance.randrange(300)))
+
+    answer = hosted.client("QueryRoute", pb.QueryRouteRequest(topic=raw.resource("normal")))
+    assert raw.code(answer) == "OK"

@@ -1,0 +1,120 @@
+"""Unmodified clients live through the broker's death: they send and hear on, in order, and all."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rmq_pipeline.flight.client import Client
+from tests.conformance import brokers
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+PREFIXES = {"python": "py", "node": "js"}
+#: How much goes on before the broker dies, and after it is back.
+BEFORE = 200
+AFTER_S = 6.0
+
+
+@dataclass(frozen=True)
+class Survived:
+    """What a client did, and when the broker was back."""
+
+    sent: list[tuple[int, int]]
+    heard: dict[str, list[tuple[int, str, int]]]
+    died_ms: int
+    back_ms: int
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Survived]]:
+    """Both clients at once, and one restart for both."""
+    home = tmp_path_factory.mktemp("restarts") / "home"
+    served = brokers.serve(home)
+    officials: dict[str, brokers.Official] = {}
+    try:
+        with Client(served.flight) as client:
+            for prefix in PREFIXES.values():
+                client.ensure_topic(f"{prefix}-restart")
+                client.ensure_topic(f"{prefix}-restart-fifo", type="fifo")
+                client.ensure_group(f"{prefix}-restart-fifo-group", order="message_group")
+            for name, prefix in PREFIXES.items():
+                todo = {"place": {"endpoints": served.grpc, "prefix": prefix}}
+                if name == "python":
+                    officials[name] = brokers.python("python_restart", todo)
+                elif shutil.which("node"):
+                    officials[name] = brokers.node("restart.js", todo)
+            running = [PREFIXES[name] for name in officials]
+            until(lambda: all(_stored(client, prefix) >= BEFORE for prefix in running))
+        served.end(kill=True)
+        died_ms = now_ms()
+        served = brokers.serve(home, grpc=served.grpc)
+        back_ms = now_ms()
+        until(lambda: now_ms() - back_ms > AFTER_S * 1000)
+        for official in officials.values():
+            official.close_input()
+        found = {name: official.facts() for name, official in officials.items()}
+        yield {
+            name: Survived(facts["sent"], facts["heard"], died_ms, back_ms)
+            for name, facts in found.items()
+        }
+    finally:
+        for official in officials.values():
+            official.end()
+        served.end()
+
+
+def _stored(client: Client, prefix: str) -> int:
+    offsets = client.describe_topic(f"{prefix}-restart-fifo")["offsets"]
+    return sum(row["max_offset"] for row in offsets)
+
+
+@pytest.fixture(params=PREFIXES)
+def client(request: pytest.FixtureRequest, survived: dict[str, Survived]) -> Survived:
+    if request.param not in survived:
+        pytest.skip("node is not installed: nothing runs the Node client")
+    return survived[request.param]
+
+
+def test_sends_resume_within_three_seconds(client: Survived) -> None:
+    resumed_ms = min(at for _, at in client.sent if at > client.died_ms)
+
+    assert resumed_ms - client.back_ms < 3000
+
+
+@pytest.mark.parametrize("topic", ["restart", "restart-fifo"])
+def test_consumption_resumes_within_five_seconds(client: Survived, topic: str) -> None:
+    resumed_ms = min(at for _, _, at in client.heard[topic] if at > client.died_ms + 100)
+
+    assert resumed_ms - client.back_ms < 5000
+
+
+@pytest.mark.parametrize("topic", ["restart", "restart-fifo"])
+def test_nothing_that_was_answered_is_lost(client: Survived, topic: str) -> None:
+    heard = {number for number, _, _ in client.heard[topic]}
+
+    assert len(client.sent) > BEFORE
+    assert heard >= {number for number, _ in client.sent}
+
+
+def test_message_groups_are_heard_in_order(client: Survived) -> None:
+    first: dict[str, list[int]] = {}
+    for number, group, _ in client.heard["restart-fifo"]:
+        numbers = first.setdefault(group, [])
+        if number not in numbers:
+            numbers.append(number)
+
+    assert len(first) == 4
+    assert all(numbers == sorted(numbers) for numbers in first.values())

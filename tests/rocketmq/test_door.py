@@ -1,0 +1,151 @@
+"""The door itself: who calls, how much, what is no request, and how it closes."""
+
+import threading
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from rmq_pipeline import errors
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.rocketmq import protocol as pb
+from rmq_pipeline.rocketmq.door import GrpcDoor
+from tests.conformance import raw
+from tests.conformance.raw import Raw
+from tests.rocketmq.conftest import Open, Opened
+from tests.waiting import until
+
+Clients = Callable[..., Raw]
+UNARY = [
+    method.name
+    for method in pb.SendMessageRequest.DESCRIPTOR.file.services_by_name["MessagingService"].methods
+    if method.name not in ("ReceiveMessage", "PullMessage", "Telemetry")
+]
+
+
+def bytes_to(client: Raw, rpc: str, request: bytes) -> bytes:
+    """What an RPC answers to these bytes."""
+    call = client.channel.unary_unary(f"/{pb.SERVICE}/{rpc}")
+    answer: bytes = call(request, metadata=client.metadata, timeout=20)
+    return answer
+
+
+@pytest.mark.parametrize("rpc", UNARY)
+def test_what_is_no_request_is_answered(client: Clients, rpc: str) -> None:
+    reply = getattr(pb, f"{rpc}Response")
+
+    answer = reply.FromString(bytes_to(client(), rpc, b"\xff\xff\xff"))
+
+    assert raw.code(answer) == "BAD_REQUEST"
+    assert "is no " in answer.status.message
+
+
+@pytest.mark.parametrize("rpc", ["ReceiveMessage", "PullMessage"])
+def test_what_is_no_receive_is_answered(client: Clients, rpc: str) -> None:
+    one = client()
+    call = one.channel.unary_stream(f"/{pb.SERVICE}/{rpc}")
+    reply = getattr(pb, f"{rpc}Response")
+
+    frames = [reply.FromString(each) for each in call(b"\xff", metadata=one.metadata, timeout=20)]
+
+    assert raw.code(frames) == "BAD_REQUEST"
+    assert len(frames) == 1
+
+
+@pytest.mark.parametrize("client_id", ["", "  "])
+def test_every_call_says_who_makes_it(opened: Opened, client_id: str) -> None:
+    with Raw(opened[1].address) as nobody:
+        nobody.metadata = [("x-mq-client-id", client_id)] if client_id else []
+        for rpc in UNARY:
+            answer = getattr(nobody.stub, rpc)(
+                getattr(pb, f"{rpc}Request")(), metadata=nobody.metadata, timeout=20
+            )
+            assert raw.code(answer) == "CLIENT_ID_REQUIRED", rpc
+        assert raw.code(nobody("ReceiveMessage", raw.receives("t", "g"))) == "CLIENT_ID_REQUIRED"
+
+
+def test_more_receives_than_may_be_are_refused(open_door: Open) -> None:
+    broker, door, clock = open_door(grpc_receives=1)
+    broker.create_topic("t")
+    broker.create_group("g")
+    polls = door._service._context.polls
+    answers: list[object] = []
+    with Raw(door.address) as one:
+        waits = threading.Thread(
+            target=lambda: answers.append(
+                one("ReceiveMessage", raw.receives("t", "g", wait_ms=10_000))
+            )
+        )
+        waits.start()
+        until(lambda: len(polls) == 1)
+
+        refused = one("ReceiveMessage", raw.receives("t", "g"))
+
+        assert raw.code(refused) == "TOO_MANY_REQUESTS"
+        clock.advance(10_000)
+        waits.join(20)
+        assert raw.code(answers[0]) == "MESSAGE_NOT_FOUND"
+        assert raw.code(one("ReceiveMessage", raw.receives("t", "g"))) == "MESSAGE_NOT_FOUND"
+
+
+def test_a_door_that_refuses_says_so(opened: Opened, client: Clients) -> None:
+    broker, door, _ = opened
+    broker.create_topic("t")
+    one = client()
+    assert raw.code(one("SendMessage", raw.sends(raw.message("t")))) == "OK"
+
+    door.refuse()
+
+    answer = one("SendMessage", raw.sends(raw.message("t")))
+    assert raw.code(answer) == "INTERNAL_SERVER_ERROR"
+    assert "stopping" in answer.status.message
+
+
+def test_a_closed_broker_ends_receives_that_wait(opened: Opened, client: Clients) -> None:
+    broker, door, _ = opened
+    broker.create_topic("t")
+    broker.create_group("g")
+    one, answers = client(), list[object]()
+    polls = door._service._context.polls
+    waits = threading.Thread(
+        target=lambda: answers.append(one("ReceiveMessage", raw.receives("t", "g", wait_ms=10_000)))
+    )
+    waits.start()
+    until(lambda: len(polls) == 1)
+
+    door.refuse()
+    broker.close()
+    door.shutdown()
+
+    waits.join(20)
+    assert raw.code(answers[0]) in ("MESSAGE_NOT_FOUND", "INTERNAL_SERVER_ERROR")
+
+
+def test_two_doors_do_not_share_a_port(opened: Opened) -> None:
+    broker, door, _ = opened
+
+    with pytest.raises(errors.RequestError, match="Cannot listen"):
+        GrpcDoor(broker, door.address)
+
+
+def test_a_door_needs_an_address(broker: Broker) -> None:
+    with pytest.raises(errors.RequestError, match="not HOST:PORT"):
+        GrpcDoor(broker, "8081")
+    with pytest.raises(errors.RequestError, match="certificate"):
+        GrpcDoor(broker, tls_address="127.0.0.1:0")
+
+
+def test_a_client_that_pings_often_is_not_sent_away(opened: Opened) -> None:
+    # C++ and Java ping without calls; a server as gRPC has it by default closes on the third.
+    options = [
+        ("grpc.keepalive_time_ms", 1_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    states: list[grpc.ChannelConnectivity] = []
+    with grpc.insecure_channel(opened[1].address, options=options) as channel:
+        channel.subscribe(states.append, try_to_connect=True)
+        grpc.channel_ready_future(channel).result(10)
+        lost = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        with pytest.raises(AssertionError):
+            until(lambda: lost in states or grpc.ChannelConnectivity.IDLE in states[1:], within_s=7)

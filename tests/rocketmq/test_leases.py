@@ -1,0 +1,106 @@
+"""Leases of push consumers live as long as their clients do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.rocketmq.clients import LIVE_MS
+from rmq_pipeline.rocketmq.leases import HELD_MAX_MS, LEASE_MS
+from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand
+from tests.waiting import until
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    stand = Stand(tmp_path / "home")
+    stand.broker.create_topic("t", queues=2)
+    yield stand
+    stand.close()
+
+
+@pytest.fixture
+def slow(stand: Stand) -> Consumer:
+    return stand.consumer("slow")
+
+
+@pytest.fixture
+def other(stand: Stand) -> Consumer:
+    return stand.consumer("other")
+
+
+def test_a_slow_listener_that_lives_gets_no_duplicates(
+    stand: Stand, slow: Consumer, other: Consumer
+) -> None:
+    stand.send("t", b"1", b"2")
+    received = slow.receive("t", "g", renewed=True)
+
+    stand.pass_time(4 * LEASE_MS, slow)
+
+    assert other.receive("t", "g", renewed=True).code == EMPTY
+    reply = slow.ack("t", "g", received.handles)
+    assert [entry.status.code for entry in reply.entries] == [OK, OK]
+    assert len(stand.context.leases) == 0
+
+
+def test_what_a_dead_client_had_comes_again(stand: Stand, slow: Consumer, other: Consumer) -> None:
+    stand.send("t", b"1")
+    received = slow.receive("t", "g", renewed=True)
+
+    stand.pass_time(LIVE_MS + 5_000)
+
+    assert other.receive("t", "g", renewed=True).attempts == [2]
+    assert slow.ack("t", "g", received.handles).status.code == 40013
+
+
+def test_a_client_that_says_goodbye_gives_back_what_it_has(
+    stand: Stand, slow: Consumer, other: Consumer
+) -> None:
+    stand.send("t", b"1")
+    slow.receive("t", "g", renewed=True)
+    poll = other.begin("t", "g")
+
+    slow.terminate()
+
+    def later() -> bool:
+        stand.clock.advance(1)
+        return poll.done()
+
+    until(later)
+
+    assert poll.result(20).attempts == [2]
+
+
+def test_a_lease_of_a_simple_consumer_is_not_prolonged(
+    stand: Stand, slow: Consumer, other: Consumer
+) -> None:
+    stand.send("t", b"1")
+    slow.receive("t", "g", invisible_ms=10_000)
+
+    stand.pass_time(10_000, slow)
+
+    assert other.receive("t", "g").attempts == [2]
+
+
+def test_nobody_holds_a_message_for_ever(stand: Stand, slow: Consumer, other: Consumer) -> None:
+    stand.send("t", b"1")
+    slow.receive("t", "g", renewed=True)
+    held = stand.context.leases._held["slow"]
+    for lease in held.values():  # hours in steps of seconds would take minutes
+        lease.since_ms -= HELD_MAX_MS - 15_000
+
+    stand.pass_time(30_000, slow)
+    assert not held
+    stand.pass_time(LEASE_MS, slow)
+
+    assert other.receive("t", "g").attempts == [2]
+
+
+def test_a_message_settled_elsewhere_is_held_no_more(stand: Stand, slow: Consumer) -> None:
+    stand.send("t", b"1")
+    received = slow.receive("t", "g", renewed=True)
+
+    stand.broker.ack(received.handles)
+    stand.pass_time(25_000, slow)
+
+    assert len(stand.context.leases) == 0

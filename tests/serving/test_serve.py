@@ -1,0 +1,64 @@
+"""A served home answers at both doors, and where it did before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.flight import process
+from rmq_pipeline.flight.client import Client
+from tests.conformance import raw
+from tests.conformance.raw import Raw
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    process.stop(tmp_path / "home")
+
+
+def test_a_broker_started_again_is_where_it_was(home: Path) -> None:
+    first = process.start(home)
+    assert first.grpc is not None
+    with Client(home=home) as client, Raw(first.grpc) as connected:
+        client.create_topic("t", queues=1)
+        assert raw.code(connected("SendMessage", raw.sends(raw.message("t", b"one")))) == "OK"
+        assert client.read("t", 0, offset=0, limit=9).column("body").to_pylist() == [b"one"]
+        process.stop(home)
+
+        second = process.start(home)
+
+        assert (second.grpc, second.flight) == (first.grpc, first.flight)
+        # A client that was connected finds it again by itself.
+        call = raw.sends(raw.message("t"))
+        answer = connected.stub.SendMessage(
+            call, metadata=connected.metadata, timeout=20, wait_for_ready=True
+        )
+        assert raw.code(answer) == "OK"
+
+
+def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> None:
+    first = process.start(home)
+    process.stop(home)
+    other = tmp_path / "other"
+    try:
+        taken = process.start(other, grpc=first.grpc)
+        assert taken.grpc == first.grpc
+
+        second = process.start(home)
+
+        assert second.grpc not in (None, first.grpc)
+    finally:
+        process.stop(other)
+
+
+def test_a_door_may_stay_shut(home: Path) -> None:
+    endpoint = process.start(home, grpc="none")
+
+    assert endpoint.grpc is None
+    assert (
+        f"ready grpc=- flight={endpoint.flight} home={home}"
+        in (home / process.LOG_FILE).read_text()
+    )
+    process.stop(home)
+    assert process.start(home).grpc is None

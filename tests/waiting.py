@@ -1,0 +1,20 @@
+"""Waiting for what another thread or process does."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+#: How often another process is looked at: it tells nobody when it gets there.
+LOOK_S: Final = 0.005
+
+
+def until(condition: Callable[[], object], *, within_s: float = 30.0, what: str = "") -> None:
+    """Wait until a condition holds; fail after ``within_s``, and say ``what`` did not come."""
+    give_up_at = time.monotonic() + within_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() >= give_up_at:
+            missed = what or getattr(condition, "__qualname__", str(condition))
+            raise AssertionError(f"not within {within_s:g} s: {missed}")
+        pause.wait(LOOK_S)
