@@ -1,31 +1,23 @@
-"""The log as a table, measured: sealing, finding, reading far back, and what it takes on disk.
+"""The log as a table, measured: sealing, finding, reading far back, replaying, bytes on disk.
 
 A measurement is a function in MEASUREMENTS: it gets a folder and the scale, opens homes of its own
 in it, and answers rows. ``python -m benchmarks.log --help`` for the sizes.
 """
 
-import argparse
-import json
-import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
+from benchmarks.measured import Measurement, Row, bodies, run, send_patiently
+from benchmarks.replay import replaying
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.errors import DispatchBehindError
-from rmq_pipeline.flight.serve import SWITCH_INTERVAL_S, calm_garbage_collection
 from rmq_pipeline.settings import Settings
 
 MILLION = 1_000_000
@@ -42,29 +34,6 @@ RECEIVED = 32
 ALL_BYTES = 1 << 50
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the result; a target in ms, ×, or B is the most there may be."""
-
-    name: str
-    value: float
-    unit: str
-    #: None: told for comparison.
-    target: float | None = None
-
-    @property
-    def most(self) -> bool:
-        """Whether the target is the most there may be."""
-        return self.unit in ("ms", "×", "B")
-
-    @property
-    def met(self) -> bool:
-        """Whether the target was."""
-        if self.target is None:
-            return True
-        return self.value <= self.target if self.most else self.value >= self.target
-
-
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Broker]:
     """A broker of its own, everything of which is old enough to be sealed; it goes afterwards."""
@@ -75,13 +44,6 @@ def opened(folder: Path, name: str) -> Iterator[Broker]:
             yield broker
     finally:
         shutil.rmtree(home, ignore_errors=True)
-
-
-def random_bodies(n: int, size: int) -> pa.Array:
-    """``n`` bodies that do not compress."""
-    offsets = np.arange(0, (n + 1) * size, size, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(n * size))]
-    return pa.Array.from_buffers(pa.binary(), n, buffers)
 
 
 def feed(first: int, n: int) -> pa.Table:
@@ -100,17 +62,6 @@ def feed(first: int, n: int) -> pa.Table:
     return pa.table({"body": pa.array(padded, pa.binary()), "keys": lists})
 
 
-def send(broker: Broker, topic: str, *, messages: pa.Table) -> None:
-    """Send, and wait for dispatch when it is behind."""
-    while True:
-        try:
-            broker.send(topic, messages)
-        except DispatchBehindError:
-            time.sleep(0.05)
-        else:
-            return
-
-
 def milliseconds(action: Callable[[int], object], times: int) -> list[float]:
     """How long each of so many calls took; it is told which one it is."""
     found = []
@@ -127,7 +78,7 @@ def sealing(folder: Path, scale: float) -> list[Row]:
     with opened(folder, "sealing") as broker:
         broker.create_topic("t", queues=QUEUES)
         for _ in range(n // BATCH):
-            send(broker, "t", messages=pa.table({"body": random_bodies(BATCH, 1024)}))
+            send_patiently(broker, "t", messages=pa.table({"body": bodies(BATCH, 1024)}))
         broker.engine.dispatched()
         start = time.perf_counter()
         report = broker.seal(limit_bytes=ALL_BYTES)
@@ -164,7 +115,7 @@ def looking_up(folder: Path, scale: float) -> list[Row]:
 def _fill(broker: Broker, n: int) -> dict[str, int]:
     broker.create_topic("t", queues=QUEUES)
     for first in range(0, n, BATCH):
-        send(broker, "t", messages=feed(first, min(BATCH, n - first)))
+        send_patiently(broker, "t", messages=feed(first, min(BATCH, n - first)))
     report = broker.seal(limit_bytes=ALL_BYTES)
     assert report["rows"] == n, report
     return report
@@ -234,66 +185,16 @@ def _receives_ms(brokers: list[tuple[Broker, int]]) -> list[float]:
     return [statistics.median(found) for found in taken]
 
 
-MEASUREMENTS: dict[str, Callable[[Path, float], list[Row]]] = {
+MEASUREMENTS: dict[str, Measurement] = {
     "sealing": sealing,
     "looking-up": looking_up,
+    "replaying": replaying,
 }
 
 
 def main() -> int:
     """Measure, print, and say by the exit code whether the targets were met."""
-    arguments = _arguments()
-    # As in the broker's process: what a busy thread and the collector cost everyone else.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    calm_garbage_collection()
-    folder = Path(tempfile.mkdtemp(prefix=".rmq-bench-", dir=arguments.home or Path.cwd()))
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True))
-    rows: list[Row] = []
-    try:
-        with bar:
-            task = bar.add_task("")
-            for name in arguments.only or MEASUREMENTS:
-                bar.update(task, description=name)
-                for row in MEASUREMENTS[name](folder, arguments.scale):
-                    rows.append(row)
-                    if not arguments.json:
-                        bar.console.print(f"{'✓' if row.met else '✗'} {row.name}: {shown(row)}")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    load = os.getloadavg()
-    if arguments.json:
-        facts = [{**asdict(row), "met": row.met} for row in rows]
-        print(json.dumps({"rows": facts, "cores": os.cpu_count(), "load": load}, indent=2))
-    else:
-        Console().print(table(rows, load))
-    return 0 if all(row.met for row in rows) else 1
-
-
-def shown(row: Row) -> str:
-    """A row's value with its unit."""
-    return f"{row.value:,.2f} {row.unit}" if row.most else f"{row.value:,.0f} {row.unit}"
-
-
-def table(rows: list[Row], load: tuple[float, float, float]) -> Table:
-    """All rows, beside their targets."""
-    title = f"The log as a table, {os.cpu_count()} cores"
-    found = Table(title=title, caption=f"Load average {', '.join(f'{x:.1f}' for x in load)}.")
-    for name in ("measured", "value", "target", ""):
-        found.add_column(name, justify="left" if name == "measured" else "right")
-    for row in rows:
-        verdict = "[green]met[/]" if row.met else "[red]missed[/]"
-        target = "" if row.target is None else f"{'≤' if row.most else '≥'} {row.target:,g}"
-        found.add_row(row.name, shown(row), target, "" if row.target is None else verdict)
-    return found
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, help="some measurements")
-    parser.add_argument("--scale", type=float, default=1.0, help="measure with so many times more")
-    parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
-    return parser.parse_args()
+    return run(MEASUREMENTS, title="The log as a table", description=__doc__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.measured import Row
 from rmq_pipeline import limits
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import DispatchBehindError
@@ -41,22 +42,6 @@ PENDING_FACTOR = 2.0
 PENDING = "pending"
 START = "start, process and all"
 MEMORY = "memory after the start"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result."""
-
-    name: str
-    value: float
-    unit: str
-    #: At most this; None: told for comparison.
-    target: float | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the target was."""
-        return self.target is None or self.value <= self.target
 
 
 def main() -> int:

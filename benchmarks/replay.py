@@ -1,17 +1,12 @@
 """How fast a range of sealed messages is replayed through Spark, once its session has started.
 
-``python -m benchmarks.replay --help`` for the sizes. Messages of 200 B in 4,000 message groups, by
-a handler that makes a row of each; a dry run of another range before it has warmed the session up.
+Messages of 200 B in 4,000 message groups, by a handler that makes a row of each; the replay of
+another hour before it has started Spark's workers. ``python -m benchmarks.log --only replaying``.
 """
 
-import argparse
-import json
 import os
 import shutil
-import sys
-import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
 MILLION = 1_000_000
 BODY_BYTES = 200
 GROUPS = 4_000
+ROUNDS = 3
 BATCH = 100_000
 HOUR_MS = 3_600_000
 TARGET = 300_000.0
@@ -62,30 +58,11 @@ def counted(messages: pa.Table, state: pa.Table) -> Outcome:
     return Outcome(rows=messages.select(SINK.names), state=after)
 
 
-def main() -> int:
-    """Measure; the exit code is 1 when the target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=MILLION)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="rmq_bench_replay_"))
-    try:
-        rows = measure(folder, messages=asked.messages, rounds=asked.rounds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if asked.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        for row in rows:
-            target = "" if row.target is None else f"   at least {row.target:,.0f}"
-            print(f"{row.name:<40}{row.value:>12,.0f} {row.unit}{target}")
-    return 0 if all(row.met for row in rows) else 1
-
-
-def measure(folder: Path, *, messages: int, rounds: int) -> list[Row]:
+def replaying(folder: Path, scale: float) -> list[Row]:
     """Messages a second, without and with state."""
     settings = Settings(reserve_bytes=1 << 20, seal_after_ms=0)
+    folder = folder / "replaying"
+    messages = max(1_000, int(MILLION * scale))
     with Broker.open(folder / "home", upkeep="none", settings=settings) as broker:
         fill(broker, messages)
         spark = session.start()
@@ -104,15 +81,17 @@ def measure(folder: Path, *, messages: int, rounds: int) -> list[Row]:
             )
             run(spec, broker, spark=spark, folder=folder, hour=0)
             rates = []
-            for i in range(rounds):
+            for i in range(ROUNDS):
                 started = time.monotonic()
                 report = run(spec, broker, spark=spark, folder=folder / str(i), hour=1)
                 assert report.messages == report.rows == messages
                 rates.append(messages / (time.monotonic() - started))
                 shutil.rmtree(folder / str(i))
             target = None if state else TARGET
-            rows.append(Row(f"replay of sealed 200 B{name}", float(np.median(rates)), "/s", target))
+            what = f"replay {messages:,} sealed messages of {BODY_BYTES} B{name}"
+            rows.append(Row(what, float(np.median(rates)), "msg/s", target))
         spark.stop()
+    shutil.rmtree(folder)
     return rows
 
 
@@ -148,7 +127,3 @@ def fill(broker: Broker, messages: int) -> None:
             broker.send(TOPIC, pa.table(sent))
     while broker.seal(limit_bytes=1 << 30)["segments"]:
         pass
-
-
-if __name__ == "__main__":
-    sys.exit(main())

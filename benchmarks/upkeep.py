@@ -4,29 +4,18 @@ A measurement is a function in MEASUREMENTS: it gets a Bench, an open broker and
 answers rows. ``python -m benchmarks.upkeep --help`` for the sizes.
 """
 
-import argparse
-import json
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from benchmarks.measured import Bench, Row, bodies, line, seconds, table
+from benchmarks.measured import BODY_BYTES, Bench, Row, bodies, run, seconds, with_broker
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.filter.expression import compile_filter
-from rmq_pipeline.flight.serve import SWITCH_INTERVAL_S, calm_garbage_collection
 
 #: Messages of one send.
 BATCH = 10_000
@@ -330,45 +319,9 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 def main() -> int:
     """Measure, print, and say by the exit code whether the targets were met."""
-    arguments = _arguments()
-    # As in the broker's process: what a busy thread and the collector cost everyone else.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    calm_garbage_collection()
-    folder = Path(tempfile.mkdtemp(prefix=".rmq-bench-", dir=arguments.home or Path.cwd()))
-    bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True))
-    rows: list[Row] = []
-    try:
-        # The caller is a thread, as those of a door: the main thread has signals to handle.
-        with ThreadPoolExecutor(1) as caller, bar:
-            task = bar.add_task("")
-            for name in arguments.only or MEASUREMENTS:
-                bar.update(task, description=name)
-                with Broker.open(folder / name, upkeep="none") as broker:
-                    bench = Bench(folder, broker, arguments.scale)
-                    found = caller.submit(MEASUREMENTS[name], bench).result()
-                shutil.rmtree(folder / name)
-                rows.extend(found)
-                if not arguments.json:
-                    for row in found:
-                        bar.console.print(line(row))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    load = os.getloadavg()
-    if arguments.json:
-        facts = [{**asdict(row), "met": row.met} for row in rows]
-        print(json.dumps({"rows": facts, "cores": os.cpu_count(), "load": load}, indent=2))
-    else:
-        Console().print(table(rows, load))
-    return 0 if all(row.met for row in rows) else 1
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, help="some measurements")
-    parser.add_argument("--scale", type=float, default=1.0, help="measure with so much more")
-    parser.add_argument("--home", type=Path, default=None, help="where to write: its disk counts")
-    return parser.parse_args()
+    measurements = {name: with_broker(measure) for name, measure in MEASUREMENTS.items()}
+    title = f"Upkeep and filters: {BODY_BYTES:,} B bodies, sync flush"
+    return run(measurements, title=title, description=__doc__)
 
 
 if __name__ == "__main__":

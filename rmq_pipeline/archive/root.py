@@ -26,7 +26,7 @@ class Root(ABC):
 
     #: How another process opens it: a path, or the URI of a file system.
     address: str
-    #: A file can have two names.
+    #: A file can have two names: it is a LocalRoot then.
     has_links: bool
 
     @abstractmethod
@@ -52,10 +52,6 @@ class Root(ABC):
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
         """Give a file another name, in place of what has that; FileNotFoundError."""
-
-    @abstractmethod
-    def link(self, old: str, new: str) -> None:
-        """Give a file a second name, in place of what has that; only with ``has_links``."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -161,8 +157,8 @@ class LocalRoot(Root):
         (self.folder / new).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / old).rename(self.folder / new)
 
-    @override
     def link(self, old: str, new: str) -> None:
+        """Give a file a second name, in place of what has that; only with ``has_links``."""
         target = self.folder / new
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -259,10 +255,6 @@ class RemoteRoot(Root):
     def rename(self, old: str, new: str) -> None:
         self._files.create_dir(self._at(new).rpartition("/")[0], recursive=True)
         self._files.move(self._at(old), self._at(new))
-
-    @override
-    def link(self, old: str, new: str) -> None:
-        raise NotImplementedError("This file system has no hard links.")
 
     @override
     def delete(self, path: str) -> None:

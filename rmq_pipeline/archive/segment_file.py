@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rmq_pipeline.archive import key_index
-from rmq_pipeline.archive.root import Root
+from rmq_pipeline.archive.root import LocalRoot, Root
 from rmq_pipeline.archive.segment import (
     HIDDEN,
     INDEX,
@@ -178,7 +178,7 @@ def sync_shown(root: Root, segments: Iterable[Segment]) -> None:
 
 def show(root: Root, segments: Iterable[Segment]) -> None:
     """Let globs see these segments: they count from now on."""
-    if root.has_links:
+    if isinstance(root, LocalRoot) and root.has_links:
         for segment in segments:
             root.link(segment.kept, segment.relative)
 

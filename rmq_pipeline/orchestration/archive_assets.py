@@ -1,6 +1,7 @@
 """The archive in Dagster: what sealing, merging and expiry have done, and what is there now."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -26,10 +27,14 @@ from rmq_pipeline.orchestration.windows import JOBS, Fence, Report, UpkeepJob, W
 from rmq_pipeline.spark.merging import merge_all
 from rmq_pipeline.spark.session import prepare_environment
 
+log = logging.getLogger(__name__)
+
 SEAL: Final = "seal"
 COMPACT: Final = "compact"
 EXPIRE: Final = "expire"
 NAMES: Final = (SEAL, COMPACT, EXPIRE)
+#: What sealing does for the kept history of events and states.
+_HISTORY: Final = ("event_rows", "snapshot_rows", "merged_event_rows", "forgotten_files")
 #: Topics that a materialization lists, those with the most bytes.
 _TOPICS: Final = 50
 _COLUMNS: Final = {
@@ -100,23 +105,28 @@ def compaction(
 ) -> UpkeepJob:
     """The job that merges in this process, or through Spark when there is much of it.
 
+    Where Spark does not start, this process merges that as well.
+
     Args:
         session: starts Spark.
         spark_bytes: more than this at a time is much.
     """
+    spark = _Spark(session)
 
     def call(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
         plans = client.plan_compaction(limit_bytes=8 * spark_bytes)
         large = sum(plan["bytes"] for plan in plans) > spark_bytes
-        if not large:
+        started = spark.start() if large else None
+        if started is None:
             # Slice by slice: the window's lease is renewed after each.
             plans = plans[: 1 + _within(plans, limits.COMPACT_TARGET_BYTES)]
         merged: Iterator[Segment] = (
-            merge_all(session(), plans)
-            if large
-            else (Merger.from_json(plan).run() for plan in plans)
+            (Merger.from_json(plan).run() for plan in plans)
+            if started is None
+            else merge_all(started, plans)
         )
-        report: Report = {**dict.fromkeys(JOBS[COMPACT].counts, 0), "spark": int(large)}
+        counts = dict.fromkeys(JOBS[COMPACT].counts, 0)
+        report: Report = {**counts, "spark": int(started is not None)}
         for plan, added in zip(plans, merged, strict=True):
             done = client.replace_segments(plan["inputs"], added=added.relative, window=window)
             for key in JOBS[COMPACT].counts:
@@ -124,6 +134,26 @@ def compaction(
         return report
 
     return replace(JOBS[COMPACT], call=call)
+
+
+class _Spark:
+    """Spark as far as it can be had: once it did not start it is not tried again."""
+
+    def __init__(self, session: Callable[[], Any]) -> None:
+        self._session = session
+        self._failed = False
+
+    def start(self) -> Any:
+        """The session; None where there is none."""
+        if self._failed:
+            return None
+        try:
+            return self._session()
+        except Exception:
+            # No Java, no cluster, no memory: each comes as another class.
+            log.warning("Spark did not start: this process merges.", exc_info=True)
+            self._failed = True
+            return None
 
 
 def _within(plans: list[dict[str, Any]], limit_bytes: int) -> int:
@@ -145,6 +175,8 @@ def _metadata(job: UpkeepJob, result: WindowResult, *, broker: BrokerResource) -
     raw, written = result.total("raw_bytes"), result.total("bytes")
     if raw and written:
         found |= {"raw_bytes": raw, "ratio": round(written / raw, 4)}
+    if job.name == SEAL:
+        found |= {f"history_{name}": result.total(name) for name in _HISTORY}
     found |= {f"archive_{name}": archive[name] for name in ("files", "rows", "bytes")}
     if archive["rows"]:
         found["archive_bytes_per_message"] = round(archive["bytes"] / archive["rows"], 1)

@@ -136,6 +136,7 @@ class _Task:
             side_sink=side,
             tries=config.tries,
             partitions_match=config.partitions_match,
+            publish=config.publish,
             parallelism=config.parallelism,
         )
 
@@ -178,6 +179,8 @@ def metadata(report: ReplayReport) -> dict[str, Any]:
         found["rows_behind"] = _partitions(report.behind_rows)
     if report.not_published:
         found["not_published"] = dict(report.not_published)
+    if report.published:
+        found["published"] = dict(report.published)
     walked = report.messages + report.warm_up + report.behind
     found["messages_per_second"] = round(walked / max(report.spark_s, 1e-3), 1)
     return {**found, **{name: value for name, value in facts.items() if value != ""}}

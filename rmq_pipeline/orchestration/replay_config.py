@@ -34,6 +34,13 @@ class ReplayConfig(dg.Config):
     tries: int = Field(
         default=1, ge=1, description="Calls of a message before its failure is final."
     )
+    publish: bool = Field(
+        default=False,
+        description=(
+            "Modes replace and side_sink: what the handler publishes is sent, to topics that drop"
+            " repetitions of message ids."
+        ),
+    )
     parallelism: int = Field(default=2, ge=1, description="Spark tasks, at least.")
     side_topic: str = Field(default="", description="Mode side_topic: the topic; made if need be.")
     filter: str = Field(

@@ -89,6 +89,13 @@ def unpack(payload: bytes | None, path: str | None) -> pa.Table:
     return pa.ipc.open_file(pa.py_buffer(payload)).read_all()
 
 
+def write(table: pa.Table, path: Path) -> str:
+    """An Arrow file that tasks map into memory; its path."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return str(path)
+
+
 def to_batch(rows: Sequence[Given] | Sequence[Answer], schema: pa.Schema) -> pa.RecordBatch:
     """Rows, at least one, as a record batch of GIVEN or ANSWER."""
     columns = zip(*rows, strict=True)

@@ -136,11 +136,14 @@ class Ui:
         """Until the topic's log shows that the hours have data."""
         self._eventually(lambda: set(HOURS) <= self.partitions("topic_log", "departures"))
 
-    def replay(self, consumer: SparkConsumer, **config: Any) -> dict[str, Any]:
+    def launch(self, consumer: SparkConsumer, **config: Any) -> tuple[str, str]:
+        """Launch a backfill, which begins at the daemon's next look, within half a minute."""
+        return f"replay_{consumer.spec.name}", launch(self._graphql, consumer, **config)
+
+    def finished(self, launched: tuple[str, str]) -> dict[str, Any]:
         """What the materialization of a backfill says."""
-        backfill = launch(self._graphql, consumer, **config)
+        name, backfill = launched
         self._eventually(lambda: self._is_over(backfill), within_s=200)
-        name = f"replay_{consumer.spec.name}"
         said: dict[str, Any] = self._graphql.materializations([name])[0]["metadata"]
         return said
 
@@ -170,10 +173,13 @@ def test_a_mistake_in_two_hours_is_mended_from_the_ui(ui: Ui, client: Client, si
     wrong = of_hours(read_sink(sinks / SINK))
 
     ui.wait_for_grid()
-    dry = ui.replay(AIRCRAFT_ROTATIONS, mode="dry_run")
-    late = ui.replay(LATE_SUMMARY, hours=LATE_HOURS, mode="dry_run", partitions_match=True)
+    both = (
+        ui.launch(AIRCRAFT_ROTATIONS, mode="dry_run"),
+        ui.launch(LATE_SUMMARY, hours=LATE_HOURS, mode="dry_run", partitions_match=True),
+    )
+    dry, late = map(ui.finished, both)
     untouched = files(sinks)
-    done = ui.replay(AIRCRAFT_ROTATIONS, mode="replace")
+    done = ui.finished(ui.launch(AIRCRAFT_ROTATIONS, mode="replace"))
 
     # Only those two partitions are other ones, and they are right, row by row.
     after, mended = files(sinks), of_hours(read_sink(sinks / SINK))

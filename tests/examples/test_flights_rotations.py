@@ -168,6 +168,16 @@ def week_facts() -> verify.Expected:
 
 
 @pytest.fixture(scope="module")
+def month() -> pa.Table:
+    return placed(dataset.departures(31))
+
+
+@pytest.fixture(scope="module")
+def month_facts() -> verify.Expected:
+    return verify.expected(31)
+
+
+@pytest.fixture(scope="module")
 def year_facts() -> verify.Expected:
     return verify.expected()
 
@@ -199,14 +209,20 @@ def test_week_is_right_in_batches_of_many_aircraft(
     assert_right(run, week_facts)
 
 
+@pytest.mark.parametrize("largest", [20, 600])
+def test_month_is_right_in_batches_of_many_aircraft(
+    largest: int, month: pa.Table, month_facts: verify.Expected
+) -> None:
+    run = consume_in_batches(month, random_cut(largest, largest))
+
+    assert_right(run, month_facts)
+
+
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("consumed", "largest"),
-    [
-        pytest.param(consume, 6, marks=pytest.mark.long),
-        (consume_in_batches, 20),
-        pytest.param(consume_in_batches, 600, marks=pytest.mark.long),
-    ],
+    [(consume, 6), (consume_in_batches, 20), (consume_in_batches, 600)],
 )
 def test_year_is_right_however_batches_are_cut(
     consumed: Callable[[pa.Table, Callable[[], int]], Run],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import dagster as dg
 import pyarrow.dataset as ds
@@ -12,13 +12,13 @@ import pytest
 from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.clock import Clock, ManualClock
+from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.archive_assets import archive_assets
+from rmq_pipeline.orchestration.archive_assets import archive_assets, compaction
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.due_work import Memory, wanted_upkeep
 from rmq_pipeline.orchestration.upkeep_assets import asset_key, op_name
-from rmq_pipeline.orchestration.windows import JOBS
+from rmq_pipeline.orchestration.windows import JOBS, Report
 from tests.broker.archive_home import (
     HOUR_MS,
     by_glob,
@@ -30,11 +30,6 @@ from tests.broker.archive_home import (
     opened,
 )
 from tests.broker.sealed_home import messages
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -64,6 +59,8 @@ def _plain(value: dg.MetadataValue[Any]) -> Any:
 def test_sealing_says_what_is_in_the_archive(broker: Broker, resource: BrokerResource) -> None:
     broker.create_topic("t", queues=2)
     broker.send("t", messages(100, body_bytes=1000))
+    broker.create_group("readers")
+    broker.ack(broker.receive("t", "readers", limit=3)["receipt_handle"].to_pylist())
 
     found = materialize(resource, "seal")
 
@@ -73,6 +70,8 @@ def test_sealing_says_what_is_in_the_archive(broker: Broker, resource: BrokerRes
     assert 100 * 1000 < found["raw_bytes"] < 150 * 1000
     assert (found["archive_files"], found["archive_rows"]) == (2, 100)
     assert found["archive_bytes"] == size
+    # What happened to three messages, delivered and settled.
+    assert found["history_event_rows"] == found["event_rows"] >= 6
     assert found["topics"] == [{"topic": "t", "files": 2, "rows": 100, "bytes": size}]
 
 
@@ -102,6 +101,29 @@ def test_merging_says_what_became_of_what(
     assert found["archive_files"] == len(by_manifest(home)) < 24
     assert everything(broker).equals(before)
     assert offsets_in(by_manifest(home)) == offsets_in(by_glob(home)) == kept(broker)
+
+
+def test_what_is_much_is_merged_without_spark_where_it_does_not_start(
+    broker: Broker, client: Client
+) -> None:
+    fill(broker)
+    before, asked = everything(broker), []
+
+    def no_java() -> NoReturn:
+        asked.append(1)
+        raise RuntimeError("Java gateway process exited before sending its port number.")
+
+    job = compaction(no_java, spark_bytes=1)
+    epoch = client.open_window(job.window, owner="test", duration_ms=60_000)["epoch"]
+    reports: list[Report] = []
+    while not reports or job.work_of(reports[-1]):
+        reports.append(job.call(client, wait_ms=0, window=(job.window, epoch)))
+
+    assert len(asked) == 1
+    assert not any(report["spark"] for report in reports)
+    assert sum(report["compactions"] for report in reports) >= 2
+    assert client.compact()["compactions"] == 0
+    assert everything(broker).equals(before)
 
 
 def test_expiry_says_what_went(

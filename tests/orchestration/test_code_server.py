@@ -20,7 +20,7 @@ CODE = """
 import json
 import os
 import sys
-import time
+import threading
 from pathlib import Path
 
 import dagster as dg
@@ -34,8 +34,7 @@ def endless(context: dg.AssetExecutionContext) -> None:
     facts = {"pid": os.getpid(), "imported_in": IMPORTED_IN, "modules": list(sys.modules)}
     (FOLDER / "new").write_text(json.dumps({**facts, "run_id": context.run_id}))
     (FOLDER / "new").rename(FOLDER / f"{context.run.tags['wanted']}.json")
-    while True:
-        time.sleep(0.1)
+    threading.Event().wait()
 
 
 @dg.sensor(

@@ -20,15 +20,14 @@ from tests.conftest import Eventually
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
 
 CODE = """
-import time
+import threading
 
 import dagster as dg
 
 
 @dg.asset
 def endless() -> None:
-    while True:
-        time.sleep(0.1)
+    threading.Event().wait()
 
 
 @dg.sensor(target=endless, default_status=dg.DefaultSensorStatus.RUNNING)
@@ -56,10 +55,22 @@ defs = dg.Definitions(
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with code to load."""
-    folder = tmp_path / "project"
+    return begun(tmp_path / "project")
+
+
+def begun(folder: Path) -> Path:
     folder.mkdir()
     (folder / "sample_defs.py").write_text(CODE)
     return folder
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    """For tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("running")
+    with server(folder / "dagster_home", begun(folder / "project")) as dagster:
+        yield dagster
+    assert not living(folder / "dagster_home")
 
 
 @pytest.fixture
@@ -99,42 +110,36 @@ def test_sensors_tick_and_stop_ends_everything(
     assert (dagster_home / "dagster.yaml").exists()
 
 
-def test_a_process_that_dies_is_started_anew(
-    dagster_home: Path, project: Path, eventually: Eventually
-) -> None:
-    with server(dagster_home, project) as dagster:
-        before = dagster.pids()
-        os.kill(before["webserver"], signal.SIGKILL)
+def test_a_process_that_dies_is_started_anew(running: DevServer, eventually: Eventually) -> None:
+    before, restarts = running.pids(), running.restarts
+    os.kill(before["webserver"], signal.SIGKILL)
 
-        def answers() -> bool:
-            try:
-                return dagster.graphql.readiness(since_s=0).ready
-            except OSError:
-                return False
+    def answers() -> bool:
+        try:
+            return running.graphql.readiness(since_s=0).ready
+        except OSError:
+            return False
 
-        eventually(lambda: dagster.pids()["webserver"] != before["webserver"])
-        eventually(answers, within_s=60)
-        assert dagster.restarts == 1
+    eventually(lambda: running.pids()["webserver"] != before["webserver"])
+    eventually(answers, within_s=60)
+    assert running.restarts == restarts + 1
 
 
-def test_a_job_is_launched_with_its_config(
-    dagster_home: Path, project: Path, eventually: Eventually
-) -> None:
+def test_a_job_is_launched_with_its_config(running: DevServer, eventually: Eventually) -> None:
     def config(**values: str) -> dict[str, object]:
         return {"ops": {"hello": {"config": values}}}
 
-    with server(dagster_home, project) as dagster:
-        graphql = dagster.graphql
-        good = graphql.launch("greet", location=LOCATION, config=config(who="you"))
-        bad = graphql.launch("greet", location=LOCATION, config=config(who="nobody"))
+    graphql = running.graphql
+    good = graphql.launch("greet", location=LOCATION, config=config(who="you"))
+    bad = graphql.launch("greet", location=LOCATION, config=config(who="nobody"))
 
-        with pytest.raises(ValueError, match="who"):
-            graphql.launch("greet", location=LOCATION, config=config(name="you"))
-        with pytest.raises(ValueError, match="is not launched"):
-            graphql.launch("leave", location=LOCATION, config={})
-        eventually(lambda: graphql.status(good) == "SUCCESS", within_s=60)
-        eventually(lambda: graphql.status(bad) == "FAILURE", within_s=60)
-        assert graphql.status("00000000-0000-0000-0000-000000000000") == ""
+    with pytest.raises(ValueError, match="who"):
+        graphql.launch("greet", location=LOCATION, config=config(name="you"))
+    with pytest.raises(ValueError, match="is not launched"):
+        graphql.launch("leave", location=LOCATION, config={})
+    eventually(lambda: graphql.status(good) == "SUCCESS", within_s=60)
+    eventually(lambda: graphql.status(bad) == "FAILURE", within_s=60)
+    assert graphql.status("00000000-0000-0000-0000-000000000000") == ""
 
 
 def test_processes_end_with_their_supervisor(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,15 +23,3 @@ def spark() -> Iterator[SparkSession]:
         started = session.start()
         yield started
         started.stop()
-
-
-@pytest.fixture(scope="session")
-def free_address() -> Callable[[], str]:
-    """``free_address()``: a port of the loopback that nobody has."""
-
-    def find() -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
-
-    return find

@@ -1,6 +1,5 @@
 """The walk of a replay: roles, failures that are final, and groups longer than a chunk."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.spark.group_walk import Rules
 from rmq_pipeline.spark.handler import MESSAGES, RESULT, Outcome
-from rmq_pipeline.spark.replay.task import chunks
+from rmq_pipeline.spark.replay.arranging import chunks
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     RANGE,
@@ -186,10 +185,8 @@ def test_without_order_a_failure_stops_nobody() -> None:
     assert [body for _, body, _ in rows(done)] == ["1", "3"]
 
 
-def batches(table: pa.Table, rows_each: int) -> Sequence[pa.RecordBatch]:
-    flags = pa.repeat(True, table.num_rows)
-    sent = table.append_column("keys_is_null", flags).append_column("properties_is_null", flags)
-    return list(sent.combine_chunks().to_batches(max_chunksize=rows_each))
+def cut(table: pa.Table, rows_each: int) -> list[pa.Table]:
+    return [table.slice(at, rows_each) for at in range(0, table.num_rows, rows_each)]
 
 
 @given(
@@ -202,7 +199,7 @@ def test_chunks_are_whole_groups_but_for_long_ones(
 ) -> None:
     table = messages(*((f"g{i}", "x", RANGE) for i, size in enumerate(sizes) for _ in range(size)))
 
-    found = list(chunks(batches(table, batch), rows=chunk))
+    found = list(chunks(cut(table, batch), rows=chunk))
 
     assert pa.concat_tables([t for t, _ in found]).equals(table)
     for (one, goes_on), (following, _) in pairwise(found):

@@ -1,11 +1,8 @@
-"""A sink has each row once, whatever happens to tasks, their copies, windows and partitions."""
+"""A sink has each row once, whatever happens to windows and partitions."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,153 +10,30 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.lake import publication, readers
-from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
-from tests.spark.cluster import ROOT, Cluster
-from tests.spark.handlers import SINK, placed
+from rmq_pipeline.spark.consumer import run_window
+from tests.spark.handlers import SINK
+from tests.spark.sink_home import GROUP, bodies_in, counting, next_window, opened, send, spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.conftest import Eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
-TOPIC, GROUP = "steps", "walkers"
-#: Enough for two tasks.
-MESSAGES = 1_200
 HOUR = "1970-01-01T00"
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    settings = Settings(reserve_bytes=1024 * 1024)
-    with Broker.open(tmp_path / "home", upkeep="none", settings=settings) as broker:
-        broker.create_topic(TOPIC, queues=2)
-        broker.create_group(GROUP)
+    with opened(tmp_path / "home") as broker:
         yield broker
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "sink"
-
-
-def send(broker: Broker, *bodies: bytes) -> None:
-    columns = {"body": list(bodies), "born_at_ms": [0] * len(bodies)}
-    broker.send(TOPIC, pa.table(columns))
-
-
-def bodies_in(folder: Path) -> list[bytes]:
-    return sorted(readers.sink_table(folder, columns=["body"])["body"].to_pylist())
-
-
-def on_disk(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.glob("hour=*/*.parquet")}
-
-
-def counting(broker: Broker, group: str = GROUP) -> set[str]:
-    return set(broker.sink_files(group)["path"].to_pylist())
-
-
-def next_window(broker: Broker, folder: Path, group: str = GROUP) -> int:
-    """A window that finds nothing to do; how many files it swept."""
-
-    def no_spark() -> SparkSession:
-        raise AssertionError("there is nothing to do")
-
-    report = run_window(spec(folder, group), broker, spark=no_spark, owner="next", idle_s=0.1)
-    assert report.ended == "idle"
-    return report.swept_files
-
-
-def spec(folder: Path, group: str = GROUP) -> ConsumerSpec:
-    return ConsumerSpec(
-        name=group,
-        topic=TOPIC if group == GROUP else group,
-        group=group,
-        handler=placed,
-        sink=folder,
-        sink_schema=SINK,
-        sink_offsets=True,
-    )
-
-
-# ------------------------------------------------------------------------------ tasks on a cluster
-
-
-@pytest.fixture(scope="module")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, free_address: Callable[[], str]
-) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster") / "spark", address=free_address()) as cluster:
-        yield cluster
-
-
-#: What goes wrong in the first attempt of each of two tasks, and how many files that leaves behind.
-FAULTS: dict[str, int] = {"raises": 2, "dies": 2, "kills_executor": 2, "hangs": 1}
-SPECULATION = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.multiplier": "1.1",
-    "spark.speculation.quantile": "0.5",
-    "spark.speculation.minTaskRuntime": "3s",
-}
-
-
-@pytest.mark.timeout(900)
-def test_every_row_is_there_once_when_tasks_fail_die_lose_their_executor_or_have_copies(
-    broker: Broker, tmp_path: Path, cluster: Cluster, eventually: Eventually
-) -> None:
-    cluster.wait(eventually)
-    sent = sorted([b"slow", *(f"{i:04}".encode() for i in range(1, MESSAGES))])
-    for fault in FAULTS:
-        broker.create_topic(fault, queues=2)
-        broker.create_group(fault)
-        broker.send(fault, pa.table({"body": sent, "born_at_ms": [0] * MESSAGES}))
-
-    with FlightServer(broker) as server:
-        windows = [
-            {
-                "topic": fault,
-                "group": fault,
-                "sink": str(tmp_path / fault),
-                "handler": f"tests.spark.faulty:{fault}",
-                "owner": "test",
-                "idle_s": 0.5,
-            }
-            for fault in FAULTS
-        ]
-        settings = {**cluster.settings(), **SPECULATION}
-        reports = run_windows(flight=server.address, settings=settings, windows=windows)
-
-    for (fault, left_behind), report in zip(FAULTS.items(), reports, strict=True):
-        folder = tmp_path / fault
-        assert (report["acked"], report["files"], report["lost"]) == (MESSAGES, 2, 0), fault
-        assert bodies_in(folder) == sent, fault
-        named = counting(broker, fault)
-        unnamed = on_disk(folder) - named
-        assert len(unnamed) >= left_behind, fault
-        assert next_window(broker, folder, fault) == len(unnamed), fault
-        assert on_disk(folder) == named, fault
-        assert bodies_in(folder) == sent, fault
-
-
-def run_windows(**how: Any) -> list[dict[str, Any]]:
-    """Windows in a process of its own; their reports."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.window_process", json.dumps(how)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 # ----------------------------------------------------------------------------- replaced partitions

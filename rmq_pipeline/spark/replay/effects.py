@@ -1,9 +1,11 @@
 """What becomes of a replay's rows: compared, put in the place of others, or into another sink."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -12,10 +14,13 @@ from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import manifest, publication
-from rmq_pipeline.spark.replay import comparison, staged
+from rmq_pipeline.spark import parcel
+from rmq_pipeline.spark.replay import comparison, onward, staged, stages
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.reading import Wanted
 from rmq_pipeline.spark.replay.settled import Settled, dead_lettered
 from rmq_pipeline.spark.replay.source import Source
+from rmq_pipeline.spark.replay.task import hours_part
 from rmq_pipeline.spark.replay.topic_log import Range
 from rmq_pipeline.spark.replay.walk import FAILED
 
@@ -44,6 +49,8 @@ class Found:
     #: Message groups whose state is not the recorded one.
     differ: pa.Array
     counts: dict[str, int]
+    #: topic -> messages to be sent onward, schema.SEND.
+    onward: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls) -> "Found":
@@ -85,7 +92,7 @@ class Effects:
         self._plan, self._client, self._range = plan, client, wanted
         self._target, self._scratch, self._report = target, scratch, report
 
-    def finish(self, messages: "DataFrame | None", *, snapshot: Snapshot, found: Found) -> None:
+    def finish(self, source: Source, *, snapshot: Snapshot, found: Found) -> None:
         """Do with the rows what the plan says.
 
         Raises:
@@ -93,9 +100,11 @@ class Effects:
             SinkChangedError: the files to be replaced do not count any more.
         """
         if self._plan.mode == "dry_run":
+            messages = source.of(lambda segment: segment.may_hold(self._range))
             if messages is not None:
                 self._compare(messages, snapshot=snapshot, found=found)
         elif self._plan.mode == "side_sink":
+            self._send(found)
             self._publish_side(found)
         else:
             self._replace(snapshot, found)
@@ -148,6 +157,8 @@ class Effects:
         except RequestError:
             staged.delete(spec.sink, found.files)
             raise
+        # Before the replay counts as done: one that ends in between sends the same ids again.
+        self._send(found)
         removed = snapshot.files["path"].to_pylist()
         if removed or found.files.num_rows:
             publication.replace(
@@ -164,6 +175,11 @@ class Effects:
         known = [self._client.sink_files(spec.group, removed=gone) for gone in (False, True)]
         paths = [path for files in known for path in files["path"].to_pylist()]
         staged.sweep(spec.sink, label=plan.label, counting=paths)
+
+    def _send(self, found: Found) -> None:
+        self._report.published = onward.send_onward(
+            self._client, found.onward, replay_id=self._plan.replay_id
+        )
 
     def _check_range(self, files: pa.Table) -> None:
         outside = set(files["partition"].to_pylist()) - set(self._plan.partitions)
@@ -200,7 +216,9 @@ class Effects:
         staged.sweep(folder, label=plan.label, counting=counting["path"].to_pylist())
         self._report.replaced_files = before.files.num_rows - sum(kept)
 
-    def look_behind(self, source: Source, *, stretches: pa.Table, found: Found) -> None:
+    def look_behind(
+        self, source: Source, *, wanted: Wanted, stretches: pa.Table, found: Found
+    ) -> None:
         """Find the later partitions that the new state would change."""
         report = self._report
         report.states_differ = len(found.differ)
@@ -219,30 +237,25 @@ class Effects:
                     changed, partition_time=self._plan.spec.partition_time, added_only=True
                 )
         if len(found.differ):
-            report.later = self._hours_behind(source, stretches, groups=found.differ)
+            differ = pc.is_in(stretches["message_group"], found.differ)
+            ends = stretches.select(["message_group", "last_queue", "last"]).filter(differ)
+            report.later = self._hours_behind(source, wanted, ends=ends)
 
-    def _hours_behind(self, source: Source, stretches: pa.Table, *, groups: pa.Array) -> list[str]:
+    def _hours_behind(self, source: Source, wanted: Wanted, *, ends: pa.Table) -> list[str]:
         """The hours of what these message groups have behind the range."""
-        from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-        wanted = stretches.select(["message_group", "last_queue", "last"]).filter(
-            pc.is_in(stretches["message_group"], groups)
-        )
         first: dict[int, int] = {}
         for queue_id, last in zip(
-            wanted["last_queue"].to_pylist(), wanted["last"].to_pylist(), strict=True
+            ends["last_queue"].to_pylist(), ends["last"].to_pylist(), strict=True
         ):
             first[queue_id] = min(last, first.get(queue_id, last))
         # A group that has moved since goes on in a queue that is not looked at before its end.
-        messages = source.of(lambda segment: segment.end > first.get(segment.queue_id, -1))
-        if messages is None:
-            return []
-        ends = F.broadcast(source.spark.createDataFrame(wanted))
-        later = messages.join(ends, "message_group").filter(
-            (F.col("queue_id") != F.col("last_queue")) | (F.col("queue_offset") > F.col("last"))
+        files = source.files(lambda segment: segment.end > first.get(segment.queue_id, -1))
+        task = partial(
+            hours_part,
+            wanted=wanted,
+            ends=parcel.write(ends, self._scratch / "ends.arrow"),
+            scratch=self._scratch,
         )
-        time = self._range.time()
-        hour = F.date_format(F.timestamp_millis(time), "yyyy-MM-dd'T'HH").alias("hour")
-        later = later.filter(time >= self._plan.to_ms).select(hour).distinct()
-        found: list[str] = later.toArrow()["hour"].to_pylist()
-        return sorted(found)
+        found = stages.run(source.spark, stages.by_length(files), task=task)
+        hours = {hour for table in found.get("hours", []) for hour in table["hour"].to_pylist()}
+        return [str(np.datetime64(hour, "h")) for hour in sorted(hours)]

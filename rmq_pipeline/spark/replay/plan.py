@@ -16,6 +16,11 @@ from rmq_pipeline.spark.spec import ConsumerSpec
 Mode = Literal["replace", "side_sink", "dry_run"]
 _COLUMNS: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
 
+#: What of a report is no number and no name.
+_TABLES: Final = frozenset(
+    {"outcomes", "changed", "later", "behind_rows", "not_published", "published"}
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
@@ -40,6 +45,8 @@ class ReplayPlan:
     tries: int = 1
     #: The sink's partitions hold the rows of messages of the same hour, though names do not say so.
     partitions_match: bool = False
+    #: What the handler publishes is sent: to topics that drop repetitions, so it is there once.
+    publish: bool = False
     #: Tasks, at least.
     parallelism: int = 2
 
@@ -59,6 +66,8 @@ class ReplayPlan:
             raise RequestError("Mode side_sink needs a folder, and no other mode takes one.")
         if self.side_sink is not None and self.side_sink == self.spec.sink:
             raise RequestError(f"The side sink {self.side_sink} is the sink of the consumer.")
+        if self.publish and self.mode == "dry_run":
+            raise RequestError("A dry run publishes nothing.")
         if self.tries < 1:
             raise RequestError(f"tries is {self.tries} and must be positive.")
 
@@ -116,8 +125,10 @@ class ReplayReport:
     bytes: int = 0
     #: Files that count no longer.
     replaced_files: int = 0
-    #: topic -> messages that the handler would send; a replay sends none of them.
+    #: topic -> messages that the handler would send, where the replay sends none.
     not_published: dict[str, int] = field(default_factory=dict)
+    #: topic -> messages sent now; those that an earlier attempt had sent are left out.
+    published: dict[str, int] = field(default_factory=dict)
     #: Rows that are only in the replay, and only in the sink, by partition; dry runs alone.
     rows_added: int = 0
     rows_removed: int = 0
@@ -143,7 +154,5 @@ class ReplayReport:
     def facts(self) -> dict[str, Any]:
         """Its numbers and names, without tables."""
         return {
-            name: getattr(self, name)
-            for name in self.__dataclass_fields__
-            if name not in ("outcomes", "changed", "later", "behind_rows", "not_published")
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _TABLES
         }

@@ -116,7 +116,7 @@ def publish_again(
             for batch in _batches(page, wanted, rows=pace.batch_rows):
                 report.wanted += batch.num_rows
                 pace.wait(batch.num_rows)
-                report.stored += _send(client, plan.side_topic, messages=copies(batch, plan))
+                report.stored += send(client, plan.side_topic, messages=copies(batch, plan))
                 if time.monotonic() - told >= _TELL_EVERY_S:
                     told = time.monotonic()
                     on_progress("sent", {"messages": report.stored})
@@ -215,8 +215,8 @@ def _batches(page: pa.Table, wanted: Filter, *, rows: int) -> Iterator[pa.Table]
         yield page.slice(start, rows)
 
 
-def _send(client: Client, topic: str, *, messages: pa.Table) -> int:
-    """How many were stored and had not been before."""
+def send(client: Client, topic: str, *, messages: pa.Table) -> int:
+    """Send messages to a topic that drops repetitions; how many had not been stored before."""
     pause = threading.Event()
     for tries_left in reversed(range(_TRIES)):
         try:

@@ -1,13 +1,15 @@
 """Replay: a range of a topic through its consumer again, beside the living group.
 
-The messages come from the segments, read by Spark; the group's progress, leases and state are not
-touched, and nothing that the handler publishes is sent.
+The messages come from the segments, read by Spark's tasks; the group's progress, leases and state
+are not touched, and nothing that the handler publishes is sent unless the plan says so.
 """
 
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,24 +18,31 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark import parcel
 from rmq_pipeline.spark.group_walk import Rules
-from rmq_pipeline.spark.parcel import ANSWER, ANSWER_DDL, answers, unpack
-from rmq_pipeline.spark.replay import surroundings
+from rmq_pipeline.spark.replay import onward, stages, surroundings
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
+from rmq_pipeline.spark.replay.places import together
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay.reading import Wanted
 from rmq_pipeline.spark.replay.settled import PLACE, Settled, settled
 from rmq_pipeline.spark.replay.source import Source
-from rmq_pipeline.spark.replay.task import Assignment, sent, work
+from rmq_pipeline.spark.replay.task import (
+    ONWARD,
+    Assignment,
+    count_part,
+    deal_part,
+    place_part,
+    walk_part,
+)
 from rmq_pipeline.spark.replay.topic_log import Range, TopicLog
 from rmq_pipeline.spark.replay.walk import FAILED, Course
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 Progress = Callable[[str, dict[str, Any]], None]
 
-#: Messages of one task, about: its rows are sorted in memory or spilled.
-ROWS_PER_TASK: Final = 500_000
 #: Times that sink and progress are looked at until they are of one moment.
 _LOOKS: Final = 100
 
@@ -72,7 +81,8 @@ class Replay:
         if plan.mode == "replace" and done_before(plan, self._client, report=self.report):
             return
         plan.folder.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder))
+        # Tasks may run in another working directory.
+        self._scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder)).absolute()
         try:
             self._replay()
         finally:
@@ -80,16 +90,17 @@ class Replay:
         self.report.seconds = time.monotonic() - started
 
     def _replay(self) -> None:
+        if self._plan.publish:
+            onward.check_topics(self._client, self._plan.spec.publishes)
         snapshot = self._snapshot()
         # Listed after the snapshot: what is settled is stored, and must not be missed.
         self._log = TopicLog(self._client, self._plan.spec.topic)
         started = time.monotonic()
         source = self._source(snapshot.settled)
-        messages = source.of(lambda segment: segment.may_hold(self._range))
         found, course = Found.nothing(), None
-        if messages is not None:
+        if source.files(lambda segment: segment.may_hold(self._range)):
             self._count_open(source, snapshot.settled)
-            course = self._course(messages)
+            course = self._course(source)
             found = self._walk(source, course)
         self._count(found)
         self._tell("walked", dict(found.counts))
@@ -101,9 +112,12 @@ class Replay:
             scratch=self._scratch,
             report=self.report,
         )
-        effects.finish(messages, snapshot=snapshot, found=found)
+        effects.finish(source, snapshot=snapshot, found=found)
         if course is not None:
-            effects.look_behind(source, stretches=course.stretches, found=found)
+            settled_only = self._wanted(source, course=None)
+            effects.look_behind(
+                source, wanted=settled_only, stretches=course.stretches, found=found
+            )
         self.report.spark_s = time.monotonic() - started
 
     def _count(self, found: Found) -> None:
@@ -114,11 +128,12 @@ class Replay:
         report.rows = sum(found.files["rows"].to_pylist())
         report.files = found.files.num_rows
         report.bytes = sum(found.files["bytes"].to_pylist())
-        report.not_published = {
-            what.partition("/")[2]: n
-            for what, n in found.counts.items()
-            if what.startswith("publish/")
-        }
+        if not self._plan.publish:
+            report.not_published = {
+                what.partition("/")[2]: n
+                for what, n in found.counts.items()
+                if what.startswith("publish/")
+            }
 
     def _snapshot(self) -> Snapshot:
         """What counts, and what is settled: no settle with files lies between the two looks."""
@@ -152,21 +167,27 @@ class Replay:
         unread = any(done.cursors.get(q, 0) < end for q, end in self._log.ends.items())
         if not unread and not done.open.num_rows:
             return
+        settled_only = self._wanted(source, course=None)
+        everything = replace(settled_only, cursors=self._log.ends, open=None)
+        parts = stages.by_length(source.files(lambda segment: segment.may_hold(self._range)))
         counts = []
-        for settled_only in (False, True):
-            some = source.of(
-                lambda segment: segment.may_hold(self._range), settled_only=settled_only
-            )
-            counts.append(0 if some is None else some.filter(self._range.holds()).count())
+        for wanted in (everything, settled_only):
+            task = partial(count_part, wanted=wanted, scratch=self._scratch)
+            found = stages.run(source.spark, parts, task=task)["count"]
+            counts.append(sum(table["n"][0].as_py() for table in found))
         self.report.not_settled = counts[0] - counts[1]
 
-    def _course(self, messages: "DataFrame") -> "surroundings.Surroundings | None":
+    def _course(self, source: Source) -> surroundings.Surroundings | None:
         spec = self._plan.spec
         if spec.state is None:
             return None
+        files = source.files(lambda segment: segment.may_hold(self._range))
+        wanted = self._wanted(source, course=None)
+        placing = partial(place_part, wanted=wanted, scratch=self._scratch)
+        found = stages.run(source.spark, stages.by_length(files), task=placing)
         course = surroundings.find_course(
             self._client,
-            messages.filter(self._range.holds()),
+            together(found["places"]),
             group=spec.group,
             topic=spec.topic,
             state=spec.state,
@@ -176,39 +197,46 @@ class Replay:
         self._tell("states", {"message_groups": course.stretches.num_rows})
         return course
 
-    def _walk(self, source: Source, course: "surroundings.Surroundings | None") -> Found:
-        from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-        messages = source.of(
+    def _walk(self, source: Source, course: surroundings.Surroundings | None) -> Found:
+        files = source.files(
             lambda s: s.may_hold(self._range) or (course is not None and course.reads(s))
         )
-        assert messages is not None
-        chosen = sent(surroundings.with_roles(messages, wanted=self._range, course=course))
-        if self._plan.spec.order_by is not None:
-            alone = F.concat_ws("-", F.lit(" "), "queue_id", "queue_offset")
-            tasks = max(self._plan.parallelism, -(-self._size() // ROWS_PER_TASK))
-            chosen = chosen.repartition(tasks, F.coalesce("message_group", alone))
-            # A number first: most comparisons end with it, and never touch the texts.
-            chosen = chosen.sortWithinPartitions(
-                F.xxhash64("message_group"),
-                "message_group",
-                "stored_at_ms",
-                "queue_id",
-                "queue_offset",
+        this = self._assignment(course, wanted=self._wanted(source, course=course))
+        if not this.course.rules.ordered:
+            parts = stages.by_length(files)
+        else:
+            shares = stages.share_out(
+                files,
+                one_queue_a_group=source.log.one_queue_a_group(files),
+                parallelism=self._plan.parallelism,
             )
-        this = self._assignment(course)
-        return gathered(
-            chosen.mapInArrow(lambda batches: work(batches, this), ANSWER_DDL).toArrow()
+            parts = stages.by_queue(files)
+            if shares:
+                self._tell("dealing", {"files": shares})
+                dealing = partial(
+                    deal_part, wanted=this.wanted, files=shares, scratch=self._scratch
+                )
+                found = stages.run(source.spark, stages.by_length(files), task=dealing)
+                parts = stages.dealt_parts(found["dealt"])
+        return gathered(stages.run(source.spark, parts, task=partial(walk_part, this=this)))
+
+    def _wanted(self, source: Source, *, course: surroundings.Surroundings | None) -> Wanted:
+        left = source.settled.open
+        stretches = None if course is None else course.stretches
+        return Wanted(
+            self._range,
+            self._log.root,
+            source.settled.cursors,
+            open=self._written(left if left.num_rows else None, "open"),
+            stretches=self._written(stretches, "stretches"),
         )
 
-    def _size(self) -> int:
-        """Messages of the range, at most."""
-        n: int = sum(s.end - s.base for s in self._log.segments if s.may_hold(self._range))
-        begins = self._log.tail_begins()
-        n += sum(max(0, end - begins.get(q, 0)) for q, end in self._log.ends.items())
-        return n
+    def _written(self, table: pa.Table | None, name: str) -> str | None:
+        return None if table is None else parcel.write(table, self._scratch / f"{name}.arrow")
 
-    def _assignment(self, course: "surroundings.Surroundings | None") -> Assignment:
+    def _assignment(
+        self, course: surroundings.Surroundings | None, *, wanted: Wanted
+    ) -> Assignment:
         plan, spec = self._plan, self._plan.spec
         group = self._client.describe_group(spec.group)
         types = {t: str(self._client.describe_topic(t)["type"]) for t in spec.publishes}
@@ -221,19 +249,21 @@ class Replay:
             origin=spec.origin,
             publishes=types,
         )
-        before = after = None
-        if course is not None:
-            before = surroundings.write(course.before, self._scratch / "before.arrow")
-            after = surroundings.write(course.after, self._scratch / "after.arrow")
         return Assignment(
-            Course(rules, on_failure=group["on_failure"], tries=plan.tries),
+            Course(
+                rules,
+                on_failure=group["on_failure"],
+                tries=plan.tries,
+                publishes=plan.publish,
+            ),
+            wanted,
             filter=spec.filter,
             filter_type=spec.filter_type,
             sink=None if spec.sink is None else self._target(),
             scratch=self._scratch,
             label=plan.label,
-            before=before,
-            after=after,
+            before=self._written(None if course is None else course.before, "before"),
+            after=self._written(None if course is None else course.after, "after"),
         )
 
     def _target(self) -> Path:
@@ -268,11 +298,8 @@ def replay(
     return one.report
 
 
-def gathered(answered: pa.Table) -> Found:
+def gathered(tables: stages.Tables) -> Found:
     """What the tasks of a walk found, together."""
-    tables: dict[str, list[pa.Table]] = {}
-    for answer in answers(answered.cast(ANSWER)):
-        tables.setdefault(answer.kind, []).append(unpack(answer.payload, answer.path))
     counts: dict[str, int] = {}
     for table in tables.get("counts", []):
         for what, n in zip(table["what"].to_pylist(), table["n"].to_pylist(), strict=True):
@@ -285,4 +312,9 @@ def gathered(answered: pa.Table) -> Found:
         failed=pa.concat_tables([FAILED.empty_table(), *tables.get("failed", [])]),
         differ=pa.concat_arrays([pa.array([], pa.string()), *differ]),
         counts=counts,
+        onward={
+            kind.removeprefix(ONWARD): some
+            for kind, some in tables.items()
+            if kind.startswith(ONWARD)
+        },
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmq_pipeline.spark.replay.settled import PLACE, Settled
-from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog, frame
+from rmq_pipeline.spark.replay.topic_log import Segment, Stored, TopicLog, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,25 +19,31 @@ class Source:
 
     spark: "SparkSession"
     log: TopicLog
-    #: Paths of the files, and the folder they lie in.
-    tail: list[str]
+    #: The files, and the folder they lie in.
+    tail: list[Stored]
     folder: Path
     settled: Settled
 
-    def of(
-        self, keep: Callable[[Segment], bool], *, settled_only: bool = True
-    ) -> "DataFrame | None":
-        """The messages of those segments and of the tail, not read yet; None where there are none.
+    def files(self, keep: Callable[[Segment], bool]) -> list[Stored]:
+        """Those segments, and the tail."""
+        kept = (segment for segment in self.log.segments if keep(segment))
+        paths = (
+            Stored(f"{self.log.root}/{each.path}", each.queue_id, each.base, each.end)
+            for each in kept
+        )
+        return [*paths, *self.tail]
+
+    def of(self, keep: Callable[[Segment], bool]) -> "DataFrame | None":
+        """What is settled of those segments and of the tail, not read yet; None: there is nothing.
 
         Args:
             keep: which segments.
-            settled_only: without those that the group is not done with.
         """
         segments = [segment for segment in self.log.segments if keep(segment)]
         messages = frame(
             self.spark, self.log, segments=segments, tail=self.tail, folder=self.folder
         )
-        return self._settled(messages) if messages is not None and settled_only else messages
+        return None if messages is None else self._settled(messages)
 
     def _settled(self, messages: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: N812 - its usual name

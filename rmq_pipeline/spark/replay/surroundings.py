@@ -7,19 +7,14 @@ the next recorded state, with which the replayed one is compared.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.replay.settled import stored_at
-from rmq_pipeline.spark.replay.topic_log import Range, Segment
-from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from rmq_pipeline.spark.replay.topic_log import Segment
 
 #: Which messages of a group are walked: those behind ``low`` up to ``high`` of its queue; of a
 #: group in ``several`` queues, those behind ``low`` up to the last one in the range.
@@ -71,18 +66,17 @@ class Surroundings:
 
 
 def find_course(
-    client: Client, messages: "DataFrame", *, group: str, topic: str, state: pa.Schema
+    client: Client, places: pa.Table, *, group: str, topic: str, state: pa.Schema
 ) -> Surroundings:
     """Find the states around the messages of a range.
 
     Args:
         client: of the broker.
-        messages: of the range, and settled.
+        places: places.PLACES of what is settled in the range.
         group: whose state.
         topic: of the messages.
         state: the consumer's columns.
     """
-    places = _places(messages)
     history = client.keyed_state_history(
         group,
         topic,
@@ -107,27 +101,6 @@ def find_course(
         after=_states(moments["after"], state),
         new=pc.unique(moments["begins"]["message_group"]),
     )
-
-
-def _places(messages: "DataFrame") -> pa.Table:
-    """The first and the last message of each message group."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    order = F.struct("stored_at_ms", "queue_id", "queue_offset")
-    found = (
-        messages.filter(F.col("message_group").isNotNull())
-        .groupBy("message_group")
-        .agg(F.min(order).alias("f"), F.max(order).alias("l"))
-    )
-    return found.select(
-        "message_group",
-        F.col("f.stored_at_ms").alias("first_stored"),
-        F.col("f.queue_id").alias("first_queue"),
-        F.col("f.queue_offset").alias("first"),
-        F.col("l.stored_at_ms").alias("last_stored"),
-        F.col("l.queue_id").alias("last_queue"),
-        F.col("l.queue_offset").alias("last"),
-    ).toArrow()
 
 
 def _stretches(
@@ -181,46 +154,3 @@ def _states(rows: pa.Table, state: pa.Schema) -> pa.Table:
         for field in state
     ]
     return pa.table([kept["message_group"], *columns], names=["message_group", *state.names])
-
-
-def with_roles(messages: "DataFrame", *, wanted: Range, course: Surroundings | None) -> "DataFrame":
-    """The messages to be walked, each with its role.
-
-    Args:
-        messages: all that are settled.
-        wanted: the range.
-        course: None: the consumer keeps no state, and only the range is walked.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if course is None:
-        return messages.filter(wanted.holds()).withColumn(ROLE, F.lit(RANGE))
-    holds = F.coalesce(wanted.holds(), F.lit(False))
-    stretches = F.broadcast(messages.sparkSession.createDataFrame(course.stretches))
-    joined = messages.join(stretches, "message_group", "left")
-    here = F.struct("stored_at_ms", "queue_id", "queue_offset")
-    last = F.struct("last_stored", "last_queue", "last")
-    role = F.when(holds, RANGE).when(here < last, WARM_UP).otherwise(BEHIND)
-    return (
-        joined.filter(holds | F.coalesce(_leads(here, last), F.lit(False)))
-        .withColumn(ROLE, role)
-        .drop(*(name for name in STRETCH.names if name != "message_group"))
-    )
-
-
-def _leads(here: "Column", last: "Column") -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
-    offset = F.col("queue_offset")
-    of_one = (F.col("queue_id") == F.col("last_queue")) & (offset > F.col("low"))
-    of_one &= offset <= F.col("high")
-    low = F.struct("low_stored", "low_queue", "low")
-    of_several = (here > low) & (here < last)
-    return F.when(F.col("several"), of_several).otherwise(of_one)
-
-
-def write(table: pa.Table, path: Path) -> str:
-    """An Arrow file that tasks map into memory; its path."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return str(path)

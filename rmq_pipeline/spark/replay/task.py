@@ -1,21 +1,25 @@
-"""A Spark task of a replay: sorted messages in, files and findings out."""
+"""A Spark task of a replay: messages in, files and findings out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.group_walk import group_starts
-from rmq_pipeline.spark.handler import MESSAGES
 from rmq_pipeline.spark.job import rare_collections
-from rmq_pipeline.spark.parcel import ANSWER, Answer, pack, to_batch, unpack
+from rmq_pipeline.spark.parcel import Answer, pack, unpack
 from rmq_pipeline.spark.replay import staged
+from rmq_pipeline.spark.replay.arranging import DEALT, arranged, chunks, deal, stored
+from rmq_pipeline.spark.replay.places import PLACES, firsts_and_lasts, together
+from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
 from rmq_pipeline.spark.replay.settled import PLACE
+from rmq_pipeline.spark.replay.stages import Part
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     FAILED,
@@ -27,14 +31,14 @@ from rmq_pipeline.spark.replay.walk import (
     walk_again,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-#: Messages walked at a time; a longer group is walked in several steps.
-CHUNK_ROWS: Final = 20_000
 #: Rows of the sink that are kept before they go into files.
 FILE_ROWS: Final = 500_000
+FILE_BYTES: Final = 256 << 20
 
+_OF_PLACE: Final = ["message_group", "stored_at_ms", "queue_offset"]
+
+#: What answers with messages to be sent onward begin with; the topic follows.
+ONWARD: Final = "onward/"
 #: What the driver is told of a task's messages.
 COUNTS: Final = pa.schema([("what", pa.string()), ("n", pa.int64())])
 
@@ -44,6 +48,7 @@ class Assignment:
     """What every task of a replay is told."""
 
     course: Course
+    wanted: Wanted
     #: As the consumer receives: which messages it wants.
     filter: str
     filter_type: str
@@ -58,97 +63,56 @@ class Assignment:
     after: str | None = None
 
 
-def work(batches: Iterable[pa.RecordBatch], this: Assignment) -> Iterator[pa.RecordBatch]:
-    """Walk one partition; batches of ANSWER."""
+def walk_part(part: Part, this: Assignment) -> list[Answer]:
+    """Walk what a part has: by message group where the consumer keeps order."""
+    found = _read(part, this.wanted)
     task = _Task(this)
-    with rare_collections():
-        for messages, goes_on in chunks(batches, rows=CHUNK_ROWS):
+    with TemporaryDirectory(dir=this.scratch) as folder, rare_collections():
+        if this.course.rules.ordered:
+            found = arranged(found, folder=Path(folder))
+        for messages, goes_on in chunks(found):
             task.take(messages, goes_on=goes_on)
-    yield to_batch(task.answers(), ANSWER)
+    return task.answers()
 
 
-def chunks(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[tuple[pa.Table, bool]]:
-    """Sorted messages in tables of whole message groups; True: the last group goes on.
-
-    Only a group of more than ``rows`` messages is ever cut.
-    """
-    pending: list[pa.Table] = []
-    n = 0
-    for batch in batches:
-        pending.append(conformed(pa.Table.from_batches([batch])))
-        n += batch.num_rows
-        if n < rows:
-            continue
-        table = pa.concat_tables(pending).combine_chunks()
-        last = int(group_starts(table["message_group"])[-1])
-        if last:
-            yield table.slice(0, last), False
-            pending, n = [table.slice(last)], table.num_rows - last
-        else:
-            yield table, True
-            pending, n = [], 0
-    if n:
-        yield pa.concat_tables(pending), False
+def deal_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[Answer]:
+    """Deal the messages of a part out to files, by message group."""
+    dealt = deal(walked(list(part.files), wanted), folder=scratch / "dealt", files=files)
+    rows = [
+        {"share": share, "path": each.path, "first_ms": each.first_ms}
+        for share, each in dealt.items()
+    ]
+    table = pa.Table.from_pylist(rows, schema=DEALT)
+    return [Answer(0, "dealt", "", *pack(table, scratch, label="dealt"))]
 
 
-#: What is walked: a message as a handler is given it, and its role.
-WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
+def count_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
+    """How many messages of the range a part has."""
+    found = in_range(list(part.files), wanted, columns=["queue_offset"])
+    n = pa.table({"n": [sum(table.num_rows for table in found)]})
+    return [Answer(0, "count", "", *pack(n, scratch, label="count"))]
 
 
-def sent(messages: "DataFrame") -> "DataFrame":
-    """What goes to the tasks of messages with their roles.
-
-    A list or map that is null costs Spark's Arrow writer time with the square of a batch's rows: an
-    empty one goes instead, and a column that says so.
-    """
-    from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-    columns = []
-    for field in WALKED:
-        if field.name in _NESTED:
-            column = F.col(field.name)
-            columns.append(F.coalesce(column, _NESTED[field.name]()).alias(field.name))
-            columns.append(column.isNull().alias(_null_of(field.name)))
-        elif field.name != "delivery_attempt":
-            columns.append(F.col(field.name))
-    return messages.select(*columns)
+def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
+    """The first and the last message of the range of each message group in a part."""
+    tables = [PLACES.empty_table()]
+    for each in part.files:
+        for table in in_range([each], wanted, columns=_OF_PLACE):
+            queue_id = pa.repeat(pa.scalar(each.queue_id, pa.int32()), table.num_rows)
+            tables.append(firsts_and_lasts(table.append_column("queue_id", queue_id)))
+    return [Answer(0, "places", "", *pack(together(tables), scratch, label="places"))]
 
 
-def _no_keys() -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.array().cast("array<string>")
-
-
-def _no_properties() -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.create_map().cast("map<string,string>")
+def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Path) -> list[Answer]:
+    """The hours behind the range in which message groups go on; ``ends``: an Arrow file of them."""
+    found = hours_behind(list(part.files), wanted, ends=unpack(None, ends))
+    return [Answer(0, "hours", "", *pack(pa.table({"hour": found}), scratch, label="hours"))]
 
 
-_NESTED: Final = {"keys": _no_keys, "properties": _no_properties}
-
-
-def _null_of(name: str) -> str:
-    return f"{name}_is_null"
-
-
-def conformed(table: pa.Table) -> pa.Table:
-    """What ``sent`` sent, in the types that handlers are promised."""
-    n = table.num_rows
-    columns = []
-    for wanted in WALKED:
-        if wanted.name == "delivery_attempt":
-            columns.append(pa.repeat(pa.scalar(1, pa.int32()), n))
-            continue
-        column = table[wanted.name]
-        if column.type != wanted.type:
-            column = column.cast(wanted.type)
-        if wanted.name in _NESTED:
-            is_null = table[_null_of(wanted.name)]
-            column = pc.if_else(is_null, pa.scalar(None, wanted.type), column)
-        columns.append(column)
-    return pa.table(columns, schema=WALKED)
+def _read(part: Part, wanted: Wanted) -> Iterator[pa.Table]:
+    if part.dealt:
+        return chain.from_iterable(map(stored, part.dealt))
+    return walked(list(part.files), wanted)
 
 
 class _Task:
@@ -164,6 +128,8 @@ class _Task:
         self._failed: list[pa.Table] = []
         self._counts: dict[str, int] = {}
         self._differ: list[pa.Array] = []
+        #: What was published, on its way to the driver.
+        self._onward: list[Answer] = []
         #: queue_id -> [base, end) of the messages in the range.
         self._span: dict[int, tuple[int, int]] = {}
         #: The state of a group that goes on in the next chunk.
@@ -219,9 +185,13 @@ class _Task:
             self._count(name, done.messages[role])
         for topic, n in done.published.items():
             self._count(f"publish/{topic}", n)
+        for topic, table in done.onward:
+            parcel = pack(table, self._this.scratch, label="onward")
+            self._onward.append(Answer(0, f"{ONWARD}{topic}", "", *parcel))
         for role, tables in done.rows.items():
             self._rows[role] += tables
-            if sum(table.num_rows for table in self._rows[role]) >= FILE_ROWS:
+            n = sum(table.num_rows for table in self._rows[role])
+            if n >= FILE_ROWS or sum(t.nbytes for t in self._rows[role]) >= FILE_BYTES:
                 self._flush(role)
 
     def _widen(self, messages: pa.Table) -> None:
@@ -269,10 +239,11 @@ class _Task:
         for role, kind in ((RANGE, "files"), (BEHIND, "behind")):
             if self._files[role]:
                 found[kind] = pa.concat_tables(self._files[role])
-        return [
+        told = [
             Answer(0, kind, "", *pack(table, self._this.scratch, label=kind))
             for kind, table in found.items()
         ]
+        return [*told, *self._onward]
 
 
 def differing(one: pa.Table, other: pa.Table) -> pa.Array:

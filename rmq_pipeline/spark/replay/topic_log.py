@@ -49,6 +49,10 @@ class Range:
         """The column that is the partition time; None when it is a property."""
         return _TIMES.get(self.partition_time)
 
+    def overlaps(self, low_ms: int, high_ms: int) -> bool:
+        """Whether some of these times, the last one included, lie in the range."""
+        return high_ms >= self.from_ms and low_ms < self.to_ms
+
     def time(self) -> "Column":
         """The partition time of a message, null where it has none."""
         from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -61,6 +65,21 @@ class Range:
         """Whether a message is in the range."""
         time = self.time()
         return (time >= self.from_ms) & (time < self.to_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Messages [base, end) of a queue, in one Parquet file."""
+
+    path: str
+    queue_id: int
+    base: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.end - self.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class Segment:
         high = self.facts.get(f"max_{wanted.column}")
         if low is None or high is None:
             return True
-        return bool(high >= wanted.from_ms and low < wanted.to_ms)
+        return wanted.overlaps(low, high)
 
 
 class TopicLog:
@@ -91,13 +110,24 @@ class TopicLog:
         status = client.status()
         root = status["settings"].get("archive_root") or f"{status['home']}/topics"
         self.root = f"{root}/{topic}/{self.described['topic_id']}"
-        self.segments = _listed(self.root)
+        self.segments = listed(self.root)
         self.ends = {queue["queue_id"]: queue["max_offset"] for queue in self.described["offsets"]}
 
     @property
     def topic(self) -> str:
         """Its name."""
         return str(self.described["name"])
+
+    def one_queue_a_group(self, files: list[Stored]) -> bool:
+        """Whether no message group has moved to another queue between these messages."""
+        growths = self.described["growths"]
+        # How often the topic had grown when they were stored.
+        eras = {
+            sum(each.queue_id >= len(ends) or offset >= ends[each.queue_id] for ends in growths)
+            for each in files
+            for offset in (each.base, each.end - 1)
+        }
+        return len(eras) <= 1
 
     def tail_begins(self) -> dict[int, int]:
         """queue_id -> the first offset that is in no segment."""
@@ -106,8 +136,8 @@ class TopicLog:
             begins[segment.queue_id] = max(begins.get(segment.queue_id, 0), segment.end)
         return begins
 
-    def tail(self, folder: Path, *, wanted: Range, whole: bool) -> list[str]:
-        """Write what is not sealed to files, a folder a queue; their paths.
+    def tail(self, folder: Path, *, wanted: Range, whole: bool) -> list[Stored]:
+        """Write what is not sealed to files, a folder a queue.
 
         Args:
             folder: to write to, reached by Spark too.
@@ -129,14 +159,13 @@ class TopicLog:
                 for queue, (base, end) in found.items()
                 if queue in begins
             }
-        paths = (
-            self._queue(folder, queue, base=base, end=end) for queue, (base, end) in spans.items()
-        )
-        return [path for path in paths if path]
+        return [
+            self._queue(folder, queue, base=base, end=end)
+            for queue, (base, end) in spans.items()
+            if base < end
+        ]
 
-    def _queue(self, folder: Path, queue_id: int, *, base: int, end: int) -> str:
-        if base >= end:
-            return ""
+    def _queue(self, folder: Path, queue_id: int, *, base: int, end: int) -> Stored:
         path = folder / f"queue_id={queue_id}" / "tail.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = pa.schema([f for f in schema.READ if f.name != "queue_id"])
@@ -145,11 +174,16 @@ class TopicLog:
                 limit = min(_PAGE_ROWS, end - offset)
                 page = self._client.read(self.topic, queue_id, offset=offset, limit=limit)
                 file.write_table(page.select(columns.names).cast(columns))
-        return str(path)
+        return Stored(str(path), queue_id, base, end)
 
 
 def frame(
-    spark: "SparkSession", log: TopicLog, *, segments: list[Segment], tail: list[str], folder: Path
+    spark: "SparkSession",
+    log: TopicLog,
+    *,
+    segments: list[Segment],
+    tail: list[Stored],
+    folder: Path,
 ) -> "DataFrame | None":
     """Segments and the tail as one DataFrame of COLUMNS_DDL; None when there is nothing to read.
 
@@ -157,12 +191,12 @@ def frame(
         spark: the session.
         log: of the topic.
         segments: those to read.
-        tail: paths that ``tail`` gave.
+        tail: what ``tail`` gave.
         folder: that they lie in.
     """
     reader = spark.read.schema(COLUMNS_DDL)
     parts = []
-    by_base: dict[str, list[str]] = {str(folder): tail} if tail else {}
+    by_base = {str(folder): [each.path for each in tail]} if tail else {}
     for segment in segments:
         # Below it, queue_id= becomes a column.
         base = f"{log.root}/{segment.path}".partition("/queue_id=")[0]
@@ -172,8 +206,11 @@ def frame(
     return reduce(lambda one, other: one.unionByName(other), parts) if parts else None
 
 
-def _listed(root: str) -> list[Segment]:
+def listed(root: str) -> list[Segment]:
     """The segments that the manifest of a topic lists; none without a manifest.
+
+    Args:
+        root: the folder of the topic.
 
     Raises:
         ValueError: a newer version wrote it.

@@ -52,6 +52,8 @@ class Course:
     on_failure: OnFailure = "dead_letter"
     #: Calls of a message before its failure is final.
     tries: int = 1
+    #: What the range sends onward is kept, not only counted.
+    publishes: bool = False
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class Replayed:
     messages: dict[int, int] = field(default_factory=dict)
     #: topic -> messages that the range would send onward.
     published: dict[str, int] = field(default_factory=dict)
+    #: These messages, schema.SEND, and their topics, where they are kept.
+    onward: list[tuple[str, pa.Table]] = field(default_factory=list)
     #: Message groups that nothing follows any more.
     stopped: set[str] = field(default_factory=set)
 
@@ -141,7 +145,7 @@ def _walk_rows(
     given = _rows_of(chunk, rows)
     walked = walk(given, done.state, rules=course.rules)
     done.state = _merged(done.state, walked.state)
-    _keep(walked, role=role, done=done)
+    _keep(walked, role=role, done=done, course=course)
     outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
     at = walked.exceptions["row"].to_numpy()
     released, retried = rows[at[outcomes == "release"]], rows[at[outcomes == "retry"]]
@@ -213,7 +217,7 @@ def _note(
     done.failed.append(pa.table(columns, schema=FAILED))
 
 
-def _keep(walked: Walked, *, role: int, done: Replayed) -> None:
+def _keep(walked: Walked, *, role: int, done: Replayed, course: Course) -> None:
     if role == WARM_UP:
         return
     if walked.rows is not None:
@@ -221,6 +225,8 @@ def _keep(walked: Walked, *, role: int, done: Replayed) -> None:
     if role == RANGE:
         for topic, table in walked.publish.items():
             done.published[topic] = done.published.get(topic, 0) + table.num_rows
+        if course.publishes:
+            done.onward += walked.publish.items()
 
 
 def _walk_unordered(chunk: _Chunk, done: Replayed, *, course: Course) -> None:
@@ -228,7 +234,7 @@ def _walk_unordered(chunk: _Chunk, done: Replayed, *, course: Course) -> None:
     while chunk.left.any():
         rows = np.flatnonzero(chunk.left)
         walked = walk(_rows_of(chunk, rows), None, rules=course.rules)
-        _keep(walked, role=RANGE, done=done)
+        _keep(walked, role=RANGE, done=done, course=course)
         chunk.left[:] = False
         outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
         at = rows[walked.exceptions["row"].to_numpy()]

@@ -1,0 +1,258 @@
+"""What tasks of a replay read: messages in files, and which of them the replay wants.
+
+A task reads the files itself, as Arrow: rows that pass through the JVM cost several times that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rmq_pipeline import schema
+from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.spark.handler import MESSAGES
+from rmq_pipeline.spark.parcel import unpack
+from rmq_pipeline.spark.replay.staged import HOUR_MS
+from rmq_pipeline.spark.replay.topic_log import Range, Stored, listed
+from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
+
+#: What is walked: a message as a handler is given it, and its role.
+WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
+#: What a file has of it.
+STORED: Final = [f.name for f in schema.READ if f.name != "queue_id"]
+#: Row groups that are read at once have about so many bytes before compression.
+_READ_BYTES: Final = 8 << 20
+#: A property that is a time.
+_NUMBER: Final = r"^\s*[+-]?\d{1,18}\s*$"
+
+Mask = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages of the files a replay is about."""
+
+    range: Range
+    #: The topic's folder, whose manifest says where a file has gone.
+    root: str
+    #: queue_id -> the first offset that the group has not looked at; other queues are not read.
+    cursors: dict[int, int]
+    #: Arrow file of the messages before the cursors that are not settled; None: there are none.
+    open: str | None = None
+    #: Arrow file, surroundings.STRETCH; None: the consumer keeps no state.
+    stretches: str | None = None
+
+
+def walked(files: list[Stored], wanted: Wanted) -> Iterator[pa.Table]:
+    """The wanted messages of some files with their roles, WALKED, in the order of the files."""
+    choice = _Choice(wanted)
+    # What leads to the range is found by its offsets, whenever it was stored.
+    pruned = wanted.stretches is None
+    for stored in files:
+        for table in _rows(stored, wanted, columns=STORED, pruned=pruned):
+            chosen = choice.with_roles(_as_given(table, stored.queue_id))
+            if chosen.num_rows:
+                yield chosen
+
+
+def in_range(files: list[Stored], wanted: Wanted, *, columns: list[str]) -> Iterator[pa.Table]:
+    """These columns, queue_offset among them, of what is settled in the range, file by file."""
+    choice = _Choice(wanted)
+    read = [*dict.fromkeys([*columns, wanted.range.column or "properties"])]
+    for stored in files:
+        for table in _rows(stored, wanted, columns=read, pruned=True):
+            mine = choice.settled(table, stored.queue_id) & choice.holds(table)
+            yield table.filter(pa.array(mine)).select(columns)
+
+
+def hours_behind(files: list[Stored], wanted: Wanted, *, ends: pa.Table) -> Int64s:
+    """Hours since 1970, behind the range, that have settled messages of some message groups.
+
+    Args:
+        files: to be read.
+        wanted: the range, and what is settled.
+        ends: the last message in the range of each of those groups: message_group, last_queue,
+            last.
+    """
+    choice, found = _Choice(wanted), [np.zeros(0, dtype=np.int64)]
+    groups = ends["message_group"].combine_chunks()
+    read = ["message_group", "queue_offset", wanted.range.column or "properties"]
+    for stored in files:
+        for table in _rows(stored, wanted, columns=read, pruned=False):
+            at = pc.index_in(table["message_group"], groups)
+            known = pc.is_valid(at).to_numpy() & choice.settled(table, stored.queue_id)
+            rows = pc.fill_null(at, 0).to_numpy()
+            # A group that has moved since goes on in a queue that is not read before its end.
+            known &= (ends["last_queue"].to_numpy()[rows] != stored.queue_id) | (
+                table["queue_offset"].to_numpy() > ends["last"].to_numpy()[rows]
+            )
+            times = pc.drop_null(choice.time(table.filter(pa.array(known)))).to_numpy()
+            found.append(np.unique(times[times >= wanted.range.to_ms] // HOUR_MS))
+    return np.unique(np.concatenate(found))
+
+
+def _rows(
+    stored: Stored, wanted: Wanted, *, columns: list[str], pruned: bool
+) -> Iterator[pa.Table]:
+    """A file's messages before the cursor, some row groups at a time.
+
+    ``pruned``: without row groups that have nothing of the range.
+    """
+    stop = min(stored.end, wanted.cursors.get(stored.queue_id, 0))
+    if stop <= stored.base:
+        return
+    time = wanted.range.column if pruned else None
+    for path in _paths(stored, wanted.root):
+        with _open(path) as file:
+            for groups in _row_groups(file.metadata, time, wanted=wanted.range):
+                table = file.read_row_groups(groups, columns=columns, use_threads=False)
+                offsets = table["queue_offset"].to_numpy()
+                low, high = np.searchsorted(offsets, (stored.base, stop)).tolist()
+                if low < high:
+                    yield table.slice(low, high - low)
+
+
+def _open(path: str) -> pq.ParquetFile:
+    files, inside = fs.FileSystem.from_uri(path)
+    return pq.ParquetFile(files.open_input_file(inside))
+
+
+def _paths(stored: Stored, root: str) -> list[str]:
+    """Where these messages are now: the file may have been merged with others, and be gone.
+
+    Raises:
+        IllegalOffsetError: they have expired meanwhile.
+    """
+    files, inside = fs.FileSystem.from_uri(stored.path)
+    if files.get_file_info(inside).type == fs.FileType.File:
+        return [stored.path]
+    paths, at = [], stored.base
+    for segment in sorted(listed(root), key=lambda each: each.base):
+        if segment.queue_id == stored.queue_id and segment.base <= at < segment.end:
+            paths.append(f"{root}/{segment.path}")
+            at = segment.end
+    if at < stored.end:
+        raise IllegalOffsetError(
+            f"Offset {at} of queue {stored.queue_id} has expired while it was replayed."
+        )
+    return paths
+
+
+def _row_groups(footer: pq.FileMetaData, time: str | None, *, wanted: Range) -> Iterator[list[int]]:
+    """Numbers of row groups that are read at once, without those outside the range."""
+    chosen: list[int] = []
+    size = 0
+    column = None if time is None else _index_of(footer, time)
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        facts = None if column is None else group.column(column).statistics
+        if facts is not None and facts.has_min_max and not wanted.overlaps(facts.min, facts.max):
+            continue
+        chosen.append(number)
+        size += group.total_byte_size
+        if size >= _READ_BYTES:
+            yield chosen
+            chosen, size = [], 0
+    if chosen:
+        yield chosen
+
+
+def _index_of(footer: pq.FileMetaData, column: str) -> int | None:
+    if not footer.num_row_groups:
+        return None
+    group = footer.row_group(0)
+    paths = [group.column(i).path_in_schema for i in range(group.num_columns)]
+    return paths.index(column) if column in paths else None
+
+
+def _as_given(table: pa.Table, queue_id: int) -> pa.Table:
+    """As a handler is given messages."""
+    n = table.num_rows
+    constants = {"queue_id": queue_id, "delivery_attempt": 1}
+    columns = [
+        pa.repeat(pa.scalar(constants[field.name], field.type), n)
+        if field.name in constants
+        else table[field.name].cast(field.type)
+        for field in MESSAGES
+    ]
+    return pa.table(columns, schema=MESSAGES)
+
+
+class _Choice:
+    """Which messages count, and as what."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._range = wanted.range
+        self._open: dict[int, Int64s] = {}
+        if wanted.open is not None:
+            left = unpack(None, wanted.open)
+            queues, offsets = left["queue_id"].to_numpy(), left["queue_offset"].to_numpy()
+            self._open = {q: offsets[queues == q] for q in np.unique(queues).tolist()}
+        self._stretches = None if wanted.stretches is None else unpack(None, wanted.stretches)
+
+    def settled(self, table: pa.Table, queue_id: int) -> Mask:
+        """Those of a queue before its cursor that the group is done with."""
+        if queue_id not in self._open:
+            return np.ones(table.num_rows, dtype=np.bool_)
+        found: Mask = ~np.isin(table["queue_offset"].to_numpy(), self._open[queue_id])
+        return found
+
+    def time(self, table: pa.Table) -> pa.ChunkedArray:
+        """The partition times of messages, null where one has none."""
+        if self._range.column is not None:
+            return table[self._range.column]
+        texts = pc.map_lookup(table["properties"], self._range.partition_time, "first")
+        numbers = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
+        numbers = pc.utf8_ltrim(pc.utf8_trim_whitespace(numbers), characters="+")
+        return numbers.cast(pa.int64())
+
+    def holds(self, table: pa.Table) -> Mask:
+        """Those whose partition time is in the range."""
+        wanted, time = self._range, self.time(table)
+        mine = pc.and_(pc.greater_equal(time, wanted.from_ms), pc.less(time, wanted.to_ms))
+        found: Mask = pc.fill_null(mine, False).to_numpy()
+        return found
+
+    def with_roles(self, messages: pa.Table) -> pa.Table:
+        """WALKED of the messages of one queue: those of the range, and what leads there and on."""
+        queue_id = messages["queue_id"][0].as_py()
+        settled, holds = self.settled(messages, queue_id), self.holds(messages)
+        role = np.full(messages.num_rows, RANGE, dtype=np.int32)
+        keep = holds
+        if self._stretches is not None and self._stretches.num_rows:
+            leads, before = self._leads(messages, queue_id)
+            keep = holds | leads
+            role = np.where(holds, RANGE, np.where(before, WARM_UP, BEHIND)).astype(np.int32)
+        keep = keep & settled
+        found = messages.append_column(ROLE, pa.array(role))
+        return found if keep.all() else found.filter(pa.array(keep))
+
+    def _leads(self, messages: pa.Table, queue_id: int) -> tuple[Mask, Mask]:
+        """Those on the stretch of their message group, and those before its last one in range."""
+        table = self._stretches
+        assert table is not None
+        at = pc.index_in(messages["message_group"], table["message_group"].combine_chunks())
+        known: Mask = pc.is_valid(at).to_numpy()
+        rows = pc.fill_null(at, 0).to_numpy()
+        of: dict[str, Any] = {name: table[name].to_numpy()[rows] for name in table.column_names[1:]}
+        offset = messages["queue_offset"].to_numpy()
+        here = (messages["stored_at_ms"].to_numpy(), np.full(len(offset), queue_id), offset)
+        before = _less(here, (of["last_stored"], of["last_queue"], of["last"]))
+        alone = (queue_id == of["last_queue"]) & (offset > of["low"]) & (offset <= of["high"])
+        several = before & _less((of["low_stored"], of["low_queue"], of["low"]), here)
+        return known & np.where(of["several"], several, alone), before
+
+
+def _less(one: tuple[Int64s, ...], other: tuple[Int64s, ...]) -> Mask:
+    """One place before the other, by the first part that differs."""
+    found: Mask = np.zeros(len(one[-1]), dtype=np.bool_)
+    for left, right in zip(reversed(one), reversed(other), strict=True):
+        found = (left < right) | ((left == right) & found)
+    return found

@@ -1,0 +1,115 @@
+"""The stages of a replay in Spark: which files each task reads, and what comes back of them.
+
+Where no message group changes its queue, tasks take queues, and nothing is moved between them.
+Else, and where queues are too few or too long, a stage before deals messages out to files by
+message group, and tasks take those.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from rmq_pipeline.spark.parcel import ANSWER, ANSWER_DDL, Answer, answers, to_batch, unpack
+from rmq_pipeline.spark.replay.topic_log import Stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Messages of one task, about.
+ROWS_PER_TASK: Final = 500_000
+#: So few are one task's, however many could share the work.
+FEW_ROWS: Final = 20_000
+_PART: Final = pa.schema([("part", pa.int32())])
+
+#: Tables by their kind.
+Tables = dict[str, list[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a task reads: messages in the files of the archive, or those that were dealt to it."""
+
+    files: tuple[Stored, ...] = ()
+    dealt: tuple[str, ...] = ()
+
+
+def run(
+    spark: "SparkSession", parts: list[Part], *, task: Callable[[Part], list[Answer]]
+) -> Tables:
+    """Run a task for each part; what they answer, by kind."""
+    if not parts:
+        return {}
+
+    def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("part").to_pylist():
+                yield to_batch(task(parts[number]), ANSWER)
+
+    # Spark makes a task of each record batch.
+    rows = pa.Table.from_batches(
+        [pa.RecordBatch.from_pylist([{"part": i}], schema=_PART) for i in range(len(parts))]
+    )
+    frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
+    found: Tables = {}
+    for answer in answers(frame.toArrow().cast(ANSWER)):
+        found.setdefault(answer.kind, []).append(unpack(answer.payload, answer.path))
+    return found
+
+
+def by_queue(files: list[Stored]) -> list[Part]:
+    """A part for each queue, the longest first; its files in the order of their offsets."""
+    queues: dict[int, list[Stored]] = {}
+    for each in sorted(files, key=lambda each: each.base):
+        queues.setdefault(each.queue_id, []).append(each)
+    return sorted((Part(tuple(some)) for some in queues.values()), key=rows_of, reverse=True)
+
+
+def by_length(files: list[Stored]) -> list[Part]:
+    """Parts of about ROWS_PER_TASK, each of one queue."""
+    parts: list[Part] = []
+    for queue in by_queue(files):
+        some: list[Stored] = []
+        for each in queue.files:
+            some.append(each)
+            if sum(file.rows for file in some) >= ROWS_PER_TASK:
+                parts.append(Part(tuple(some)))
+                some = []
+        if some:
+            parts.append(Part(tuple(some)))
+    return parts
+
+
+def rows_of(part: Part) -> int:
+    """How many messages its files have."""
+    return sum(each.rows for each in part.files)
+
+
+def share_out(files: list[Stored], *, one_queue_a_group: bool, parallelism: int) -> int:
+    """How many files messages have to be dealt out to; 0: tasks may take queues as they are.
+
+    Args:
+        files: to be read.
+        one_queue_a_group: no message group is in two queues.
+        parallelism: tasks, at least, where there is work for them.
+    """
+    parts = by_queue(files)
+    rows = sum(map(rows_of, parts))
+    wanted = max(min(parallelism, -(-rows // FEW_ROWS)), -(-rows // ROWS_PER_TASK), 1)
+    largest = max(map(rows_of, parts), default=0)
+    fits = largest <= max(ROWS_PER_TASK, 2 * rows // wanted)
+    return 0 if one_queue_a_group and fits and len(parts) >= min(wanted, parallelism) else wanted
+
+
+def dealt_parts(dealt: list[pa.Table]) -> list[Part]:
+    """A part for each share, with its files in the order in which their messages were stored.
+
+    Args:
+        dealt: arranging.DEALT.
+    """
+    shares: dict[int, list[tuple[int, str]]] = {}
+    for table in dealt:
+        for row in table.to_pylist():
+            shares.setdefault(row["share"], []).append((row["first_ms"], row["path"]))
+    return [Part(dealt=tuple(path for _, path in sorted(some))) for some in shares.values()]
