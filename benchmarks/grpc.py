@@ -35,6 +35,8 @@ SHARE: Final = 0.75
 STORED_SECONDS: Final = 1.0
 IDLE: Final = 500
 IDLE_SECONDS: Final = 12.0
+#: How long a listener has a message: acks come after the last consumer has it.
+LISTENER_S: Final = 1.0
 FRAME_BYTES: Final = 1536
 
 
@@ -264,14 +266,17 @@ def idle(folder: Path, _: float) -> list[Row]:
             now, taken = process.cpu_times(), time.perf_counter() - start
             more = (process.memory_info().rss - before) / 1e6
             busy = (now.user + now.system - used.user - used.system) / taken
-            consumers.ask()
-            fanned = [consumers.ask() for _ in range(3)]
+            consumers.ask(LISTENER_S)
+            fanned = [consumers.ask(LISTENER_S) for _ in range(3)]
+            at_once = [consumers.ask(0.0) for _ in range(3)]
     half, whole = (statistics.median(column) for column in zip(*fanned, strict=True))
+    last = statistics.median(whole for _, whole in at_once)
     return [
         Row(f"{IDLE} idle push consumers: memory more", more, "MB", 150),
         Row(f"{IDLE} idle push consumers: of a core", busy * 100, "%", 5),
         Row(f"one message to {IDLE} groups, half of them", half, "ms"),
         Row(f"one message to {IDLE} groups, all of them", whole, "ms", 200),
+        Row(f"one message to {IDLE} groups, all of them, acked at once", last, "ms"),
     ]
 
 

@@ -1,8 +1,8 @@
 """Consumers that wait: each a connection, a telemetry stream, a heartbeat, and a long poll.
 
 ``python -m benchmarks.grpc_idle ADDRESS N TOPIC`` prints a line when all of them wait; then, for
-each line of its input, sends a message to the topic, which every one of them has a group of its
-own on, and prints the ms until half of them and all of them had it.
+each line of its input, the seconds that their listeners take, sends a message to the topic, which
+every one of them has a group of its own on, and prints the ms until half of them and all had it.
 """
 
 import asyncio
@@ -27,6 +27,9 @@ class Waiting:
 
     def __init__(self, address: str, topic: str, *, number: int) -> None:
         self.arrived: asyncio.Queue[float] = asyncio.Queue()
+        self.acked: asyncio.Queue[None] = asyncio.Queue()
+        self.listener_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._topic = pb.Resource(name=topic)
         self._group = pb.Resource(name=f"waiting-{number}")
         self._metadata = (("x-mq-client-id", f"idle@{number}"), ("x-mq-language", "PYTHON"))
@@ -58,13 +61,17 @@ class Waiting:
             async for frame in stream:
                 if frame.HasField("message"):
                     self.arrived.put_nowait(time.perf_counter())
-                    await self._ack(frame.message)
+                    listening = asyncio.create_task(self._listen(frame.message))
+                    self._tasks.add(listening)
+                    listening.add_done_callback(self._tasks.discard)
 
-    async def _ack(self, message: Any) -> None:
+    async def _listen(self, message: Any) -> None:
+        await asyncio.sleep(self.listener_s)
         own = message.system_properties
         request = pb.AckMessageRequest(group=self._group, topic=self._topic)
         request.entries.add(message_id=own.message_id, receipt_handle=own.receipt_handle)
         await self._stub.AckMessage(request, metadata=self._metadata)
+        self.acked.put_nowait(None)
 
     async def beat(self, after_s: float) -> None:
         """Heartbeats, not all consumers' at once."""
@@ -96,11 +103,15 @@ async def wait(address: str, n: int, *, topic: str) -> None:
     ]
     await asyncio.sleep(1)
     print(json.dumps("waiting"), flush=True)
-    while await asyncio.to_thread(sys.stdin.readline):
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        for client in clients:
+            client.listener_s = json.loads(line)
         start_s = time.perf_counter()
         await clients[0].send()
         moments = sorted([await client.arrived.get() for client in clients])
         found = [(moments[at] - start_s) * 1000 for at in (n // 2, n - 1)]
+        for client in clients:
+            await client.acked.get()
         print(json.dumps(found), flush=True)
     for task in tasks:
         task.cancel()

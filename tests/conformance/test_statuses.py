@@ -85,6 +85,27 @@ def test_a_receipt_of_an_ended_lease_is_invalid(hosted: Hosted) -> None:
     assert {raw.code(answer) for answer in answers} == {"INVALID_RECEIPT_HANDLE"}
 
 
+def test_who_gives_a_message_up_goes_on_with_those_behind_it(hosted: Hosted) -> None:
+    client = hosted.client
+    messages = [raw.message("fifo", b"%d" % i, kind="FIFO", message_group="g") for i in range(3)]
+    client("SendMessage", raw.sends(*messages))
+    got = raw.received(client("ReceiveMessage", raw.receives("fifo", "ordered")))
+    first, *rest = [one.system_properties for one in got]
+
+    buried = client(
+        "ForwardMessageToDeadLetterQueue",
+        raw.buries("fifo", "ordered", handle=first.receipt_handle),
+    )
+    entries = [(one.message_id, one.receipt_handle) for one in rest]
+    acked = client("AckMessage", raw.acks("fifo", "ordered", entries))
+    again = client("ReceiveMessage", raw.receives("fifo", "ordered"))
+
+    assert len(got) == 3
+    assert [raw.code(answer) for answer in (buried, acked)] == ["OK", "OK"]
+    assert raw.code(again) == "MESSAGE_NOT_FOUND"
+    assert hosted.broker.describe_topic("%DLQ%ordered")["offsets"][0]["max_offset"] == 1
+
+
 def test_a_transaction_ends_once(hosted: Hosted) -> None:
     client = hosted.client
     half = client("SendMessage", raw.sends(raw.message("transaction", kind="TRANSACTION")))
