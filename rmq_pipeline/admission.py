@@ -25,71 +25,13 @@ from rmq_pipeline.errors import (
     RocketMQError,
 )
 from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.plain_rows import FEW_ROWS, RESERVED, are_plain_names, are_plain_rows
 from rmq_pipeline.topic import DLQ_PREFIX, Topic, is_system
 
 Bytes = npt.NDArray[np.uint8]
 _SPACE, _DELETE, _BAR = 0x20, 0x7F, 0x7C
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
-#: Property names that the system gives a meaning (semantics §1.3).
-_RESERVED: Final = pa.array(
-    [
-        "KEYS",
-        "TAGS",
-        "WAIT",
-        "DELAY",
-        "RETRY_TOPIC",
-        "REAL_TOPIC",
-        "REAL_QID",
-        "TRAN_MSG",
-        "PGROUP",
-        "MIN_OFFSET",
-        "MAX_OFFSET",
-        "ORIGIN_MESSAGE_ID",
-        "RECONSUME_TIME",
-        "MAX_RECONSUME_TIMES",
-        "MSG_REGION",
-        "TRACE_ON",
-        "UNIQ_KEY",
-        "EXTEND_UNIQ_INFO",
-        "CONSUME_START_TIME",
-        "INNER_NUM",
-        "INNER_BASE",
-        "DUP_INFO",
-        "CHECK_IMMUNITY_TIME_IN_SECONDS",
-        "TRAN_PREPARED_QUEUE_OFFSET",
-        "__transactionId__",
-        "TRANSACTION_CHECK_TIMES",
-        "INSTANCE_ID",
-        "CORRELATION_ID",
-        "REPLY_TO_CLIENT",
-        "TTL",
-        "ARRIVE_TIME",
-        "PUSH_REPLY_TIME",
-        "MSG_TYPE",
-        "CLUSTER",
-        "POP_CK",
-        "POP_CK_OFFSET",
-        "1ST_POP_TIME",
-        "__SHARDINGKEY",
-        "INNER_MULTI_DISPATCH",
-        "INNER_MULTI_QUEUE_OFFSET",
-        "TRACE_CONTEXT",
-        "TIMER_DELAY_SEC",
-        "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS",
-        "TIMER_OUT_MS",
-        "TIMER_ENQUEUE_MS",
-        "TIMER_DEQUEUE_MS",
-        "TIMER_ROLL_TIMES",
-        "TIMER_DEL_UNIQKEY",
-        "TIMER_DELAY_LEVEL",
-        "__BORNHOST",
-        "BORN_TIMESTAMP",
-        "DLQ_ORIGIN_TOPIC",
-        "DLQ_ORIGIN_MESSAGE_ID",
-        "__CRC32#",
-    ]
-)
+_RESERVED: Final = pa.array(sorted(RESERVED))
 
 
 def admit(topic: Topic, columns: dict[str, pa.Array], *, half: bool = False) -> None:
@@ -111,13 +53,16 @@ def admit(topic: Topic, columns: dict[str, pa.Array], *, half: bool = False) -> 
     if n > limits.BATCH_ROWS or size > limits.BATCH_BYTES:
         raise MessageBodyTooLargeError(f"A batch of {n} rows and {size} bytes.")
     if n:
-        _check_body(columns["body"])
-        _check_texts(columns)
+        plain = n <= FEW_ROWS and are_plain_rows(columns)
+        if not plain:
+            _check_body(columns["body"])
+            _check_texts(columns)
         _check_groups(topic, columns["message_group"])
         _check_lite_topics(topic, columns["lite_topic"])
         _check_delay(topic, columns)
         _check_priority(topic, columns["priority"])
-        _check_properties(columns)
+        if not plain:
+            _check_properties(columns)
 
 
 def _check_half(topic: Topic, columns: dict[str, pa.Array]) -> None:
@@ -297,6 +242,8 @@ def _check_lite_topics(topic: Topic, names: pa.Array) -> None:
 
 
 def _check_names(names: pa.Array, error: type[RocketMQError], *, what: str) -> None:
+    if len(names) <= FEW_ROWS and are_plain_names(names):
+        return
     if _are_plain(names) and _lengths(names).max() <= limits.MESSAGE_GROUP_BYTES:
         return
     lengths = pc.binary_length(names)

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ class Endpoint:
     pid: int
     started_at_ms: int
     #: Names this start of this broker; a call that carries another one is refused.
-    token: str
+    token: str = field(repr=False)
     #: host:port of the table door.
     flight: str
     #: host:port of the RocketMQ door, None when it is not open.
@@ -39,7 +39,7 @@ class Endpoint:
         """The endpoint of a home; None when no broker has left one."""
         try:
             found = json.loads((home / FILE_NAME).read_text(encoding="utf-8"))
-            return cls(**{field.name: found[field.name] for field in fields(cls)})
+            return cls(**{each.name: found[each.name] for each in fields(cls)})
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError):

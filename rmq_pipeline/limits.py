@@ -98,6 +98,9 @@ GRPC_CLIENTS = 10_000
 GRPC_RECEIVES = 10_000
 #: One request at the gRPC door: as much as RocketMQ's proxy takes.
 GRPC_REQUEST_BYTES = 130 * MIB
+#: One that sends no messages, and one that may wait long for its answer.
+GRPC_OTHER_BYTES = 4 * MIB
+GRPC_RECEIVE_BYTES = 64 * 1024
 
 LOG_FILE_BYTES = 256 * MIB
 RESERVE_BYTES = 256 * MIB

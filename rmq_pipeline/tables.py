@@ -35,7 +35,7 @@ def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableSchemaError(f"Column {twice} is there more than once.")
-    columns = _absent(wanted, table.num_rows)
+    columns = absent(wanted, table.num_rows)
     for name in names:
         columns[name] = _one(table.column(name), wanted.field(name))
     if len(names) < len(columns):
@@ -43,8 +43,8 @@ def columns_of(table: pa.Table, wanted: pa.Schema) -> dict[str, pa.Array]:
     return columns
 
 
-def _absent(wanted: pa.Schema, n: int) -> dict[str, pa.Array]:
-    """Nulls for every field. Schemas are constants of this library, and hashing one is slow."""
+def absent(wanted: pa.Schema, n: int) -> dict[str, pa.Array]:
+    """Nulls for every field by name. Schemas are constants of this library: hashing is slow."""
     if n > _KEPT_ROWS:
         return {field.name: nulls(n, field.type) for field in wanted}
     kept = _ABSENT.get((id(wanted), n))

@@ -111,6 +111,17 @@ class Access:
             )
         raise UnauthorizedError("The call says not who makes it.")
 
+    def sign_in(self, authorization: str | None) -> Principal | None:
+        """As ``authenticate``, of somebody who buys a token: for a password, not for another token.
+
+        Raises:
+            UnauthorizedError: there is no password, or not the right one.
+        """
+        scheme = (authorization or "").strip().partition(" ")[0].lower()
+        if self._rules.users and scheme != "basic":
+            raise UnauthorizedError("A token is given for a user and a password: send Basic.")
+        return self.authenticate(authorization)
+
     def _proven(self, claim: Claim, proves: Callable[[User], bool]) -> Principal:
         user = self._rules.users.get(claim.user)
         # A name that nobody has costs as much time as one that somebody has.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self, get_args
 
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.topic import DLQ_PREFIX, RETRY_PREFIX
+from rmq_pipeline.topic import DLQ_PREFIX, RETRY_PREFIX, is_system
 
 ResourceType = Literal["topic", "group", "namespace", "cluster"]
 Action = Literal["pub", "sub", "create", "update", "delete", "get", "list"]
@@ -26,8 +26,13 @@ class Resource:
 
     @property
     def owner(self) -> "Resource":
-        """Itself; of a topic of dead letters or retries, the consumer group that it belongs to."""
+        """Itself; of a topic of dead letters or retries, the consumer group that it belongs to.
+
+        Of a system topic, the broker: messages of every topic lie there.
+        """
         if self.type == "topic":
+            if is_system(self.name):
+                return CLUSTER_ITSELF
             for prefix in (DLQ_PREFIX, RETRY_PREFIX):
                 if self.name.startswith(prefix):
                     return Resource("group", self.name.removeprefix(prefix))

@@ -10,8 +10,10 @@ from rmq_pipeline.access.resource import Action, Resource
 from rmq_pipeline.access.user import User
 
 _Question = tuple[str, Resource, Action, str]
-#: Verdicts that are remembered; beyond it they are made anew.
+#: Verdicts that are remembered, beyond it they are made anew; and characters of a name among them:
+#: a longer one is nobody's.
 _REMEMBERED: Final = 10_000
+_NAME_LENGTH: Final = 512
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Rules:
         if len(self._verdicts) >= _REMEMBERED:
             self._verdicts.clear()
         made = decide(self.policies[name], resource=resource, action=action, address=address)
-        self._verdicts[question] = made
+        if len(resource.name) <= _NAME_LENGTH:
+            self._verdicts[question] = made
         return made
 
     def listed(self) -> list[Policy]:

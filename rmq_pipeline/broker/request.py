@@ -25,16 +25,19 @@ class Decision:
     events: list[EventRows] = field(default_factory=list)
     keyed_state: list[pa.RecordBatch] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    #: Of ``placed``, serialized for the log; made by ``encode``.
+    payloads: list[pa.Buffer] = field(default_factory=list)
 
     def stores(self) -> bool:
         """Whether anything is to be stored."""
         return bool(self.placed or self.events or self.keyed_state)
 
-    def frame_bytes(self) -> int:
-        """What of a frame it takes, at most."""
-        batches = [*(placed.batch for placed in self.placed), *self.keyed_state]
+    def encode(self) -> int:
+        """Serialize the messages, once; what of a frame all of it takes, at most."""
+        self.payloads = [placed.batch.serialize() for placed in self.placed]
+        messages: int = sum(_SECTION_BYTES + payload.size for payload in self.payloads)
         events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
-        return events + sum(map(_batch_bytes, batches)) + _SECTION_BYTES
+        return messages + events + sum(map(_batch_bytes, self.keyed_state)) + _SECTION_BYTES
 
 
 def _batch_bytes(batch: pa.RecordBatch) -> int:

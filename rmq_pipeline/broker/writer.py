@@ -117,6 +117,8 @@ class Writer:
         self._frame_bytes = 0
         self._fatal: BaseException | None = None
         self._closed = False
+        #: Held to put something in the queue: what is there before its end is answered.
+        self._entering = threading.Lock()
         #: Frames of bulk that were decided, while the thread that did goes on to the next.
         self._decided: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self._threads = (
@@ -173,8 +175,9 @@ class Writer:
         return True
 
     def _put(self, together: list[_Pending]) -> None:
-        self._check_open()
-        self._queue.put(together)
+        with self._entering:
+            self._check_open()
+            self._queue.put(together)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -187,8 +190,9 @@ class Writer:
 
     def close(self) -> None:
         """Answer what is queued, then end the threads."""
-        self._closed = True
-        self._queue.put(None)
+        with self._entering:
+            self._closed = True
+            self._queue.put(None)
         deciding, writing = self._threads
         deciding.join()
         self._turns.close()  # a caller may be at work
@@ -256,7 +260,10 @@ class Writer:
         for pending in frame.pending:
             pending.finish()
         if written and frame.decisions:
-            self._committed(frame.decisions)
+            try:
+                self._committed(frame.decisions)
+            except Exception:
+                log.exception("Somebody could not be told of a frame, which is stored.")
 
     def _decide_some(self, frame: _Frame, together: list[_Pending]) -> None:
         self._frame_bytes = 0
@@ -316,7 +323,7 @@ class Writer:
 
         Later there would be a state to undo.
         """
-        needed = self._frame_bytes + decision.frame_bytes()
+        needed = self._frame_bytes + decision.encode()
         if self.log.needs_file(needed) and not self._turns.wait_to_write(frame.number):
             raise StorageError("A frame that was decided before this one was not committed.")
         try:
@@ -329,8 +336,8 @@ class Writer:
         return None
 
     def _apply(self, decision: Decision) -> None:
-        for placed in decision.placed:
-            position = self.log.stage(MESSAGES, placed.batch)
+        for placed, payload in zip(decision.placed, decision.payloads, strict=True):
+            position = self.log.stage_payload(MESSAGES, payload)
             self.state.append(placed, position)
         for events in decision.events:
             self.state.apply(events)

@@ -40,7 +40,7 @@ class Headers(flight.ServerMiddlewareFactory):
         if info.method != flight.FlightMethod.HANDSHAKE:
             return Shown(shown[0])
         try:
-            principal = self._access.authenticate(shown[0])
+            principal = self._access.sign_in(shown[0])
         except UnauthorizedError as error:
             raise flight.FlightUnauthenticatedError(str(error)) from error
         token = "" if principal is None else self._access.token(principal)

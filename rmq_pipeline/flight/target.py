@@ -22,7 +22,7 @@ class Place:
 
     #: host:port.
     address: str
-    token: str | None
+    token: str | None = field(repr=False)
     encrypted: bool = False
     #: Certificates in PEM; None: those the system trusts.
     trusted: bytes | None = field(default=None, repr=False)

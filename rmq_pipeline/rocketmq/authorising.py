@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.resource import Action, Resource
-from rmq_pipeline.errors import ForbiddenError
+from rmq_pipeline.errors import AccessError, ForbiddenError
 from rmq_pipeline.rocketmq.caller import Caller
 
 #: A resource, and the actions one of which must be allowed on it.
@@ -35,6 +35,17 @@ def authorise(access: Access, caller: Caller, *, demands: Iterable[Demand]) -> N
             access.authorize(caller.user, resource=resource, action=last, peer=caller.peer)
 
 
+def may_publish(access: Access | None, caller: Caller, *, topic: str) -> bool:
+    """Whether a caller of before may send to a topic still."""
+    if access is None:
+        return True
+    try:
+        access.authorize(caller.user, resource=_topic(topic), action="pub", peer=caller.peer)
+    except AccessError:
+        return False
+    return True
+
+
 def route(request: Any, caller: Caller) -> list[Demand]:
     """Whoever may send, receive or look may know where."""
     return [(_topic(caller.named(request.topic)), _ROUTE)]
@@ -52,9 +63,12 @@ def send(request: Any, caller: Caller) -> list[Demand]:
 
 
 def consume(request: Any, caller: Caller) -> list[Demand]:
-    """The group and, where the request has one, the topic."""
+    """The group and, where requests of the kind have one, the topic.
+
+    Producers have no group: their heartbeats, and what goes without one, ask for nothing.
+    """
     demands: list[Demand] = []
-    if request.HasField("group"):
+    if request.group.name:
         demands.append((Resource("group", caller.named(request.group)), _SUB))
     fields = request.DESCRIPTOR.fields_by_name
     topic = request.message_queue.topic if "message_queue" in fields else None

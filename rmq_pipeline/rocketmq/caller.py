@@ -38,11 +38,12 @@ class Caller:
     def named(self, resource: Any) -> str:
         """The broker's name of a topic or a group: that of a namespace begins with it and a %.
 
-        What is a group's has the group's whole name in its own: %DLQ%namespace%group.
+        What is a group's has the group's whole name in its own: %DLQ%namespace%group. Without a
+        name it stays without one.
         """
         name = str(resource.name)
         namespace = resource.resource_namespace or self.namespace
-        if not namespace:
+        if not (namespace and name):  # what has no name is nothing, in a namespace too
             return name
         for prefix in (DLQ_PREFIX, RETRY_PREFIX):
             if name.startswith(prefix):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rmq_pipeline.broker.arrivals import Rung
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.rocketmq.authorising import may_publish
 from rmq_pipeline.rocketmq.clients import Client
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of
@@ -122,7 +123,9 @@ class Checks:
                 )
             )
             for stream in reversed(client.streams):
-                if await stream.send_if_open(command):
+                # A stream is open for long: its user's rights may be others by now.
+                may = may_publish(self._context.access, stream.caller, topic=topic)
+                if may and await stream.send_if_open(command):
                     return
         log.info("nobody was there to be asked about a transaction: topic=%s", topic)
 

@@ -6,22 +6,26 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import BusyError
+from rmq_pipeline.errors import BusyError, ForbiddenError
 from rmq_pipeline.rocketmq.caller import Caller
 
 #: Clients send a heartbeat every 10 s. One with an open stream may be late: its process is there,
 #: or its machine has gone without a word.
 LIVE_MS: Final = 30_000
 LIVE_WITH_STREAM_MS: Final = 90_000
-#: Clients that are remembered without being there, for their settings.
+#: Clients that are remembered without a stream, and how often those that have gone are looked for
+#: when there are more.
 _REMEMBERED: Final = 10_000
+_LOOK_MS: Final = 1_000
 
 
 class Stream:
     """An open telemetry stream; what is pushed goes out whole, one after another."""
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, caller: Caller) -> None:
+        #: Whoever opened it: what is pushed has to be for them.
+        self.caller = caller
+        self._call = caller.call
         self._lock = asyncio.Lock()
 
     async def send(self, command: Any) -> None:
@@ -43,18 +47,23 @@ class Client:
     """What is known of one client. Changed by the loop's thread only."""
 
     client_id: str
+    #: The name of the user whose it is; None: nobody had to say, so far.
+    user: str | None = None
     #: From its settings, else its calls; upper case.
     language: str = ""
     #: The protocol's ClientType; 0 for one that has sent no settings.
     type: int = 0
-    #: As the client sent them, in one of its last settings; they outlive its stream.
-    settings: Any = None
-    #: What a producer sends to: the Resource as it names it, by the name in the broker.
+    #: What a producer sends to: the Resource as it names it, by the name in the broker. Like type
+    #: and group it outlives the stream it came by.
     topics: dict[str, Any] = field(default_factory=dict)
     #: Of a consumer, its name in the broker.
     group: str | None = None
     seen_ms: int = 0
     streams: list[Stream] = field(default_factory=list)
+
+    def is_of_another(self, caller: Caller) -> bool:
+        """Whether a user has it who is not the caller."""
+        return caller.user is not None and self.user not in {None, caller.user.name}
 
     def is_live(self, now_ms: int) -> bool:
         """Whether it is to be taken for running."""
@@ -69,20 +78,32 @@ class Clients:
         self._most = most
         self._clients: dict[str, Client] = {}
         self._streams = 0
+        self._look_ms = 0
         self._gone: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
         return self._streams
 
     def seen(self, caller: Caller) -> Client:
-        """The client that makes a call, which shows that it is there."""
-        client = self._clients.get(caller.client_id)
+        """The client that makes a call, which shows that it is there.
+
+        Raises:
+            BusyError: there are as many clients as are remembered.
+            ForbiddenError: a client of another user has this id.
+        """
+        client, now_ms = self._clients.get(caller.client_id), self._clock.now_ms()
+        if client is not None and client.is_of_another(caller):
+            if client.is_live(now_ms):
+                raise ForbiddenError(f"Client {caller.client_id} is another user's.")
+            client = None
         if client is None:
-            self._forget_some()
+            self._make_room(now_ms)
             client = self._clients[caller.client_id] = Client(caller.client_id)
+        if caller.user is not None:
+            client.user = caller.user.name
         if not client.language:
             client.language = caller.language.upper()
-        client.seen_ms = self._clock.now_ms()
+        client.seen_ms = now_ms
         return client
 
     def find(self, client_id: str) -> Client | None:
@@ -99,10 +120,11 @@ class Clients:
 
         Raises:
             BusyError: as many clients are connected as may be.
+            ForbiddenError: a client of another user has this id.
         """
         if self._streams >= self._most:
             raise BusyError(f"{self._streams} clients are connected.")
-        client, stream = self.seen(caller), Stream(caller.call)
+        client, stream = self.seen(caller), Stream(caller)
         client.streams.append(stream)
         self._streams += 1
         return client, stream
@@ -128,10 +150,16 @@ class Clients:
         """The clients that commands can be pushed to."""
         return (client for client in list(self._clients.values()) if client.streams)
 
-    def _forget_some(self) -> None:
-        """Drop clients that are gone, when there are too many."""
-        if len(self._clients) < _REMEMBERED + self._streams:
-            return
-        now_ms = self._clock.now_ms()
-        live = {i: c for i, c in self._clients.items() if c.streams or c.is_live(now_ms)}
-        self._clients = live
+    def _make_room(self, now_ms: int) -> None:
+        """Drop clients that are gone, when there are too many.
+
+        Raises:
+            BusyError: all of them are there.
+        """
+        most = _REMEMBERED + self._streams
+        if len(self._clients) >= most and now_ms >= self._look_ms:
+            self._look_ms = now_ms + _LOOK_MS
+            live = {i: c for i, c in self._clients.items() if c.streams or c.is_live(now_ms)}
+            self._clients = live
+        if len(self._clients) >= most:
+            raise BusyError(f"{len(self._clients)} clients are here.")

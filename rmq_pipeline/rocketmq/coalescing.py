@@ -6,10 +6,9 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.sending.publish import Send, prepare
+from rmq_pipeline.broker.sending.publish import Send, prepare_columns
 from rmq_pipeline.broker.sending.repeating import name_first
 from rmq_pipeline.broker.sending.sent import Sent
 from rmq_pipeline.errors import RequestError
@@ -78,15 +77,15 @@ class Coalescing:
         return await waiting.done
 
     async def _send_alone(self, topic: str, batch: Batch) -> Outcome:
-        sent: Sent = await self._bridge.submit(self._prepared(topic, batch.table()))
+        sent: Sent = await self._bridge.submit(self._prepared(topic, batch))
         return await self._outcome(sent)
 
-    def _prepared(self, topic: str, table: pa.Table) -> Send:
+    def _prepared(self, topic: str, batch: Batch) -> Send:
         engine = self._engine
         engine.admit()
-        return prepare(
+        return prepare_columns(
             engine.state.topic(topic).topic,
-            table,
+            batch.columns(),
             ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=engine.clock.now_ms(),
@@ -103,8 +102,8 @@ class Coalescing:
         del self._waiting[topic]
 
     async def _send_together(self, topic: str, chosen: list[_Waiting]) -> None:
-        batch = Batch.joined([waiting.batch for waiting in chosen])
         try:
+            batch = Batch.joined([waiting.batch for waiting in chosen])
             whole = await self._send_alone(topic, batch)
         except RequestError as error:
             if len(chosen) == 1:

@@ -15,6 +15,8 @@ from rmq_pipeline.errors import (
     MessageTypeError,
 )
 from rmq_pipeline.rocketmq.protocol import Encoding, MessageType
+from rmq_pipeline.rocketmq.small_columns import column_of
+from rmq_pipeline.tables import absent
 
 #: Looking up a name of the protocol's takes longer than all else that is asked of a message.
 _PACKED: Final = int(Encoding.GZIP)
@@ -34,7 +36,6 @@ _TYPES: Final[dict[str, frozenset[int]]] = {
     ),
 }
 _FAR_MS: Final = 2**52
-_TYPE_OF: Final = {field.name: field.type for field in schema.SEND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,36 @@ class Batch:
 
         Raises:
             MessageCorruptedError: one does not unpack.
-            MessageBodyTooLargeError: one is too large once it is unpacked.
+            MessageBodyTooLargeError: one is too large once it is unpacked, or all are together.
         """
-        bodies = [
-            _unpacked(body) if properties.body_encoding == _PACKED else body
-            for body, properties in zip(self.bodies, self.properties, strict=True)
-        ]
+        bodies, size = [], 0
+        for body, properties in zip(self.bodies, self.properties, strict=True):
+            plain = _unpacked(body) if properties.body_encoding == _PACKED else body
+            bodies.append(plain)
+            # A request of packed zeros is a thousandth of what it holds: it is not unpacked whole.
+            size += len(plain)
+            if size > limits.BATCH_BYTES:
+                raise MessageBodyTooLargeError("The bodies of a request hold over 256 MiB.")
         return replace(self, bodies=bodies)
 
     def table(self) -> pa.Table:
         """As schema.SEND, without the columns that none of the messages has.
 
-        A field at a time: no object is made for a message.
+        Raises:
+            IllegalMessageIdError: a message has no id.
+        """
+        return pa.table(self._given())
+
+    def columns(self) -> dict[str, pa.Array]:
+        """As the columns of schema.SEND, all of them.
+
+        Raises:
+            IllegalMessageIdError: a message has no id.
+        """
+        return absent(schema.SEND, len(self)) | self._given()
+
+    def _given(self) -> dict[str, pa.Array]:
+        """The columns that the messages have. A field at a time: no object is made for a message.
 
         Raises:
             IllegalMessageIdError: a message has no id.
@@ -117,9 +136,7 @@ class Batch:
             "priority": [p.priority if p.HasField("priority") else None for p in own],
         }
         columns |= {name: values for name, values in given.items() if not _all_none(values)}
-        return pa.table(
-            {name: pa.array(values, _TYPE_OF[name]) for name, values in columns.items()}
-        )
+        return {name: column_of(name, values) for name, values in columns.items()}
 
 
 def check_types(kinds: Iterable[int], topic_type: str, *, topic: str) -> None:

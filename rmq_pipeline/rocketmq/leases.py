@@ -104,6 +104,8 @@ class Leases:
             await self._renew(due[start : start + _STEP], now_ms)
 
     async def _renew(self, due: list[tuple[str, str]], now_ms: int) -> None:
+        # In the step before, a client may have gone: nothing is to come after the end it was given.
+        due = [(client_id, handle) for client_id, handle in due if self.has(client_id, handle)]
         holds = await self._submit([handle for _, handle in due], LEASE_MS)
         for (client_id, handle), held in zip(due, holds, strict=True):
             lease = self._held.get(client_id, {}).get(handle)

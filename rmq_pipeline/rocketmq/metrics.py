@@ -1,5 +1,6 @@
 """What clients measure: their latencies, as histograms, which they send every minute (OTLP)."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
-from rmq_pipeline.errors import AccessError, RocketMQError
+from rmq_pipeline import limits
+from rmq_pipeline.errors import AccessError, RequestError, RocketMQError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 
@@ -73,6 +75,8 @@ class Metrics:
         async def export(raw: bytes, call: Any) -> bytes:
             try:
                 caller = identify(call)
+                if len(raw) > limits.GRPC_OTHER_BYTES:
+                    raise RequestError(f"Metrics of {len(raw)} bytes are too many.")
                 self.take(ExportMetricsServiceRequest.FromString(raw), caller.client_id)
             except AccessError as error:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
@@ -135,6 +139,8 @@ def _metrics(request: Any) -> Iterator[Any]:
 
 def _is_sound(point: Any) -> bool:
     buckets, bounds = len(point.bucket_counts), list(point.explicit_bounds)
+    if not all(map(math.isfinite, (point.sum, *bounds))):
+        return False
     return 0 < buckets <= _BUCKETS and buckets == len(bounds) + 1 and bounds == sorted(bounds)
 
 

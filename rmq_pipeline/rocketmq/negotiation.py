@@ -5,7 +5,7 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 
 from rmq_pipeline import limits
-from rmq_pipeline.errors import UnknownClientTypeError
+from rmq_pipeline.errors import IllegalConsumerGroupError, UnknownClientTypeError
 from rmq_pipeline.group import Group
 from rmq_pipeline.rocketmq.clients import Client
 from rmq_pipeline.rocketmq.context import Context
@@ -46,10 +46,13 @@ def check(settings: Any) -> None:
 
     Raises:
         UnknownClientTypeError: the client is no producer and no consumer.
+        IllegalConsumerGroupError: a consumer is of no group.
     """
     if settings.client_type == ClientType.PRODUCER and settings.HasField("publishing"):
         return
     if settings.client_type in _CONSUMERS and settings.HasField("subscription"):
+        if not settings.subscription.group.name:
+            raise IllegalConsumerGroupError("The consumer group has no name.")
         return
     raise UnknownClientTypeError(f"Settings of client type {settings.client_type}.")
 

@@ -25,11 +25,13 @@ from rmq_pipeline.rocketmq.protocol import (
     UpdateOffsetRequest,
     UpdateOffsetResponse,
 )
-from rmq_pipeline.rocketmq.receiving import filter_of, poll_ms
+from rmq_pipeline.rocketmq.receiving import duration_ms, filter_of, poll_ms
 from rmq_pipeline.rocketmq.status import OK
 
-#: Offsets that one pull looks at.
-BATCH: Final = 1024
+#: Offsets that one pull looks at: all may be of the largest messages.
+BATCH: Final = 32
+#: Nothing is stored later than this, whatever a client asks for.
+_FAR_MS: Final = 2**52
 _EMPTY: Final = Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
 
 
@@ -106,7 +108,7 @@ class Pulling:
         topic, queue_id = caller.named(request.message_queue.topic), request.message_queue.id
         policy = request.query_offset_policy
         if policy == QueryOffsetPolicy.TIMESTAMP:
-            at_ms = request.timestamp.ToMilliseconds()
+            at_ms = min(_FAR_MS, duration_ms(request.timestamp))
             offset_at, run = self._context.broker.offset_at, self._context.bridge.run
             offset = await run(offset_at, topic, queue_id, at_ms=at_ms)
         else:

@@ -55,7 +55,7 @@ class _Asked:
 
 
 def duration_ms(duration: Any) -> int:
-    """A Duration of the protocol in ms."""
+    """A Duration, or a Timestamp, of the protocol in ms, whatever numbers it has."""
     return int(duration.seconds) * 1000 + int(duration.nanos) // 1_000_000
 
 

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from rmq_pipeline import limits
 from rmq_pipeline.errors import BrokerUnavailableError, BusyError, RequestError
 from rmq_pipeline.rocketmq import authorising, protocol
 from rmq_pipeline.rocketmq.authorising import Demands, authorise
@@ -28,6 +29,13 @@ from rmq_pipeline.rocketmq.telemetry import Telemetry
 from rmq_pipeline.rocketmq.transactions import Transactions
 
 log = logging.getLogger(__name__)
+
+#: Bytes of requests, where they may be others than of most.
+_LARGEST: Final = {
+    protocol.SendMessageRequest: limits.GRPC_REQUEST_BYTES,
+    protocol.ReceiveMessageRequest: limits.GRPC_RECEIVE_BYTES,
+    protocol.PullMessageRequest: limits.GRPC_RECEIVE_BYTES,
+}
 
 
 class Service:
@@ -128,6 +136,8 @@ class Service:
     def _read(self, raw: bytes, call: Any, *, kind: Any) -> tuple[Any, Caller]:
         caller = self._caller(call)
         self._context.clients.seen(caller)
+        if len(raw) > _LARGEST.get(kind, limits.GRPC_OTHER_BYTES):
+            raise RequestError(f"A {kind.DESCRIPTOR.name} of {len(raw)} bytes is too large.")
         try:
             return kind.FromString(raw), caller
         except DecodeError as error:

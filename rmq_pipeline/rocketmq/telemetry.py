@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from rmq_pipeline import limits
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.rocketmq import authorising
 from rmq_pipeline.rocketmq.caller import Caller
@@ -88,6 +89,8 @@ class Telemetry:
 
 
 def _command(raw: bytes) -> Any:
+    if len(raw) > limits.GRPC_OTHER_BYTES:
+        raise RequestError(f"A TelemetryCommand of {len(raw)} bytes is too large.")
     try:
         return TelemetryCommand.FromString(raw)
     except DecodeError as error:
@@ -96,7 +99,6 @@ def _command(raw: bytes) -> Any:
 
 def _note(settings: Any, caller: Caller, *, client: Client) -> None:
     """Keep what the settings say of a client."""
-    client.settings = settings
     client.type = settings.client_type
     language = settings.user_agent.language
     if language:

@@ -6,7 +6,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.errors import TransactionNotFoundError
+from rmq_pipeline.broker.transactions.targets import TargetsOf
+from rmq_pipeline.errors import TransactionError, TransactionNotFoundError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.protocol import EndTransactionResponse, TransactionResolution
@@ -46,6 +47,9 @@ class Transactions:
             raise TransactionNotFoundError("The transaction has no id.")
         resolution = _RESOLUTIONS.get(request.resolution, "unknown")
         resolutions = pa.table([[request.transaction_id], [resolution]], schema=schema.RESOLUTION)
+        # Other doors' producer groups have any name: it is the topic that the caller has rights to.
+        if await self._context.bridge.submit(TargetsOf(resolutions)) - {topic}:
+            raise TransactionError(f"The transaction is of another topic than {topic}.")
         await self._context.bridge.run(
             self._context.broker.end_transactions,
             resolutions,

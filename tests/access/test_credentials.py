@@ -239,6 +239,15 @@ def test_a_token_cannot_be_made_to_last_or_given_away(access: Access) -> None:
             access.authenticate(f"Bearer {forged}")
 
 
+def test_a_token_does_not_buy_a_token(access: Access) -> None:
+    token = "Bearer " + access.token(Principal("ann"))
+
+    assert access.sign_in(shown.basic("ann", SECRET)) == Principal("ann")
+    for authorization in (token, None, ""):
+        with pytest.raises(UnauthorizedError, match="send Basic"):
+            access.sign_in(authorization)
+
+
 def test_a_token_ends_with_the_password_it_was_bought_with(access: Access) -> None:
     token = "Bearer " + access.token(Principal("ann"))
 

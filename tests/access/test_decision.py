@@ -10,6 +10,7 @@ from rmq_pipeline.access.decision import decide
 from rmq_pipeline.access.policy import Policy
 from rmq_pipeline.access.resource import ACTIONS, CLUSTER_ITSELF, Action, Pattern, Resource
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.topic import GIVEN_UP_TOPIC, HALF_TOPIC
 
 ORDERS = Resource("topic", "orders")
 
@@ -201,6 +202,14 @@ def test_dead_letters_and_retries_are_their_groups() -> None:
     assert Resource("topic", "%RETRY%shop%billing").owner == Resource("group", "shop%billing")
     assert Resource("topic", "%DLQ%shop%billing").owner.namespace == "shop"
     assert ORDERS.owner == ORDERS
+
+
+def test_what_lies_in_system_topics_is_of_every_topic() -> None:
+    halves = Resource("topic", HALF_TOPIC).owner
+
+    assert halves == Resource("topic", GIVEN_UP_TOPIC).owner == CLUSTER_ITSELF
+    assert not allowed(policy("topic:*"), resource=halves, action="sub")
+    assert allowed(policy("cluster:*"), resource=halves, action="sub")
 
 
 RESOURCES = ["*", "topic:*", "topic:a*", "topic:ab", "topic:ab*", "namespace:*", "namespace:"]

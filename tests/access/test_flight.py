@@ -306,6 +306,15 @@ def test_checks_of_every_topic_are_background_work(ann: Client, allow: Allow) ->
     assert call(ann, "fetch_checks", {}) is None
 
 
+def test_topics_that_are_no_list_are_refused(ann: Client, allow: Allow) -> None:
+    """Rights are asked for the topics of a list: a mapping of them has none that is looked at."""
+    allow("topic:* pub")
+    for topics in ({"pays": 1}, "pays"):
+        refused = call(ann, "fetch_checks", {"topics": topics})
+
+        assert type(refused) is errors.RequestError
+
+
 def test_dead_letters_are_for_those_who_may_consume_as_the_group(ann: Client, allow: Allow) -> None:
     args = {"topic": "%DLQ%billing", "queue_id": 0, "offset": 0, "limit": 1}
     allow("topic:* sub")
@@ -331,6 +340,16 @@ def test_arguments_of_the_wrong_kind_open_nothing(ann: Client, allow: Allow) -> 
         assert isinstance(refused, errors.ForbiddenError if verb != "ping" else errors.RequestError)
 
 
+class _Silent(flight.ClientAuthHandler):  # type: ignore[misc]
+    """Shakes hands with what the headers say."""
+
+    def authenticate(self, outgoing: Any, incoming: Any) -> None:
+        pass
+
+    def get_token(self) -> bytes:
+        return b""
+
+
 def test_a_flight_client_buys_a_token(door: FlightServer, broker: Broker) -> None:
     foreign = flight.FlightClient(f"grpc://{door.address}")
     header = foreign.authenticate_basic_token("root", PASSWORDS["root"])
@@ -348,6 +367,9 @@ def test_a_flight_client_buys_a_token(door: FlightServer, broker: Broker) -> Non
     assert ask() == {}
     with pytest.raises(flight.FlightUnauthenticatedError):
         foreign.authenticate_basic_token("root", "wrong")
+    # Else a token that somebody has seen would buy the next one for ever.
+    with pytest.raises(flight.FlightUnauthenticatedError, match="send Basic"):
+        foreign.authenticate(_Silent(), options)
     broker.alter_user("root", password="another-password")
     with pytest.raises(errors.UnauthorizedError):
         ask()

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline import receipt
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.settling.each import AckEach, GiveBack, Renew
+from rmq_pipeline.broker.settling.outcomes import DEAD_LETTER, Outcomes
+from rmq_pipeline.broker.settling.settle import Settle
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.settings import Settings
@@ -59,6 +62,23 @@ def test_of_an_ack_given_twice_the_first_takes_effect(broker: Broker) -> None:
     assert done == [True, True, True, True, False]
 
 
+def test_an_ack_that_holds_is_not_refused_for_an_older_one_beside_it(
+    broker: Broker, clock: ManualClock
+) -> None:
+    older = received(broker)
+    clock.advance(60_000)
+    newer = received(broker)
+    columns = zip(
+        *((r.group_id, r.topic_id, r.queue_id, r.queue_offset, r.delivery) for r in (older, newer)),
+        strict=True,
+    )
+
+    done = broker.engine.submit(AckEach(Receipts(*map(np.concatenate, columns)))).tolist()
+
+    assert done == [False] * 4 + [True] * 4
+    assert broker.sql("SELECT * FROM in_flight").num_rows == 0
+
+
 def test_leases_are_renewed_under_the_receipts_they_have(
     broker: Broker, clock: ManualClock
 ) -> None:
@@ -100,3 +120,27 @@ def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None
     again = broker.receive("orders", "ordered")
     assert again["body"].to_pylist() == [b"0", b"1", b"2"]
     assert again["delivery_attempt"].to_pylist() == [1, 1, 1]
+
+
+def test_what_is_kept_behind_a_dead_letter_holds_before_that_is_buried(
+    broker: Broker, clock: ManualClock
+) -> None:
+    broker.send("orders", pa.table({"body": [b"3"], "message_group": ["B"]}))
+    receipts = received(broker, "orders", "ordered")
+    failed, behind, other = ([row] for row in (0, 1, 3))
+    broker.change_invisible_duration(
+        receipt.encode(receipts.take(other)).to_pylist(),  # type: ignore[arg-type]
+        duration_ms=1_000,
+    )
+    clock.advance(1_000)
+    hopeless = Outcomes(
+        receipts.take(failed),  # type: ignore[arg-type]
+        np.array([DEAD_LETTER], dtype=np.int8),
+        np.array([-1], dtype=np.int64),
+        pa.nulls(1, pa.string()),
+    )
+
+    broker.engine.submit(Settle(hopeless, keep_behind=True))
+
+    acked = broker.engine.submit(AckEach(receipts.take(behind)))  # type: ignore[arg-type]
+    assert acked.tolist() == [True]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -319,6 +319,38 @@ def test_closing_answers_what_is_decided(held: Held, pool: ThreadPoolExecutor) -
     assert first.result().num_rows == second.result().num_rows == BULK
     with pytest.raises(StorageError):
         held.broker.send("t", messages(1))
+
+
+def test_a_request_that_came_in_before_the_end_is_answered(
+    held: Held, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, told = held.engine.writer, Event()
+    check, closing = writer._check_open, []
+
+    def check_then_close() -> None:
+        check()
+        closing.append(pool.submit(writer.close))
+        assert wait(closing, timeout=0.2).not_done, "it is closed with somebody on the way in"
+
+    monkeypatch.setattr(writer, "_check_open", check_then_close)
+    held.engine.post(held.prepared(messages(1)), lambda *_: told.set())
+
+    closing[0].result(WITHIN_S)
+    assert told.wait(WITHIN_S)
+    monkeypatch.undo()
+    with pytest.raises(StorageError):
+        held.engine.post(held.prepared(messages(1)), lambda *_: None)
+
+
+def test_who_cannot_hear_a_bell_harms_nobody(held: Held, pool: ThreadPoolExecutor) -> None:
+    def deaf(_: object) -> None:
+        raise ValueError("nobody is here")
+
+    end = held.engine.arrivals.listen(deaf)
+    for start in range(3):
+        sent = pool.submit(held.engine.writer.submit_together, [held.prepared(messages(1))])
+        assert sent.result(WITHIN_S)[0].queue_offset.tolist() == [start]
+    end()
 
 
 class Unreadable(Engine):

@@ -135,3 +135,15 @@ def test_a_topic_takes_messages_of_its_type() -> None:
     check_types([1, 2, 3, 4], "mixed", topic="t")
     with pytest.raises(errors.MessageTypeError, match="99"):
         check_types([99], "mixed", topic="t")
+
+
+def test_a_request_of_many_packed_bodies_is_not_unpacked_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "BATCH_BYTES", 3 * limits.MIB)
+    body = gzip.compress(bytes(limits.MIB))
+    one = raw.message("t", body, body_encoding=Encoding.GZIP)
+
+    assert Batch.of([one] * 3).unpacked().size() == 3 * limits.MIB
+    with pytest.raises(errors.MessageBodyTooLargeError, match="request"):
+        Batch.of([one] * 4).unpacked()

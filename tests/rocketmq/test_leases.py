@@ -1,5 +1,6 @@
 """Leases of push consumers live as long as their clients do."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,21 @@ def test_a_client_that_says_goodbye_gives_back_what_it_has(
     until(later)
 
     assert poll.result(20).attempts == [2]
+
+
+def test_a_client_that_goes_while_leases_are_renewed_keeps_none(
+    stand: Stand, slow: Consumer, other: Consumer
+) -> None:
+    stand.send("t", b"1")
+    due = [("slow", handle) for handle in slow.receive("t", "g", renewed=True).handles]
+    leases, bridge = stand.context.leases, stand.context.bridge
+
+    slow.terminate()
+    late = leases._renew(due, stand.clock.now_ms())
+    asyncio.run_coroutine_threadsafe(late, bridge._loop).result(20)
+    stand.clock.advance(1)
+
+    assert other.receive("t", "g", renewed=True).attempts == [2]
 
 
 def test_a_lease_of_a_simple_consumer_is_not_prolonged(

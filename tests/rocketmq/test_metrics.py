@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
+from rmq_pipeline import limits
 from tests.rocketmq.consuming import Stand
 
 CUMULATIVE, DELTA = 2, 1
@@ -70,6 +71,7 @@ def test_what_came_since_the_last_time_is_added(stand: Stand, export: Callable[.
 
 def test_a_histogram_that_is_none_is_let_be(stand: Stand, export: Callable[..., Any]) -> None:
     export("one", [1], 1.0)
+    export("two", [0, 1, 0, 0], float("nan"))
 
     assert stand.broker.status()["client_latencies"] == []
 
@@ -77,5 +79,12 @@ def test_a_histogram_that_is_none_is_let_be(stand: Stand, export: Callable[..., 
 def test_who_does_not_say_who_it_is_is_refused(export: Callable[..., Any]) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         export("", [0, 1, 0, 0], 1.0)
+
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_too_much_at_once_is_refused(export: Callable[..., Any]) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        export("one", [1] * (limits.GRPC_OTHER_BYTES // 8 + 1), 1.0)
 
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from rmq_pipeline.rocketmq.encoding import timestamp
 from rmq_pipeline.rocketmq.protocol import (
@@ -121,16 +122,18 @@ def test_offsets_of_a_queue_by_policy(stand: Stand, one: Consumer) -> None:
     later = stand.clock.now_ms()
     stand.send("t", b"2")
 
-    def ask(policy: int, at_ms: int = 0, queue_id: int = 0) -> tuple[int, int]:
+    def ask(policy: int, at: Timestamp | None = None, queue_id: int = 0) -> tuple[int, int]:
         request = QueryOffsetRequest(
             message_queue=queue(queue_id=queue_id),
             query_offset_policy=policy,
-            timestamp=timestamp(at_ms),
+            timestamp=at,
         )
         reply = stand.stub.QueryOffset(request, metadata=one.metadata, timeout=20)
         return reply.status.code, reply.offset
 
     assert ask(QueryOffsetPolicy.BEGINNING) == (OK, 0)
     assert ask(QueryOffsetPolicy.END) == (OK, 3)
-    assert ask(QueryOffsetPolicy.TIMESTAMP, later) == (OK, 2)
+    assert ask(QueryOffsetPolicy.TIMESTAMP, timestamp(later)) == (OK, 2)
+    assert ask(QueryOffsetPolicy.TIMESTAMP, Timestamp(seconds=2**62, nanos=-1)) == (OK, 3)
+    assert ask(QueryOffsetPolicy.TIMESTAMP, Timestamp(seconds=-(2**62))) == (OK, 3)
     assert ask(QueryOffsetPolicy.END, queue_id=9) == (40019, 0)

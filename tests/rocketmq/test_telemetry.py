@@ -9,6 +9,7 @@ import pytest
 from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.rocketmq import clients
 from rmq_pipeline.rocketmq import protocol as pb
 from tests.conformance import raw
 from tests.conformance.raw import Raw
@@ -252,3 +253,45 @@ def test_a_closing_door_ends_streams_at_once(opened: Opened, client: Clients) ->
     with producer(client(), "t") as talk:
         door.shutdown()
         assert talk.over.wait(10)
+
+
+def test_a_consumer_is_of_a_group(client: Clients) -> None:
+    with Talk(client()) as talk:
+        talk.say(subscribing("", "t"))
+
+        assert talk.over.wait(10)
+        assert talk.heard[-1].status.code == pb.Code.ILLEGAL_CONSUMER_GROUP
+
+
+def test_clients_that_never_end_are_bounded(
+    client: Clients, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_REMEMBERED", 3)
+
+    def beat(one: Raw) -> str:
+        return raw.code(one("Heartbeat", pb.HeartbeatRequest()))
+
+    first = [client() for _ in range(3)]
+    assert {beat(one) for one in first} == {"OK"}
+    assert beat(client()) == "TOO_MANY_REQUESTS"
+    assert beat(first[0]) == "OK"
+
+    clock.advance(clients.LIVE_MS)
+    assert beat(client()) == "OK"
+
+
+def test_only_messages_make_a_request_large(broker: Broker, client: Clients) -> None:
+    broker.create_topic("t")
+    route = pb.QueryRouteRequest(topic=raw.resource("n" * (limits.GRPC_OTHER_BYTES + 1)))
+    receive = raw.receives("t", "g", attempt_id="n" * (limits.GRPC_RECEIVE_BYTES + 1))
+
+    assert raw.code(client()("QueryRoute", route)) == "BAD_REQUEST"
+    assert raw.code(client()("ReceiveMessage", receive)) == "BAD_REQUEST"
+
+
+def test_no_command_is_large(client: Clients) -> None:
+    with Talk(client()) as talk:
+        talk.say(publishing("n" * (limits.GRPC_OTHER_BYTES + 1)))
+
+        assert talk.over.wait(10)
+        assert talk.heard[-1].status.code == pb.Code.BAD_REQUEST

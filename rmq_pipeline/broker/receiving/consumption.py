@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
-from rmq_pipeline.broker.receiving.lease_table import DOOMED, WAITING, LeaseTable, Rows
+from rmq_pipeline.broker.receiving.lease_table import WAITING, LeaseTable, Rows
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import REMOVES_ROW, Kind
 
@@ -275,9 +275,9 @@ class Consumption:
         leases = self.leases
         if not self.ordered or now_ms < leases.next_visible:
             return none
-        # One that waits in front of them was opened again since: it waits for them.
-        over = (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
-        over |= leases.delivery == DOOMED
+        # One that waits in front of them was opened again since: it waits for them. What is leased
+        # behind one that is to be dead-lettered was kept on purpose, or else it was given back.
+        over = (leases.visible_at <= now_ms) & (leases.delivery > WAITING)
         ended = np.flatnonzero(leases.alive & over & (leases.group != 0))
         if not len(ended):
             return none

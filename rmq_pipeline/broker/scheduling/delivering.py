@@ -11,7 +11,8 @@ from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.scheduling.schedule import Scheduled
-from rmq_pipeline.broker.sending.publish import Heads, Send, checked, place, subset
+from rmq_pipeline.broker.sending.publish import Send, checked, place, subset
+from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import parts

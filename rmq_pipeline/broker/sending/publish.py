@@ -10,17 +10,18 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.admission import admit
-from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.sending import single
 from rmq_pipeline.broker.sending.duplicates import identities
+from rmq_pipeline.broker.sending.queues import Heads, queues_of, take_offsets, turns
 from rmq_pipeline.broker.sending.repeats import repeats_of
 from rmq_pipeline.broker.sending.sent import Sent
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
-from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64, queue_of_groups
+from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64
 from rmq_pipeline.tables import columns_of, nulls, numbers
-from rmq_pipeline.topic import GROUPED, SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
 
 Mask = npt.NDArray[np.bool_]
 
@@ -88,7 +89,30 @@ def prepare(
     Raises:
         RequestError: the row and what is wrong with it.
     """
-    columns = columns_of(messages, schema.SEND)
+    return prepare_columns(
+        topic,
+        columns_of(messages, schema.SEND),
+        ids=ids,
+        delay_max_ms=delay_max_ms,
+        now_ms=now_ms,
+        delay_levels_ms=delay_levels_ms,
+    )
+
+
+def prepare_columns(
+    topic: Topic,
+    columns: dict[str, pa.Array],
+    *,
+    ids: MessageIds,
+    delay_max_ms: int,
+    now_ms: int,
+    delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
+) -> Send:
+    """The same for all columns of schema.SEND, each of them contiguous; the dict is the send's.
+
+    Raises:
+        RequestError: the row and what is wrong with it.
+    """
     admit(topic, columns)
     if topic.type == "lite":
         columns["message_group"] = columns["lite_topic"]
@@ -150,26 +174,6 @@ def subset(send: Send, rows: Int64s) -> Send:
     )
 
 
-def queues_of(topic: Topic, columns: dict[str, pa.Array]) -> Int32s | None:
-    """The queue that each message belongs to, -1 for whichever has its turn; None: all of them."""
-    groups = columns["message_group"]
-    if topic.type == "priority":
-        highest: Int32s = np.minimum(columns["priority"].to_numpy(), topic.queues - 1)
-        return highest
-    if topic.type not in GROUPED or groups.null_count == len(groups):
-        return None
-    if not groups.null_count:
-        return queue_of_groups(groups, topic.queues)
-    queue_id = np.full(len(groups), -1, dtype=np.int32)
-    grouped = groups.is_valid().to_numpy(zero_copy_only=False)
-    queue_id[grouped] = queue_of_groups(groups.drop_null(), topic.queues)
-    return queue_id
-
-
-#: Heads that earlier sends of the same decision have moved: (topic_id, queue_id) -> max_offset.
-Heads = dict[tuple[int, int], int]
-
-
 def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[Placed], Sent]:
     """Queues and offsets for a send; ``heads`` is carried from one send of a decision to the next.
 
@@ -196,6 +200,8 @@ def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[
 def _place_all(
     send: Send, state: State, *, topic: TopicState, now_ms: int, heads: Heads
 ) -> tuple[list[Placed], Sent]:
+    if single.is_due(send):
+        return single.place_one(send, topic, now_ms=now_ms, heads=heads)
     n = len(send)
     if n == 0:
         empty = np.zeros(0, np.int64)
@@ -218,7 +224,7 @@ def _place_all(
             order = np.argsort(chosen, kind="stable")
             rows, chosen = rows[order], chosen[order]
         queue_id[rows] = chosen
-        offsets[rows] = _take_offsets(to, chosen, heads=heads)
+        offsets[rows] = take_offsets(to, chosen, heads=heads)
         target = send.topic_id if scheduled else None
         at = deliver_at if scheduled or "delivered_at" in send.columns else None
         placed.append(
@@ -275,23 +281,9 @@ def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int
         chosen = chosen[rows]
         free = np.flatnonzero(chosen < 0)
         if len(free):
-            chosen[free] = _turns(topic, len(free), heads=heads)
+            chosen[free] = turns(topic, len(free), heads=heads)
         return chosen
-    return _turns(topic, len(rows), heads=heads)
-
-
-def _turns(topic: TopicState, count: int, *, heads: Heads) -> Int32s:
-    """Queues for ``count`` messages that may go to any."""
-    n = topic.topic.queues
-    moved = sum(
-        head - topic.queues[q].max_offset
-        for (t, q), head in heads.items()
-        if t == topic.topic.topic_id
-    )
-    start = topic.messages() + moved
-    # As many to each queue, and those of one queue side by side: reading takes a slice.
-    turns = np.arange(count) * min(n, count) // count
-    return ((start + turns) % n).astype(np.int32)
+    return turns(topic, len(rows), heads=heads)
 
 
 def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
@@ -299,36 +291,6 @@ def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
     # The queue of other times lies after the levels that RocketMQ has.
     beyond = levels > TIMER_QUEUE
     return np.where(levels > 0, levels - 1 + beyond, TIMER_QUEUE).astype(np.int32)
-
-
-def _take_offsets(topic: TopicState, queue_id: Int32s, *, heads: Heads) -> Int64s:
-    """The next offsets of these queues, dense per queue in row order."""
-    topic_id = topic.topic.topic_id
-    if len(queue_id) == 1:
-        key = (topic_id, int(queue_id[0]))
-        head = heads.get(key, topic.queues[key[1]].max_offset)
-        heads[key] = head + 1
-        return np.array([head], dtype=np.int64)
-    n = len(queue_id)
-    starts = run_starts(queue_id)
-    order = None
-    if len(set(queue_id[starts].tolist())) < len(starts):
-        order = np.argsort(queue_id, kind="stable")
-        queue_id = queue_id[order]
-        starts = run_starts(queue_id)
-    counts = np.diff(np.append(starts, n))
-    firsts = []
-    for queue_id_, count in zip(queue_id[starts].tolist(), counts.tolist(), strict=True):
-        key = (topic_id, queue_id_)
-        head = heads.get(key, topic.queues[queue_id_].max_offset)
-        heads[key] = head + count
-        firsts.append(head)
-    ordered: Int64s = np.repeat(np.array(firsts, dtype=np.int64) - starts, counts) + np.arange(n)
-    if order is None:
-        return ordered
-    offsets = np.empty(n, dtype=np.int64)
-    offsets[order] = ordered
-    return offsets
 
 
 def _placed(

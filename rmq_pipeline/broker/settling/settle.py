@@ -17,7 +17,8 @@ from rmq_pipeline.broker.failures.redeliver import backoff_ms, dooms
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import WAITING, Rows
 from rmq_pipeline.broker.receiving.scan import QueueKey
-from rmq_pipeline.broker.sending.publish import Heads, Send, place
+from rmq_pipeline.broker.sending.publish import Send, place
+from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.settling.effects import effect_events
 from rmq_pipeline.broker.settling.outcomes import ACK, DEAD_LETTER, RETRY, Outcomes
 from rmq_pipeline.broker.state import State
@@ -101,7 +102,10 @@ def _on_queue(
     wrong |= leases.delivery[rows] != receipts.delivery[chosen] if len(leases.delivery) else True
     if not wrong.all():
         wrong |= leases.visible_at[rows] <= now_ms
-    wrong[1:] |= offsets[1:] == offsets[:-1]
+    if len(chosen) > 1:
+        good = np.flatnonzero(~wrong)
+        # Beside one that holds there may be an older one of the same message: it is no repetition.
+        wrong[good[1:][offsets[good[1:]] == offsets[good[:-1]]]] = True
     void = consumption.expired_before(rows[~wrong] if wrong.any() else rows, now_ms)
     if len(void):
         wrong |= np.isin(rows, void)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.transactions.halves import Halves
 from rmq_pipeline.message import Int32s, Int64s, hash64
+
+_FIRST_ROW: Final = np.zeros(1, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Placed:
     def index_rows(self, position: int) -> Iterator[tuple[int, IndexRows]]:
         """For each queue the rows of its read-ahead."""
         if len(self.queue_id) == 1:
-            yield int(self.queue_id[0]), self._rows(np.zeros(1, dtype=np.int64), position)
+            yield int(self.queue_id[0]), self._only_row(position)
             return
         starts = run_starts(self.queue_id)
         queues = self.queue_id[starts].tolist()
@@ -54,6 +57,11 @@ class Placed:
                     self.tag_hash[start:stop],
                 ),
             )
+
+    def _only_row(self, position: int) -> IndexRows:
+        at = np.array([position], dtype=np.int64)
+        base = int(self.queue_offset[0])
+        return IndexRows(base, at, _FIRST_ROW, self.message_group_hash, self.tag_hash)
 
     def _rows(self, rows: Int64s, position: int) -> IndexRows:
         return IndexRows(

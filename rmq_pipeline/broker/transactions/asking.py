@@ -14,6 +14,7 @@ from rmq_pipeline.broker.transactions.ending import half_sizes, read_halves
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import FindHalves, check_producer_group
+from rmq_pipeline.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,13 @@ def fetch_checks(
     Raises:
         FencedError: the window has been taken over.
         TopicNotFoundError: one of the topics does not exist.
+        RequestError: they are no list.
     """
     if producer_group is not None:
         check_producer_group(producer_group)
+    if topics is not None and not isinstance(topics, list | tuple):
+        # Doors ask for the rights to the topics of a list.
+        raise RequestError(f"topics is a list of names, not {topics!r}.")
     state = engine.state
     topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
     deadline = engine.clock.now_ms() + wait_ms

@@ -11,7 +11,8 @@ from rmq_pipeline import schema, transaction
 from rmq_pipeline.admission import admit
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.sending.publish import Heads, Send, checked, place
+from rmq_pipeline.broker.sending.publish import Send, checked, place
+from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.sending.sent import Sent
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.placed import Placed

@@ -1,0 +1,81 @@
+"""Which queues the messages of a send go to, and their offsets there."""
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.state import TopicState
+from rmq_pipeline.message import Int32s, Int64s, queue_of_groups
+from rmq_pipeline.topic import GROUPED, Topic
+
+#: Heads that earlier sends of the same decision have moved: (topic_id, queue_id) -> max_offset.
+Heads = dict[tuple[int, int], int]
+
+
+def queues_of(topic: Topic, columns: dict[str, pa.Array]) -> Int32s | None:
+    """The queue that each message belongs to, -1 for whichever has its turn; None: all of them."""
+    groups = columns["message_group"]
+    if topic.type == "priority":
+        highest: Int32s = np.minimum(columns["priority"].to_numpy(), topic.queues - 1)
+        return highest
+    if topic.type not in GROUPED or groups.null_count == len(groups):
+        return None
+    if not groups.null_count:
+        return queue_of_groups(groups, topic.queues)
+    queue_id = np.full(len(groups), -1, dtype=np.int32)
+    grouped = groups.is_valid().to_numpy(zero_copy_only=False)
+    queue_id[grouped] = queue_of_groups(groups.drop_null(), topic.queues)
+    return queue_id
+
+
+def turns(topic: TopicState, count: int, *, heads: Heads) -> Int32s:
+    """Queues for ``count`` messages that may go to any."""
+    n, start = topic.topic.queues, _sent(topic, heads)
+    # As many to each queue, and those of one queue side by side: reading takes a slice.
+    steps = np.arange(count) * min(n, count) // count
+    return ((start + steps) % n).astype(np.int32)
+
+
+def turn(topic: TopicState, *, heads: Heads) -> int:
+    """The queue for one message that may go to any."""
+    return _sent(topic, heads) % topic.topic.queues
+
+
+def _sent(topic: TopicState, heads: Heads) -> int:
+    """Messages ever sent to the topic, those of this decision included."""
+    moved = sum(
+        head - topic.queues[q].max_offset
+        for (t, q), head in heads.items()
+        if t == topic.topic.topic_id
+    )
+    return topic.messages() + moved
+
+
+def take_offsets(topic: TopicState, queue_id: Int32s, *, heads: Heads) -> Int64s:
+    """The next offsets of these queues, dense per queue in row order."""
+    topic_id = topic.topic.topic_id
+    if len(queue_id) == 1:
+        key = (topic_id, int(queue_id[0]))
+        head = heads.get(key, topic.queues[key[1]].max_offset)
+        heads[key] = head + 1
+        return np.array([head], dtype=np.int64)
+    n = len(queue_id)
+    starts = run_starts(queue_id)
+    order = None
+    if len(set(queue_id[starts].tolist())) < len(starts):
+        order = np.argsort(queue_id, kind="stable")
+        queue_id = queue_id[order]
+        starts = run_starts(queue_id)
+    counts = np.diff(np.append(starts, n))
+    firsts = []
+    for queue_id_, count in zip(queue_id[starts].tolist(), counts.tolist(), strict=True):
+        key = (topic_id, queue_id_)
+        head = heads.get(key, topic.queues[queue_id_].max_offset)
+        heads[key] = head + count
+        firsts.append(head)
+    ordered: Int64s = np.repeat(np.array(firsts, dtype=np.int64) - starts, counts) + np.arange(n)
+    if order is None:
+        return ordered
+    offsets = np.empty(n, dtype=np.int64)
+    offsets[order] = ordered
+    return offsets
