@@ -100,7 +100,7 @@ GRPC_RECEIVES = 10_000
 GRPC_REQUEST_BYTES = 130 * MIB
 #: One that sends no messages, and one that may wait long for its answer.
 GRPC_OTHER_BYTES = 4 * MIB
-GRPC_RECEIVE_BYTES = 64 * 1024
+GRPC_RECEIVE_BYTES = 128 * 1024
 
 LOG_FILE_BYTES = 256 * MIB
 RESERVE_BYTES = 256 * MIB
