@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 # Processes that do tests side by side.
-WORKERS ?= 2
+WORKERS ?= 3
 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1

@@ -96,12 +96,15 @@ def _rounds(bench: Bench, run: Callable[[int], None], *, times: int) -> tuple[fl
     return float(np.median(rates)), float(np.median(limits))
 
 
-def receive_and_ack(bench: Bench, *, limit: int, groups: int, target: float) -> Row:
+def receive_and_ack(
+    bench: Bench, *, limit: int, groups: int, target: float, by_queue: bool = False
+) -> Row:
     """Receive full tables and ack them, one caller, until all messages are settled."""
-    topic = f"received-{limit}-{groups}"
+    topic = f"received-{limit}-{groups}" + ("-by-queue" if by_queue else "")
     bench.broker.ensure_topic(topic, type="fifo" if groups else "normal")
     group = f"{topic}-group"
-    bench.broker.ensure_group(group, order="message_group" if groups else "none")
+    order = "message_group" if groups else "queue" if by_queue else "none"
+    bench.broker.ensure_group(group, order=order)
     tables = [batch(BATCH, groups=groups) for _ in range(BATCHES)]
     times = bench.count(1000 if limit < BATCH else 100)
     per_round = -(-times * limit // BATCH)
@@ -119,6 +122,7 @@ def receive_and_ack(bench: Bench, *, limit: int, groups: int, target: float) -> 
     take(warm_up)
     rate, allowed = _rounds(bench, take, times=times)
     name = f"receive {limit:,} + ack {limit:,}" + (f", fifo {groups:,} groups" if groups else "")
+    name += ", order by queue" if by_queue else ""
     return Row(name, rate * limit, "msg/s", target, allowed * limit / 2)
 
 
@@ -201,6 +205,9 @@ MEASUREMENTS: dict[str, Callable[[Bench], Row]] = {
     "receive-1000": lambda b: receive_and_ack(b, limit=1000, groups=0, target=200_000),
     "fifo-32": lambda b: receive_and_ack(b, limit=32, groups=1000, target=15_000),
     "fifo-1000": lambda b: receive_and_ack(b, limit=1000, groups=1000, target=100_000),
+    "by-queue-1000": lambda b: receive_and_ack(
+        b, limit=1000, groups=0, target=100_000, by_queue=True
+    ),
     "mixed": mixed_sends,
     "flight": flight_sends,
 }

@@ -1,10 +1,11 @@
-"""How soon an idle system works: a message that is scheduled, and one that a Spark window takes.
+"""How soon an idle system works: a message that is scheduled, and one that windows take.
 
 Everything of `rmq up` runs (broker, Dagster's daemon, webserver and code server, the flights), but
 nothing is under way: before each trial no run is unfinished and no window open, and the message is
 sent at a random moment of the sensors' ticks. What is timed begins with the send, and is on the
 broker's clock. Between trials runs are ended through Dagster, and RMQ_BUSY_S keeps windows from
-following each other, which they otherwise do for ten minutes.
+following each other, which they otherwise do for ten minutes. A departure is taken by a window in
+Spark and by one on threads, both from the same send.
 ``python benchmarks/idle.py --help`` for the number of trials.
 """
 
@@ -30,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from examples.flights.dataset import departures
-from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, PIPELINE
+from examples.flights.pipeline import AIRCRAFT_CHECKS, AIRCRAFT_ROTATIONS, DEPARTURES, PIPELINE
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.dev_server import DevServer
@@ -38,7 +39,8 @@ from rmq_pipeline.orchestration.graphql import UNFINISHED
 
 TOPIC = "later"
 SCHEDULED_RUN = "deliver_scheduled"
-SPARK_RUN = f"{AIRCRAFT_ROTATIONS.spec.name}_window"
+#: Of departures, by what their windows run on.
+CONSUMERS = {"Spark": AIRCRAFT_ROTATIONS, "Python": AIRCRAFT_CHECKS}
 #: How far ahead messages are scheduled: before a window can be up, and about when one can.
 AHEAD_S = (1.0, 2.0, 5.0, 10.0)
 LATE_P99_S = 8.0
@@ -105,16 +107,27 @@ class Idle:
         requested_s, started_s = self._run(SCHEDULED_RUN, since_s=sent_s)
         return Trial((stored_ms - due_ms) / 1000, requested_s - sent_s, started_s - requested_s)
 
-    def spark(self, number: int) -> Trial:
-        """How long a departure takes to be in the sink and settled."""
+    def handled(self, number: int) -> dict[str, Trial]:
+        """How long a departure takes to be in the sink and settled, for each of CONSUMERS."""
         self._rest()
         sent_s = time.time()
         self.client.send(DEPARTURES.name, self._departures.slice(number, 1))
-        self._wait(lambda: not self._lag(), every_s=0.1)
-        seconds = time.time() - sent_s
+        settled_s: dict[str, float] = {}
+
+        def all_settled() -> bool:
+            lags = self._lags()
+            for engine, consumer in CONSUMERS.items():
+                if not lags.get(consumer.group.name):
+                    settled_s.setdefault(engine, time.time() - sent_s)
+            return len(settled_s) == len(CONSUMERS)
+
+        self._wait(all_settled, every_s=0.1)
         self._linger()
-        requested_s, started_s = self._run(SPARK_RUN, since_s=sent_s)
-        return Trial(seconds, requested_s - sent_s, started_s - requested_s)
+        trials = {}
+        for engine, consumer in CONSUMERS.items():
+            requested_s, started_s = self._run(f"{consumer.spec.name}_window", since_s=sent_s)
+            trials[engine] = Trial(settled_s[engine], requested_s - sent_s, started_s - requested_s)
+        return trials
 
     def _rest(self) -> None:
         """Until nothing was under way for a whole tick of the sensors, and a random part of one."""
@@ -146,10 +159,10 @@ class Idle:
                 raise TimeoutError(f"Nothing happened for {GIVE_UP_S:.0f} s.")
             time.sleep(every_s)
 
-    def _lag(self) -> int:
-        group = AIRCRAFT_ROTATIONS.group.name
-        query = f"SELECT sum(lag)::BIGINT AS n FROM lag WHERE consumer_group = '{group}'"
-        return int(self.client.sql(query).to_pylist()[0]["n"] or 0)
+    def _lags(self) -> dict[str, int]:
+        query = "SELECT consumer_group, sum(lag)::BIGINT AS n FROM lag GROUP BY ALL"
+        rows = self.client.sql(query).to_pylist()
+        return {row["consumer_group"]: int(row["n"] or 0) for row in rows}
 
     def _stored(self) -> int:
         queues = self.client.describe_topic(TOPIC)["offsets"]
@@ -192,7 +205,7 @@ def main() -> int:
     # What ends a benchmark from outside also ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if arguments.quick:
-        arguments.scheduled, arguments.spark = 4, 1
+        arguments.scheduled, arguments.handled = 4, 1
     folder = Path(tempfile.mkdtemp(prefix="rmq-idle-", dir=arguments.folder))
     trials: dict[str, list[Trial]] = {}
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn())
@@ -204,11 +217,12 @@ def main() -> int:
                 trials.setdefault(_ahead(ahead_s), []).append(idle.scheduled(ahead_s))
                 bar.console.print(f"{_ahead(ahead_s)}: {trials[_ahead(ahead_s)][-1]}")
                 bar.advance(scheduled)
-            spark = bar.add_task("spark", total=arguments.spark)
-            for i in range(arguments.spark):
-                trials.setdefault("spark", []).append(idle.spark(i))
-                bar.console.print(f"Spark: {trials['spark'][-1]}")
-                bar.advance(spark)
+            handled = bar.add_task("handled", total=arguments.handled)
+            for i in range(arguments.handled):
+                for engine, trial in idle.handled(i).items():
+                    trials.setdefault(engine, []).append(trial)
+                    bar.console.print(f"{engine}: {trial}")
+                bar.advance(handled)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = _rows(trials)
@@ -226,13 +240,14 @@ def _ahead(seconds: float) -> str:
 
 
 def _rows(trials: dict[str, list[Trial]]) -> list[Row]:
-    late = [trial for name, of in trials.items() if name != "spark" for trial in of]
-    rows = [_row(name, of) for name, of in trials.items() if name != "spark"]
+    late = [trial for name, of in trials.items() if name not in CONSUMERS for trial in of]
+    rows = [_row(name, of) for name, of in trials.items() if name not in CONSUMERS]
     if late:
         rows.append(_row("late, any of these", late, judged="p99", target=LATE_P99_S))
-    if "spark" in trials:
-        name = "until Spark's row is settled"
-        rows.append(_row(name, trials["spark"], judged="longest", target=HANDLED_S))
+    for engine in CONSUMERS:
+        if engine in trials:
+            name = f"until a row is settled in {engine}"
+            rows.append(_row(name, trials[engine], judged="longest", target=HANDLED_S))
     return rows
 
 
@@ -278,7 +293,7 @@ def _table(rows: list[Row]) -> Table:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scheduled", type=int, default=20, help="trials with a scheduled message")
-    parser.add_argument("--spark", type=int, default=5, help="trials with a departure for Spark")
+    parser.add_argument("--handled", type=int, default=5, help="trials with a departure")
     parser.add_argument("--quick", action="store_true", help="4 and 1 of them")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--folder", type=Path, default=None, help="where to write")

@@ -1,7 +1,8 @@
-"""The pipeline measured: a Spark consumer drains a million messages, and answers a single one.
+"""The pipeline measured: consumers drain a million messages, and answer a single one.
 
-The broker is a process of its own, reached through the table door. Spark is local[2] in this
-process; its session is started and its Python workers are warm before a clock runs.
+Windows are Spark's, as of ``@spark_consumer``, and on threads, as of ``@python_consumer``. The
+broker is a process of its own, reached through the table door. Spark is local[2] in this process;
+its session is started and its Python workers are warm before a clock runs.
 ``python benchmarks/pipeline.py --help`` for the sizes.
 """
 
@@ -16,18 +17,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import psutil
 import pyarrow as pa
 
+from rmq_pipeline.consumer import window as threads
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark import session, sink
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.handler import Handler, Outcome
+from rmq_pipeline.handling.spec import DEFAULT_BATCH_ROWS
+from rmq_pipeline.spark import session
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport, run_window
-from rmq_pipeline.spark.handler import Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,10 +51,22 @@ SEND_ROWS = 50_000
 DRAINED_PER_S = 60_000
 ANSWERED_WITHIN_S = 1.0
 LATE_P99_MS = 50
+ENGINES: Final = ("spark", "threads")
+#: As @python_consumer has it.
+THREAD_BATCH: Final = 20_000
+#: Of the handler that waits: a call, as for an answer of another service.
+WAIT_S: Final = 0.005
+WAITING_THREADS: Final = 32
 
 
 def copied(messages: pa.Table, _: pa.Table) -> Outcome:
     """The trivial handler: every message becomes a row of the sink."""
+    return Outcome(rows=messages.select(COLUMNS))
+
+
+def waited(messages: pa.Table, _: pa.Table) -> Outcome:
+    """A handler that waits for somebody else, once a call."""
+    time.sleep(WAIT_S)
     return Outcome(rows=messages.select(COLUMNS))
 
 
@@ -59,10 +75,16 @@ class Bench:
     """What every measurement uses."""
 
     client: Client
-    spark: "SparkSession"
     folder: Path
+    #: Of Spark's engine.
+    spark: "SparkSession | None" = None
 
-    def consumer(self, topic: str) -> ConsumerSpec:
+    @property
+    def engine(self) -> str:
+        """What the windows are of."""
+        return "threads" if self.spark is None else "spark"
+
+    def consumer(self, topic: str, handler: Handler = copied) -> ConsumerSpec:
         """An ordered consumer of a new topic, with a sink."""
         self.client.create_topic(topic, type="fifo")
         self.client.create_group(f"{topic}-group", order="message_group")
@@ -70,20 +92,35 @@ class Bench:
             name=f"copied_{topic}",
             topic=topic,
             group=f"{topic}-group",
-            handler=copied,
+            handler=handler,
             order_by="message_group",
             sink=self.folder / topic,
             sink_schema=SINK,
+            max_batch=THREAD_BATCH if self.spark is None else DEFAULT_BATCH_ROWS,
         )
 
     def window(
-        self, spec: ConsumerSpec, *, idle_s: float, on_batch: Callable[[BatchReport], None]
+        self,
+        spec: ConsumerSpec,
+        *,
+        idle_s: float,
+        on_batch: Callable[[BatchReport], None],
+        parallelism: int = 8,
     ) -> WindowReport:
-        """A window of the consumer, until it is idle."""
+        """A window of the consumer, until it is idle; parallelism: of threads."""
+        if (spark := self.spark) is None:
+            return threads.run_window(
+                spec,
+                self.client,
+                owner="bench",
+                idle_s=idle_s,
+                on_batch=on_batch,
+                parallelism=parallelism,
+            )
         return run_window(
             spec,
             self.client,
-            spark=lambda: self.spark,
+            spark=lambda: spark,
             owner="bench",
             idle_s=idle_s,
             on_batch=on_batch,
@@ -100,24 +137,19 @@ def main() -> int:
     """Measure, print, and say by the exit code whether the targets were met."""
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="rmq-bench-", dir=arguments.folder))
-    spark = session.start()
-    print(
-        f"python {sys.version.split()[0]}, {os.cpu_count()} cores, spark {spark.version} local[2]"
-    )
+    print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores")
     process.start(folder / "home", upkeep="none")
     met = True
     try:
         with Client(home=folder / "home") as client:
-            bench = Bench(client, spark, folder)
-            started = time.perf_counter()
-            drain(bench, topic="warm", messages=2_000, groups=500)
-            print(f"first micro-batch of the session: {time.perf_counter() - started:.1f} s")
-            for groups in arguments.groups:
-                met &= report_drain(bench, messages=arguments.messages, groups=groups)
-            met &= report_single(bench, arguments.singles)
-            met &= report_scheduled(bench, arguments.scheduled)
+            if "spark" in arguments.engines:
+                met &= report_spark(client, folder, arguments=arguments)
+            if "threads" in arguments.engines:
+                bench = Bench(client, folder)
+                met &= report_engine(bench, arguments)
+                report_waiting(bench, arguments.waiting)
+            met &= report_scheduled(client, arguments.scheduled)
     finally:
-        spark.stop()
         process.stop(folder / "home")
         shutil.rmtree(folder, ignore_errors=True)
     print("targets met" if met else "TARGETS MISSED")
@@ -130,31 +162,80 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, nargs="*", default=[4_000, 200_000])
     parser.add_argument("--singles", type=int, default=20, help="messages one at a time")
     parser.add_argument("--scheduled", type=int, default=2_000, help="messages with a delay")
+    parser.add_argument("--waiting", type=int, default=16_000, help="messages whose handler waits")
+    parser.add_argument("--engines", nargs="*", default=ENGINES, choices=ENGINES)
     parser.add_argument("--folder", type=Path, default=None, help="where to write: its disk counts")
     return parser.parse_args()
 
 
+def report_spark(client: Client, folder: Path, *, arguments: argparse.Namespace) -> bool:
+    """All of Spark's windows, in a session that is warm."""
+    spark = session.start()
+    print(f"spark {spark.version} local[2]")
+    try:
+        bench = Bench(client, folder, spark)
+        started = time.perf_counter()
+        drain(bench, topic="warm", messages=2_000, groups=500)
+        print(f"first micro-batch of the session: {time.perf_counter() - started:.1f} s")
+        return report_engine(bench, arguments)
+    finally:
+        spark.stop()
+
+
+def report_engine(bench: Bench, arguments: argparse.Namespace) -> bool:
+    """How fast an engine is, with many messages and with one."""
+    met = True
+    for groups in arguments.groups:
+        met &= report_drain(bench, messages=arguments.messages, groups=groups)
+    return met & report_single(bench, arguments.singles)
+
+
+def report_waiting(bench: Bench, messages: int) -> None:
+    """How well threads wait side by side: a message a group, a wait for each."""
+    _, drained_s, _ = drain(
+        bench,
+        topic="waiting",
+        messages=messages,
+        groups=messages,
+        handler=waited,
+        parallelism=WAITING_THREADS,
+    )
+    calls = len(set(sink.read_sink(bench.folder / "waiting")["message_group"].to_pylist()))
+    ideal_s = calls * WAIT_S / WAITING_THREADS
+    print(
+        f"threads: {messages:,} messages in {calls:,} groups, a wait of {WAIT_S * 1000:.0f} ms "
+        f"for each group, {WAITING_THREADS} threads: {drained_s:.2f} s (ideal {ideal_s:.2f} s)"
+    )
+
+
 def report_drain(bench: Bench, *, messages: int, groups: int) -> bool:
     """How fast the messages are handled in order, settled and in the sink."""
-    sent_s, drained_s, report = drain(
-        bench, topic=f"drain-{groups}", messages=messages, groups=groups
-    )
-    rows, violations = order_in_sink(bench.folder / f"drain-{groups}")
+    topic = f"drain-{bench.engine}-{groups}"
+    sent_s, drained_s, report = drain(bench, topic=topic, messages=messages, groups=groups)
+    rows, violations = order_in_sink(bench.folder / topic)
     rate = messages / drained_s
     print(
-        f"{messages:,} messages of {BODY_BYTES} B in {groups:,} groups: sent at "
-        f"{messages / sent_s:,.0f}/s, drained at {rate:,.0f}/s (target {DRAINED_PER_S:,}); "
+        f"{bench.engine}: {messages:,} messages of {BODY_BYTES} B in {groups:,} groups: sent at "
+        f"{messages / sent_s:,.0f}/s, drained at {rate:,.0f}/s "
+        f"(target in Spark {DRAINED_PER_S:,}); "
         f"{report.batches} micro-batches, {report.files} files, {report.bytes / 1e6:,.0f} MB, "
         f"{rows:,} rows, {violations} order violations; broker {bench.broker_mb():,.0f} MB"
     )
-    return rate >= DRAINED_PER_S and violations == 0 and rows == messages
+    fast_enough = rate >= DRAINED_PER_S or bench.spark is None
+    return fast_enough and violations == 0 and rows == messages
 
 
 def drain(
-    bench: Bench, *, topic: str, messages: int, groups: int
+    bench: Bench,
+    *,
+    topic: str,
+    messages: int,
+    groups: int,
+    handler: Handler = copied,
+    parallelism: int = 8,
 ) -> tuple[float, float, WindowReport]:
     """Send, then drain in one window: seconds of both, the second up to the last settle."""
-    spec = bench.consumer(topic)
+    spec = bench.consumer(topic, handler)
     random = np.random.default_rng(7)
     started = time.perf_counter()
     for start in range(0, messages, SEND_ROWS):
@@ -163,7 +244,10 @@ def drain(
     sent_at = time.perf_counter()
     settled_at: list[float] = []
     report = bench.window(
-        spec, idle_s=1.0, on_batch=lambda _: settled_at.append(time.perf_counter())
+        spec,
+        idle_s=1.0,
+        on_batch=lambda _: settled_at.append(time.perf_counter()),
+        parallelism=parallelism,
     )
     return sent_at - started, settled_at[-1] - sent_at, report
 
@@ -189,7 +273,8 @@ def order_in_sink(folder: Path) -> tuple[int, int]:
 
 def report_single(bench: Bench, n: int) -> bool:
     """How long a running window takes from a send to the row in the sink."""
-    spec = bench.consumer("single")
+    topic = f"single-{bench.engine}"
+    spec = bench.consumer(topic)
     done: queue.Queue[float] = queue.Queue()
     window = threading.Thread(
         target=bench.window,
@@ -200,28 +285,29 @@ def report_single(bench: Bench, n: int) -> bool:
     seconds = []
     for i in range(n + 1):
         sent_at = time.perf_counter()
-        bench.client.send("single", pa.table({"body": [b"one"], "message_group": [f"g{i % 3}"]}))
+        bench.client.send(topic, pa.table({"body": [b"one"], "message_group": [f"g{i % 3}"]}))
         seconds.append(done.get(timeout=60) - sent_at)
     window.join()
     # The first one waits for the window to open.
     p50, worst = np.median(seconds[1:]), max(seconds[1:])
     print(
-        f"one message in a running window: p50 {p50:.2f} s, longest of {n} {worst:.2f} s "
+        f"{bench.engine}: one message in a running window: p50 {p50:.3f} s, longest of {n} "
+        f"{worst:.2f} s "
         f"(target {ANSWERED_WITHIN_S} s)"
     )
     return bool(worst <= ANSWERED_WITHIN_S)
 
 
-def report_scheduled(bench: Bench, n: int) -> bool:
+def report_scheduled(client: Client, n: int) -> bool:
     """How late a running delivery window is."""
-    bench.client.create_topic("later", type="delay")
+    client.create_topic("later", type="delay")
     now_ms = time.time_ns() // 1_000_000
     due = np.random.default_rng(11).integers(now_ms + 2_000, now_ms + 12_000, n)
-    bench.client.send("later", pa.table({"body": [b"x"] * n, "deliver_at_ms": due}))
+    client.send("later", pa.table({"body": [b"x"] * n, "deliver_at_ms": due}))
     delivered = 0
     while delivered < n:
-        delivered += bench.client.deliver_scheduled(wait_ms=5_000)["delivered"]
-    late = np.concatenate([_lateness(bench.client, queue_id) for queue_id in range(8)])
+        delivered += client.deliver_scheduled(wait_ms=5_000)["delivered"]
+    late = np.concatenate([_lateness(client, queue_id) for queue_id in range(8)])
     p50, p99 = np.quantile(late, [0.5, 0.99])
     print(
         f"{n:,} scheduled messages in a running window: late p50 {p50:.0f} ms, p99 {p99:.0f} ms "

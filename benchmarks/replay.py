@@ -16,12 +16,12 @@ import pyarrow as pa
 from benchmarks.measured import Row
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import session
-from rmq_pipeline.spark.handler import Outcome
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.run import replay
-from rmq_pipeline.spark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class Clock(Protocol):
     """What the broker asks of time; milliseconds since 1970 UTC."""
@@ -23,17 +25,31 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """The present."""
-        return time.time_ns() // 1_000_000
+        return self._now_ns() // 1_000_000
 
     def wait_until(self, condition: threading.Condition, at_ms: int | None) -> None:
-        """Wait until notified or the wall clock has reached ``at_ms``."""
+        """Wait until notified or this clock has reached ``at_ms``."""
         if at_ms is None:
             condition.wait()
             return
         # The clock has whole milliseconds: half of one more, so that a wake-up is never early.
-        remaining_s = at_ms / 1000 - time.time() + 0.0005
+        remaining_s = (at_ms * 1_000_000 - self._now_ns()) / 1e9 + 0.0005
         if remaining_s > 0:
             condition.wait(remaining_s)
+
+    def _now_ns(self) -> int:
+        return time.time_ns()
+
+
+class SteadyClock(SystemClock):
+    """The wall clock as it stood at first, then steadily on: nobody who sets it is followed."""
+
+    def __init__(self) -> None:
+        self._ahead_ns = time.time_ns() - time.monotonic_ns()
+
+    @override
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() + self._ahead_ns
 
 
 class ManualClock:

@@ -195,6 +195,18 @@ class QueryError(RequestError):
     remedy = "Give one SELECT over the documented views."
 
 
+class AllocationError(RequestError):
+    """The queues of a topic cannot be shared among the members of a consumer group."""
+
+    remedy = "Check the allocation strategy's settings, the client ids and the names of brokers."
+
+
+class ConsumerUsageError(RequestError):
+    """A consumer was asked for what it is not there for, or is closed."""
+
+    remedy = "Subscribe or assign, not both; make a new consumer in place of a closed one."
+
+
 class AccessError(RocketMQError):
     """The caller may not do this; nothing was changed."""
 
@@ -292,6 +304,17 @@ class FencedError(ConflictError):
     """A newer window of the same name has taken over; nothing was changed."""
 
     remedy = "End this window: its messages come again in the newer one."
+
+
+class QueueLockedError(ConflictError):
+    """Another client of the consumer group holds the lock of a queue; nothing was changed."""
+
+    remedy = "Leave the queue to the client that holds it, or wait for the end of its lock."
+
+    #: Which one, whose it is, and until when.
+    queue_id: int = -1
+    holder: str = ""
+    expires_at_ms: int = 0
 
 
 class BusyError(RocketMQError):

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self, get_args
 from rmq_pipeline import limits
 from rmq_pipeline.errors import IllegalConsumerGroupError, RequestError
 
-Order = Literal["none", "message_group"]
+Order = Literal["none", "message_group", "queue"]
 OnFailure = Literal["dead_letter", "park", "dead_letter_group"]
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -130,6 +130,11 @@ def check_settings(
     if on_failure not in get_args(OnFailure):
         raise RequestError(
             f"on_failure {on_failure!r} is none of {', '.join(get_args(OnFailure))}."
+        )
+    if order == "queue" and on_failure == "dead_letter_group":
+        raise RequestError(
+            "on_failure dead_letter_group gives a message group up: a group of order queue keeps"
+            " none, and has dead_letter or park."
         )
     whole = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
     if not whole or not 1 <= max_attempts <= limits.MAX_ATTEMPTS:

@@ -18,6 +18,19 @@ QUEUES = 1024
 #: Lite topics that one client may have, and the length of the id it is known by.
 LITE_TOPICS_PER_CLIENT = 2000
 CLIENT_ID_LENGTH = 255
+#: Members of a consumer group, topics of a member, and bytes of what it says of itself, as JSON.
+GROUP_MEMBERS = 10_000
+MEMBER_TOPICS = 1000
+MEMBER_DETAILS_BYTES = 64 * 1024
+#: A member is gone after this time without a heartbeat, and so soon after its waiting call was cut
+#: off, unless it has called again.
+MEMBER_TIMEOUT_MS = 120_000
+MEMBER_CUT_OFF_MS = 2_000
+#: A queue is locked for so long, unless its client says otherwise.
+QUEUE_LOCK_MS = 60_000
+QUEUE_LOCK_MAX_MS = 3_600_000
+#: Bytes of bodies that one pull gives, unless it says otherwise; one message at least.
+PULL_BYTES = 4 * MIB
 INVISIBLE_MIN_MS = 1
 INVISIBLE_MAX_MS = 12 * 3600 * 1000
 RECEIVE_ROWS = 100_000
@@ -96,6 +109,9 @@ FIND_ROWS = 100_000
 #: Clients that are connected to the gRPC door at a time, and their receives under way.
 GRPC_CLIENTS = 10_000
 GRPC_RECEIVES = 10_000
+#: Its other calls under way, and the bytes of their requests together.
+GRPC_CALLS = 10_000
+GRPC_REQUESTS_BYTES = 256 * MIB
 #: One request at the gRPC door: as much as RocketMQ's proxy takes.
 GRPC_REQUEST_BYTES = 130 * MIB
 #: One that sends no messages, and one that may wait long for its answer.

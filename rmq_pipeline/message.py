@@ -22,6 +22,10 @@ _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 _MAX_POWERS: Final = 4096
 #: Texts of up to this share of their number in length are hashed byte by byte, all at once.
 _SHORT_SHARE: Final = 8
+#: Texts that take up to this much, all padded to the longest, are hashed in one multiplication.
+_PADDED_BYTES: Final = 32 * 1024
+#: The largest byte of texts whose UTF-16 code units are their bytes.
+_ASCII: Final = 127
 #: Seeds whose bucket is remembered, for each number of buckets.
 _SEEDS: Final = 1 << 16
 #: Set where one is.
@@ -38,6 +42,7 @@ def _powers(base: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
 
 _POWERS_64: Final = _powers(_MULTIPLIER, np.uint64)
 _POWERS_31: Final = _powers(31, np.uint32)
+_POWERS_BOTH: Final = np.stack([_POWERS_64, _POWERS_31.astype(np.uint64)], axis=1)
 
 
 def _bytes_of(texts: pa.StringArray) -> tuple[np.ndarray, Int64s, Int64s]:
@@ -53,20 +58,31 @@ def _bytes_of(texts: pa.StringArray) -> tuple[np.ndarray, Int64s, Int64s]:
     return data, starts - (starts[0] if len(starts) else 0), lengths
 
 
-def _polynomial(texts: pa.StringArray, powers: np.ndarray) -> np.ndarray:
+def _polynomial(
+    data: np.ndarray, starts: Int64s, *, lengths: Int64s, powers: np.ndarray
+) -> np.ndarray:
     """For each text the sum of byte × base^(distance from its end), in the powers' width."""
-    data, starts, lengths = _bytes_of(texts)
-    sums = np.zeros(len(texts), dtype=powers.dtype)
+    sums = np.zeros(len(lengths), dtype=powers.dtype)
     longest = int(lengths.max(initial=0))
     if not longest:
         return sums
-    if longest * _SHORT_SHARE <= len(texts):
+    if longest * _SHORT_SHARE <= len(lengths):
+        if longest * len(lengths) <= _PADDED_BYTES:
+            return _by_rows(data, lengths, powers=powers[:longest])
         return _by_columns(data, starts, lengths=lengths, base=powers[1])
     filled = lengths > 0
     ends = np.repeat(starts + lengths, lengths)
     distance = ends - 1 - np.arange(len(data))
     terms = data.astype(powers.dtype) * powers[distance % _MAX_POWERS]
     sums[filled] = np.add.reduceat(terms, starts[filled])
+    return sums
+
+
+def _by_rows(data: np.ndarray, lengths: Int64s, *, powers: np.ndarray) -> np.ndarray:
+    """The same polynomial: zeros before a text add nothing to it."""
+    letters = np.zeros((len(lengths), len(powers)), dtype=powers.dtype)
+    letters[np.arange(len(powers)) >= (len(powers) - lengths)[:, np.newaxis]] = data
+    sums: np.ndarray = letters @ powers[::-1]
     return sums
 
 
@@ -112,9 +128,13 @@ def _hash64_of(text: str) -> int:
 
 
 def _hash64_of_all(texts: pa.StringArray) -> Int64s:
+    data, starts, lengths = _bytes_of(texts)
+    return _mixed(_polynomial(data, starts, lengths=lengths, powers=_POWERS_64), lengths)
+
+
+def _mixed(polynomials: npt.NDArray[np.uint64], lengths: Int64s) -> Int64s:
     with np.errstate(over="ignore"):
-        lengths = _bytes_of(texts)[2].astype(np.uint64)
-        h = _polynomial(texts, _POWERS_64) + lengths * np.uint64(_MULTIPLIER)
+        h = polynomials + lengths.view(np.uint64) * np.uint64(_MULTIPLIER)
         h ^= h >> np.uint64(30)
         h *= np.uint64(0xBF58476D1CE4E5B9)
         h ^= h >> np.uint64(27)
@@ -135,14 +155,15 @@ def java_string_hash(text: str) -> int:
 
 
 def _java_string_hashes(texts: pa.StringArray) -> Int64s:
-    data = _bytes_of(texts)[0]
-    if len(data) and data.max() > 127:
+    data, starts, lengths = _bytes_of(texts)
+    if len(data) and data.max() > _ASCII:
         encoded = texts.dictionary_encode()
         hashes = [java_string_hash(text) for text in encoded.dictionary.to_pylist()]
         spread: Int64s = np.array(hashes, dtype=np.int64)[encoded.indices.to_numpy()]
         return spread
     with np.errstate(over="ignore"):
-        hashes_64: Int64s = _polynomial(texts, _POWERS_31).view(np.int32).astype(np.int64)
+        sums = _polynomial(data, starts, lengths=lengths, powers=_POWERS_31)
+    hashes_64: Int64s = sums.view(np.int32).astype(np.int64)
     return hashes_64
 
 
@@ -201,6 +222,18 @@ def queue_of_groups(message_groups: pa.StringArray, queues: int) -> Int32s:
     if len(message_groups) == 1:
         return np.array([_queue_of_group(message_groups[0].as_py(), queues)], dtype=np.int32)
     return _bucket_of(_java_string_hashes(message_groups), queues)
+
+
+def hashes_and_queues(message_groups: pa.StringArray, queues: int) -> tuple[Int64s, Int32s]:
+    """``hash64`` and ``queue_of_groups`` of message groups that are all there, of one reading."""
+    data, _, lengths = _bytes_of(message_groups)
+    n, longest = len(lengths), int(lengths.max(initial=0))
+    short = longest * _SHORT_SHARE <= n and longest * n <= _PADDED_BYTES
+    if n == 1 or not short or not len(data) or data.max() > _ASCII:
+        return hash64(message_groups), queue_of_groups(message_groups, queues)
+    sums = _by_rows(data, lengths, powers=_POWERS_BOTH[:longest])
+    seeds = sums[:, 1].astype(np.uint32).view(np.int32).astype(np.int64)
+    return _mixed(sums[:, 0], lengths), _bucket_of(seeds, queues)
 
 
 def texts_of_bytes(rows: npt.NDArray[np.uint8]) -> pa.StringArray:

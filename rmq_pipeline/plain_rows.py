@@ -14,7 +14,8 @@ from rmq_pipeline import limits
 
 #: Up to this many rows it is worth it.
 FEW_ROWS: Final = 8
-#: Property names that the system gives a meaning (semantics §1.3).
+#: Property names that the system gives a meaning (semantics §1.3). TRACE_CONTEXT and __BORNHOST are
+#: not among them: whoever sends a message on may say where it came from.
 RESERVED: Final = frozenset(
     {
         "KEYS",
@@ -57,7 +58,6 @@ RESERVED: Final = frozenset(
         "__SHARDINGKEY",
         "INNER_MULTI_DISPATCH",
         "INNER_MULTI_QUEUE_OFFSET",
-        "TRACE_CONTEXT",
         "TIMER_DELAY_SEC",
         "TIMER_DELAY_MS",
         "TIMER_DELIVER_MS",
@@ -67,7 +67,6 @@ RESERVED: Final = frozenset(
         "TIMER_ROLL_TIMES",
         "TIMER_DEL_UNIQKEY",
         "TIMER_DELAY_LEVEL",
-        "__BORNHOST",
         "BORN_TIMESTAMP",
         "DLQ_ORIGIN_TOPIC",
         "DLQ_ORIGIN_MESSAGE_ID",

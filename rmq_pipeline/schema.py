@@ -120,9 +120,10 @@ RECEIVED: Final = pa.schema(
     [*READ, ("delivery_attempt", pa.int32()), ("receipt_handle", pa.string())]
 )
 
-#: What ``settle`` takes. outcome: ack, retry, dead_letter. ``retry_after_ms`` null: the group's
-#: backoff. Why it failed: ``reason``, ``error_type``, and the run that saw it. An ack remembers
-#: ``idempotency_key`` as that of an effect carried out.
+#: What ``settle`` takes. outcome: ack, retry, dead_letter, or give_up: a retry that was the last,
+#: whatever attempts are left. ``retry_after_ms`` null: the group's backoff. Why it failed:
+#: ``reason``, ``error_type``, and the run that saw it. An ack remembers ``idempotency_key`` as that
+#: of an effect carried out.
 OUTCOME: Final = pa.schema(
     [
         pa.field("receipt_handle", pa.string(), nullable=False),

@@ -28,6 +28,8 @@ class Settings(BaseModel):
     transaction_immunity_ms: int = Field(limits.TRANSACTION_IMMUNITY_MS, ge=1)
     transaction_check_interval_ms: int = Field(limits.TRANSACTION_CHECK_INTERVAL_MS, ge=1)
     transaction_check_max: int = Field(limits.TRANSACTION_CHECKS, ge=1)
+    #: A member of a consumer group is gone after this time without a heartbeat.
+    member_timeout_ms: int = Field(limits.MEMBER_TIMEOUT_MS, ge=1000)
     #: In upkeep mode dagster: what is overdue by more than this the broker does itself.
     fallback_overdue_ms: int = Field(limits.FALLBACK_OVERDUE_MS, ge=1000)
     #: Sealed are messages older than this, and whole log files that are full.
@@ -50,8 +52,14 @@ class Settings(BaseModel):
     #: How long each keyed state that was left is kept, for replays; of older ones the newest of a
     #: message group is. None: for good.
     state_retention_ms: int | None = Field(None, ge=0)
-    #: Clients connected to the gRPC door and their receives under way, at most; and whether a
-    #: consumer group that one names is created if need be.
+    #: Clients connected to the gRPC door and their receives under way, at most.
     grpc_clients: int = Field(limits.GRPC_CLIENTS, ge=1)
     grpc_receives: int = Field(limits.GRPC_RECEIVES, ge=1)
+    #: Other calls of that door under way, and the bytes of their requests together, at most; one
+    #: request may be larger.
+    grpc_calls: int = Field(limits.GRPC_CALLS, ge=1)
+    grpc_request_bytes: int = Field(limits.GRPC_REQUESTS_BYTES, ge=limits.MIB)
+    #: Whether it keeps the host that a message was born on, as the property __BORNHOST.
+    grpc_born_hosts: bool = False
+    #: Whether a consumer group that a client of it names is created if need be.
     grpc_create_groups: bool = True

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -25,6 +26,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from examples.flights import replaying
+from examples.flights.pipeline import AIRCRAFT_ROTATIONS
 from rmq_pipeline.orchestration.graphql import GraphQL
 
 _Found = TypeVar("_Found")
@@ -37,12 +39,11 @@ LINEAGE = "/locations/__repository__@rmq_pipeline/asset-groups/flights/lineage"
 #: Runs by their job, the filter of their log, and what it then shows.
 LOGS = (
     ("aircraft_rotations_window", "observ", "OBSERVATION"),
-    ("deliver_scheduled", "observ", "OBSERVATION"),
     ("check_transactions", "materializ", "rollback"),
     ("redrive", "materializ", "redrive_id"),
     ("unpark", "materializ", "skipped"),
 )
-#: Those of them whose last message is opened.
+#: Those of them whose last message is opened: a page of theirs shows little else.
 OPENED = ("redrive", "unpark")
 PATIENCE_S = 60
 REPLAY_S = 300
@@ -68,8 +69,10 @@ def take_demo(days: int) -> None:
     command += ["--days", str(days), "--keep", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
+        facts: dict[str, Any] = {}
         try:
-            url = read_json(demo.stdout)["ui"]
+            facts = read_json(demo.stdout)
+            url = facts["ui"]
             runs = GraphQL(url).ask(RUNS)["runsOrError"]["results"]
             first = {run["jobName"]: run["runId"] for run in runs if run["status"] == "SUCCESS"}
             with browser() as chromium:
@@ -77,6 +80,8 @@ def take_demo(days: int) -> None:
         finally:
             demo.send_signal(signal.SIGINT)
             demo.wait(60)
+            if facts:
+                shutil.rmtree(Path(facts["home"]).parent, ignore_errors=True)
 
 
 def take_replay() -> None:
@@ -86,11 +91,11 @@ def take_replay() -> None:
         with replaying.story(folder) as dagster, browser() as chromium:
             graphql = dagster.graphql
             for mode in ("dry_run", "replace"):
-                backfill = replaying.launch(graphql, replaying.AIRCRAFT_ROTATIONS, mode=mode)
-                run = wait_for(lambda b=backfill: succeeded(graphql, b))
+                backfill = replaying.launch(graphql, AIRCRAFT_ROTATIONS, mode=mode)
+                run = wait_for(partial(succeeded, graphql, backfill))
                 if mode == "dry_run":
                     page = f"{dagster.url}/runs/{run}?logs=materializ"
-                    take(chromium, page, "run_replay", shows="14:00 UTC")
+                    open_page(chromium, page, shows="14:00 UTC")
                     open_dialog(chromium, "View full message", waits_for="table table")
                     save(chromium, "run_replay_message")
             wait_for(lambda: graphql.materializations(["topic_log", "departures"]))
@@ -155,8 +160,10 @@ def take_all(chromium: webdriver.Chrome, url: str, runs: dict[str, str]) -> None
     take(chromium, f"{url}/runs/", "runs", shows="aircraft_rotations")
     for job, logs, shown in LOGS:
         page = f"{url}/runs/{runs[job]}?logs={logs}"
-        take(chromium, page, f"run_{job}", shows=shown)
-        if job in OPENED:
+        open_page(chromium, page, shows=shown)
+        if job not in OPENED:
+            save(chromium, f"run_{job}")
+        else:
             open_dialog(chromium, "View full message", waits_for="table table")
             save(chromium, f"run_{job}_message")
     asset = f"{url}/assets/aircraft_rotations?view=events&time={first_window(url)}"
@@ -184,14 +191,22 @@ def open_dialog(chromium: webdriver.Chrome, button: str, *, waits_for: str) -> N
 
 
 def take(chromium: webdriver.Chrome, page: str, name: str, *, shows: str) -> None:
-    """A picture of a page once it shows a text."""
+    """A picture of a page."""
+    open_page(chromium, page, shows=shows)
+    save(chromium, name)
+
+
+def open_page(chromium: webdriver.Chrome, page: str, *, shows: str) -> None:
+    """Open a page, and wait until it shows a text and loads no more."""
+
+    def is_there(there: webdriver.Chrome) -> bool:
+        text = there.find_element(By.TAG_NAME, "body").text
+        return shows in text and "Loading" not in text
+
     chromium.get(page)
-    WebDriverWait(chromium, PATIENCE_S).until(
-        lambda there: shows in there.find_element(By.TAG_NAME, "body").text
-    )
+    WebDriverWait(chromium, PATIENCE_S).until(is_there)
     # The graph moves into its place after its texts are there.
     chromium.execute_async_script("setTimeout(arguments[0], 4000)")
-    save(chromium, name)
 
 
 def save(chromium: webdriver.Chrome, name: str) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from rmq_pipeline.store.database import Database
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -93,6 +94,16 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) and len(val) > NAMING_BYTES else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test has logged may be no text: a worker could not tell of it."""
+    report = yield
+    report.sections = [
+        (name, said.encode("utf-8", "backslashreplace").decode()) for name, said in report.sections
+    ]
+    return report
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers begin with what takes long: short ones fill the gaps at the end."""
@@ -118,6 +129,28 @@ def share(nodeid: str) -> str:
     """What a worker takes at once."""
     file, _, _ = nodeid.partition("::")
     return next((folder for folder in SHARING if file.startswith(folder)), file)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _databases_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make tables and views once a run: a home that a test begins gets a copy of an empty database.
+
+    Homes that other processes begin are made from nothing, and tests/store/test_opening.py's.
+    """
+    folder = tmp_path_factory.mktemp("empty")
+    begun = Database.open(folder / "state.duckdb", memory_bytes=64 << 20)
+    begun.checkpoint()
+    begun.close()
+    open_database = Database.open
+
+    def open_copy(path: Path, *, memory_bytes: int, threads: int = 1) -> Database:
+        if not path.exists():
+            shutil.copyfile(folder / "state.duckdb", path)
+        return open_database(path, memory_bytes=memory_bytes, threads=threads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "open", open_copy)
+        yield
 
 
 @pytest.fixture(autouse=True)

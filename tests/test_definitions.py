@@ -28,6 +28,17 @@ def test_lineage_follows_the_data() -> None:
     assert parents("crew_changes") == {"crew_changes_checks"}
 
 
+def test_the_lineage_of_a_pipeline_is_one_picture_and_that_of_its_replays_another() -> None:
+    graph = defs.resolve_asset_graph()
+    groups = {key.to_user_string(): graph.get(key).group_name for key in graph.get_all_asset_keys()}
+
+    assert {key for key, group in groups.items() if group == "flights_replay"} == {
+        *("topic_log/departures", "topic_log/late_aircraft", "topic_log/crew_changes"),
+        *("replay_aircraft_rotations", "replay_late_summary", "replay_aircraft_checks"),
+    }
+    assert groups["departures"] == groups["crew_changes_checks"] == "flights"
+
+
 def test_sensors_run_from_the_start() -> None:
     sensors = defs.get_repository_def().sensor_defs
 
@@ -42,18 +53,27 @@ def test_sensors_run_from_the_start() -> None:
 
 
 def test_windows_carry_the_tags_that_limit_them() -> None:
-    for name, spark in (
-        ("deliver_scheduled", False),
-        ("revive", False),
-        ("check_transactions", False),
-        ("seal", False),
-        ("aircraft_rotations_window", True),
-        ("late_summary_window", True),
-        ("aircraft_checks_window", True),
+    for name, engine in (
+        ("deliver_scheduled", set()),
+        ("revive", set()),
+        ("check_transactions", set()),
+        ("seal", set()),
+        ("aircraft_rotations_window", {"rmq/spark"}),
+        ("late_summary_window", {"rmq/spark"}),
+        ("aircraft_checks_window", {"rmq/python"}),
     ):
         tags = defs.resolve_job_def(name).run_tags
         assert tags[WINDOW_TAG]
-        assert ("rmq/spark" in tags) == spark
+        assert {"rmq/spark", "rmq/python"} & set(tags) == engine
+
+
+def test_every_job_and_sensor_says_what_it_does() -> None:
+    repository = defs.get_repository_def()
+    found = [(job.name, job.description) for job in repository.get_all_jobs()]
+    found += [(sensor.name, sensor.description) for sensor in repository.sensor_defs]
+
+    # The first is Dagster's own, of assets that are materialized by hand.
+    assert [name for name, description in found if not description] == ["__ASSET_JOB"]
 
 
 def test_every_run_is_one_process() -> None:

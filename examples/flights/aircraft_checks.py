@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples.flights import operations
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling.handler import Outcome
 
 #: How many departures of the aircraft were checked off; kept by its message group.
 STATE: Final = pa.schema([("checks", pa.int32())])

@@ -33,10 +33,11 @@ from examples.flights.repairs import GROUNDED, Repairs
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import Listening
+from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
-from rmq_pipeline.spark.sink import sink_files
 
 #: Asked of the broker this often.
 LOOK_S: Final = 1.0
@@ -108,12 +109,14 @@ class Demo:
             self._display.say(f"broker   {broker.endpoint.flight}   home {self._home}")
             client = stack.enter_context(Client(home=self._home, retry_s=RETRY_S))
             PIPELINE.ensure(client)
+            self._display.say("Dagster  starting …")
             dagster = stack.enter_context(DevServer(self._dagster_home))
             self._display.say(f"Dagster  {dagster.url}   DAGSTER_HOME {self._dagster_home}")
             desk = CrewDesk(client, crews.ledger())
             with self._display.bars():
                 self._publish(client, desk)
                 repairs, missing = self._work(client, dagster, until_s=began_s + timeout_s)
+            self._display.say("Comparing every row with what the data says …")
             found, wrong = self._verify(client, dagster, desk=desk, repairs=repairs)
             wrong = [f"after {timeout_s:.0f} s: {line}" for line in missing] + wrong
             more = {
@@ -121,12 +124,12 @@ class Demo:
                 "runs": dagster.graphql.runs_by_status(),
                 "broker_restarts": broker.restarts,
                 "seconds": round(time.monotonic() - began_s, 1),
-                "home": str(self._home),
-                "ui": dagster.url,
             }
+            if keep:
+                more |= {"home": str(self._home), "ui": dagster.url}
             self._display.facts(found, wrong=wrong, more=more)
             if keep:
-                self._display.say("Everything runs on; Ctrl-C ends it.")
+                self._display.say(f"Everything runs on, see {dagster.url}; Ctrl-C ends it.")
                 while not self._broken:
                     threading.Event().wait(LOOK_S)
         return not wrong
@@ -142,12 +145,13 @@ class Demo:
     def _broker(self) -> Supervisor:
         return Supervisor(
             self._home,
-            {"flight": "127.0.0.1:0", "grpc": "127.0.0.1:0"},
+            Listening("127.0.0.1:0", "127.0.0.1:0"),
             tell=self._display.say,
             on_failure=self._broken.append,
         )
 
     def _publish(self, client: Client, desk: CrewDesk) -> None:
+        self._display.say(f"Publishing {self._sent.num_rows:,} departures, then changes of crews …")
         publish(
             client,
             DEPARTURES.name,
@@ -162,14 +166,17 @@ class Demo:
         """Wait until all is done; what people launched, and what is missing when time is over."""
         published = self._expected.published
         held = int((self._expected.checks["tail"] == GROUNDED).sum())
+        self._display.say("All is sent. Sensors start the consumers, which settle what they can …")
         missing = self._wait(
             client, until_s, missing=lambda progress: progress.missing(published, held=held)
         )
+        self._display.say("Waiting for the end of the consumers' runs …")
         missing += self._wait_for_windows(client, dagster)
         if missing:
             return None, missing
         repairs = Repairs(client, dagster.graphql, sinks=self._sinks)
         repairs.begin()
+        self._display.say(f"{GROUNDED} may fly, cancellations are accepted: unpark and redrive …")
         missing = self._wait(client, until_s, missing=repairs.missing)
         if not missing:
             repairs.redrive_again()

@@ -65,19 +65,22 @@ class Display:
         table.add_column("found", justify="right")
         table.add_column("expected", justify="right")
         for fact in facts:
+            expected = _text(fact.expected) + (" or more" if fact.or_more else "")
             mark = "" if fact.is_right else "  wrong"
-            table.add_row(fact.name, _text(fact.found), _text(fact.expected) + mark)
+            table.add_row(fact.name, _text(fact.found), expected + mark)
         self._console.print(table)
         for name, value in more.items():
-            self.say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+            self.say(f"{name}: {_text(value)}")
         for line in wrong:
             self.say(f"WRONG {line}")
+        if not wrong:
+            self.say("All of it is right: every row is the one computed from the data by itself.")
 
 
 def _bars(progress: Progress, total: int) -> list[tuple[str, int, int | None]]:
     return [
         ("published", progress.published, total),
-        ("processed", progress.processed, total),
+        ("processed", progress.processed, total - progress.dead_lettered),
         ("retried", progress.retried, None),
         ("dead-lettered", progress.dead_lettered, None),
         ("late", progress.late + progress.scheduled, None),
@@ -98,6 +101,14 @@ def _drawn(progress: Progress, total: int) -> Group:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    match value:
+        case None:
+            return ""
+        case int():
+            return f"{value:,}"
+        case dict():
+            parts = (f"({_text(of)})" if isinstance(of, dict) else of for of in value.values())
+            return ", ".join(f"{name} {of}" for name, of in zip(value, parts, strict=True))
+        case list():
+            return ", ".join(_text(each) for each in value)
+    return str(value)

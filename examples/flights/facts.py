@@ -16,7 +16,7 @@ from examples.flights.progress import ROTATIONS, SUMMARY, Progress, Tally
 from examples.flights.rotations import ROTATION
 from examples.flights.summary import INCREMENT
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.sink import read_sink
+from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.topic import DLQ_PREFIX
 
 PAGE_ROWS = 20_000

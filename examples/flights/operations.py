@@ -52,7 +52,7 @@ def _write(name: str, content: Any) -> None:
     draft.replace(folder() / name)
 
 
-# A Spark session's workers end with their window: once a process is once a window.
+# A window's process ends with it, as a Spark session's workers do: once a process is once a window.
 @cache
 def _read_once(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None

@@ -8,6 +8,7 @@ from typing import Final
 from examples.flights import aircraft_checks, crews, rotations, summary
 from rmq_pipeline.orchestration.checks import Thresholds
 from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.python_consumer import python_consumer
 from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import transaction_checker
@@ -59,7 +60,8 @@ LATE_SUMMARY: Final = spark_consumer(
     description="Late departures by hour and carrier, as increments to sum up.",
 )(summary.handler)
 
-AIRCRAFT_CHECKS: Final = spark_consumer(
+# A line a departure: nothing that Spark would be quicker at than a few threads.
+AIRCRAFT_CHECKS: Final = python_consumer(
     topic=DEPARTURES,
     group="aircraft_checks",
     order_by="message_group",

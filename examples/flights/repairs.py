@@ -16,9 +16,9 @@ from examples.flights.facts import Fact
 from examples.flights.progress import CHECKS, ROTATIONS, Progress
 from examples.flights.rotations import ROTATION
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.dev_server import LOCATION
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
-from rmq_pipeline.spark.sink import read_sink
 
 #: Flies four times on the first day of 2013, and seventeen times in its first week.
 GROUNDED: Final = "N730MQ"

@@ -20,13 +20,14 @@ from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_AIRCR
 from examples.flights.publishing import publish
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import NO_DOOR, Listening
+from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import GraphQL
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.spark import session
 from rmq_pipeline.spark.consumer import WindowReport, run_window
-from rmq_pipeline.spark.handler import Outcome
 
 #: The hours of the third of January 2013 that are mended, UTC.
 HOURS: Final = ("2013-01-03-14:00", "2013-01-03-15:00")
@@ -52,7 +53,7 @@ def mistaken(messages: pa.Table, state: pa.Table) -> Outcome:
 
 
 def consume(
-    consumer: SparkConsumer,
+    consumer: Consumer,
     client: Client,
     *,
     sinks: Path,
@@ -77,7 +78,7 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
     sinks = folder / "sinks"
     os.environ["RMQ_FLIGHTS"] = str(folder / "airline")
     with ExitStack() as stack:
-        doors = {"flight": "127.0.0.1:0", "grpc": "none"}
+        doors = Listening("127.0.0.1:0", NO_DOOR)
         broker = stack.enter_context(
             Supervisor(folder / "home", doors, settings={"seal_after_ms": 0})
         )
@@ -96,7 +97,7 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
 
 
 def launch(
-    graphql: GraphQL, consumer: SparkConsumer, *, hours: Sequence[str] = HOURS, **config: Any
+    graphql: GraphQL, consumer: Consumer, *, hours: Sequence[str] = HOURS, **config: Any
 ) -> str:
     """Launch the replay of hours as the dialog on the asset's partitions does; the backfill's id.
 

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from examples.flights import operations
+from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.schema import SEND
-from rmq_pipeline.spark.handler import Outcome
 
 LATE_TOPIC: Final = "late_aircraft"
 LATE_AFTER_MINUTES: Final = 60

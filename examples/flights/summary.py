@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling.handler import Outcome
 
 HOUR_MS: Final = 3_600_000
 

@@ -85,57 +85,94 @@ class Certificate:
 
 
 def _make() -> tuple[bytes, bytes]:
-    """A certificate that vouches for itself, and its key."""
+    """A certificate for this host with the one that has signed it, and its key.
+
+    Clients trust the signer's: gRPC trusts none that may not sign others. The signer's key is kept
+    nowhere, so nobody can have it sign another.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    signed = _unsigned(key.public_key()).sign(key, hashes.SHA256())
-    assert isinstance(signed, x509.Certificate)
-    return signed.public_bytes(serialization.Encoding.PEM), key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+    host, pem = socket.gethostname(), serialization.Encoding.PEM
+    key, signer = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = _name(f"signer of the rmq broker on {host}")
+    root = (
+        _unsigned(issuer, signer.public_key(), issuer=issuer, signer=signer.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(signer, hashes.SHA256())
     )
+    name = _name(f"rmq broker on {host}")
+    leaf = (
+        _unsigned(name, key.public_key(), issuer=issuer, signer=signer.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(_hosts(host), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .sign(signer, hashes.SHA256())
+    )
+    unlocked = serialization.NoEncryption()
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unlocked)
+    return leaf.public_bytes(pem) + root.public_bytes(pem), secret
 
 
-def _unsigned(public: "ec.EllipticCurvePublicKey") -> "x509.CertificateBuilder":
+def _unsigned(
+    subject: "x509.Name",
+    public: "ec.EllipticCurvePublicKey",
+    *,
+    issuer: "x509.Name",
+    signer: "ec.EllipticCurvePublicKey",
+) -> "x509.CertificateBuilder":
     from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    host = socket.gethostname()
-    # The field holds 64 characters; clients look at the alternative names.
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"rmq broker on {host}"[:64])])
-    names: list[x509.GeneralName] = [
-        *(x509.DNSName(each) for each in dict.fromkeys(("localhost", host, socket.getfqdn()))),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-        x509.IPAddress(ipaddress.ip_address("::1")),
-    ]
     now = dt.datetime.now(dt.UTC)
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer)
     return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)
         .not_valid_after(now + _VALID_FOR)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(by, critical=False)
+    )
+
+
+def _name(text: str) -> "x509.Name":
+    from cryptography import x509
+
+    # The field holds 64 characters; clients look at the alternative names.
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text[:64])])
+
+
+def _hosts(host: str) -> "x509.SubjectAlternativeName":
+    from cryptography import x509
+
+    names = dict.fromkeys(("localhost", host, socket.getfqdn()))
+    addresses = (ipaddress.ip_address(each) for each in ("127.0.0.1", "::1"))
+    return x509.SubjectAlternativeName(
+        [*(x509.DNSName(each) for each in names), *(x509.IPAddress(each) for each in addresses)]
+    )
+
+
+def _usage(*, signs: bool) -> "x509.KeyUsage":
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

@@ -1,6 +1,7 @@
 """Where a call comes from, and where a door may listen."""
 
 import ipaddress
+import socket
 from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import unquote
@@ -61,6 +62,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse an address where somebody listens; a gRPC server says only that it did not start.
+
+    Raises:
+        RequestError: it is taken, or not of this machine.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RequestError(f"Cannot listen on {host}:{port}: {error}.") from error
 
 
 def listening(address: str, *, guarded: bool) -> tuple[str, int]:

@@ -1,6 +1,9 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import queries
@@ -14,6 +17,7 @@ from rmq_pipeline.errors import (
     InvisibleDurationError,
     RequestError,
 )
+from rmq_pipeline.message import hash64
 from rmq_pipeline.topic import is_hidden
 
 
@@ -77,6 +81,8 @@ def receive(
     filter_type: str,
     client_id: str,
     window: tuple[str, int] | None,
+    queue_ids: Sequence[int] | None = None,
+    attempt_id: str = "",
 ) -> Receive:
     """A receive whose arguments are in range."""
     check_readable(topic)
@@ -90,10 +96,77 @@ def receive(
         limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
         invisible_duration_ms=invisible_ms(invisible_duration_ms),
         sieve=sieve(engine, filter, filter_type=filter_type, limit=limit),
-        client_id=client_id,
+        client_id=text(client_id, "client_id"),
         window=(window[0], int(window[1])) if window is not None else None,
         delivery=engine.new_delivery(),
+        queue_ids=None if queue_ids is None else frozenset(queues(queue_ids)),
+        attempt=attempt(attempt_id, client_id, window=window),
     )
+
+
+def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
+    """The number of a client's attempt, below 0; 0: it has no id.
+
+    Raises:
+        RequestError: the id is no text, or it is one of a window, which has its own ways.
+    """
+    attempt_id = text(attempt_id, "attempt_id")
+    if attempt_id and window is not None:
+        raise RequestError("A receive has an attempt_id or a window: runs do not repeat one.")
+    if not attempt_id:
+        return 0
+    return -1 - abs(int(hash64(pa.array([f"{client_id}\n{attempt_id}"]))[0]) >> 1)
+
+
+def queues(given: object) -> tuple[int, ...]:
+    """Numbers of queues, each once.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(f"queue_ids is a list of numbers, not {given!r}.")
+    return tuple(
+        dict.fromkeys(_whole(one, "A queue_id", low=0, high=limits.QUEUES - 1) for one in given)
+    )
+
+
+def client(client_id: object) -> str:
+    """The id of a client that is to be told from others.
+
+    Raises:
+        RequestError: it is blank or too long.
+    """
+    known_by = text(client_id, "A client_id")
+    if not known_by.strip() or len(known_by) > limits.CLIENT_ID_LENGTH:
+        refusal = f"A client_id has 1 to {limits.CLIENT_ID_LENGTH} characters, not {client_id!r}."
+        raise RequestError(refusal)
+    return known_by
+
+
+def text(value: object, name: str) -> str:
+    """A text that can be stored.
+
+    Raises:
+        RequestError: it is none, or not all of it is characters.
+    """
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is a text, not {value!r}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} has halves of characters: {error}.") from error
+    return value
+
+
+def max_bytes(size: object) -> int:
+    """A number of bytes in range."""
+    return _whole(size, "max_bytes", low=1, high=limits.BATCH_BYTES)
+
+
+def lock_ms(duration_ms: object) -> int:
+    """How long a queue is locked, in range."""
+    return _whole(duration_ms, "duration_ms", low=1, high=limits.QUEUE_LOCK_MAX_MS)
 
 
 def offsets(given: object) -> dict[int, int]:
@@ -104,12 +177,32 @@ def offsets(given: object) -> dict[int, int]:
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"offsets maps a queue_id to an offset, not {given!r}.")
-    try:
-        queues = [int(queue) for queue in given]
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"offsets maps a queue_id to an offset: {error}.") from error
     numbers = (_whole(offset, "An offset", low=0, high=2**62) for offset in given.values())
-    return dict(zip(queues, numbers, strict=True))
+    return dict(zip(_queues_of(given), numbers, strict=True))
+
+
+def changes(given: object) -> dict[int, tuple[int, int]]:
+    """By queue the offset that is to be there, -1 for any, and the one to put in its place.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if not isinstance(given, Mapping):
+        raise RequestError(f"offsets maps a queue_id to two offsets, not {given!r}.")
+    pairs = []
+    for pair in given.values():
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise RequestError(f"offsets maps a queue_id to (from, to), not to {pair!r}.")
+        before = _whole(pair[0], "An offset to go from", low=-1, high=2**62)
+        pairs.append((before, _whole(pair[1], "An offset", low=0, high=2**62)))
+    return dict(zip(_queues_of(given), pairs, strict=True))
+
+
+def _queues_of(given: Mapping[Any, Any]) -> list[int]:
+    try:
+        return [int(queue) for queue in given]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"offsets maps a queue_id to an offset: {error}.") from error
 
 
 def reset(

@@ -13,6 +13,7 @@ from rmq_pipeline.broker.verbs.access import AccessControl
 from rmq_pipeline.broker.verbs.administration import Administration
 from rmq_pipeline.broker.verbs.archiving import Archiving
 from rmq_pipeline.broker.verbs.background import Background
+from rmq_pipeline.broker.verbs.consumers import Consumers
 from rmq_pipeline.broker.verbs.failures import Failures
 from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
@@ -32,6 +33,7 @@ class Broker(
     Administration,
     Archiving,
     Messaging,
+    Consumers,
     LiteTopics,
     Reading,
     Background,
@@ -84,6 +86,7 @@ class Broker(
     def close(self) -> None:
         """Answer what is asked, end the background work, let the home go."""
         self._engine.arrivals.close()
+        self._engine.members.close()
         self._upkeep.stop()
         self._engine.close()
 

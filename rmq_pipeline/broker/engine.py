@@ -16,6 +16,7 @@ from rmq_pipeline.broker.archive_root import archive_of
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.home import Home
+from rmq_pipeline.broker.members.membership import Members
 from rmq_pipeline.broker.receiving.sieve import Verdicts
 from rmq_pipeline.broker.recovery import recover
 from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
@@ -45,7 +46,6 @@ SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
 #: Events after which something may be visible to a waiting receive.
 _RINGS = frozenset(
     {
-        Kind.ACK,
         Kind.RETRY,
         Kind.RELEASE,
         Kind.EXPIRE,
@@ -53,6 +53,7 @@ _RINGS = frozenset(
         Kind.RESET,
         Kind.INVISIBLE,
         Kind.LITE_SUBSCRIPTION,
+        Kind.QUEUE_UNLOCKED,
     }
 )
 
@@ -77,6 +78,7 @@ class Engine:
         self.access = Access.open(home.path)
         self.ids = MessageIds()
         self.arrivals = Arrivals(clock)
+        self.members = Members(clock, timeout_ms=settings.member_timeout_ms)
         #: What doors add to the broker's status, by name.
         self.reports: dict[str, Callable[[], Any]] = {}
         self.offers = Offers()
@@ -235,6 +237,7 @@ class Engine:
                 rows = self.settings.index_cache_rows
                 self.writer.submit(RefillReserve(self.writer))
                 self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
+                self.members.let_go(self.writer.submit)
             except RocketMQError:  # the writer meets a failed disk at its next frame, and rebuilds
                 if not self._closing.is_set():
                     log.exception("Housekeeping has failed; it is tried again.")
@@ -257,16 +260,29 @@ class Engine:
                 groups = rung.setdefault(events.topic_id, set())
                 if groups is not None:
                     groups.add(events.group_id)
+                if events.kind == Kind.RESET:
+                    self._tell_of_reset(events)
             rung.update((placed.topic_id, None) for placed in decision.placed)
         self.arrivals.ring_for(rung)
 
+    def _tell_of_reset(self, events: EventRows) -> None:
+        group, topic = (
+            self.state.groups.get(events.group_id),
+            self.state.topics.get(events.topic_id),
+        )
+        if group is not None and topic is not None and np.any(events.delivery >= 0):
+            self.members.was_reset(group.name, topic.topic.name)
+
     def _rings(self, events: EventRows) -> bool:
         """Whether something may be visible after these; acks open the way only where order is."""
-        if events.kind != Kind.ACK:
+        if events.kind not in (Kind.ACK, Kind.ACK_AHEAD):
             return events.kind in _RINGS
         key = (events.group_id, events.topic_id, events.queue_id)
         consumption = self.state.consumptions.get(key)
-        return consumption is None or consumption.ordered
+        if consumption is None or not consumption.by_queue:
+            return consumption is None or consumption.ordered
+        # Most acks of a batch leave its queue blocked, and would wake whoever waits in vain.
+        return consumption.was_eased()
 
     def _rebuild(self) -> tuple[CommitLog, State]:
         """Throw the state away and make it again from what is on disk."""

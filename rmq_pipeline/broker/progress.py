@@ -7,9 +7,11 @@ import numpy as np
 
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.receiving.barrier import open_backlogs
+from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.fifo import ready_from_cursor
 from rmq_pipeline.broker.receiving.lease_table import WAITING
-from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.receiving.queue_order import blocked_until, unsettled
+from rmq_pipeline.broker.state import Queue, State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, InUseError
 from rmq_pipeline.store.events import Kind
@@ -124,11 +126,7 @@ class Due(Request):
             if topic is None or group is None or not consumption.touched:
                 continue
             leases = consumption.leases
-            open_rows = leases.alive & (leases.delivery >= WAITING)
-            visible_at = leases.visible_at[open_rows]
-            over = int(np.count_nonzero(visible_at <= now_ms))
-            later = visible_at[visible_at > now_ms]
-            soonest = int(later.min()) if len(later) else None
+            soonest = consumption.next_after(now_ms)
             unrecorded = leases.visible_at[
                 leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
             ]
@@ -143,16 +141,27 @@ class Due(Request):
                 {"ready": 0, "unread": 0, "unsettled": 0, "parked": 0, "next_visible_ms": None},
             )
             queue = topic.queues[queue_id]
-            open_groups = open_backlogs(state, topic, group=group, queue_id=queue_id)
-            entry["ready"] += ready_from_cursor(queue, consumption) + over + open_groups
+            entry["ready"] += ready(queue, consumption, now_ms=now_ms)
+            entry["ready"] += open_backlogs(state, topic, group=group, queue_id=queue_id)
             entry["unread"] += queue.max_offset - consumption.cursor
             parked = len(leases.parked())
-            entry["unsettled"] += len(leases) - parked
+            entry["unsettled"] += len(unsettled(leases)) - parked
             entry["parked"] += parked
             entry["next_visible_ms"] = earlier(entry["next_visible_ms"], soonest)
         revive = {"next_due_ms": next_visible, "due": ended, "oldest_ended_ms": oldest_ended}
         jobs = _jobs(state, revive, now_ms=now_ms)
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
+
+
+def ready(queue: Queue, consumption: Consumption, *, now_ms: int) -> int:
+    """Messages of a queue that a receive may be given now, but for backlogs."""
+    leases = consumption.leases
+    if consumption.by_queue:
+        free = blocked_until(leases) <= now_ms
+        return len(leases) + queue.max_offset - consumption.cursor if free else 0
+    open_rows = leases.alive & (leases.delivery >= WAITING)
+    over = int(np.count_nonzero(leases.visible_at[open_rows] <= now_ms))
+    return ready_from_cursor(queue, consumption) + over
 
 
 def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dict[str, Any]]:

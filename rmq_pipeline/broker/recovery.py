@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline.broker import event_rows
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.members.queue_locks import QueueLock
 from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.state import State, Window
 from rmq_pipeline.broker.stored import placed
@@ -48,6 +49,7 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
             client_id=row["client_id"],
             detail=row["lite_topics"],
         )
+    _load_queue_locks(state, stored)
     for row in stored.sinks.to_pylist():
         state.sinks.load(row["group_id"], version=row["version"], replaced=row["replaced"])
     for row in stored.windows.to_pylist():
@@ -115,6 +117,16 @@ def _failures(rows: pa.Table) -> list[str | None] | None:
         return None
     said = rows.column("failure")
     return None if said.null_count == len(said) else said.to_pylist()
+
+
+def _load_queue_locks(state: State, stored: StoredState) -> None:
+    for row in stored.queue_locks.to_pylist():
+        key = (row.pop("group_id"), row.pop("topic_id"), row.pop("queue_id"))
+        state.queue_locks.put(key, QueueLock(**row))
+    for row in stored.resets.to_pylist():
+        found = state.consumptions.get((row["group_id"], row["topic_id"], row["queue_id"]))
+        if found is not None:
+            found.resets = row["resets"]
 
 
 def _load_halves(state: State, table: pa.Table) -> None:

@@ -10,6 +10,7 @@ from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.receiving.consumption import Skipped
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.store.payload import Payload, bytes_of, payload_of
 
 #: What a section takes beside its columns, and an event beside its texts; more rather than less.
 _SECTION_BYTES = 4096
@@ -26,7 +27,7 @@ class Decision:
     keyed_state: list[pa.RecordBatch] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     #: Of ``placed``, serialized for the log; made by ``encode``.
-    payloads: list[pa.Buffer] = field(default_factory=list)
+    payloads: list[Payload] = field(default_factory=list)
 
     def stores(self) -> bool:
         """Whether anything is to be stored."""
@@ -34,8 +35,8 @@ class Decision:
 
     def encode(self) -> int:
         """Serialize the messages, once; what of a frame all of it takes, at most."""
-        self.payloads = [placed.batch.serialize() for placed in self.placed]
-        messages: int = sum(_SECTION_BYTES + payload.size for payload in self.payloads)
+        self.payloads = [payload_of(placed.batch) for placed in self.placed]
+        messages: int = sum(_SECTION_BYTES + bytes_of(payload) for payload in self.payloads)
         events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
         return messages + events + sum(map(_batch_bytes, self.keyed_state)) + _SECTION_BYTES
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.redriven import Redriven
+from rmq_pipeline.broker.members.queue_locks import QueueLocks
 from rmq_pipeline.broker.receiving.consumption import Consumption, Skipped
 from rmq_pipeline.broker.receiving.lite import Subscriptions
 from rmq_pipeline.broker.receiving.pace import Paces
@@ -76,6 +77,7 @@ class State:
     redriven: Redriven = field(default_factory=Redriven)
     paces: Paces = field(default_factory=Paces)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
+    queue_locks: QueueLocks = field(default_factory=QueueLocks)
     windows: dict[str, Window] = field(default_factory=dict)
     sinks: SinkVersions = field(default_factory=SinkVersions)
     next_topic_id: int = FIRST_TOPIC_ID
@@ -109,7 +111,9 @@ class State:
         key = (group.group_id, topic_id, queue_id)
         found = self.consumptions.get(key)
         if found is None:
-            found = Consumption(ordered=self.keeps_order(group, topic_id))
+            ordered = self.keeps_order(group, topic_id)
+            by_queue = group.order == "queue" and not ordered
+            found = Consumption(ordered=ordered, by_queue=by_queue)
             self.consumptions[key] = found
         return found
 
@@ -159,10 +163,8 @@ class State:
         kind = events.kind
         if kind == Kind.LEASE:
             self.paces.delivered(events.group_id, len(events), now_ms=events.at_ms)
-        if kind <= Kind.OFFSET_UPDATED:
-            group = self.groups.get(events.group_id)
-            if group is not None and events.topic_id in self.topics:
-                self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
+        if kind <= Kind.QUEUE_UNLOCKED:
+            self._apply_consumption(events)
         elif kind <= Kind.GROUP_DELETED:
             self._apply_metadata(events)
         elif kind == Kind.LITE_SUBSCRIPTION:
@@ -178,6 +180,15 @@ class State:
         elif kind == Kind.EXPIRED and events.topic_id in self.topics:
             queue = self.topics[events.topic_id].queues[events.queue_id]
             queue.min_offset = max(queue.min_offset, int(events.queue_offset.max()))
+
+    def _apply_consumption(self, events: EventRows) -> None:
+        group = self.groups.get(events.group_id)
+        if group is None or events.topic_id not in self.topics:
+            return
+        if events.kind in (Kind.QUEUE_LOCKED, Kind.QUEUE_UNLOCKED):
+            self.queue_locks.apply(events)
+        else:
+            self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
 
     def _apply_work(self, events: EventRows) -> None:
         if events.kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):
@@ -238,6 +249,7 @@ class State:
 
     def _forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
         self.subscriptions.forget(topic_id=topic_id, group_id=group_id)
+        self.queue_locks.forget(topic_id=topic_id, group_id=group_id)
         gone = [k for k in self.consumptions if k[0] == group_id or k[1] == topic_id]
         for key in gone:
             del self.consumptions[key]

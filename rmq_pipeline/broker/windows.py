@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from rmq_pipeline import limits
 from rmq_pipeline.broker.event_rows import EventRows, single
-from rmq_pipeline.broker.failures.giving_back import release
+from rmq_pipeline.broker.failures.giving_back import release_running
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
@@ -57,7 +55,11 @@ class OpenWindow(Request):
             )
         epoch = current.epoch + 1 if current is not None else 1
         expires = now_ms + self.duration_ms
-        decision = Decision({"epoch": epoch, "expires_at_ms": expires})
+        # It never closed: its process was killed, or ended itself over a message.
+        unclosed = current is not None and current.expires_at_ms > 0
+        decision = Decision(
+            {"epoch": epoch, "expires_at_ms": expires, "follows_unclosed": unclosed}
+        )
         decision.events.append(
             _event(
                 Kind.WINDOW,
@@ -87,12 +89,9 @@ def _end_older(state: State, group_id: int, *, epoch: int, now_ms: int) -> list[
         leases = consumption.leases
         if key[0] != group_id or not len(leases):
             continue
-        old = leases.alive & (leases.delivery > 0) & (leases.epoch > 0) & (leases.epoch < epoch)
-        # A lease that has ended by itself has failed: it counts, whether or not it was seen to.
-        rows = np.flatnonzero(old & (leases.visible_at > now_ms))
-        if len(rows):
-            given_back = release(consumption, rows, visible_at_ms=now_ms)
-            events.extend(QueueKey._make(key).events(given_back, now_ms))
+        old = (leases.epoch > 0) & (leases.epoch < epoch)
+        given_back = release_running(consumption, old, now_ms=now_ms)
+        events.extend(QueueKey._make(key).events(given_back, now_ms))
     return events
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from typing_extensions import override
-
 from rmq_pipeline.broker import event_rows
+from rmq_pipeline.broker.pending import Done, Pending, Posted, is_bulk
 from rmq_pipeline.broker.request import Decision, Request
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.turns import Turns
@@ -30,45 +29,6 @@ FRAME_BYTES = 16 * 1024 * 1024
 FULL_PAUSE_MS = 1000
 
 
-class _Pending:
-    __slots__ = ("answer", "done", "error", "request")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        # A bare lock is the cheapest way to hand one answer to one waiting thread.
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def finish(self) -> None:
-        """Let whoever waits have the answer."""
-        self.done.release()
-
-
-#: Is given the answer or the error, in the thread that wrote the frame: it must not wait.
-Done = Callable[[Any, BaseException | None], None]
-
-
-class _Posted(_Pending):
-    """A request nobody waits for: its answer goes to a function."""
-
-    __slots__ = ("tell",)
-
-    def __init__(self, request: Request, tell: Done) -> None:
-        self.request = request
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self.tell = tell
-
-    @override
-    def finish(self) -> None:
-        try:
-            self.tell(self.answer, self.error)
-        except Exception:
-            log.exception("An answer found nobody; what it tells of is stored.")
-
-
 @dataclass(slots=True)
 class _Frame:
     """Requests that were decided together, on the state of this log."""
@@ -76,7 +36,7 @@ class _Frame:
     log: CommitLog
     number: int
     now_ms: int
-    pending: list[_Pending] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     staged: FrameBuilder | None = None
     #: Why it cannot be written: it could not be decided.
@@ -111,7 +71,7 @@ class Writer:
         self._committed = committed
         self._rebuild = rebuild
         self._turns = Turns()
-        self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Pending] | None] = queue.SimpleQueue()
         self._full_until_ms = 0
         #: What the decisions of the frame being built take, at most.
         self._frame_bytes = 0
@@ -133,10 +93,10 @@ class Writer:
 
     def submit(self, request: Request) -> Any:
         """The answer to a request, once what it stores is on disk."""
-        pending = _Pending(request)
+        pending = Pending(request)
         if not self._write_here(pending):
             self._put([pending])
-            pending.done.acquire()
+        pending.done.acquire()
         if pending.error is not None:
             raise pending.error
         return pending.answer
@@ -146,21 +106,21 @@ class Writer:
 
         Does not wait, and does no work of the writer's: for threads that must not be held up.
         """
-        self._put([_Posted(request, done)])
+        self._put([Posted(request, done)])
 
     def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
         """The same for several requests, which share a frame as far as they fit."""
-        self._put([_Posted(request, done) for request, done in requests])
+        self._put([Posted(request, done) for request, done in requests])
 
     def submit_together(self, requests: Sequence[Request]) -> list[Any]:
         """The answers to requests that share one frame; an error takes its answer's place."""
-        together = [_Pending(request) for request in requests]
+        together = [Pending(request) for request in requests]
         self._put(together)
         for pending in together:
             pending.done.acquire()
         return [p.answer if p.error is None else p.error for p in together]
 
-    def _write_here(self, pending: _Pending) -> bool:
+    def _write_here(self, pending: Pending) -> bool:
         """Write a frame in the caller's thread, if nobody else is at work.
 
         Not in the main thread: a signal handler (Ctrl-C) may raise in the middle of anything there.
@@ -171,10 +131,9 @@ class Writer:
         if number is None:
             return False
         self._write_or_leave(self._frame_of([pending], number))
-        pending.done.acquire()
         return True
 
-    def _put(self, together: list[_Pending]) -> None:
+    def _put(self, together: list[Pending]) -> None:
         with self._entering:
             self._check_open()
             self._queue.put(together)
@@ -205,7 +164,7 @@ class Writer:
             together = self._queue.get()
             closing = together is None
             while together:
-                bulk = any(pending.request.is_bulk() for pending in together)
+                bulk = is_bulk(together)
                 number = self._turns.take(bulk=bulk)
                 closing = closing or self._drain(together)
                 frame = self._frame_of(together, number)
@@ -230,7 +189,7 @@ class Writer:
         while (frame := self._decided.get()) is not None:
             self._finish(frame)
 
-    def _drain(self, together: list[_Pending]) -> bool:
+    def _drain(self, together: list[Pending]) -> bool:
         """Add what has queued up; whether the end of it was there."""
         while len(together) < FRAME_REQUESTS:
             try:
@@ -242,7 +201,7 @@ class Writer:
             together.extend(item)
         return False
 
-    def _frame_of(self, together: list[_Pending], number: int) -> _Frame:
+    def _frame_of(self, together: list[Pending], number: int) -> _Frame:
         """A frame of the first of these requests, decided."""
         now_ms = max(self._clock.now_ms(), self.state.last_at_ms)
         frame = _Frame(self.log, number, now_ms)
@@ -265,7 +224,7 @@ class Writer:
             except Exception:
                 log.exception("Somebody could not be told of a frame, which is stored.")
 
-    def _decide_some(self, frame: _Frame, together: list[_Pending]) -> None:
+    def _decide_some(self, frame: _Frame, together: list[Pending]) -> None:
         self._frame_bytes = 0
         for pending in together:
             frame.pending.append(pending)
@@ -277,7 +236,7 @@ class Writer:
                 break
         events = [rows for decision in frame.decisions for rows in decision.events]
         if events:
-            self.log.stage_payload(EVENTS, event_rows.to_payload(events))
+            self.log.stage_payload(EVENTS, (event_rows.to_payload(events),))
         frame.staged = self.log.take()
 
     def _write(self, frame: _Frame) -> bool:
@@ -295,7 +254,7 @@ class Writer:
             return False
         return True
 
-    def _decide(self, pending: _Pending, frame: _Frame) -> Decision | None:
+    def _decide(self, pending: Pending, frame: _Frame) -> Decision | None:
         request, now_ms = pending.request, frame.now_ms
         try:
             if now_ms < self._full_until_ms and not request.uses_reserve:

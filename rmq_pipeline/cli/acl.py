@@ -1,5 +1,6 @@
 """``rmq acl``: what users may do with topics, consumer groups, namespaces and the broker."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -44,65 +45,54 @@ IsDefault = Annotated[
 ]
 
 
-@app.command(
+def _put_as(effect: str) -> Callable[..., None]:
+    """The command that writes policies of one effect."""
+
+    def put(
+        user: User,
+        resource: Resource,
+        *,
+        actions: Actions,
+        sources: Sources = None,
+        is_default: IsDefault = False,
+        home: Home = None,
+        flight: Flight = None,
+        as_json: AsJson = False,
+    ) -> None:
+        with connected(home, flight) as client:
+            policy = client.put_policy(
+                user,
+                resource=resource,
+                actions=actions.split(","),
+                effect=effect,
+                sources=sources or (),
+                tier="default" if is_default else "custom",
+            )
+        _show(policy, as_json=as_json)
+
+    return put
+
+
+app.command(
+    "allow",
+    help="Let a user do something; in the place of what it was allowed on the same resource.",
     epilog=examples(
         "rmq acl allow billing topic:orders --actions sub",
         "rmq acl allow billing group:billing --actions sub",
         "rmq acl allow shop 'topic:shop-*' --actions pub,get --from 10.1.0.0/16",
         "rmq acl allow team namespace:team --actions all",
-    )
-)
-def allow(
-    user: User,
-    resource: Resource,
-    *,
-    actions: Actions,
-    sources: Sources = None,
-    is_default: IsDefault = False,
-    home: Home = None,
-    flight: Flight = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let a user do something; in the place of what it was allowed on the same resource."""
-    with connected(home, flight) as client:
-        policy = client.put_policy(
-            user,
-            resource=resource,
-            actions=actions.split(","),
-            sources=sources or (),
-            tier="default" if is_default else "custom",
-        )
-    _show(policy, as_json=as_json)
-
-
-@app.command(epilog=examples("rmq acl deny shop topic:shop-ledger --actions pub"))
-def deny(
-    user: User,
-    resource: Resource,
-    *,
-    actions: Actions,
-    sources: Sources = None,
-    is_default: IsDefault = False,
-    home: Home = None,
-    flight: Flight = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forbid a user something; in the place of what it was denied on the same resource."""
-    with connected(home, flight) as client:
-        policy = client.put_policy(
-            user,
-            resource=resource,
-            actions=actions.split(","),
-            effect="deny",
-            sources=sources or (),
-            tier="default" if is_default else "custom",
-        )
-    _show(policy, as_json=as_json)
+    ),
+)(_put_as("allow"))
+app.command(
+    "deny",
+    help="Forbid a user something; in the place of what it was denied on the same resource.",
+    epilog=examples("rmq acl deny shop topic:shop-ledger --actions pub"),
+)(_put_as("deny"))
 
 
 @app.command("list", epilog=examples("rmq acl list", "rmq acl list billing --json"))
 def list_(
-    user: Annotated[str | None, typer.Argument(metavar="[USER]", autocompletion=user_names)] = None,
+    user: Annotated[str | None, typer.Argument(metavar="USER", autocompletion=user_names)] = None,
     *,
     home: Home = None,
     flight: Flight = None,

@@ -10,7 +10,7 @@ from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
 from rmq_pipeline.cli.output import show_fields, show_message
 
 if TYPE_CHECKING:
-    from rmq_pipeline.flight.flags import Tls
+    from rmq_pipeline.flight.flags import Listening, Tls
 
 DEFAULT_GRPC: Final = "127.0.0.1:8081"
 DEFAULT_FLIGHT: Final = "127.0.0.1:8082"
@@ -132,18 +132,20 @@ def broker(
     where = home or default_home()
     serve(
         where,
-        flight=address_to_serve(flight),
-        grpc=grpc_to_serve(grpc),
-        grpc_tls=grpc_tls,
-        tls=_tls(tls, tls_cert, key=tls_key),
-        insecure=insecure,
+        listening=listening_to_serve(
+            flight=flight,
+            grpc=grpc,
+            grpc_tls=grpc_tls,
+            tls=tls_to_serve(tls, tls_cert, key=tls_key),
+            insecure=insecure,
+        ),
         upkeep=upkeep,
         flush=flush,
         settings=flags.given(settings, set_ or ()),
     )
 
 
-def _tls(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":
+def tls_to_serve(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":
     """What was said about certificates, for the home to keep."""
     from rmq_pipeline.errors import RequestError
     from rmq_pipeline.flight.flags import NO_TLS, SELF_MADE
@@ -158,7 +160,7 @@ def _tls(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tl
 
 
 def stop(*, home: Home = None, as_json: AsJson = False) -> None:
-    """End the broker of a home, and wait until it is gone; well, too, when there is none."""
+    """End the broker of a home and wait until it is gone; that there is none is no error."""
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import process
 
@@ -202,12 +204,25 @@ def _doors(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asdict(endpoint).items() if name != "token"}
 
 
-def address_to_serve(flight: str | None) -> str | None:
-    """The address asked for, else RMQ_FLIGHT; None: what the home remembers, then the default.
+def listening_to_serve(
+    *,
+    flight: str | None,
+    grpc: str | None,
+    grpc_tls: str | None,
+    tls: "Tls | None",
+    insecure: bool,
+) -> "Listening":
+    """What was asked for, else what RMQ_FLIGHT and RMQ_GRPC say.
 
     Raises:
-        RequestError: it is no HOST:PORT; nothing has been made yet.
+        RequestError: an address is no HOST:PORT; nothing has been made yet.
     """
+    from rmq_pipeline.flight.flags import Listening
+
+    return Listening(_flight_to_serve(flight), _grpc_to_serve(grpc), grpc_tls, tls, insecure)
+
+
+def _flight_to_serve(flight: str | None) -> str | None:
     from rmq_pipeline.access.source import split_address
     from rmq_pipeline.flight.target import bare
 
@@ -219,12 +234,7 @@ def address_to_serve(flight: str | None) -> str | None:
     return bare(address)
 
 
-def grpc_to_serve(grpc: str | None) -> str | None:
-    """The address asked for, else RMQ_GRPC; None: what the home remembers, then the default.
-
-    Raises:
-        RequestError: it is no HOST:PORT.
-    """
+def _grpc_to_serve(grpc: str | None) -> str | None:
     from rmq_pipeline.access.source import split_address
     from rmq_pipeline.flight.flags import NO_DOOR
 

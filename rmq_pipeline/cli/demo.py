@@ -13,6 +13,12 @@ from rmq_pipeline.errors import NotFoundError
 MODULE: Final = "examples.flights.demo"
 
 
+class NotInstalledError(NotFoundError):
+    """The example is no part of what was installed."""
+
+    remedy = "Run it from a checkout of the project."
+
+
 def demo(
     *,
     days: Annotated[int, typer.Option(help="How many days of 2013, 1 to 365.")] = 7,
@@ -42,6 +48,6 @@ def demo(
     command += ["--timeout", str(timeout)] if timeout is not None else []
     script = Path(__file__).resolve().parents[2] / Path(*MODULE.split(".")).with_suffix(".py")
     if not script.exists():
-        raise NotFoundError("The demo is not installed; run it from a checkout of the project.")
+        raise NotInstalledError("The demo is not installed.")
     sys.stdout.flush()
     os.execv(sys.executable, command)  # noqa: S606 - no shell: that is wanted

@@ -5,6 +5,7 @@ from typing import Annotated, get_args
 import typer
 
 from rmq_pipeline import limits
+from rmq_pipeline.cli.members import show_group
 from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.errors import RequestError
@@ -49,6 +50,7 @@ Multiplier = Annotated[
         "rmq group create billing",
         "rmq group create billing --order message_group --max-attempts 3 --backoff-ms 1000,5000",
         "rmq group create billing --order message_group --on-failure park --backoff exponential",
+        "rmq group create ledger --order queue",
     )
 )
 def create(
@@ -118,7 +120,7 @@ def alter(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given."""
+    """Change settings of a consumer group: those given; the rest stays."""
     with connected(home, flight) as client:
         group = client.alter_group(
             name,
@@ -163,12 +165,12 @@ def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) 
     show_rows(rows, as_json=as_json, columns=COLUMNS, empty="There are no consumer groups.")
 
 
-@app.command(epilog=examples("rmq group show billing"))
+@app.command(epilog=examples("rmq group show billing", "rmq group show billing --json"))
 def show(name: Group, *, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
-    """Show a consumer group's settings."""
+    """Show a consumer group: its settings, its members, who has which queue, how they fare."""
     with connected(home, flight) as client:
         group = client.describe_group(name)
-    show_fields(group, as_json=as_json)
+    show_group(group, as_json=as_json)
 
 
 def _delays(text: str | None) -> tuple[int, ...] | None:

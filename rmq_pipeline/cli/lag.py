@@ -11,7 +11,7 @@ from rmq_pipeline.cli.statements import statement
 
 def lag(
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", autocompletion=group_names)
+        str | None, typer.Argument(metavar="GROUP", autocompletion=group_names)
     ] = None,
     *,
     by_queue: Annotated[

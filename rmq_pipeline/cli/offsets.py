@@ -5,16 +5,46 @@ from typing import Annotated
 import typer
 
 from rmq_pipeline.cli.moments import parse_ms
-from rmq_pipeline.cli.options import MOMENT, AsJson, Flight, Group, Home, Topic, connected, examples
+from rmq_pipeline.cli.options import (
+    MOMENT,
+    AsJson,
+    Flight,
+    Group,
+    Home,
+    Topic,
+    connected,
+    examples,
+    group_names,
+)
 from rmq_pipeline.cli.output import rows_of, show_rows
 from rmq_pipeline.errors import RequestError
 
-app = typer.Typer(no_args_is_help=True, help="Offsets of consumer groups: reset.")
+app = typer.Typer(no_args_is_help=True, help="Offsets of consumer groups: show, reset, clone.")
 
 
 @app.callback()
 def offset() -> None:
     """Offsets of consumer groups."""
+
+
+@app.command(epilog=examples("rmq offset show billing orders"))
+def show(
+    group: Group,
+    topic: Topic,
+    *,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where a consumer group is in each queue, and how often it was put elsewhere."""
+    with connected(home, flight) as client:
+        places = client.committed_offsets(group, topic)
+    rows = [
+        {"queue_id": queue, "queue_offset": offset, "resets": resets}
+        for queue, (offset, resets) in places.items()
+        if offset >= 0
+    ]
+    show_rows(rows, as_json=as_json, empty=f"Group {group} has read nothing of {topic}.")
 
 
 @app.command(
@@ -56,3 +86,25 @@ def reset(
             queue_id=queue,
         )
     show_rows(rows_of(offsets), as_json=as_json, empty="")
+
+
+@app.command(epilog=examples("rmq offset clone billing billing-two orders"))
+def clone(
+    from_group: Annotated[
+        str,
+        typer.Argument(metavar="FROM", help="It shows where.", autocompletion=group_names),
+    ],
+    to_group: Annotated[
+        str, typer.Argument(metavar="TO", help="It is put there.", autocompletion=group_names)
+    ],
+    *,
+    topic: Topic,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a consumer group go on from where another one is; what it has in flight is given up."""
+    with connected(home, flight) as client:
+        offsets = client.clone_offsets(from_group, to_group, topic=topic)
+    rows = [{"queue_id": queue, "queue_offset": offset} for queue, offset in offsets.items()]
+    show_rows(rows, as_json=as_json, empty=f"Group {from_group} has read nothing of {topic}.")

@@ -20,7 +20,7 @@ COLUMNS = (
 @app.command("list", epilog=examples("rmq parked list", "rmq parked list billing --json"))
 def list_(
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", autocompletion=group_names)
+        str | None, typer.Argument(metavar="GROUP", autocompletion=group_names)
     ] = None,
     *,
     home: Home = None,

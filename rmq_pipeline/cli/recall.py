@@ -12,7 +12,7 @@ def recall(
     topic: Topic,
     handles: Annotated[
         list[str],
-        typer.Argument(metavar="HANDLE...", help="recall_handle, as `rmq send` printed it."),
+        typer.Argument(metavar="HANDLE", help="recall_handle, as `rmq send` printed it."),
     ],
     *,
     home: Home = None,

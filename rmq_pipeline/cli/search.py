@@ -23,6 +23,12 @@ FOUND_COLUMNS = (
 )
 
 
+class MessageNotFoundError(NotFoundError):
+    """The broker knows of no message with this id."""
+
+    remedy = "Check the id, and that this broker still has the message."
+
+
 def find(
     topic: Topic,
     *,
@@ -73,7 +79,7 @@ def trace(
     with connected(home, flight) as client:
         rows = rows_of(client.sql(statement("cli_trace", message_id=message_id)))
     if not rows:
-        raise NotFoundError(f"No message has the id {message_id}.")
+        raise MessageNotFoundError(f"No message has the id {message_id}.")
     if sink is not None:
         rows += _rows_in(sink, rows)
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]

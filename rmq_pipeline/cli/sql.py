@@ -36,9 +36,10 @@ def sql(
 ) -> None:
     """Ask the broker: one SELECT over its views.
 
-    topics, consumer_groups, messages, in_flight, scheduled, retrying, dead_letters, progress, lag,
-    message_trace, events, windows, sink_files, segments, half, parked, redrives; and as of a
-    moment in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md.
+    topics, consumer_groups, messages, lite_subscriptions, queue_locks, in_flight, waiting,
+    retrying, parked, condemned, dead_letters, redrives, progress, lag, scheduled, half, windows,
+    events, message_trace, window_history, segments, sink_files, sink_replacements; and as of a
+    moment in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md has their columns.
     """
     form = "json" if as_json else format
     if output is not None and form not in _WRITERS:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -11,7 +11,7 @@ from typing import Final, Self
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, RocketMQError
 from rmq_pipeline.flight import process
-from rmq_pipeline.flight.flags import Flags, Values
+from rmq_pipeline.flight.flags import AS_LAST_TIME, Flags, Listening, Values
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Supervisor:
     def __init__(
         self,
         home: Path,
-        addresses: Mapping[str, str | None] | None = None,
+        listening: Listening = AS_LAST_TIME,
         *,
         settings: Values | None = None,
         tell: Callable[[str], None] = log.warning,
@@ -41,7 +41,7 @@ class Supervisor:
         """Nothing is started yet.
 
         Args:
-            addresses: of the doors flight and grpc; without one: what the home remembers.
+            listening: where and how; what it leaves open is as the home remembers it.
             settings: changes to those that the home keeps.
             tell: told, in the watching thread, what became of the broker, a sentence each time.
             on_failure: told that the broker does not start again, and nobody tries any more.
@@ -49,9 +49,7 @@ class Supervisor:
         """
         self.home = home.absolute()
         self.restarts = 0
-        addresses = addresses or {}
-        self._flight = addresses.get("flight")
-        self._grpc = addresses.get("grpc")
+        self._listening = listening
         self._settings = settings
         self._tell = tell
         self._on_failure = on_failure
@@ -73,8 +71,7 @@ class Supervisor:
         """
         endpoint = process.start(
             self.home,
-            flight=self._flight,
-            grpc=self._grpc,
+            listening=self._listening,
             upkeep="dagster",
             settings=self._settings,
         )
@@ -138,7 +135,8 @@ class Supervisor:
         for attempt in range(1, TRIES + 1):
             try:
                 # As it was: nothing is given anew, not even by RMQ_SETTINGS.
-                self._endpoint = process.start(self.home, settings={})
+                as_before = Listening(insecure=self._listening.insecure)
+                self._endpoint = process.start(self.home, listening=as_before, settings={})
             except RocketMQError as error:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:

@@ -99,7 +99,7 @@ def alter(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given."""
+    """Change settings of a topic: those given; the rest stays."""
     with connected(home, flight) as client:
         topic = client.alter_topic(
             name,

@@ -76,7 +76,7 @@ def alter(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given."""
+    """Change a user: what is given; the rest stays."""
     password = _password(password_file)
     kind = None if is_super is None else "super" if is_super else "normal"
     with connected(home, flight) as client:

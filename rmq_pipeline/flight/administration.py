@@ -217,7 +217,7 @@ class Administration(Calls):
         return self._table("list_groups")
 
     def describe_group(self, name: str) -> dict[str, Any]:
-        """Its fields."""
+        """Its fields; its members by client_id, and the locks of its queues."""
         return self._facts("describe_group", name=name)
 
     def subscribe(self, group: str, topic: str) -> None:

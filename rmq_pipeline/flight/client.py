@@ -14,6 +14,7 @@ from rmq_pipeline.flight.access import AccessControl
 from rmq_pipeline.flight.administration import Administration
 from rmq_pipeline.flight.archiving import Archiving
 from rmq_pipeline.flight.connection import Connection
+from rmq_pipeline.flight.consumers import Consumers
 from rmq_pipeline.flight.failures import Failures
 from rmq_pipeline.flight.lite_topics import LiteTopics
 from rmq_pipeline.flight.messaging import Messaging
@@ -30,6 +31,7 @@ class Client(
     Administration,
     Archiving,
     Messaging,
+    Consumers,
     LiteTopics,
     Redriving,
     Sinks,

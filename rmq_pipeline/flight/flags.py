@@ -40,6 +40,21 @@ VARIABLE: Final = "RMQ_SETTINGS"
 
 
 @dataclass(frozen=True)
+class Listening:
+    """How a start is asked to listen; None: as the last time."""
+
+    flight: str | None = None
+    grpc: str | None = None
+    grpc_tls: str | None = None
+    tls: Tls | None = None
+    #: Beyond loopback without users, too. Never remembered.
+    insecure: bool = False
+
+
+AS_LAST_TIME: Final = Listening()
+
+
+@dataclass(frozen=True)
 class Flags:
     """How a home is served; kept in it, and used again by the next start."""
 

@@ -1,6 +1,6 @@
 """Sending, receiving, settling and reading messages, from another process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +49,8 @@ class Messaging(Calls):
         wait_ms: int = 0,
         client_id: str = "",
         window: Window | None = None,
+        queue_ids: Sequence[int] | None = None,
+        attempt_id: str = "",
     ) -> pa.Table:
         """Lease messages of a topic to this caller.
 
@@ -56,9 +58,16 @@ class Messaging(Calls):
             filter: * or tags joined by ||; or a condition on properties.
             filter_type: tag or sql92.
             wait_ms: how long to wait while there is none.
+            queue_ids: look in these queues only; without it, in all that no other client of the
+                group has locked.
+            attempt_id: in a group of order queue a receive that is repeated under the id of one
+                whose answer got lost is given the same batch again, with new receipts.
 
         Returns:
             schema.RECEIVED, ordered by queue_id and within a message group by offset.
+
+        Raises:
+            QueueLockedError: another client has locked one of ``queue_ids``.
         """
         return self._table(
             "receive",
@@ -71,6 +80,8 @@ class Messaging(Calls):
             wait_ms=wait_ms,
             client_id=client_id,
             window=window,
+            queue_ids=None if queue_ids is None else list(queue_ids),
+            attempt_id=attempt_id,
         )
 
     def ack(self, receipts: Receipts) -> None:

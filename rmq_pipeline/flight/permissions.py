@@ -42,14 +42,14 @@ class Rights:
     publishes: str = ""
     #: sub on the group that the window is of, else update on the cluster.
     window: bool = False
+    #: get on the group that this argument names, too.
+    reads: str = ""
     #: Only for super users and the owner of the home.
     super_only: bool = False
 
     def of(self, args: Arguments, names: Names) -> Iterator[Right]:
         """The rights that a call with these arguments needs, all of them."""
-        yield from self._named(args)
-        if self.cluster is not None:
-            yield CLUSTER_ITSELF, self.cluster
+        yield from self.named(args)
         if self.settles and (receipts := args.get(self.settles)) is not None:
             for group, topic in sorted(names.deliveries_of(receipts)):
                 yield Resource("group", group), "sub"
@@ -60,14 +60,11 @@ class Rights:
         if self.publishes:
             for topic in args.get(self.publishes) or ():
                 yield _thing("topic", topic), "pub"
-        if self.window:
-            name = str(args.get("name"))
-            if name.startswith(_CONSUMER):
-                yield Resource("group", name.removeprefix(_CONSUMER)), "sub"
-            else:
-                yield CLUSTER_ITSELF, "update"
 
-    def _named(self, args: Arguments) -> Iterator[Right]:
+    def named(self, args: Arguments) -> Iterator[Right]:
+        """Those of them that can be told before a call's tables are there."""
+        if self.cluster is not None:
+            yield CLUSTER_ITSELF, self.cluster
         if self.topic is not None:
             argument, action = self.topic
             given = args.get(argument)
@@ -79,6 +76,14 @@ class Rights:
         if self.group is not None:
             argument, action = self.group
             yield _thing("group", args.get(argument)), action
+        if self.reads:
+            yield _thing("group", args.get(self.reads)), "get"
+        if self.window:
+            name = str(args.get("name"))
+            if name.startswith(_CONSUMER):
+                yield Resource("group", name.removeprefix(_CONSUMER)), "sub"
+            else:
+                yield CLUSTER_ITSELF, "update"
 
 
 def _thing(type: ResourceType, name: object) -> Resource:
@@ -125,6 +130,7 @@ RIGHTS: Final[Mapping[str, Rights]] = {
     "sync_lite_subscription": _CONSUMES,
     "lite_subscriptions": _CONSUMES,
     "ack": _SETTLES,
+    "release": _SETTLES,
     "change_invisible_duration": _SETTLES,
     "forward_to_dead_letter_queue": _SETTLES,
     "settle": Rights(group=("group", "sub"), settles="outcomes", publishes="publish"),
@@ -136,6 +142,15 @@ RIGHTS: Final[Mapping[str, Rights]] = {
     "offset_at": _topic("get"),
     "reset_offset": _group("update"),
     "update_offsets": _CONSUMES,
+    "commit_offsets": _CONSUMES,
+    "committed_offsets": _CONSUMES,
+    "start_offsets": _CONSUMES,
+    "clone_offsets": Rights(group=("to_group", "update"), reads="from_group"),
+    "pull": _topic("sub"),
+    "heartbeat": Rights(topic=("topics", "sub"), group=("group", "sub")),
+    "leave": _group("sub"),
+    "lock_queues": _CONSUMES,
+    "unlock_queues": _CONSUMES,
     "keyed_state": _group("sub"),
     "keyed_state_history": _group("sub"),
     "sink_files": _group("get"),

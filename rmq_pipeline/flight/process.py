@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.connection import Connection
-from rmq_pipeline.flight.flags import SETTINGS_FILE, Flush, Upkeep, Values
+from rmq_pipeline.flight.flags import AS_LAST_TIME, SETTINGS_FILE, Flush, Listening, Upkeep, Values
 from rmq_pipeline.flight.target import Target
 
 LOG_FILE: Final = "broker.log"
@@ -28,8 +29,7 @@ _POLL_S: Final = 0.02
 def start(
     home: Path,
     *,
-    flight: str | None = None,
-    grpc: str | None = None,
+    listening: Listening = AS_LAST_TIME,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
     settings: Values | None = None,
@@ -55,9 +55,14 @@ def start(
     home.mkdir(parents=True, exist_ok=True)
     log_file = home / LOG_FILE
     log_start = log_file.stat().st_size if log_file.exists() else 0
-    if flight is None and not (home / SETTINGS_FILE).exists():
-        flight, grpc = ANY_PORT, grpc or ANY_PORT
-    said = {"flight": flight, "grpc": grpc, "upkeep": upkeep, "flush": flush, "settings": settings}
+    if listening.flight is None and not (home / SETTINGS_FILE).exists():
+        listening = replace(listening, flight=ANY_PORT, grpc=listening.grpc or ANY_PORT)
+    said = {
+        "listening": asdict(listening),
+        "upkeep": upkeep,
+        "flush": flush,
+        "settings": settings,
+    }
     child = _spawn(home, said)
     try:
         return _wait_until_serving(home, child, give_up_at=time.monotonic() + timeout_s)

@@ -4,9 +4,8 @@ import hmac
 import inspect
 import logging
 import os
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +15,13 @@ from typing_extensions import override
 from rmq_pipeline import errors, limits
 from rmq_pipeline.access import Access, Principal
 from rmq_pipeline.access.certificates import Certificate
-from rmq_pipeline.access.source import listening
+from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.user import OWNER
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.handshake import Handshake, Headers, authorization_of
-from rmq_pipeline.flight.permissions import RIGHTS
+from rmq_pipeline.flight.permissions import RIGHTS, Right
+from rmq_pipeline.pulled import Pulled
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class FlightServer(flight.FlightServerBase):
                 may do everything.
         """
         host, port = listening(address, guarded=insecure or bool(access and access.enabled))
-        _check_free(host, port)
+        check_free(host, port)
         self._broker = broker
         self._token = token
         self._clock = clock or SystemClock()
@@ -125,12 +125,15 @@ class FlightServer(flight.FlightServerBase):
                 raise errors.BrokerUnavailableError("The broker is stopping.")
             verb, plain, token = wire.read_command(command)
             caller = self._caller(token, context)
+            self._authorize(verb, RIGHTS[verb.name].named(plain), caller=caller, context=context)
         except errors.RocketMQError:
-            for _ in pieces:  # what a stranger sends is not kept
+            for _ in pieces:  # what is refused is not kept
                 pass
             raise
         args = wire.arguments(verb, plain, pieces=list(pieces))
         result = self._call(verb, args, caller=caller, context=context)
+        if isinstance(result, Pulled):
+            result = result.to_table()
         if isinstance(result, pa.Table):
             return list(wire.pack(wire.ANSWER, result))
         return wire.value_answer(result)
@@ -157,15 +160,19 @@ class FlightServer(flight.FlightServerBase):
         return self._access.authenticate(authorization)
 
     def _authorize(
-        self, verb: wire.Verb, args: dict[str, Any], *, caller: Principal | None, peer: str
+        self,
+        verb: wire.Verb,
+        rights: Iterable[Right],
+        *,
+        caller: Principal | None,
+        context: flight.ServerCallContext,
     ) -> None:
         if self._access is None or self._access.is_unbounded(caller):
             return
-        rights = RIGHTS[verb.name]
-        if rights.super_only:
+        if RIGHTS[verb.name].super_only:
             self._access.authorize_super(caller)
-        for resource, action in rights.of(args, self._broker):
-            self._access.authorize(caller, resource=resource, action=action, peer=peer)
+        for resource, action in rights:
+            self._access.authorize(caller, resource=resource, action=action, peer=context.peer())
 
     def _call(
         self,
@@ -178,9 +185,10 @@ class FlightServer(flight.FlightServerBase):
         owner = self if verb.name == "ping" else self._broker
         method: Callable[..., object] = getattr(owner, verb.name)
         try:
-            self._authorize(verb, args, caller=caller, peer=context.peer())
+            rights = RIGHTS[verb.name].of(args, self._broker)
+            self._authorize(verb, rights, caller=caller, context=context)
             if verb.long_poll and _is_long(args.get("wait_ms")):
-                return self._poll(method, args, is_cancelled=context.is_cancelled)
+                return self._poll(verb, args, is_cancelled=context.is_cancelled)
             return method(**args)
         except errors.RocketMQError:
             raise
@@ -188,21 +196,24 @@ class FlightServer(flight.FlightServerBase):
             raise self._translated(verb.name, error, bound=(method, args)) from error
 
     def _poll(
-        self,
-        method: Callable[..., object],
-        args: dict[str, Any],
-        *,
-        is_cancelled: Callable[[], bool],
+        self, verb: wire.Verb, args: dict[str, Any], *, is_cancelled: Callable[[], bool]
     ) -> object:
         """Wait in slices, so that no message is leased to a caller that has gone."""
         until_ms = self._clock.now_ms() + args["wait_ms"]
+        method: Callable[..., object] = getattr(self._broker, verb.name)
         while True:
             left_ms = max(0, until_ms - self._clock.now_ms())
             result = method(**{**args, "wait_ms": min(left_ms, SLICE_MS)})
-            if left_ms <= SLICE_MS or is_cancelled() or self._closing.is_set():
+            if is_cancelled():
+                if verb.tells_of_loss:
+                    group, client_id = args["group"], args["client_id"]
+                    getattr(self._broker, verb.tells_of_loss)(group, client_id)
                 return result
-            if not isinstance(result, pa.Table) or result.num_rows:
+            following = _following(result, args)
+            if left_ms <= SLICE_MS or self._closing.is_set() or following is None:
                 return result
+            args = following
+            method = getattr(self._broker, verb.waits_with or verb.name)
 
     def _translated(
         self, name: str, error: Exception, *, bound: tuple[Callable[..., object], dict[str, Any]]
@@ -219,16 +230,17 @@ class FlightServer(flight.FlightServerBase):
         return errors.RocketMQError(f"{name} failed: {type(error).__name__}: {error}.")
 
 
+def _following(result: object, args: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments to wait on with after a slice that has brought nothing; None after another."""
+    if isinstance(result, pa.Table):
+        return None if result.num_rows else args
+    if isinstance(result, Pulled):
+        return None if result.messages.num_rows else {**args, "positions": result.next_offsets}
+    if isinstance(result, dict) and result.get("version", -1) == args.get("known_version"):
+        return args
+    return None
+
+
 def _is_long(wait_ms: object) -> bool:
     # What is out of range is for the broker to refuse.
     return isinstance(wait_ms, int) and SLICE_MS < wait_ms <= limits.POLL_MAX_MS
-
-
-def _check_free(host: str, port: int) -> None:
-    # gRPC says only that it did not start.
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise errors.RequestError(f"Cannot listen on {host}:{port}: {error}.") from error

@@ -50,6 +50,10 @@ class Verb:
     repeatable_with: str = ""
     #: Its ``wait_ms`` may be long: the server waits in slices, to notice that nobody listens.
     long_poll: bool = False
+    #: What of the broker takes the same arguments and waits on, after the first slice; without it
+    #: the verb does. And what is told group and client_id when nobody listens any more.
+    waits_with: str = ""
+    tells_of_loss: str = ""
 
     def may_repeat(self, args: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments may be made again after a lost connection."""
@@ -80,6 +84,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("sync_lite_subscription", repeatable=True),
         Verb("lite_subscriptions", repeatable=True),
         Verb("ack", tables=("receipts",)),
+        Verb("release", tables=("receipts",)),
         Verb("change_invisible_duration", tables=("receipts",)),
         Verb("forward_to_dead_letter_queue", tables=("receipts",)),
         Verb(
@@ -99,6 +104,21 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("offset_at", repeatable=True),
         Verb("reset_offset"),
         Verb("update_offsets", repeatable=True),
+        Verb("commit_offsets", repeatable=True),
+        Verb("committed_offsets", repeatable=True),
+        Verb("start_offsets", repeatable=True),
+        Verb("clone_offsets"),
+        Verb("pull", repeatable=True, long_poll=True),
+        Verb(
+            "heartbeat",
+            repeatable=True,
+            long_poll=True,
+            waits_with="await_change",
+            tells_of_loss="cut_off",
+        ),
+        Verb("leave", repeatable=True),
+        Verb("lock_queues", repeatable=True),
+        Verb("unlock_queues", repeatable=True),
         Verb("keyed_state", tables=("message_groups",), repeatable=True),
         Verb("keyed_state_history", tables=("places",), repeatable=True),
         Verb("sink_files", repeatable=True),

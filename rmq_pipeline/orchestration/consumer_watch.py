@@ -58,16 +58,16 @@ class ConsumerWatch:
         at_s = time.monotonic() - self._began
         if len(self._points) > 1 and at_s - self._points[-1].at_s < OBSERVE_EVERY_S:
             return
-        self._observe(at_s, batch_seconds=report.seconds, spark_seconds=report.spark_s)
+        self._observe(at_s, batch_seconds=report.seconds, work_seconds=report.work_s)
 
-    def _observe(self, at_s: float, *, batch_seconds: float, spark_seconds: float) -> None:
+    def _observe(self, at_s: float, *, batch_seconds: float, work_seconds: float) -> None:
         point = _Point(at_s, self._sum["messages"], self._lag())
         self._points.append(point)
         metadata = {
             "at_s": round(at_s, 1),
             "lag": point.lag,
             "batch_seconds": round(batch_seconds, 3),
-            "spark_seconds": round(spark_seconds, 3),
+            "work_seconds": round(work_seconds, 3),
             **{name: value for name, value in self._sum.items() if value},
         }
         self._context.log_event(dg.AssetObservation(self._key, metadata=metadata))

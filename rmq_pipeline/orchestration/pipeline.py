@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.replay import replay_asset
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
 from rmq_pipeline.orchestration.topic_log import log_spec, topic_log_sensor
 from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
@@ -20,12 +20,12 @@ class Pipeline:
 
     name: str
     topics: Sequence[DeclaredTopic]
-    consumers: Sequence[SparkConsumer]
+    consumers: Sequence[Consumer]
     #: They decide half messages of the topics; the check window of the application runs them.
     checkers: Sequence[TransactionChecker] = ()
 
     def __post_init__(self) -> None:
-        """All assets in one group, so that the lineage of the pipeline is one picture."""
+        """All that lives in one asset group: its lineage is one picture; replays have another."""
         joined = tuple(replace(each, group_name=self.name) for each in self.checkers)
         object.__setattr__(self, "checkers", joined)
 
@@ -41,17 +41,24 @@ class Pipeline:
         yield from (each.key for each in self.consumers if topic in each.publishes)
         yield from (each.key for each in self.checkers if each.topic == topic)
 
+    @property
+    def replay_group(self) -> str:
+        """The asset group of the topics' logs and of what replays them."""
+        return f"{self.name}_replay"
+
     def _assets(self) -> Iterable[dg.AssetsDefinition | dg.AssetSpec]:
         def join(spec: dg.AssetSpec) -> dg.AssetSpec:
             return spec.replace_attributes(group_name=self.name)
 
         for topic in self.topics:
             yield join(topic.spec(self.publishers(topic)))
-            yield join(log_spec(topic))
+            yield log_spec(topic).replace_attributes(group_name=self.replay_group)
         for consumer in self.consumers:
             yield consumer.asset.map_asset_specs(join)
             yield join(consumer.dead_letters)
-            yield replay_asset(consumer).map_asset_specs(join)
+            yield replay_asset(consumer).map_asset_specs(
+                lambda spec: spec.replace_attributes(group_name=self.replay_group)
+            )
 
     def definitions(self) -> dg.Definitions:
         """Assets, checks, jobs and sensors; resources come from the application."""

@@ -88,6 +88,7 @@ def purge_job() -> Any:
         NAME,
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, NAME])),
         executor_def=dg.in_process_executor,
+        description="Deletes old runs and their events from Dagster's own storage.",
     )
 
 

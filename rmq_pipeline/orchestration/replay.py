@@ -14,12 +14,13 @@ from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.replay_config import ReplayConfig
 from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import KIND, identifier
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
+from rmq_pipeline.spark.replay.comparison import CHANGE, COPIES
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
@@ -38,7 +39,7 @@ def replay_key(group: str) -> dg.AssetKey:
     return dg.AssetKey(f"replay_{identifier(group)}")
 
 
-def replay_asset(consumer: SparkConsumer) -> dg.AssetsDefinition:
+def replay_asset(consumer: Consumer) -> dg.AssetsDefinition:
     """The asset whose backfill replays hours of the consumer's topic, all in one run."""
     with warnings.catch_warnings():
         # The only way to replay a range in one run; it says so each time that it is used.
@@ -46,7 +47,7 @@ def replay_asset(consumer: SparkConsumer) -> dg.AssetsDefinition:
         return _asset(consumer)
 
 
-def _asset(consumer: SparkConsumer) -> dg.AssetsDefinition:
+def _asset(consumer: Consumer) -> dg.AssetsDefinition:
     spec, topic = consumer.spec, consumer.group.topic
 
     @dg.asset(
@@ -195,7 +196,7 @@ def _differences(report: ReplayReport) -> dict[str, Any]:
     }
     if report.changed:
         found["changed_partitions"] = _partitions(report.changed)
-        found["rows_changed"] = _table(_first_rows(report.rows_report))
+        found["rows_changed"] = _table(_in_a_line(_first_rows(report.rows_report)))
     if report.outcomes.num_rows:
         found["outcomes"] = _table(report.outcomes)
     return found
@@ -211,6 +212,16 @@ def _first_rows(path: str) -> pa.Table:
         for batch in file.iter_batches(_LISTED):
             return pa.Table.from_batches([batch])
         return file.schema_arrow.empty_table()
+
+
+def _in_a_line(rows: pa.Table) -> pa.Table:
+    """Each row as a text: the UI has no room for the columns of a sink side by side."""
+    columns = rows.drop_columns([CHANGE, COPIES])
+    texts = [
+        ", ".join(f"{name} {_cell(value)}" for name, value in row.items() if value is not None)
+        for row in columns.to_pylist()
+    ]
+    return rows.select([CHANGE, COPIES]).append_column("row", pa.array(texts, pa.string()))
 
 
 def _table(rows: pa.Table) -> dg.TableMetadataValue:

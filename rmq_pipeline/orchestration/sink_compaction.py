@@ -12,9 +12,9 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S
 from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.orchestration.topic_assets import KIND
 from rmq_pipeline.orchestration.upkeep_assets import GROUP, WINDOW_TAG, asset_key, say_yielded
 
@@ -54,7 +54,7 @@ class CompactConfig(dg.Config):
         )
 
 
-def compact_sinks_asset(consumers: Sequence[SparkConsumer]) -> dg.AssetsDefinition:
+def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
     """The asset whose run compacts the sinks of these consumers."""
 
     @dg.asset(
@@ -91,7 +91,7 @@ def compact_sinks_asset(consumers: Sequence[SparkConsumer]) -> dg.AssetsDefiniti
     return compact_sinks
 
 
-def _sinks(consumers: Sequence[SparkConsumer], sinks: SinkResource) -> Iterator[tuple[str, Path]]:
+def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple[str, Path]]:
     """Each group with a sink, and its folder."""
     for consumer in consumers:
         if consumer.spec.sink is not None:
@@ -134,10 +134,11 @@ def compact_sinks_job() -> Any:
         selection=dg.AssetSelection.assets(asset_key(NAME)),
         tags={WINDOW_TAG: NAME},
         executor_def=dg.in_process_executor,
+        description="Merges small files of the sinks, and deletes those that were replaced.",
     )
 
 
-def compact_sinks_sensor(consumers: Sequence[SparkConsumer], job: Any) -> dg.SensorDefinition:
+def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDefinition:
     """Starts a compaction when there is something to merge or to delete, one at a time."""
 
     @dg.sensor(

@@ -1,247 +1,44 @@
-"""``@spark_consumer``: a handler becomes an asset, its checks, its job and its sensor."""
+"""``@spark_consumer``: a consumer whose windows are Spark sessions."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Final
 
 import dagster as dg
-import pyarrow as pa
 from dagster_pyspark import LazyPySparkResource
 
-from rmq_pipeline import limits
-from rmq_pipeline.group import OnFailure
-from rmq_pipeline.idempotency import Key
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks
-from rmq_pipeline.orchestration.consumer_watch import ConsumerWatch
-from rmq_pipeline.orchestration.dead_letters import dead_letter_spec
-from rmq_pipeline.orchestration.sensors import consumer_sensor
+from rmq_pipeline.orchestration.consumer import ConsumerConfig, Declaration, Hold, Materialized
 from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import (
-    KIND,
-    DeclaredGroup,
-    DeclaredTopic,
-    asset_key,
-    identifier,
-)
-from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, say_yielded
-from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
-from rmq_pipeline.spark.handler import Handler
+from rmq_pipeline.spark.consumer import run_window
 from rmq_pipeline.spark.session import prepare_environment
 
 SPARK_TAG: Final = "rmq/spark"
 
 
-class ConsumerConfig(dg.Config):
-    """How a consumer's window is run."""
+@dataclass(frozen=True, kw_only=True)
+class spark_consumer(Declaration):  # noqa: N801 - read as a decorator
+    """Makes a consumer of a handler; its workers import the handler by name."""
 
-    #: It ends when no message came for this long,
-    idle_seconds: float = 20.0
-    #: or when it has lasted this long.
-    seconds: float = 600.0
-    #: Most messages of a micro-batch; 0 leaves the consumer's own.
-    max_batch: int = 0
-    #: Tasks of a micro-batch.
+    engine: ClassVar[str] = "pyspark"
+    tag: ClassVar[str] = SPARK_TAG
+
     parallelism: int = 2
 
+    def window(self, hold: Hold) -> Callable[..., Materialized]:
+        """A window with the session of the resource ``spark``."""
 
-@dataclass(frozen=True)
-class SparkConsumer:
-    """A consumer of a pipeline, and what Dagster needs of it."""
+        def window(
+            context: dg.AssetExecutionContext,
+            *,
+            config: ConsumerConfig,
+            broker: BrokerResource,
+            sinks: SinkResource,
+            spark: LazyPySparkResource,
+        ) -> Materialized:
+            prepare_environment()
+            in_spark = partial(run_window, spark=lambda: spark.spark_session)
+            yield from hold(context, config=config, broker=broker, sinks=sinks, run_window=in_spark)
 
-    spec: ConsumerSpec
-    group: DeclaredGroup
-    publishes: tuple[DeclaredTopic, ...]
-    asset: dg.AssetsDefinition
-    checks: tuple[dg.AssetChecksDefinition, ...]
-    dead_letters: dg.AssetSpec
-    job: Any
-    sensor: dg.SensorDefinition
-
-    @property
-    def key(self) -> dg.AssetKey:
-        """Key of its asset."""
-        return self.asset.key
-
-
-@dataclass(frozen=True, kw_only=True)
-class spark_consumer:  # noqa: N801 - read as a decorator
-    """Makes a consumer of a handler (see rmq_pipeline.spark.handler)."""
-
-    #: What it reads.
-    topic: DeclaredTopic
-    #: The consumer group, made when it is not there; the asset has its name.
-    group: str
-    #: With message_group, each group's messages come in order and may keep state.
-    order_by: Literal["message_group"] | None = None
-    #: Columns of a message group's state.
-    state: pa.Schema | None = None
-    #: Folder of its rows; a relative one lies in the root of the sink resource.
-    sink: str | Path | None = None
-    sink_schema: pa.Schema | None = None
-    #: The sink's column whose hour is a row's partition.
-    partition_time: str = "born_at_ms"
-    #: The sink's rows say which message each is of, in the columns topic, queue_id, queue_offset.
-    #: The handler returns the latter two with its rows; else it is called message by message.
-    sink_offsets: bool = False
-    #: Topics that the handler sends to; their assets are downstream of this one.
-    publishes: Sequence[DeclaredTopic] = ()
-    #: Deliveries of a message before it has failed for good, and the delays between them.
-    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
-    backoff_ms: Sequence[int] = limits.BACKOFF_MS
-    backoff: str | Mapping[str, Any] = "customized"
-    #: What becomes of it then: a dead letter, parked with what follows it, or its group given up.
-    on_failure: OnFailure = "dead_letter"
-    #: Which messages it wants: tags joined by ||, or with filter_type sql92 a condition.
-    filter: str = "*"
-    filter_type: Literal["tag", "sql92"] = "tag"
-    #: Where a message's idempotency key comes from (docs/idempotency.md): a column, a property, or
-    #: a function of the messages. The handler's messages then have the column seen_before.
-    idempotency_key: Key | None = None
-    #: How long keys are remembered.
-    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
-    #: When its checks turn yellow.
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    #: Shown with the asset; the first line of the handler's docstring when empty.
-    description: str = ""
-
-    def __call__(self, handler: Handler) -> SparkConsumer:
-        """The consumer.
-
-        Raises:
-            ValueError: what is given does not fit together.
-        """
-        spec = self._spec(handler)
-        group = DeclaredGroup(
-            name=self.group,
-            topic=self.topic,
-            order=self.order_by or "none",
-            max_attempts=self.max_attempts,
-            backoff_ms=tuple(self.backoff_ms),
-            backoff=self.backoff,
-            on_failure=self.on_failure,
-            idempotency_window_ms=self.idempotency_window_ms,
-        )
-        asset = _asset(
-            spec,
-            group,
-            publishes=tuple(self.publishes),
-            description=self.description or _first_line(handler),
-        )
-        checks = consumer_checks(
-            self.group, asset.key, ordered=group.order != "none", thresholds=self.thresholds
-        )
-        job = _job(spec, asset.key)
-        return SparkConsumer(
-            spec=spec,
-            group=group,
-            publishes=tuple(self.publishes),
-            asset=asset,
-            checks=tuple(checks),
-            dead_letters=dead_letter_spec(self.group, asset.key),
-            job=job,
-            sensor=consumer_sensor(group, job),
-        )
-
-    def _spec(self, handler: Handler) -> ConsumerSpec:
-        return ConsumerSpec(
-            name=identifier(self.group),
-            topic=self.topic.name,
-            group=self.group,
-            handler=handler,
-            order_by=self.order_by,
-            state=self.state,
-            sink=None if self.sink is None else Path(self.sink),
-            sink_schema=self.sink_schema,
-            partition_time=self.partition_time,
-            sink_offsets=self.sink_offsets,
-            publishes=tuple(each.name for each in self.publishes),
-            filter=self.filter,
-            filter_type=self.filter_type,
-            idempotency_key=self.idempotency_key,
-        )
-
-
-def _first_line(handler: Handler) -> str:
-    return (handler.__doc__ or "").strip().partition("\n")[0]
-
-
-def _job(spec: ConsumerSpec, key: dg.AssetKey) -> Any:
-    return dg.define_asset_job(
-        f"{spec.name}_window",
-        selection=dg.AssetSelection.assets(key),
-        description=f"One window of consumer {spec.name}.",
-        tags={WINDOW_TAG: spec.name, SPARK_TAG: spec.name},
-        executor_def=dg.in_process_executor,
-    )
-
-
-def _asset(
-    spec: ConsumerSpec,
-    group: DeclaredGroup,
-    *,
-    publishes: tuple[DeclaredTopic, ...],
-    description: str,
-) -> dg.AssetsDefinition:
-    key = asset_key(spec.group)
-
-    @dg.asset(
-        key=key,
-        deps=[group.topic.key],
-        kinds={KIND, "pyspark"} | ({"parquet"} if spec.sink else set()),
-        description=description,
-        metadata=_declared_metadata(spec),
-        output_required=False,
-    )
-    def window(
-        context: dg.AssetExecutionContext,
-        *,
-        config: ConsumerConfig,
-        broker: BrokerResource,
-        sinks: SinkResource,
-        spark: LazyPySparkResource,
-    ) -> Iterator[dg.MaterializeResult[Any]]:
-        prepare_environment()
-        with broker.client() as client:
-            watch = ConsumerWatch(context, client, spec=spec, key=key)
-            group.ensure(client)
-            for topic in publishes:
-                topic.ensure(client)
-            report = run_window(
-                _placed(spec, sinks=sinks, config=config),
-                client,
-                spark=lambda: spark.spark_session,
-                owner=context.run.run_id,
-                idle_s=config.idle_seconds,
-                length_s=config.seconds,
-                on_batch=watch.batch,
-                parallelism=config.parallelism,
-            )
-            if report.yielded_to:
-                say_yielded(context, key, to=report.yielded_to)
-            else:
-                yield dg.MaterializeResult(metadata=watch.metadata(report))
-
-    return window
-
-
-def _declared_metadata(spec: ConsumerSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "topic": spec.topic,
-        "consumer_group": spec.group,
-        "order_by": spec.order_by or "nothing",
-    }
-    if spec.sink_schema is not None:
-        found["dagster/column_schema"] = dg.TableSchema(
-            columns=[dg.TableColumn(field.name, str(field.type)) for field in spec.sink_schema]
-        )
-    return found
-
-
-def _placed(spec: ConsumerSpec, *, sinks: SinkResource, config: ConsumerConfig) -> ConsumerSpec:
-    return replace(
-        spec,
-        sink=None if spec.sink is None else sinks.folder(spec.sink),
-        max_batch=config.max_batch or sinks.most() or spec.max_batch,
-    )
+        return window

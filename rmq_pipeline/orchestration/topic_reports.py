@@ -1,8 +1,8 @@
-"""The sensor that shows how topics move: head, backlog and rate, at most once a minute."""
+"""The sensor that shows how topics move, and who reads them, at most once a minute."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import dagster as dg
@@ -11,6 +11,7 @@ from rmq_pipeline.errors import BusyError, TopicNotFoundError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.dead_letters import dead_letter_key
+from rmq_pipeline.orchestration.live_members import live_members, table
 from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
 
 INTERVAL_S: Final = 15
@@ -26,6 +27,8 @@ class Reported:
     head: int
     #: By group: messages not settled.
     backlog: dict[str, int]
+    #: By group and client: the queues of consumers that are there.
+    members: dict[str, str] = field(default_factory=dict)
 
 
 def topic_report_sensor(
@@ -44,7 +47,7 @@ def topic_report_sensor(
         asset_selection=dg.AssetSelection.assets(*(topic.key for topic in topics)),
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=INTERVAL_S,
-        description="Reports head, backlog and rate of the topics, at most once a minute each.",
+        description="Reports head, backlog, rate and readers of the topics, at most once a minute.",
     )
     def topic_reports(
         context: dg.SensorEvaluationContext, broker: BrokerResource
@@ -86,8 +89,12 @@ def _topic_events(
         except TopicNotFoundError:
             continue
         head = sum(queue["max_offset"] for queue in queues)
-        now = Reported(now_ms, head, queries.lag_by_group(client, topic.name))
+        backlog = queries.lag_by_group(client, topic.name)
+        members = live_members(client, topic.name, groups=backlog)
+        now = Reported(now_ms, head, backlog, {each.name: each.queues for each in members})
         if metadata := _moved(said.get(topic.name), now):
+            if members:
+                metadata["members"] = table(members)
             events.append(dg.AssetObservation(topic.key, metadata=metadata))
             said[topic.name] = now
     return events
@@ -120,7 +127,7 @@ def _is_time(last: Reported | None, now_ms: int) -> bool:
 
 def _moved(last: Reported | None, now: Reported) -> dict[str, Any]:
     """Metadata of an observation; empty when it would say what the last one said."""
-    if last is not None and (last.head, last.backlog) == (now.head, now.backlog):
+    if last is not None and replace(last, at_ms=now.at_ms) == now:
         return {}
     metadata: dict[str, Any] = {"head": now.head}
     for group, lag in now.backlog.items():

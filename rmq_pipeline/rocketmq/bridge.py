@@ -34,17 +34,14 @@ class Bridge:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def submit(self, request: Request) -> "asyncio.Future[Any]":
-        """The answer to a request once it is on disk; for the loop's thread."""
-        future = self._loop.create_future()
-        self._engine.post(request, self._teller(future))
-        return future
+        """The answer to a request once it is on disk; for the loop's thread.
 
-    def join(self, request: Request) -> "asyncio.Future[Any]":
-        """As ``submit``, together with what else is asked for in this turn of the loop.
-
-        Hundreds that were woken by one message wake the writer once, and share its frame.
+        What is asked for in one turn of the loop wakes the writer once, and shares a frame.
         """
         future = self._loop.create_future()
+        if request.is_bulk():
+            self._engine.post(request, self._teller(future))
+            return future
         if not self._joining:
             self._loop.call_soon(self._post)
         self._joining.append((request, self._teller(future)))

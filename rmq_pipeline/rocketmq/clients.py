@@ -56,8 +56,9 @@ class Client:
     #: What a producer sends to: the Resource as it names it, by the name in the broker. Like type
     #: and group it outlives the stream it came by.
     topics: dict[str, Any] = field(default_factory=dict)
-    #: Of a consumer, its name in the broker.
+    #: Of a consumer, its name in the broker, and the topics it has subscribed to.
     group: str | None = None
+    subscribed: tuple[str, ...] = ()
     seen_ms: int = 0
     streams: list[Stream] = field(default_factory=list)
 
@@ -106,6 +107,19 @@ class Clients:
         client.seen_ms = now_ms
         return client
 
+    def transacts(self, caller: Caller, topic: str, *, resource: Any) -> None:
+        """A client begins transactions in a topic: it may be asked about them by its stream.
+
+        Its settings say so, too, but after a restart of the broker Python tells them late.
+
+        Args:
+            topic: its name in the broker.
+            resource: as the client names it.
+        """
+        client = self._clients.get(caller.client_id)
+        if client is not None:
+            client.topics.setdefault(topic, resource)
+
     def find(self, client_id: str) -> Client | None:
         """What is known of a client."""
         return self._clients.get(client_id)
@@ -145,6 +159,19 @@ class Clients:
     def on_gone(self, listener: Callable[[str], None]) -> None:
         """Have a function be told the id of a client that ends, in the loop's thread."""
         self._gone.append(listener)
+
+    def of_group(self, group: str) -> dict[str, dict[str, Any]]:
+        """The consumers of a group that are there, by client id, for people to see."""
+        now_ms = self._clock.now_ms()
+        return {
+            client.client_id: {
+                "topics": list(client.subscribed),
+                "seen_at_ms": client.seen_ms,
+                "details": {"model": "clustering", "language": client.language},
+            }
+            for client in list(self._clients.values())
+            if client.group == group and client.is_live(now_ms)
+        }
 
     def with_stream(self) -> Iterator[Client]:
         """The clients that commands can be pushed to."""

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.sending.publish import Send, prepare_columns
 from rmq_pipeline.broker.sending.repeating import name_first
 from rmq_pipeline.broker.sending.sent import Sent
-from rmq_pipeline.errors import RequestError
+from rmq_pipeline.errors import RequestError, RocketMQError
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.decoding import Batch
 
@@ -48,6 +48,13 @@ class _Waiting:
             self.done.set_exception(error)
 
 
+class _Going(NamedTuple):
+    """Requests of a topic that are sent as one."""
+
+    topic: str
+    chosen: list[_Waiting]
+
+
 class Coalescing:
     """Sends for coroutines of one event loop."""
 
@@ -66,19 +73,20 @@ class Coalescing:
         size = batch.size()
         if len(batch) > SMALL_ROWS or size > SMALL_BYTES:
             return await self._send_alone(topic, batch)
-        waiting = _Waiting(batch, size, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(batch, size, loop.create_future())
         line = self._waiting.get(topic)
         if line is not None:
             line.append(waiting)
         else:
             self._waiting[topic] = [waiting]
-            # What comes in the same turn of the loop goes with it.
-            self._bridge.start(partial(self._empty, topic))
+            # Calls that have come are still on their way through the loop: they go with it.
+            loop.call_soon(self._send_next, topic)
         return await waiting.done
 
     async def _send_alone(self, topic: str, batch: Batch) -> Outcome:
         sent: Sent = await self._bridge.submit(self._prepared(topic, batch))
-        return await self._outcome(sent)
+        return await self._named(sent)
 
     def _prepared(self, topic: str, batch: Batch) -> Send:
         engine = self._engine
@@ -92,29 +100,58 @@ class Coalescing:
             delay_levels_ms=engine.settings.delay_levels_ms,
         )
 
-    async def _empty(self, topic: str) -> None:
-        """One send after another until nobody waits: while one is under way, the next gathers."""
-        # Calls that have come are still on their way through the loop.
-        await asyncio.sleep(0)
-        while line := self._waiting[topic]:
-            chosen, self._waiting[topic] = _fitting(line)
-            await self._send_together(topic, chosen)
-        del self._waiting[topic]
-
-    async def _send_together(self, topic: str, chosen: list[_Waiting]) -> None:
+    def _send_next(self, topic: str) -> None:
+        """Send what waits for a topic; what comes while it is under way is sent after it."""
+        line = self._waiting[topic]
+        if not line:
+            del self._waiting[topic]
+            return
+        chosen, self._waiting[topic] = _fitting(line)
+        going = _Going(topic, chosen)
         try:
             batch = Batch.joined([waiting.batch for waiting in chosen])
-            whole = await self._send_alone(topic, batch)
-        except RequestError as error:
-            if len(chosen) == 1:
-                chosen[0].refuse(error)
-            else:
-                await asyncio.gather(*(self._send_one(topic, waiting) for waiting in chosen))
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer to all
+            sending = self._bridge.submit(self._prepared(topic, batch))
+        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
+            self._bridge.start(partial(self._refuse, going, error))
+        else:
+            sending.add_done_callback(partial(self._sent, going))
+
+    def _sent(self, going: _Going, sending: "asyncio.Future[Sent]") -> None:
+        try:
+            sent = sending.result()
+        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
+            self._bridge.start(partial(self._refuse, going, error))
+            return
+        if sent.unnamed is not None:
+            self._bridge.start(partial(self._name, going, sent))
+            return
+        _share(_outcome(sent), going.chosen)
+        self._send_next(going.topic)
+
+    async def _refuse(self, going: _Going, error: Exception) -> None:
+        """Tell all, but when one may be to blame try each by itself: they share a frame still.
+
+        That may be of an error that nobody has foreseen, too; nothing was stored.
+        """
+        topic, chosen = going
+        if len(chosen) > 1 and (
+            isinstance(error, RequestError) or not isinstance(error, RocketMQError)
+        ):
+            await asyncio.gather(*(self._send_one(topic, waiting) for waiting in chosen))
+        else:
             for waiting in chosen:
                 waiting.refuse(error)
+        self._send_next(topic)
+
+    async def _name(self, going: _Going, sent: Sent) -> None:
+        try:
+            outcome = await self._named(sent)
+        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer to all
+            for waiting in going.chosen:
+                waiting.refuse(error)
         else:
-            _share(whole, chosen)
+            _share(outcome, going.chosen)
+        self._send_next(going.topic)
 
     async def _send_one(self, topic: str, waiting: _Waiting) -> None:
         """A request by itself, as one of those beside it is refused; they share a frame still."""
@@ -125,13 +162,17 @@ class Coalescing:
         else:
             waiting.accept(outcome)
 
-    async def _outcome(self, sent: Sent) -> Outcome:
+    async def _named(self, sent: Sent) -> Outcome:
         if sent.unnamed is not None:
             sent = await self._bridge.run(name_first, self._engine, sent)
-        handles = None
-        if sent.later is not None and np.any(sent.later):
-            handles = sent.table().column("recall_handle").to_pylist()
-        return Outcome(sent.message_id.to_pylist(), sent.queue_offset.tolist(), handles)
+        return _outcome(sent)
+
+
+def _outcome(sent: Sent) -> Outcome:
+    handles = None
+    if sent.later is not None and np.any(sent.later):
+        handles = sent.table().column("recall_handle").to_pylist()
+    return Outcome(sent.message_id.to_pylist(), sent.queue_offset.tolist(), handles)
 
 
 def _fitting(line: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from rmq_pipeline import limits, schema
 from rmq_pipeline.errors import (
     IllegalMessageIdError,
+    IllegalMessagePropertyError,
     MessageBodyTooLargeError,
     MessageCorruptedError,
     MessageTypeError,
@@ -20,6 +21,7 @@ from rmq_pipeline.tables import absent
 
 #: Looking up a name of the protocol's takes longer than all else that is asked of a message.
 _PACKED: Final = int(Encoding.GZIP)
+_ENCODINGS: Final = frozenset(Encoding.values())
 #: zlib's number for: with the header and the trailer of gzip.
 _GZIP: Final = 16 + zlib.MAX_WBITS
 #: What each type of topic takes, of the types a message may say it is; "mixed" takes all but lite
@@ -36,6 +38,9 @@ _TYPES: Final[dict[str, frozenset[int]]] = {
     ),
 }
 _FAR_MS: Final = 2**52
+#: Properties that a message keeps in fields of their own here.
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+BORN_HOST: Final = "__BORNHOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,15 @@ class Batch:
     properties: list[Any]
     #: As they are stored.
     bodies: list[bytes]
+    #: Whether the hosts that they were born on are stored, too.
+    keeps_hosts: bool = False
 
     @classmethod
-    def of(cls, messages: Iterable[Any]) -> Self:
+    def of(cls, messages: Iterable[Any], *, keeps_hosts: bool = False) -> Self:
         """The messages of a request, with the bodies as they came."""
         held = list(messages)
         properties = [message.system_properties for message in held]
-        return cls(held, properties, [message.body for message in held])
+        return cls(held, properties, [message.body for message in held], keeps_hosts)
 
     @classmethod
     def joined(cls, batches: Sequence["Batch"]) -> "Batch":
@@ -64,6 +71,7 @@ class Batch:
             [message for batch in batches for message in batch.messages],
             [properties for batch in batches for properties in batch.properties],
             [body for batch in batches for body in batch.bodies],
+            batches[0].keeps_hosts,
         )
 
     def __len__(self) -> int:
@@ -78,8 +86,15 @@ class Batch:
         return {properties.message_type for properties in self.properties}
 
     def is_packed(self) -> bool:
-        """Whether a body has to be unpacked, which takes its time."""
-        return _PACKED in {properties.body_encoding for properties in self.properties}
+        """Whether a body has to be unpacked, which takes its time.
+
+        Raises:
+            MessageCorruptedError: nobody knows how one is encoded.
+        """
+        found = {properties.body_encoding for properties in self.properties}
+        if not found <= _ENCODINGS:
+            raise MessageCorruptedError(f"Nobody knows a body's encoding {max(found)}.")
+        return _PACKED in found
 
     def unpacked(self) -> "Batch":
         """The batch with its bodies as they are stored.
@@ -130,13 +145,25 @@ class Batch:
             "message_group": [p.message_group or None for p in own],
             "lite_topic": [p.lite_topic or None for p in own],
             "keys": [p.keys[:] or None for p in own],
-            "properties": [_items(message.user_properties) for message in self.messages],
+            "properties": self._properties(),
             "deliver_at_ms": _times(own, "delivery_timestamp"),
             "born_at_ms": _times(own, "born_timestamp"),
             "priority": [p.priority if p.HasField("priority") else None for p in own],
         }
         columns |= {name: values for name, values in given.items() if not _all_none(values)}
         return {name: column_of(name, values) for name, values in columns.items()}
+
+    def _properties(self) -> list[list[tuple[str, str]] | None]:
+        """Those that users have given, and what the protocol has fields for, but no column has."""
+        found = [_items(message.user_properties) for message in self.messages]
+        own = self.properties
+        if any(traces := [p.trace_context for p in own]):
+            found = _with(found, TRACE_CONTEXT, values=traces)
+        return (
+            _with(found, BORN_HOST, values=[p.born_host for p in own])
+            if self.keeps_hosts
+            else found
+        )
 
 
 def check_types(kinds: Iterable[int], topic_type: str, *, topic: str) -> None:
@@ -169,7 +196,21 @@ def _unpacked(body: bytes) -> bytes:
 
 def _items(properties: Any) -> list[tuple[str, str]] | None:
     # items() of a map of protobuf's goes through collections.abc, which takes twice as long.
-    return [(name, properties[name]) for name in properties] or None
+    found = [(name, properties[name]) for name in properties]
+    if not found:
+        return None
+    if TRACE_CONTEXT in properties or BORN_HOST in properties:
+        raise IllegalMessagePropertyError("A property name is reserved: the message has a field.")
+    return found
+
+
+def _with(
+    found: list[list[tuple[str, str]] | None], name: str, *, values: list[str]
+) -> list[list[tuple[str, str]] | None]:
+    return [
+        [*(of_row or ()), (name, value)] if value else of_row
+        for of_row, value in zip(found, values, strict=True)
+    ]
 
 
 def _all_none(values: list[Any]) -> bool:

@@ -1,6 +1,7 @@
 """The door: a thread with an event loop, and gRPC's server in it."""
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import threading
@@ -11,6 +12,7 @@ import grpc
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.access import Access
+from rmq_pipeline.access.source import check_free, split_address
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.rocketmq.alarm import Alarm
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: Calls under way get this long to end when the door closes.
 _GRACE_S: Final = 5.0
+#: Between tries to listen again.
+_AGAIN_S: Final = 0.1
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", limits.GRPC_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
@@ -36,6 +40,10 @@ _OPTIONS: Final = (
     # A client whose machine has gone without a word is found out by our own pings.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # By default gRPC asks for the delay of a connection with a ping whenever something comes on it,
+    # which is half of what a heartbeat takes of its threads; windows are fixed instead.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
     # Else two brokers could listen on one port, and share its calls.
     ("grpc.so_reuseport", 0),
 )
@@ -107,7 +115,74 @@ class GrpcDoor:
         self._stopping = asyncio.Event()
         self._bridge = Bridge(self._broker.engine, self._loop)
         server = grpc.aio.server(options=_OPTIONS)
+        self._bind(server)
+        self._listen = (self.address, self.tls_address, self._listen[2])
+        alarm = Alarm(self._broker.engine.clock)
+        context = self._context(alarm)
+        self._service = Service(context)
+        others = self._broker.engine.members.others
+        others.append(context.clients.of_group)
+        alarm.start()
+        serving = await self._served_by(server)
+        self._started.set()
+        while not await self._stops_before(serving):
+            log.error("gRPC's server has ended by itself; another takes its place")
+            successor = await self._successor(server)
+            if successor is None:
+                break
+            server, serving = successor, await self._served_by(successor)
+        context.polls.close()
+        await self._service.idle(_GRACE_S)
+        # What is left are telemetry streams, which clients never end.
+        await server.stop(None)
+        self._service.close()
+        others.remove(context.clients.of_group)
+        context.leases.close()
+        alarm.close()
+        self._bridge.close()
+
+    async def _served_by(self, server: grpc.aio.Server) -> set[asyncio.Task[Any]]:
+        """Begin to serve; the tasks that the server begins with, of which one is its loop."""
+        server.add_generic_rpc_handlers(self._service.handlers())
+        before = asyncio.all_tasks()
+        await server.start()
+        return asyncio.all_tasks() - before
+
+    async def _stops_before(self, serving: set[asyncio.Task[Any]]) -> bool:
+        """Wait until the door is to close, or its server has failed; whether the first came first.
+
+        gRPC's server takes no more calls, and no connections, once one call has a path that is no
+        UTF-8: whoever reaches the port could shut it for all.
+        """
+        stopping: asyncio.Task[Any] = asyncio.create_task(self._stopping.wait())
+        waiting = {stopping, *serving}
+        while not self._stopping.is_set():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if any(not task.cancelled() and task.exception() is not None for task in done):
+                break
+        stopping.cancel()
+        return self._stopping.is_set()
+
+    async def _successor(self, ended: grpc.aio.Server) -> grpc.aio.Server | None:
+        """A server at the same addresses, once they are free; None when the door is to close."""
+        with contextlib.suppress(Exception):  # it says again why it has ended
+            await asyncio.wait_for(ended.stop(None), _GRACE_S)
+        while not self._stopping.is_set():
+            server = grpc.aio.server(options=_OPTIONS)
+            try:
+                self._bind(server)
+            except RequestError as error:
+                log.warning("the door is not open again yet: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return server
+        return None
+
+    def _bind(self, server: grpc.aio.Server) -> None:
         address, tls_address, certificates = self._listen
+        # Both before one is taken: a server that was never started does not let go of it.
+        for where in filter(None, (address, tls_address)):
+            check_free(*split_address(where))
         self.address = _listening(address, server.add_insecure_port)
         if tls_address is not None:
             if certificates is None:
@@ -116,22 +191,6 @@ class GrpcDoor:
             self.tls_address = _listening(
                 tls_address, lambda where: server.add_secure_port(where, credentials)
             )
-        alarm = Alarm(self._broker.engine.clock)
-        context = self._context(alarm)
-        self._service = Service(context)
-        alarm.start()
-        server.add_generic_rpc_handlers(self._service.handlers())
-        await server.start()
-        self._started.set()
-        await self._stopping.wait()
-        context.polls.close()
-        await self._service.idle(_GRACE_S)
-        # What is left are telemetry streams, which clients never end.
-        await server.stop(None)
-        self._service.close()
-        context.leases.close()
-        alarm.close()
-        self._bridge.close()
 
     def _context(self, alarm: Alarm) -> Context:
         broker, bridge = self._broker, self._bridge

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from rmq_pipeline.rocketmq.decoding import BORN_HOST, TRACE_CONTEXT
 from rmq_pipeline.rocketmq.protocol import (
     DeadLetterQueue,
     Digest,
@@ -78,6 +79,10 @@ def _message(row: Mapping[str, Any], *, topic: Any, type: TopicType, dead: bool)
         _name_group(system, properties, type=type, group=group)
     if type == "priority":  # its queue is its priority, as far as the topic has queues
         system.priority = row["queue_id"]
+    if properties:
+        system.born_host = properties.pop(BORN_HOST, "")
+        if (trace := properties.pop(TRACE_CONTEXT, None)) is not None:
+            system.trace_context = trace
     if system.message_type == _TRANSACTION:
         properties["__transactionId__"] = row["message_id"]
     if dead:

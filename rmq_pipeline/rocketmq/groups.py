@@ -30,10 +30,10 @@ class Groups:
             return
 
     def is_ordered(self, group: str) -> bool:
-        """Whether the group takes messages in the order of their message groups."""
+        """Whether the group takes messages in the order of their message groups, or queues."""
         state = self._broker.engine.state
         found = state.groups.get(state.group_ids.get(group, 0))
-        return found is not None and found.order == "message_group"
+        return found is not None and found.order != "none"
 
     def _is_fifo(self, topic: str) -> bool:
         try:

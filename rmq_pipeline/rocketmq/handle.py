@@ -3,6 +3,8 @@
 import struct
 from typing import Final, NamedTuple
 
+#: In the number of a delivery, as those drawn are smaller: its lease lasts as long as its client.
+PROLONGED: Final = 1 << 62
 #: As receipt.py lays them out.
 _LAYOUT: Final = struct.Struct(">qqiii")
 
@@ -15,6 +17,11 @@ class Handle(NamedTuple):
     queue_id: int
     topic_id: int
     group_id: int
+
+    @property
+    def is_prolonged(self) -> bool:
+        """Whether it is a listener's, for whom the broker prolongs it."""
+        return bool(self.delivery & PROLONGED)
 
     def text(self) -> str:
         """As clients are given it."""

@@ -75,7 +75,7 @@ def agreed(settings: Any, client: Client, *, context: Context) -> Any:
     state = context.engine.state
     group = state.groups.get(state.group_ids.get(client.group, 0))
     subscription = reply.subscription
-    subscription.fifo = group is not None and group.order == "message_group"
+    subscription.fifo = group is not None and group.order != "none"
     subscription.receive_batch_size = RECEIVE_ROWS
     if not subscription.long_polling_timeout.ToMilliseconds():
         subscription.long_polling_timeout.FromMilliseconds(POLL_MS)

@@ -1,6 +1,6 @@
 """PullMessage and offsets: for tools that keep their own place in a queue."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -41,7 +41,9 @@ class Pulling:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def pull_message(self, request: PullMessageRequest, caller: Caller) -> AsyncIterator[Any]:
+    async def pull_message(
+        self, request: PullMessageRequest, caller: Caller
+    ) -> AsyncGenerator[Any, None]:
         """Status, messages from an offset on, and the offset to go on from."""
         context = self._context
         if request.batch_size < 1 or request.offset < 0:

@@ -1,8 +1,8 @@
 """ReceiveMessage: a batch for a consumer, now or as soon as there is one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from rmq_pipeline.rocketmq.attempts import Attempt, Attempts, Receiver, part_of
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of, timestamp
+from rmq_pipeline.rocketmq.handle import PROLONGED
 from rmq_pipeline.rocketmq.leases import LEASE_MS
 from rmq_pipeline.rocketmq.polls import Place, Watch
 from rmq_pipeline.rocketmq.protocol import (
@@ -28,6 +29,7 @@ from rmq_pipeline.rocketmq.protocol import (
 )
 from rmq_pipeline.rocketmq.recent import Recent, copies, places_of
 from rmq_pipeline.rocketmq.status import OK
+from rmq_pipeline.rocketmq.unreadable import UNREADABLE, sorted_out
 
 #: Messages of one answer.
 BATCH: Final = 32
@@ -84,7 +86,7 @@ class Receiving:
 
     async def receive_message(
         self, request: ReceiveMessageRequest, caller: Caller
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Status, messages, and when they were delivered.
 
         What was leased for a caller who has gone before it had all of it is given back.
@@ -100,7 +102,8 @@ class Receiving:
             handles: list[str] = []
             sent = False
             try:
-                found = await self._messages(delivery, request.message_queue.topic, asked=asked)
+                topic = request.message_queue.topic
+                delivery, found = await self._readable(delivery, topic, asked=asked)
                 handles = [message.system_properties.receipt_handle for message in found]
                 if request.auto_renew:
                     self._context.leases.hold(caller.client_id, handles)
@@ -148,7 +151,10 @@ class Receiving:
             filter_type=filter_type,
             client_id=caller.client_id,
             window=None,
+            attempt_id=request.attempt_id,
         )
+        if request.auto_renew:
+            receive = replace(receive, delivery=receive.delivery | PROLONGED)
         # Clients of a group share its messages, but for those of lite topics.
         who = (filter_type, wanted, caller.client_id if found.type == "lite" else "")
         return _Asked(
@@ -175,7 +181,7 @@ class Receiving:
         polls = self._context.polls
         watch = polls.watch(asked.place)
         try:
-            delivery = await self._found(asked, watch)
+            delivery = await self._found(asked, watch, attempt=attempt)
             if delivery is not None and not attempt.is_current:
                 self._give_back(delivery)  # to the later call of it, or to others
                 delivery = None
@@ -186,9 +192,11 @@ class Receiving:
             polls.wake_one(asked.place)  # there may be more
         return delivery
 
-    async def _found(self, asked: _Asked, watch: Watch) -> Delivery | None:
+    async def _found(self, asked: _Asked, watch: Watch, *, attempt: Attempt) -> Delivery | None:
         polls, clock = self._context.polls, self._context.clock
         while True:
+            if not attempt.is_current:
+                return None  # what it leased would be taken from the later call of it
             delivery = await self._try(asked.request)
             loaded = await self._load(delivery, asked.request)
             if len(delivery):
@@ -204,7 +212,7 @@ class Receiving:
 
     async def _try(self, request: Receive) -> Delivery:
         begin(request)
-        leasing = self._context.bridge.join(request)
+        leasing = self._context.bridge.submit(request)
         try:
             delivery: Delivery = await asyncio.shield(leasing)
         except asyncio.CancelledError:  # it may lease something nevertheless
@@ -222,6 +230,22 @@ class Receiving:
         except BaseException:
             self._give_back(delivery)
             raise
+
+    async def _readable(
+        self, delivery: Delivery, topic: Any, *, asked: _Asked
+    ) -> tuple[Delivery, list[Any]]:
+        """The messages of a delivery, and as much of it as can be read."""
+        read = partial(self._messages, topic=topic, asked=asked)
+        try:
+            return delivery, await read(delivery)
+        except UNREADABLE:
+            return await sorted_out(
+                delivery,
+                read,
+                bridge=self._context.bridge,
+                invisible_duration_ms=asked.request.invisible_duration_ms,
+                by_queue=self._context.engine.state.group(asked.request.group).order == "queue",
+            )
 
     async def _messages(self, delivery: Delivery, topic: Any, *, asked: _Asked) -> list[Any]:
         engine, run, name = self._context.engine, self._context.bridge.run, asked.request.topic

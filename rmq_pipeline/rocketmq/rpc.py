@@ -1,6 +1,6 @@
 """One RPC: its messages, what it asks of the caller's rights, and who carries it out."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,5 +26,5 @@ class Streaming:
     name: str
     request: Any
     reply: Any
-    handle: Callable[[Any, Caller], AsyncIterator[Any]]
+    handle: Callable[[Any, Caller], AsyncGenerator[Any, None]]
     demands: Demands

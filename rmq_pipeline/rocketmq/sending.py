@@ -36,7 +36,8 @@ class Sending:
 
     async def send_message(self, request: Any, caller: Caller) -> Any:
         """Store one or more messages of a topic, all or none; an entry for each."""
-        batch = decoding.Batch.of(request.messages)
+        keeps_hosts = self._context.settings.grpc_born_hosts
+        batch = decoding.Batch.of(request.messages, keeps_hosts=keeps_hosts)
         topic = _topic_of(batch.messages, caller)
         kinds = batch.kinds()
         declared = self._context.engine.state.topic(topic).topic.type
@@ -47,6 +48,7 @@ class Sending:
             return _stored(await self._coalescing.send(topic, batch))
         if len(kinds) > 1:
             raise RequestError("A request has half messages and others.")
+        self._context.clients.transacts(caller, topic, resource=batch.messages[0].topic)
         return await self._send_half(topic, batch)
 
     async def _send_half(self, topic: str, batch: decoding.Batch) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -36,6 +36,8 @@ _LARGEST: Final = {
     protocol.ReceiveMessageRequest: limits.GRPC_RECEIVE_BYTES,
     protocol.PullMessageRequest: limits.GRPC_RECEIVE_BYTES,
 }
+#: Up to this size a request is taken whatever others hold.
+_SMALL_BYTES: Final = 64 * 1024
 
 
 class Service:
@@ -45,6 +47,9 @@ class Service:
         self._context = context
         self._closing = False
         self._streams = 0
+        #: Calls with one answer that are under way, and the bytes of their requests.
+        self._calls = 0
+        self._bytes = 0
         self._running = 0
         self._idle = asyncio.Event()
         self._checks = Checks(context)
@@ -91,21 +96,42 @@ class Service:
     def _replying(self, rpc: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def reply(raw: bytes, call: Any) -> bytes:
             self._begun()
+            self._calls += 1
+            self._bytes += len(raw)
             try:
+                self._admit(len(raw))
                 request, caller = self._read(raw, call, kind=rpc.request)
                 self._authorise(request, caller, demands=rpc.demands)
                 answer = await rpc.handle(request, caller)
             except Exception as error:  # noqa: BLE001 whatever it was, the client is told
                 answer = rpc.reply(status=status_of(self._explained(error)))
             finally:
+                self._bytes -= len(raw)
+                self._calls -= 1
                 self._ended()
             serialized: bytes = answer.SerializeToString()
             return serialized
 
         return reply
 
-    def _streaming_frames(self, rpc: Streaming) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
-        async def frames(raw: bytes, call: Any) -> AsyncIterator[bytes]:
+    def _admit(self, size: int) -> None:
+        """Refuse a call when there are too many, or they hold too much.
+
+        Small ones may come still: acks are small, and each makes room.
+
+        Raises:
+            BusyError: what is under way.
+        """
+        settings, others, held = self._context.settings, self._calls - 1, self._bytes - size
+        if others >= settings.grpc_calls:
+            raise BusyError(f"{others} calls are under way.")
+        if held and self._bytes > settings.grpc_request_bytes and size > _SMALL_BYTES:
+            raise BusyError(f"Requests of {held} bytes are under way.")
+
+    def _streaming_frames(
+        self, rpc: Streaming
+    ) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
+        async def frames(raw: bytes, call: Any) -> AsyncGenerator[bytes, None]:
             self._begun()
             self._streams += 1
             try:
@@ -113,8 +139,10 @@ class Service:
                     raise BusyError(f"{self._streams - 1} receives are under way.")
                 request, caller = self._read(raw, call, kind=rpc.request)
                 self._authorise(request, caller, demands=rpc.demands)
-                async for frame in rpc.handle(request, caller):
-                    yield frame.SerializeToString()
+                # Closed in any case: what a caller who has gone was to be given is given back.
+                async with contextlib.aclosing(rpc.handle(request, caller)) as answers:
+                    async for frame in answers:
+                        yield frame.SerializeToString()
             except Exception as error:  # noqa: BLE001 whatever it was, the client is told
                 yield rpc.reply(status=status_of(self._explained(error))).SerializeToString()
             finally:

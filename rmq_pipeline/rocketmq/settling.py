@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.handle import Handle, parse
+from rmq_pipeline.rocketmq.handle import PROLONGED, Handle, parse
 from rmq_pipeline.rocketmq.protocol import (
     AckMessageRequest,
     AckMessageResponse,
@@ -36,6 +36,9 @@ from rmq_pipeline.rocketmq.status import OK, status_of
 _NO_DELAY_MS: Final = 1000
 _GROUP_BACKOFF: Final = -1
 _PUSH: Final = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
+#: A client that does not wait for each ack before the next has more on their way: so long they are
+#: waited for.
+_GATHER_S: Final = 0.002
 #: Acks of one request.
 _ENTRIES: Final = 10_000
 _MIXED: Final = Status(code=Code.MULTIPLE_RESULTS, message="entries have different results")
@@ -55,7 +58,7 @@ class Settling:
             raise RequestError(f"An ack has 1 to {_ENTRIES} entries, not {len(entries)}.")
         rows = [self._row(entry.receipt_handle, request, caller=caller) for entry in entries]
         sound = [row for row in rows if row is not None]
-        done = iter(await self._acks.settle(sound)) if sound else iter(())
+        done = iter(await self._acks.settle(sound, caller.client_id)) if sound else iter(())
         results = [OK if row is not None and next(done) else _refused() for row in rows]
         for entry, status in zip(entries, results, strict=True):
             if status is OK:
@@ -89,15 +92,19 @@ class Settling:
             raise _ended()
         asked = duration_ms(request.invisible_duration)
         duration = arguments.invisible_ms(asked or 1)
-        if asked < _NO_DELAY_MS and self._is_push(request.receipt_handle, caller):
+        if asked < _NO_DELAY_MS and self._is_push(row, caller):
             duration = _GROUP_BACKOFF
-        deliveries = self._context.engine.new_deliveries(1)
+        deliveries = self._context.engine.new_deliveries(1) | (row.delivery & PROLONGED)
         await self._context.bridge.submit(ChangeInvisible(_receipts([row]), duration, deliveries))
         return row._replace(delivery=int(deliveries[0])).text()
 
-    def _is_push(self, handle: str, caller: Caller) -> bool:
-        """Whether it is a listener that has failed; others say how long they want it."""
-        if self._context.leases.has(caller.client_id, handle):
+    def _is_push(self, row: Handle, caller: Caller) -> bool:
+        """Whether it is a listener that has failed; others say how long they want it.
+
+        The receipt tells, as it may be of a broker before this one: what was known of clients has
+        gone with that.
+        """
+        if row.is_prolonged:
             return True
         client = self._context.clients.find(caller.client_id)
         return client is not None and client.type in _PUSH
@@ -126,62 +133,80 @@ class Settling:
         return row if topic.topic.name == caller.named(request.topic) else None
 
 
+class _Waiting(NamedTuple):
+    """An ack that has not been asked for yet."""
+
+    rows: list[Handle]
+    client_id: str
+    answer: "asyncio.Future[list[bool]]"
+
+
 class _Acks:
     """Acks of all callers: those that come while a frame is written share the next one."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._waiting: list[tuple[list[Handle], asyncio.Future[list[bool]]]] = []
+        self._waiting: list[_Waiting] = []
         self._busy = False
 
-    async def settle(self, rows: list[Handle]) -> list[bool]:
+    async def settle(self, rows: list[Handle], client_id: str) -> list[bool]:
         """Which of these receipts held, and are settled now."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[bool]] = loop.create_future()
-        self._waiting.append((rows, answer))
+        waiting = _Waiting(rows, client_id, loop.create_future())
+        self._waiting.append(waiting)
         if not self._busy:
             self._busy = True
             loop.call_soon(self._next)  # others of the same turn of the loop come along
-        return await answer
+        return await waiting.answer
 
     def _next(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._busy = bool(waiting)
-        if not waiting:
+        some, self._waiting = self._waiting, []
+        self._busy = bool(some)
+        if not some:
             return
         try:
             settling = self._bridge.submit(
-                AckEach(_receipts([row for rows, _ in waiting for row in rows]))
+                AckEach(_receipts([row for w in some for row in w.rows]))
             )
         except RocketMQError as error:
-            self._refuse(waiting, error)
+            _refuse(some, error)
             self._next()
             return
-        settling.add_done_callback(partial(self._answer, waiting))
+        settling.add_done_callback(partial(self._answer, some))
 
-    def _answer(
-        self,
-        waiting: "list[tuple[list[Handle], asyncio.Future[list[bool]]]]",
-        settling: "asyncio.Future[Any]",
-    ) -> None:
-        error = settling.exception()
-        if error is not None:
-            self._refuse(waiting, error)
+    def _answer(self, some: list[_Waiting], settling: "asyncio.Future[Any]") -> None:
+        self._tell(some, settling)
+        if self._more_are_coming({waiting.client_id for waiting in some}):
+            asyncio.get_running_loop().call_later(_GATHER_S, self._next)
         else:
-            holds: list[bool] = settling.result().tolist()
-            for rows, answer in waiting:
-                if not answer.done():
-                    answer.set_result(holds[: len(rows)])
-                del holds[: len(rows)]
-        self._next()
+            self._next()
 
-    @staticmethod
-    def _refuse(
-        waiting: "list[tuple[list[Handle], asyncio.Future[list[bool]]]]", error: BaseException
-    ) -> None:
-        for _, answer in waiting:
-            if not answer.done():
-                answer.set_exception(error)
+    def _tell(self, some: list[_Waiting], settling: "asyncio.Future[Any]") -> None:
+        error = settling.exception()
+        if error is None:
+            holds: list[bool] = settling.result().tolist()
+            for waiting in some:
+                if not waiting.answer.done():
+                    waiting.answer.set_result(holds[: len(waiting.rows)])
+                del holds[: len(waiting.rows)]
+        elif len(some) > 1 and not isinstance(error, RocketMQError):
+            # Nobody has foreseen it, so one of them may be to blame: each by itself.
+            for waiting in some:
+                alone = self._bridge.submit(AckEach(_receipts(waiting.rows)))
+                alone.add_done_callback(partial(self._tell, [waiting]))
+        else:
+            _refuse(some, error)
+
+    def _more_are_coming(self, answered: set[str]) -> bool:
+        """Whether a client has given an ack before it had the answer to the one before."""
+        clients = [waiting.client_id for waiting in self._waiting]
+        return len(set(clients)) < len(clients) or not answered.isdisjoint(clients)
+
+
+def _refuse(some: list[_Waiting], error: BaseException) -> None:
+    for waiting in some:
+        if not waiting.answer.done():
+            waiting.answer.set_exception(error)
 
 
 def _refused() -> Any:

@@ -77,9 +77,16 @@ class Telemetry:
             send = partial(stream.send_if_open, reply)
             self._context.alarm.at(now_ms + wait_ms, partial(self._context.bridge.spawn, send))
 
-    async def heartbeat(self, _: Any, caller: Caller) -> Any:
-        """The client is there, as every call of it shows."""
-        self._clients.seen(caller)
+    async def heartbeat(self, request: Any, caller: Caller) -> Any:
+        """The client is there, as every call of it shows.
+
+        After a restart of the broker it may be minutes until Python tells its settings again: what
+        a heartbeat says of the client is known until then.
+        """
+        client = self._clients.seen(caller)
+        if not client.type:
+            client.type = request.client_type
+            client.group = caller.named(request.group) if request.group.name else None
         return HeartbeatResponse(status=OK)
 
     async def notify_client_termination(self, _: Any, caller: Caller) -> Any:
@@ -108,3 +115,5 @@ def _note(settings: Any, caller: Caller, *, client: Client) -> None:
     client.topics = {caller.named(topic): topic for topic in settings.publishing.topics}
     has_group = settings.HasField("subscription") and settings.subscription.group.name
     client.group = caller.named(settings.subscription.group) if has_group else None
+    subscribed = settings.subscription.subscriptions
+    client.subscribed = tuple(sorted(caller.named(entry.topic) for entry in subscribed))

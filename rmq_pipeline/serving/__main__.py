@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rmq_pipeline import errors
+from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.flight.process import HOME_LOCKED
 from rmq_pipeline.serving.serve import serve
 
@@ -14,7 +15,8 @@ def main() -> int:
     """Serve a home, with its flags as JSON."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        serve(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+        said = json.loads(sys.argv[2])
+        serve(Path(sys.argv[1]), listening=Listening(**said.pop("listening")), **said)
     except errors.HomeLockedError as error:
         sys.stderr.write(f"{error}\n")
         return HOME_LOCKED

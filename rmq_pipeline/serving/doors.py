@@ -1,6 +1,7 @@
 """The doors of an open broker, opened and closed together."""
 
 import importlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.flight.flags import NO_DOOR, Flags
+from rmq_pipeline.flight.flags import AS_LAST_TIME, NO_DOOR, Flags, Listening
 from rmq_pipeline.flight.process import ANY_PORT
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.serving import guard
@@ -47,14 +48,14 @@ class Doors:
         flags: Flags,
         *,
         token: str,
-        chosen: tuple[bool, bool],
+        asked: Listening = AS_LAST_TIME,
         certificate: Certificate | None = None,
         insecure: bool = False,
     ) -> "Doors":
         """Listen; where a port that was only remembered is taken, at a free one.
 
         Args:
-            chosen: whether the addresses of Flight and gRPC were asked for.
+            asked: what was asked for: an address that is in it is not exchanged for another.
             certificate: for the doors that are encrypted.
             insecure: beyond loopback, too, when there is no access control.
 
@@ -63,7 +64,7 @@ class Doors:
         """
         guard.close(broker, flags, insecure=insecure)
         flight = _listen(
-            lambda at: FlightServer(
+            lambda at, _: FlightServer(
                 broker,
                 at,
                 token=token,
@@ -72,7 +73,7 @@ class Doors:
                 insecure=insecure,
             ),
             flags.flight,
-            chosen=chosen[0],
+            exchangeable=asked.flight is None,
         )
         if flags.grpc == NO_DOOR:
             return cls(flight, None)
@@ -82,11 +83,13 @@ class Doors:
         keys = (certificate.key, certificate.chain) if certificate and encrypted else None
         try:
             grpc = _listen(
-                lambda at: GrpcDoor(
-                    broker, at, tls_address=encrypted, certificates=keys, access=broker.access
+                lambda at, tls_at: GrpcDoor(
+                    broker, at, tls_address=tls_at, certificates=keys, access=broker.access
                 ),
                 flags.grpc,
-                chosen=chosen[1],
+                exchangeable=asked.grpc is None,
+                encrypted=encrypted,
+                encrypted_exchangeable=encrypted is not None and asked.grpc_tls is None,
             )
         except RequestError:
             flight.shutdown()
@@ -116,11 +119,25 @@ class Doors:
             log.warning("calls still run after %s s: leaving them", _GRACE_S)
 
 
-def _listen(open_door: Callable[[str], Door], address: str, *, chosen: bool) -> Door:
-    try:
-        return open_door(address)
-    except RequestError:
-        if chosen:
-            raise
-        log.warning("%s is taken: using another port", address)
-        return open_door(ANY_PORT)
+def _listen(
+    open_door: Callable[[str, str | None], Door],
+    address: str,
+    *,
+    exchangeable: bool,
+    encrypted: str | None = None,
+    encrypted_exchangeable: bool = False,
+) -> Door:
+    """Open a door where it was the last time; what is taken by now is exchanged for a free port."""
+    tries = itertools.product(
+        [address, *[ANY_PORT] * exchangeable], [encrypted, *[ANY_PORT] * encrypted_exchangeable]
+    )
+    refused: RequestError | None = None
+    for at, encrypted_at in tries:
+        if refused is not None:
+            log.warning("%s Trying %s.", refused, " and ".join(filter(None, (at, encrypted_at))))
+        try:
+            return open_door(at, encrypted_at)
+        except RequestError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused

@@ -5,14 +5,23 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
-from rmq_pipeline.flight.flags import NO_DOOR, Flags, Flush, Tls, Upkeep, Values, checked
+from rmq_pipeline.flight.flags import (
+    AS_LAST_TIME,
+    NO_DOOR,
+    Flags,
+    Flush,
+    Listening,
+    Upkeep,
+    Values,
+    checked,
+)
 from rmq_pipeline.interruption import Interruption
 from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.doors import Doors, import_ahead
@@ -23,11 +32,7 @@ log = logging.getLogger(__name__)
 def serve(
     home: Path,
     *,
-    flight: str | None = None,
-    grpc: str | None = None,
-    grpc_tls: str | None = None,
-    tls: Tls | None = None,
-    insecure: bool = False,
+    listening: Listening = AS_LAST_TIME,
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
     settings: Values | None = None,
@@ -37,21 +42,20 @@ def serve(
     Prints ``ready grpc=HOST:PORT flight=HOST:PORT home=DIR`` when calls are answered. An argument
     left out is what the home was served with the last time, at first 127.0.0.1:8082 and, for
     RocketMQ clients, 127.0.0.1:8081, upkeep self, flush sync; where such a port is taken, a free
-    one. ``grpc`` none: there is no door for those, and the line has a - in its place. Settings that
-    are given change those that the home keeps; "default" gives one its default.
+    one. Settings that are given change those that the home keeps; "default" gives one its default.
 
-    ``tls`` encrypts the table door, and opens that for RocketMQ clients at ``grpc_tls``, too.
-    Beyond loopback a home must have users, or ``insecure`` be said each time.
+    With a ``listening.grpc`` of none there is no door for RocketMQ clients, and the line has a - in
+    its place. ``tls`` encrypts the table door, and opens that for RocketMQ clients at ``grpc_tls``,
+    too. Beyond loopback a home must have users, or ``insecure`` be said each time.
 
     Raises:
         HomeLockedError: another process has the home open.
         RequestError: an address is taken, or beyond loopback, or a setting or certificate is wrong.
     """
     home = home.absolute()
-    addresses = {"flight": flight, "grpc": grpc, "grpc_tls": grpc_tls}
-    flags = Flags.remembered(
-        home, settings=settings, **addresses, tls=tls, upkeep=upkeep, flush=flush
-    )
+    said = asdict(listening)
+    insecure = said.pop("insecure")
+    flags = Flags.remembered(home, settings=settings, **said, upkeep=upkeep, flush=flush)
     chosen = checked(flags.settings)
     guard.look_ahead(home, flags, insecure=insecure)
     interpreter.prepare()
@@ -60,10 +64,9 @@ def serve(
     broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
     token = secrets.token_hex(16)
     try:
-        asked = (flight is not None, grpc is not None)
         certificate = guard.certificate_of(home, flags)
         doors = Doors.open(
-            broker, flags, token=token, chosen=asked, certificate=certificate, insecure=insecure
+            broker, flags, token=token, asked=listening, certificate=certificate, insecure=insecure
         )
     except errors.RequestError:
         broker.close()
@@ -72,7 +75,12 @@ def serve(
     if certificate is not None:
         name = certificate.name
         endpoint = replace(endpoint, certificate=str(certificate.path), server_name=name)
-    replace(flags, flight=endpoint.flight, grpc=endpoint.grpc or NO_DOOR).keep(home)
+    replace(
+        flags,
+        flight=endpoint.flight,
+        grpc=endpoint.grpc or NO_DOOR,
+        grpc_tls=endpoint.grpc_tls or NO_DOOR,
+    ).keep(home)
     interpreter.calm_garbage_collection()
     endpoint.write()
     _say_ready(endpoint)

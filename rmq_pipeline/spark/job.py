@@ -1,18 +1,22 @@
 """The Spark job of a micro-batch: ``mapInArrow`` over its parts, a walk and a sink file in each."""
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rmq_pipeline import schema
-from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.group_walk import Rules, walk
-from rmq_pipeline.spark.harvest import EXCEPTION
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
+from rmq_pipeline.handling.worked import (
+    EXCEPTIONS,
+    Piece,
+    Worked,
+    WorkerDiedError,
+    gathered,
+    pieces,
+)
 from rmq_pipeline.spark.parcel import (
     ANSWER,
     ANSWER_DDL,
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-EXCEPTIONS: Final = "exceptions"
 _WORKER_DIED: Final = "Python worker exited unexpectedly"
 
 
@@ -46,23 +49,7 @@ class Job:
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """What the tasks of a micro-batch leave to settle."""
-
-    #: part -> harvest.EXCEPTION.
-    exceptions: dict[int, pa.Table]
-    #: schema.SINK_FILE; they do not count yet.
-    files: pa.Table
-    state: pa.Table | None
-    publish: dict[str, pa.Table]
-
-
-class WorkerDiedError(Exception):
-    """A Python worker ended in the middle of its part: a crash, a kill, out of memory."""
-
-
-def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
+def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> Worked:
     """Walk the parts of a micro-batch, each in a task of its own.
 
     Raises:
@@ -88,24 +75,7 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> JobResult:
     answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
     if answered != [given_part.part for given_part in parts]:
         raise RuntimeError(f"{len(parts)} parts, and answers from {answered}.")
-    return _gathered(found)
-
-
-def failed(reason: str) -> JobResult:
-    """What a micro-batch of one message leaves whose task never answered."""
-    row = {
-        "row": 0,
-        "outcome": "retry",
-        "retry_after_ms": None,
-        "reason": reason,
-        "error_type": WorkerDiedError.__name__,
-    }
-    return JobResult(
-        exceptions={0: pa.Table.from_pylist([row], schema=EXCEPTION)},
-        files=schema.SINK_FILE.empty_table(),
-        state=None,
-        publish={},
-    )
+    return gathered(Piece(a.part, a.kind, a.name, unpack(a.payload, a.path)) for a in found)
 
 
 def _work(part: Given, job: Job) -> list[Answer]:
@@ -113,7 +83,7 @@ def _work(part: Given, job: Job) -> list[Answer]:
     state = unpack(part.state, part.state_path) if part.state or part.state_path else None
     with rare_collections():
         walked = walk(messages, state, rules=job.rules)
-    found: list[tuple[str, str, pa.Table]] = [(EXCEPTIONS, "", walked.exceptions)]
+    files = None
     if walked.rows is not None and job.sink is not None:
         files = sink.stage(
             job.sink,
@@ -123,40 +93,7 @@ def _work(part: Given, job: Job) -> list[Answer]:
             batch=job.batch,
             messages=messages,
         )
-        found.append(("files", "", files))
-    if walked.state is not None:
-        found.append(("state", "", walked.state))
-    found += [("publish", topic, table) for topic, table in walked.publish.items()]
     return [
         Answer(part.part, kind, name, *pack(table, job.handoff, label=f"{part.part}-{kind}"))
-        for kind, name, table in found
+        for _, kind, name, table in pieces(part.part, walked, files=files)
     ]
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let Python look for cyclic garbage rarely: a walk makes many objects, and hardly any."""
-    usual = gc.get_threshold()
-    gc.set_threshold(100_000, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-def _gathered(found: list[Answer]) -> JobResult:
-    exceptions: dict[int, pa.Table] = {}
-    tables: dict[tuple[str, str], list[pa.Table]] = {}
-    for answer in found:
-        table = unpack(answer.payload, answer.path)
-        if answer.kind == EXCEPTIONS:
-            exceptions[answer.part] = table
-        else:
-            tables.setdefault((answer.kind, answer.name), []).append(table)
-    whole = {key: pa.concat_tables(parts) for key, parts in tables.items()}
-    return JobResult(
-        exceptions=exceptions,
-        files=whole.get(("files", ""), schema.SINK_FILE.empty_table()),
-        state=whole.get(("state", "")),
-        publish={name: table for (kind, name), table in whole.items() if kind == "publish"},
-    )

@@ -27,6 +27,7 @@ from rmq_pipeline.errors import CorruptLogError, StorageError, StoreFullError
 from rmq_pipeline.store import frame, log_file, recovery
 from rmq_pipeline.store.frame_builder import FrameBuilder
 from rmq_pipeline.store.log_file import FULL, LogFile
+from rmq_pipeline.store.payload import Payload
 from rmq_pipeline.store.reserve import Reserve
 from rmq_pipeline.store.section_reader import Section, SectionReader
 
@@ -132,7 +133,7 @@ class CommitLog:
         self._check()
         return self._building.stage(kind, batch)
 
-    def stage_payload(self, kind: int, payload: pa.Buffer) -> int:
+    def stage_payload(self, kind: int, payload: Payload) -> int:
         """The same with a batch that is serialized already, by the schema of its kind."""
         self._check()
         return self._building.stage_payload(kind, payload)

@@ -20,6 +20,7 @@ from rmq_pipeline.store import (
     consume_queue,
     history,
     keyed_state,
+    opening,
     query_guard,
     redrives,
     sinks,
@@ -28,12 +29,11 @@ from rmq_pipeline.store import (
 from rmq_pipeline.store.checkpoint import checkpoint
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.consume_queue import IndexPage
-from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
 from rmq_pipeline.store.sinks import SinkTables
-from rmq_pipeline.store.statements import named, script
+from rmq_pipeline.store.statements import named
 from rmq_pipeline.store.stored_state import StoredState
 
 __all__ = ["Database", "IndexPage", "StoredState"]
@@ -306,25 +306,20 @@ class Database:
             self._idle.clear()
 
     def _prepare(self) -> None:
-        """Make tables and views that are missing, and views as this version has them."""
-        kinds = pa.table(
-            {
-                "kind": pa.array([int(kind) for kind in Kind], pa.int16()),
-                "name": [kind.name.lower() for kind in Kind],
-            }
-        )
-        self._writer.begin()
-        self._writer.execute(script("schema"))
-        self._writer.register("staged_kinds", kinds)
-        for name in ("begin_reached", "clear_kinds", "insert_kinds"):
-            self._run(name)
-        self._writer.unregister("staged_kinds")
-        self._run("begin_snapshots")
+        """Make tables and views, unless they are what this version makes."""
+        if self._made_by() != (this := opening.made_by_this()):
+            self._writer.begin()
+            opening.make(self._writer, self._home, made_by=this)
+            self._writer.commit()
         history.write_nothing(self._writer, self._home)
         history.use_files(self._writer, self._home)
-        self._writer.execute(script("views"))
-        self._writer.execute(script("history"))
-        self._writer.commit()
+
+    def _made_by(self) -> str:
+        try:
+            ((made_by, *_),) = self._writer.sql(named("made_by")).fetchall()
+        except (duckdb.CatalogException, ValueError):  # a new one, or one of an older version
+            return ""
+        return str(made_by)
 
     def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
         self._writer.execute(named(name), params)

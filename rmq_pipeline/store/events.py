@@ -12,7 +12,8 @@ class Kind(IntEnum):
     """What happened."""
 
     #: Delivered: attempt, visible_at_ms (end of lease), delivery, epoch, message_group_hash,
-    #: client_id. Moves the cursor past queue_offset.
+    #: client_id. Moves the cursor past queue_offset. epoch below 0: the attempt of the receive
+    #: that it was given to, in a group of order queue.
     LEASE = 1
     #: Settled; the row goes.
     ACK = 2
@@ -25,11 +26,14 @@ class Kind(IntEnum):
     EXPIRE = 5
     #: Copied to the dead letter topic; the row goes. detail is the failure.
     DEAD_LETTER = 6
-    #: A lease got another end and another delivery number.
+    #: A lease got another end and another delivery number; or another attempt.
     INVISIBLE = 7
     #: Failed for good in a group that parks: held, with what follows it in order, until somebody
     #: unparks it. attempt, message_group_hash; detail is the failure.
     PARK = 8
+    #: Acked in a group of order queue while a message before it is not: attempt,
+    #: message_group_hash. ACK follows when that one is settled; else it comes again with it.
+    ACK_AHEAD = 9
 
     #: Progress of (group_id, topic_id, queue_id): everything before queue_offset was looked at.
     CURSOR = 10
@@ -39,6 +43,7 @@ class Kind(IntEnum):
     #: It has none any more.
     CAUGHT_UP = 12
     #: Reset of (group_id, topic_id, queue_id) to queue_offset: leases and waiting groups are gone.
+    #: delivery -1: a reader that keeps its own offsets has gone back itself, and knows of it.
     RESET = 13
     #: The message group message_group_hash is given up from queue_offset on: all of it, what comes
     #: later too, goes to the dead letters. detail is the failure.
@@ -47,6 +52,11 @@ class Kind(IntEnum):
     PARDON = 15
     #: As CURSOR, said by a reader that keeps its own offsets: it is done with what lies before.
     OFFSET_UPDATED = 16
+    #: client_id holds the lock of (group_id, topic_id, queue_id) until visible_at_ms; epoch: since
+    #: when it does, without a break.
+    QUEUE_LOCKED = 17
+    #: Nobody does; client_id is the one that did.
+    QUEUE_UNLOCKED = 18
 
     #: A topic was created, altered or deleted: topic_id, detail is its JSON.
     TOPIC = 20
@@ -119,5 +129,5 @@ class Kind(IntEnum):
 
 
 #: Kinds whose last event is the state of a consumption row, and those of them that remove it.
-CONSUMPTION = frozenset(range(Kind.LEASE, Kind.PARK + 1))
+CONSUMPTION = frozenset(range(Kind.LEASE, Kind.ACK_AHEAD + 1))
 REMOVES_ROW = frozenset({Kind.ACK, Kind.DEAD_LETTER})

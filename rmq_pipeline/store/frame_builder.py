@@ -8,6 +8,7 @@ import pyarrow as pa
 from rmq_pipeline.store import frame
 from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader, SectionHeader
 from rmq_pipeline.store.log_file import Bytes
+from rmq_pipeline.store.payload import Payload, bytes_of
 
 #: IOV_MAX: how many buffers one system call takes.
 _BUFFERS_MAX: Final = 1024
@@ -44,21 +45,24 @@ class FrameBuilder:
         schema = self._schemas.get(kind)
         if schema is not None and not batch.schema.equals(schema):
             raise ValueError(f"A batch of kind {kind} has another schema: {batch.schema}.")
-        return self.stage_payload(kind, frame.encode(batch, schema))
+        return self.stage_payload(kind, (frame.encode(batch, schema),))
 
-    def stage_payload(self, kind: int, payload: pa.Buffer) -> int:
+    def stage_payload(self, kind: int, payload: Payload) -> int:
         """Add a section that is serialized already, as ``frame.encode`` does it.
 
         Raises:
             ValueError: a frame of more than 1 GiB.
         """
         position = self.start + (self.length or HEADER_BYTES)
-        section = SectionHeader(position, payload.size, kind, frame.crc32(payload))
+        length, crc = bytes_of(payload), 0
+        for piece in payload:
+            crc = frame.crc32(piece, crc)
+        section = SectionHeader(position, length, kind, crc)
         if section.end - self.start > frame.FRAME_BYTES_MAX:
             raise ValueError("The frame would exceed 1 GiB; commit what is staged first.")
         header = frame.pack_section_header(section, self._seed)
-        padding = frame.aligned(payload.size) - payload.size
-        self._buffers += (header, payload, _PADDING[:padding])
+        padding = frame.aligned(length) - length
+        self._buffers += (header, *payload, _PADDING[:padding])
         self._sections += 1
         self.length = section.end - self.start
         return position

@@ -296,7 +296,7 @@ def _settled(sections: list[Section], owner: Owner) -> _Settled:
         mine = (column["group_id"].to_numpy() == owner.group_id) & (
             column["topic_id"].to_numpy() == owner.topic_id
         )
-        mine &= (kind == Kind.ACK) | given_up
+        mine &= np.isin(kind, [Kind.ACK, Kind.ACK_AHEAD]) | given_up
         parts.append(
             (
                 column["message_group_hash"].to_numpy()[mine],

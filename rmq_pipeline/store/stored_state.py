@@ -23,6 +23,8 @@ _TABLES: Final = (
     "redriven",
     "windows",
     "lite_subscriptions",
+    "queue_locks",
+    "resets",
     "sinks",
     "segments",
     "event_segments",
@@ -53,6 +55,9 @@ class StoredState:
     redriven: pa.Table
     windows: pa.Table
     lite_subscriptions: pa.Table
+    queue_locks: pa.Table
+    #: How often each group was put elsewhere in each queue.
+    resets: pa.Table
     #: group_id, version, replaced.
     sinks: pa.Table
     segments: pa.Table

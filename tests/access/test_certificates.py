@@ -1,13 +1,19 @@
 """Certificates: the broker's own, and those that are given."""
 
 import datetime as dt
+import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.errors import RequestError
@@ -24,6 +30,45 @@ def test_the_homes_own_is_for_this_machine_and_is_kept(tmp_path: Path) -> None:
     assert leaf.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=3000)
     assert made.name == "localhost"
     assert Certificate.self_made(tmp_path) == made
+
+
+def test_who_has_the_brokers_key_cannot_sign_for_others(tmp_path: Path) -> None:
+    made = Certificate.self_made(tmp_path)
+
+    leaf, root = x509.load_pem_x509_certificates(made.chain)
+    leaf.verify_directly_issued_by(root)
+    for each, signs in ((leaf, False), (root, True)):
+        assert each.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is signs
+        assert each.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign is signs
+    key = load_pem_private_key(made.key, None)
+    assert key.public_key() == leaf.public_key()
+    assert key.public_key() != root.public_key()
+    assert {path.name for path in (tmp_path / "tls").iterdir()} == {"certificate.pem", "key.pem"}
+
+
+def test_clients_trust_it_by_their_environment(tmp_path: Path) -> None:
+    made = Certificate.self_made(tmp_path)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([(made.key, made.chain)])
+    )
+    server.start()
+    ask = (
+        "import grpc, sys\n"
+        "channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials())\n"
+        "grpc.channel_ready_future(channel).result(20)\n"
+    )
+
+    # As the official Python client does, which cannot be told of a certificate otherwise.
+    done = subprocess.run(
+        [sys.executable, "-c", ask, f"localhost:{port}"],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(made.path)},
+    )
+
+    server.stop(None)
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_the_owner_may_read_its_key(tmp_path: Path) -> None:

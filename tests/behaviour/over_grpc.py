@@ -191,6 +191,7 @@ class OverGrpc:
                 wait_ms=0 if rows else more.get("wait_ms", 0),
                 filter=more.get("filter", "*"),
                 sql=more.get("filter_type", "tag") == "sql92",
+                attempt_id=more.get("attempt_id", ""),
             )
             frames = self._call("ReceiveMessage", request, client_id)
             found = raw.received(frames)

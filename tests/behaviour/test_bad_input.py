@@ -29,6 +29,14 @@ UNKNOWN_TOPIC: dict[str, Callable[[Broker, str], object]] = {
     "reset_offset": lambda b, g: b.reset_offset(g, "nowhere", to_latest=True),
     "update_offsets": lambda b, g: b.update_offsets(g, "nowhere", offsets={0: 0}),
     "subscribe": lambda b, g: b.subscribe(g, "nowhere"),
+    "pull": lambda b, _: b.pull("nowhere", {0: 0}),
+    "commit_offsets": lambda b, g: b.commit_offsets(g, "nowhere", offsets={0: (-1, 0)}),
+    "committed_offsets": lambda b, g: b.committed_offsets(g, "nowhere"),
+    "start_offsets": lambda b, g: b.start_offsets(g, "nowhere", where="last"),
+    "start_offsets at": lambda b, g: b.start_offsets(g, "nowhere", where=1),
+    "clone_offsets": lambda b, g: b.clone_offsets(g, g, topic="nowhere"),
+    "lock_queues": lambda b, g: b.lock_queues(g, "nowhere", queue_ids=[0], client_id="c"),
+    "unlock_queues": lambda b, g: b.unlock_queues(g, "nowhere", queue_ids=[0], client_id="c"),
     "describe_topic": lambda b, _: b.describe_topic("nowhere"),
     "alter_topic": lambda b, _: b.alter_topic("nowhere", queues=9),
     "delete_topic": lambda b, _: b.delete_topic("nowhere"),
@@ -43,6 +51,14 @@ UNKNOWN_GROUP: dict[str, Callable[[Broker, str], object]] = {
     "reset_offset": lambda b, t: b.reset_offset("nobody", t, to_latest=True),
     "update_offsets": lambda b, t: b.update_offsets("nobody", t, offsets={0: 0}),
     "subscribe": lambda b, t: b.subscribe("nobody", t),
+    "commit_offsets": lambda b, t: b.commit_offsets("nobody", t, offsets={0: (-1, 0)}),
+    "committed_offsets": lambda b, t: b.committed_offsets("nobody", t),
+    "start_offsets": lambda b, t: b.start_offsets("nobody", t, where="last"),
+    "clone_offsets": lambda b, t: b.clone_offsets("nobody", "nobody", topic=t),
+    "lock_queues": lambda b, t: b.lock_queues("nobody", t, queue_ids=[0], client_id="c"),
+    "unlock_queues": lambda b, t: b.unlock_queues("nobody", t, queue_ids=[0], client_id="c"),
+    "heartbeat": lambda b, t: b.heartbeat("nobody", "c", topics=[t], details={}),
+    "leave": lambda b, _: b.leave("nobody", "c"),
     "describe_group": lambda b, _: b.describe_group("nobody"),
     "alter_group": lambda b, _: b.alter_group("nobody", max_attempts=2),
     "delete_group": lambda b, _: b.delete_group("nobody"),
@@ -303,3 +319,32 @@ def test_an_error_crosses_the_door_with_its_class_and_its_words(door: Door, sour
     assert unknown.value.code == 40402
     assert "1" in empty.value.message
     assert str(empty.value).endswith(empty.value.remedy)
+
+
+#: Verbs with this topic, group, and a client of this id.
+NAMES_A_CLIENT: dict[str, Callable[[Broker, str, str, str], object]] = {
+    "receive": lambda b, t, g, c: b.receive(t, g, client_id=c),
+    "receive again": lambda b, t, g, c: b.receive(t, g, attempt_id=c),
+    "lock_queues": lambda b, t, g, c: b.lock_queues(g, t, queue_ids=[0], client_id=c),
+    "unlock_queues": lambda b, t, g, c: b.unlock_queues(g, t, queue_ids=[0], client_id=c),
+    "heartbeat": lambda b, t, g, c: b.heartbeat(g, c, topics=[t], details={}),
+    "leave": lambda b, _, g, c: b.leave(g, c),
+    "open_window": lambda b, _, g, c: b.open_window(f"consumer/{g}", owner=c, duration_ms=1),
+    "open_window of a job": lambda b, *c: b.open_window(
+        f"upkeep/{c[-1]}", owner="o", duration_ms=1
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", NAMES_A_CLIENT)
+def test_half_a_character_is_refused_before_it_comes_near_the_log(
+    inside: Door, topic: Make, group: Make, verb: str
+) -> None:
+    broker, engine = inside.broker, inside.broker.engine
+    name, readers, state = topic(), group(), inside.broker.engine.state
+
+    with pytest.raises(errors.RequestError, match="halves of characters"):
+        NAMES_A_CLIENT[verb](broker, name, readers, "\ud800")
+
+    broker.send(name, ONE)
+    assert engine.state is state  # a frame that cannot be written has it rebuilt from disk

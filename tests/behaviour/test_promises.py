@@ -14,25 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.conftest import DOORS, TABLE_DOORS
+from tests.promises import DOCS, promises
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "promises.md"
-#: A row of a table: what is promised, and the tests of it.
-ROW = re.compile(r"\| (?P<promise>.+?) \| (?P<tests>[^|]*) \|")
-TEST = re.compile(r"`(test_\w+\.py::test_\w+)`")
 COLLECTED = re.compile(r"tests/behaviour/(test_\w+\.py::test_\w+)(?:\[(.+)\])?")
-
-
-def promises() -> dict[str, list[str]]:
-    """The tests of each promise, by its heading and its words."""
-    found: dict[str, list[str]] = {}
-    for section in PAGE.read_text().split("\n## ")[1:]:
-        heading, *lines = section.splitlines()
-        for line in lines:
-            row = ROW.fullmatch(line)
-            if row and row["promise"] not in ("number or promise", "---"):
-                found[f"{heading}: {row['promise']}"] = TEST.findall(row["tests"])
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +32,7 @@ def doors() -> dict[str, set[str]]:
 
 
 def test_every_promise_has_a_test_through_every_door(doors: dict[str, set[str]]) -> None:
-    told = promises()
+    told = promises(DOCS / "promises.md")
     assert len(told) > 100
     spoken = 0
 

@@ -266,6 +266,29 @@ def test_a_settle_may_dead_letter_with_a_reason(
     assert door.bodies(f"%DLQ%{readers}") == [b"1"]
 
 
+@pytest.mark.parametrize(
+    ("on_failure", "dead", "parked"), [("dead_letter", [b"0"], 0), ("park", [], 1)]
+)
+def test_a_settle_may_say_that_it_was_the_last_attempt(
+    on_failure: str,
+    dead: list[bytes],
+    parked: int,
+    door: Door,
+    topic: Make,
+    group: Make,
+    messages: Make,
+    outcomes: Make,
+) -> None:
+    name, readers = topic(queues=1), group(max_attempts=9, on_failure=on_failure)
+    door.broker.send(name, messages(1))
+    got = door.broker.receive(name, readers)
+
+    door.broker.settle(readers, outcomes(got, "give_up", reason="enough"))
+
+    assert door.bodies(f"%DLQ%{readers}") == dead
+    assert len(door.sql(f"FROM parked WHERE consumer_group = '{readers}'")) == parked
+
+
 def test_however_many_are_forwarded_at_once_all_are_there_when_it_returns(
     door: Door, topic: Make, group: Make
 ) -> None:

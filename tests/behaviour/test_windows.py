@@ -34,6 +34,18 @@ def test_the_second_owner_yields_to_the_first(door: Door) -> None:
     }
 
 
+def test_a_window_is_told_whether_the_one_before_was_closed(door: Door) -> None:
+    first = opening(door, "run-1")
+    door.broker.close_window(JOB, epoch=first["epoch"])
+    second = opening(door, "run-2")
+    taken = opening(door, "run-3", takeover=True)
+    door.clock.advance(MINUTE)
+    after_its_time = opening(door, "run-4")
+
+    told = [each["follows_unclosed"] for each in (first, second, taken, after_its_time)]
+    assert told == [False, False, True, True]
+
+
 def test_windows_of_other_names_do_not_yield(door: Door, group: Make) -> None:
     readers = group()
     opening(door, "run-1")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.deployments import resources
+from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.orchestration.due_work import BUSY_FOR_MS
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
@@ -29,7 +30,6 @@ from rmq_pipeline.orchestration.transaction_checker import (
 )
 from rmq_pipeline.orchestration.upkeep_assets import upkeep_asset, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
-from rmq_pipeline.spark.handler import Outcome
 
 TOPIC: Final = "trades"
 GROUP: Final = "settlement"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.errors import FencedError
+from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.redriving import manifest
-from rmq_pipeline.spark.sink import read_sink, sink_files
 from rmq_pipeline.topic import GIVEN_UP_TOPIC
 from tests.chaos.brokerage import GROUPS, Books, Brokerage, table
 from tests.chaos.exchange import FATES, GROUP, TOPIC, fate, is_left_open

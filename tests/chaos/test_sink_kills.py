@@ -256,7 +256,7 @@ def acked(client: Client) -> int:
 
 def sweep(client: Client, sink: Path) -> None:
     """What the next window and the next compaction do with what dead ones have left."""
-    from rmq_pipeline.spark.publication import Publication
+    from rmq_pipeline.handling.publication import Publication
 
     window = f"consumer/{GROUP}"
     opened = client.open_window(window, owner="last", duration_ms=60_000, takeover=True)

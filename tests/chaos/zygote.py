@@ -53,7 +53,7 @@ def _run(task: dict[str, Any]) -> None:
     if "serve" in task:
         serve.serve(
             Path(task["serve"]),
-            flight=task["flight"],
+            listening=flags.Listening(flight=task["flight"]),
             upkeep=task.get("upkeep", "self"),
             flush="sync",
             settings={**(flags.given() or {}), **task.get("settings", {})},

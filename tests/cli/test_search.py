@@ -54,7 +54,8 @@ def test_trace_tells_the_story_of_a_message(rmq: Rmq, topic: str, group: str) ->
     assert story[1]["consumer_group"] == group
     assert story[1]["client_id"] == "rmq"
     assert "lease" in rmq("trace", message_id).text
-    assert rmq("trace", "nothing").err.startswith("NotFoundError: No message has the id nothing.")
+    told = rmq("trace", "nothing").err
+    assert told.startswith("MessageNotFoundError: No message has the id nothing. Check the id")
 
 
 def test_lag(rmq: Rmq, topic: str, group: str) -> None:

@@ -1,6 +1,7 @@
 """``rmq sql``."""
 
 import io
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,6 +10,13 @@ from pyarrow import csv
 
 from tests.cli.conftest import Rmq
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
+#: What has arguments is no view: state as of a moment, and files_of.
+VIEWS = [
+    name
+    for name in re.findall(r"^### `(\w+)`$", DOCUMENT.read_text(), re.MULTILINE)
+    if not name.endswith("_at") and name != "files_of"
+]
 QUERY = "SELECT 1 AS n, 'it''s' AS t, [1, 2] AS l, NULL AS z, sum(x) AS s FROM range(4) AS r(x)"
 
 
@@ -47,16 +55,16 @@ def test_parquet(rmq: Rmq, tmp_path: Path) -> None:
     assert pq.read_table(file)["t"].to_pylist() == ["it's"]
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        *("topics", "consumer_groups", "messages", "in_flight", "scheduled", "half", "retrying"),
-        *("parked", "dead_letters", "progress", "lag", "message_trace", "events", "windows"),
-        *("sink_files", "segments"),
-    ],
-)
+@pytest.mark.parametrize("view", VIEWS)
 def test_every_documented_view_answers(rmq: Rmq, view: str) -> None:
     assert isinstance(rmq("sql", f"SELECT * FROM {view} LIMIT 3", "--json").json, list)
+
+
+def test_help_names_every_documented_view(no_broker: Rmq) -> None:
+    told = re.split(r"[^\w(]+", no_broker("sql", "--help").text)
+
+    assert len(VIEWS) > 20
+    assert [view for view in VIEWS if view not in told] == []
 
 
 @pytest.mark.parametrize(

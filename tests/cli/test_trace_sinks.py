@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling import sink
 from rmq_pipeline.lake.publication import publish
-from rmq_pipeline.spark import sink
 from tests.cli.conftest import Rmq, Served
 
 

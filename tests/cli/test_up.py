@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.dagster]
 def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [RMQ, "up", "--home", str(home), "--flight", "127.0.0.1:0", "--port", "0"]
     command += ["--dagster-home", str(tmp_path / "dagster_home")]
+    command += ["--grpc", "127.0.0.1:0", "--grpc-tls", "127.0.0.1:0", "--tls", "self-made"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield started
     if started.poll() is None:
@@ -48,11 +49,17 @@ def test_up_keeps_both_running_until_ctrl_c(
         assert answer.status == 200
     first = endpoint(home)
     assert first.upkeep == "dagster"
+    assert first.certificate
+    assert first.grpc_tls
 
     os.kill(first.pid, signal.SIGKILL)
 
     assert "it is back as process" in lines_until(up, "The broker died")
     assert process(RMQ, "status", "--home", str(home)).returncode == 0
+    assert (endpoint(home).grpc_tls, endpoint(home).certificate) == (
+        first.grpc_tls,
+        first.certificate,
+    )
     children = psutil.Process(up.pid).children(recursive=True)
 
     up.send_signal(signal.SIGINT)

@@ -35,7 +35,7 @@ BOTH: Final = (
     "lite",
 )
 #: What only this client has.
-OWN: Final = {"python": ("receive_async",), "node": ()}
+OWN: Final = {"python": ("receive_async", "push_queue", "queue_order"), "node": ()}
 TOPICS: Final = {
     "normal": "normal",
     "fifo": "fifo",
@@ -87,6 +87,11 @@ def _declare(client: Client, prefix: str) -> None:
         f"{prefix}-push-fifo-group", order="message_group", max_attempts=3, backoff_ms=[1000]
     )
     client.ensure_group(f"{prefix}-fifo-group", order="message_group")
+    for name in ("push-queue", "queue-order"):
+        client.ensure_topic(f"{prefix}-{name}", type="fifo", queues=1)
+        client.ensure_group(
+            f"{prefix}-{name}-group", order="queue", max_attempts=3, backoff_ms=[1000]
+        )
 
 
 @pytest.fixture(scope="session")

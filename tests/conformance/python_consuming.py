@@ -75,10 +75,10 @@ def push_concurrent(place: Place) -> Facts:
         return {"got": heard.wait(41)}
 
 
-def push_fifo(place: Place) -> Facts:
-    """A failing message holds up its own group only, and goes to the dead letters at last."""
-    topic = place.topic("push-fifo")
-    heard = Heard(fail={"h1": 99})
+def _poisoned(place: Place, name: str, *, poison: str) -> Facts:
+    """Two message groups in turns, of which one message fails every time."""
+    topic = place.topic(name)
+    heard = Heard(fail={poison: 99})
     with (
         started(place.producer(topic)) as producer,
         started(push(place, topic, f"{topic}-group", heard)),
@@ -87,6 +87,33 @@ def push_fifo(place: Place) -> Facts:
             for group in ("g", "h"):
                 producer.send(message(topic, f"{group}{i}", message_group=group))
         return {"got": heard.wait(10)}
+
+
+def push_fifo(place: Place) -> Facts:
+    """A failing message holds up its own group only, and goes to the dead letters at last."""
+    return _poisoned(place, "push-fifo", poison="h1")
+
+
+def push_queue(place: Place) -> Facts:
+    """With order by queue a listener hears a queue in order, and a failing message ends."""
+    return _poisoned(place, "push-queue", poison="g1")
+
+
+def queue_order(place: Place) -> Facts:
+    """A batch blocks its queue, whatever the message groups, until all of it is acknowledged."""
+    topic = place.topic("queue-order")
+    with (
+        started(place.producer(topic)) as producer,
+        started(place.consumer(topic, f"{topic}-group")) as one,
+        started(place.consumer(topic, f"{topic}-group", wait_s=1)) as other,
+    ):
+        for i in range(4):
+            producer.send(message(topic, f"q{i}", message_group=f"g{i}"))
+        batch = one.receive(2, 30)
+        blocked = [told(got) for got in other.receive(32, 30) or []]
+        for got in reversed(batch):
+            one.ack(got)
+        return {"batch": [told(got) for got in batch], "blocked": blocked, "got": take(other, 2)}
 
 
 def lite(place: Place) -> Facts:
@@ -125,6 +152,8 @@ SCENARIOS: dict[str, Callable[[Place], Facts]] = {
     "invisible": invisible,
     "push_concurrent": push_concurrent,
     "push_fifo": push_fifo,
+    "push_queue": push_queue,
+    "queue_order": queue_order,
     "lite": lite,
     "receive_async": receive_async,
 }

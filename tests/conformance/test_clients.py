@@ -167,6 +167,30 @@ def test_a_message_that_keeps_failing_is_a_dead_letter(
     assert dead.to_pylist() == [{"topic": f"{prefix}-push-fifo", "message_group": "h"}]
 
 
+def test_a_listener_hears_a_queue_in_order_and_a_failing_message_ends(
+    seen: Callable[[str, str], Facts], client: Client
+) -> None:
+    got = seen("python", "push_queue")["got"]
+
+    groups = by_group(got)
+    assert groups["g"] == ["g0", "g1", "g1", "g1", "g2", "g3"]
+    assert groups["h"] == ["h0", "h1", "h2", "h3"]
+    dead = client.sql(
+        "SELECT origin_queue_offset FROM dead_letters WHERE consumer_group = 'py-push-queue-group'"
+    )
+    assert dead["origin_queue_offset"].to_pylist() == [2]
+
+
+def test_a_batch_blocks_its_queue_until_it_is_acknowledged(
+    seen: Callable[[str, str], Facts],
+) -> None:
+    facts = seen("python", "queue_order")
+
+    assert bodies(facts["batch"]) == ["q0", "q1"]
+    assert facts["blocked"] == []
+    assert bodies(facts["got"]) == ["q2", "q3"]
+
+
 def test_lite_consumers_get_what_they_asked_for(both: Seen) -> None:
     got = both("lite")["push"]
 

@@ -22,11 +22,11 @@ from examples.flights.summary import INCREMENT
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.handling.sink import read_sink, sink_files
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.dev_server import DevServer
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import session
-from rmq_pipeline.spark.sink import read_sink, sink_files
 from tests.broker.sealed_home import seal_all
 from tests.conftest import Eventually
 
@@ -136,7 +136,7 @@ class Ui:
         """Until the topic's log shows that the hours have data."""
         self._eventually(lambda: set(HOURS) <= self.partitions("topic_log", "departures"))
 
-    def launch(self, consumer: SparkConsumer, **config: Any) -> tuple[str, str]:
+    def launch(self, consumer: Consumer, **config: Any) -> tuple[str, str]:
         """Launch a backfill, which begins at the daemon's next look, within half a minute."""
         return f"replay_{consumer.spec.name}", launch(self._graphql, consumer, **config)
 

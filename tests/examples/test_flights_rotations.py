@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 
 from examples.flights import dataset, operations, rotations, summary, verify
-from rmq_pipeline.spark.group_walk import Rules, group_starts, walk
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling.group_walk import Rules, group_starts, walk
+from rmq_pipeline.handling.handler import Outcome
 
 MAX_ATTEMPTS = 3
 QUEUES = 8

@@ -16,6 +16,8 @@ def echo() -> Echo:
 def server(echo: Echo) -> Iterator[FlightServer]:
     server = FlightServer(echo, token="right", clock=echo.clock)
     yield server
+    server.refuse()
+    echo.clock.advance(120_000)  # whoever still waits, as its test has failed, would hold it up
     server.shutdown()
 
 

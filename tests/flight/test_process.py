@@ -1,5 +1,6 @@
 """The broker as a process of its own."""
 
+import json
 import os
 import re
 import signal
@@ -18,9 +19,15 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.settings import Settings
 
-FREE = '{"flight": "127.0.0.1:0", "settings": {"log_file_bytes": 1048576, "reserve_bytes": 0}}'
+FREE = json.dumps(
+    {
+        "listening": {"flight": "127.0.0.1:0"},
+        "settings": {"log_file_bytes": 1048576, "reserve_bytes": 0},
+    }
+)
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def test_killed_broker_is_found_again_after_it_was_started_again(home: Path) -> 
 
 def test_broker_that_cannot_start_says_why(home: Path) -> None:
     with pytest.raises(errors.OperatorError, match="not on loopback"):
-        process.start(home, flight="0.0.0.0:0")
+        process.start(home, listening=Listening(flight="0.0.0.0:0"))
 
 
 def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:

@@ -12,11 +12,11 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError
+from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import compaction, manifest
 from rmq_pipeline.lake.publication import publish_version, replace
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark import sink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,7 +176,7 @@ def test_replaced_files_stay_for_a_grace(
 def test_a_window_does_not_sweep_replaced_files_within_their_grace(
     broker: Broker, folder: Path, settle: Settle, compact: Compact
 ) -> None:
-    from rmq_pipeline.spark.publication import Publication
+    from rmq_pipeline.handling.publication import Publication
 
     for n in range(4):
         settle(n)

@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import manifest, readers
-from rmq_pipeline.spark import sink
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,19 +14,16 @@ from resources.deployments import local
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig
 from rmq_pipeline.orchestration.replay import replay_asset
 from rmq_pipeline.orchestration.replay_config import ReplayConfig
 from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import (
-    ConsumerConfig,
-    SparkConsumer,
-    spark_consumer,
-)
+from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.topic_log import log_spec
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark.sink import read_sink
 from tests.broker.sealed_home import seal_all
 from tests.spark.handlers import SINK, kept, shouted_alone
 
@@ -40,7 +37,7 @@ WORDS = topic(
 Materialize = Callable[..., dg.ExecuteInProcessResult]
 
 
-def consumer(handler: Any) -> SparkConsumer:
+def consumer(handler: Any) -> Consumer:
     return spark_consumer(topic=WORDS, group="readers", sink="readers", sink_schema=SINK)(handler)
 
 
@@ -88,7 +85,7 @@ def materialize(
 
 
 @pytest.fixture
-def consumed(materialize: Materialize, client: Client, broker: Broker) -> SparkConsumer:
+def consumed(materialize: Materialize, client: Client, broker: Broker) -> Consumer:
     """Twelve messages of six hours, consumed and sealed."""
     made = consumer(kept)
     made.group.ensure(client)
@@ -125,7 +122,7 @@ def bodies(root: Path, sink: str = "readers") -> list[str]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_hours_are_replayed_in_one_run(
-    consumed: SparkConsumer,
+    consumed: Consumer,
     materialize: Materialize,
     instance: dg.DagsterInstance,
     tmp_path: Path,
@@ -151,7 +148,12 @@ def test_hours_are_replayed_in_one_run(
         {"partition": "1970-01-01T03", "rows": 4},
     ]
     assert dry["later_partitions"] == "none"
-    assert len(dry["rows_changed"].records) == 8
+    changed = [record.data for record in dry["rows_changed"].records]
+    assert len(changed) == 8
+    assert {each["change"]: each["row"] for each in changed if "4" in each["row"].lower()} == {
+        "removed": f"body word-4, born_at_ms {2 * HOUR_MS}",
+        "added": f"body WORD-4, born_at_ms {2 * HOUR_MS}",
+    }
     assert untouched == sorted(words)
     assert len(replaced.asset_materializations_for_node("replay_readers")) == 2
     assert shown(replaced)["messages"] == 4
@@ -169,7 +171,7 @@ def test_hours_are_replayed_in_one_run(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_messages_go_into_a_side_topic_once(
-    consumed: SparkConsumer, materialize: Materialize, client: Client
+    consumed: Consumer, materialize: Materialize, client: Client
 ) -> None:
     asset = replay_asset(consumed)
     config = ReplayConfig(

@@ -12,16 +12,17 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.orchestration import sink_compaction
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.sink_compaction import CompactConfig
 from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import SparkConsumer, spark_consumer
+from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, op_name
-from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.handler import Outcome
 
 NUMBERS = topic("numbers")
 ROW = pa.schema([("n", pa.int64()), ("born_at_ms", pa.int64())])
@@ -34,7 +35,7 @@ def handler(_: pa.Table, __: pa.Table) -> Outcome:
 
 
 @pytest.fixture
-def consumers(client: Client) -> list[SparkConsumer]:
+def consumers(client: Client) -> list[Consumer]:
     """Two with a sink, of which one has no group yet, and one without."""
     counter, absent = (
         spark_consumer(topic=NUMBERS, group=name, sink=name, sink_schema=ROW)(handler)
@@ -54,7 +55,7 @@ def fill(client: Client, sinks: Path, count: int) -> None:
 
 
 def tick(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     resource: BrokerResource,
     sinks: Path,
     *,
@@ -70,7 +71,7 @@ def tick(
 
 
 def compact(
-    consumers: list[SparkConsumer], resource: BrokerResource, sinks: Path, **config: Any
+    consumers: list[Consumer], resource: BrokerResource, sinks: Path, **config: Any
 ) -> dict[str, Any] | None:
     result = dg.materialize(
         [sink_compaction.compact_sinks_asset(consumers)],
@@ -82,7 +83,7 @@ def compact(
 
 
 def test_a_run_compacts_every_sink(
-    consumers: list[SparkConsumer], client: Client, resource: BrokerResource, tmp_path: Path
+    consumers: list[Consumer], client: Client, resource: BrokerResource, tmp_path: Path
 ) -> None:
     fill(client, tmp_path, 16)
 
@@ -96,7 +97,7 @@ def test_a_run_compacts_every_sink(
 
 
 def test_a_run_yields_to_one_under_way(
-    consumers: list[SparkConsumer], client: Client, resource: BrokerResource, tmp_path: Path
+    consumers: list[Consumer], client: Client, resource: BrokerResource, tmp_path: Path
 ) -> None:
     fill(client, tmp_path, 16)
     client.open_window(sink_compaction.WINDOW, owner="another", duration_ms=60_000)
@@ -106,7 +107,7 @@ def test_a_run_yields_to_one_under_way(
 
 
 def test_replaced_files_go_when_their_grace_is_over(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     client: Client,
     resource: BrokerResource,
     tmp_path: Path,
@@ -124,7 +125,7 @@ def test_replaced_files_go_when_their_grace_is_over(
 
 
 def test_the_sensor_asks_for_nothing_when_nothing_is_there(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     resource: BrokerResource,
     instance: dg.DagsterInstance,
     tmp_path: Path,
@@ -133,7 +134,7 @@ def test_the_sensor_asks_for_nothing_when_nothing_is_there(
 
 
 def test_the_sensor_leaves_a_few_files_until_the_hour_is_quiet(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     client: Client,
     resource: BrokerResource,
     instance: dg.DagsterInstance,
@@ -151,7 +152,7 @@ def test_the_sensor_leaves_a_few_files_until_the_hour_is_quiet(
 
 
 def test_the_same_tick_twice_asks_for_the_same_run(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     client: Client,
     resource: BrokerResource,
     instance: dg.DagsterInstance,
@@ -167,7 +168,7 @@ def test_the_same_tick_twice_asks_for_the_same_run(
 
 
 def test_the_sensor_waits_for_a_run_under_way(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     client: Client,
     resource: BrokerResource,
     instance: dg.DagsterInstance,
@@ -188,7 +189,7 @@ def test_the_sensor_waits_for_a_run_under_way(
 
 
 def test_the_sensor_skips_while_the_broker_is_away(
-    consumers: list[SparkConsumer],
+    consumers: list[Consumer],
     away: BrokerResource,
     instance: dg.DagsterInstance,
     tmp_path: Path,

@@ -87,6 +87,70 @@ def test_what_has_not_moved_is_not_reported(tick: Tick, client: Client, clock: M
     assert not reported(tick(first.cursor))
 
 
+def test_members_are_reported_with_their_queues_and_rates(
+    tick: Tick, client: Client, send: Send
+) -> None:
+    GROUP.ensure(client)
+    send("news", 5)
+    heard(client, "one", queues=[0, 2], ok_per_s=12.5)
+    heard(client, "two", queues=[1], ok_per_s=0.0)
+    client.heartbeat("readers", "elsewhere", topics=["other"], details={})
+
+    rows = members(tick())
+
+    assert [(row["client_id"], row["queues"]) for row in rows] == [("one", "0, 2"), ("two", "1")]
+    assert rows[0]["consumer_group"] == "readers"
+    assert rows[0]["model"] == "clustering"
+    assert [row["consumed_per_second"] for row in rows] == [12.5, 0.0]
+
+
+def test_queues_that_change_hands_are_reported(
+    tick: Tick, client: Client, clock: ManualClock
+) -> None:
+    GROUP.ensure(client)
+    heard(client, "one", queues=[0, 1], ok_per_s=1.0)
+    first = tick()
+    clock.advance(MINUTE_MS)
+    heard(client, "one", queues=[0, 1], ok_per_s=2.0)
+    same = tick(first.cursor)
+    heard(client, "one", queues=[0], ok_per_s=2.0)
+
+    (row,) = members(tick(same.cursor))
+
+    assert not reported(same)
+    assert row["queues"] == "0"
+
+
+def test_a_member_that_says_nonsense_is_shown_as_far_as_it_can_be(
+    tick: Tick, client: Client
+) -> None:
+    GROUP.ensure(client)
+    nonsense = {"queues": 7, "statistics": {"news": {"consume_ok_per_s": "many"}}, "model": None}
+    client.heartbeat("readers", "odd", topics=["news"], details=nonsense)
+
+    (row,) = members(tick())
+
+    assert (row["client_id"], row["queues"], row["model"]) == ("odd", "", "")
+
+
+def members(result: dg.SensorResult) -> list[dict[str, Any]]:
+    """The table of members in the report of the topic."""
+    event = result.asset_events[0]
+    shown = event.metadata["members"]
+    assert isinstance(shown, dg.TableMetadataValue)
+    return [dict(record.data) for record in shown.records]
+
+
+def heard(client: Client, client_id: str, *, queues: list[int], ok_per_s: float) -> None:
+    details = {
+        "model": "clustering",
+        "order": "key",
+        "queues": {"news": queues},
+        "statistics": {"news": {"consume_ok_per_s": ok_per_s}},
+    }
+    client.heartbeat("readers", client_id, topics=["news"], details=details)
+
+
 def test_dead_letters_are_reported(
     tick: Tick, client: Client, send: Send, clock: ManualClock
 ) -> None:

@@ -172,11 +172,15 @@ class Consumer:
         return future
 
     def ack(self, topic: str, group: str, handles: Sequence[str]) -> Any:
+        return self.begin_ack(topic, group, handles).result()
+
+    def begin_ack(self, topic: str, group: str, handles: Sequence[str]) -> Any:
+        """An ack that is under way, as gRPC's future."""
         entries = [AckMessageEntry(message_id="m", receipt_handle=one) for one in handles]
         request = AckMessageRequest(
             group=Resource(name=group), topic=Resource(name=topic), entries=entries
         )
-        return self._stub.AckMessage(request, metadata=self.metadata, timeout=20)
+        return self._stub.AckMessage.future(request, metadata=self.metadata, timeout=20)
 
     def change(self, topic: str, group: str, handle: str, *, ms: int) -> Any:
         request = ChangeInvisibleDurationRequest(

@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.sending.publish import Send
-from rmq_pipeline.broker.writer import Request
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.coalescing import SMALL_ROWS, Coalescing, Outcome
 from rmq_pipeline.rocketmq.decoding import Batch
@@ -28,7 +28,15 @@ class Counting(Bridge):
         assert isinstance(request, Send)
         self.rows.append(len(request))
         self.began.set()
-        return super().submit(request)
+        broken = b"broken" in request.columns["body"].to_pylist()
+        return super().submit(Broken() if broken else request)
+
+
+class Broken(Request):
+    """What the writer cannot decide, for a reason that nobody has foreseen."""
+
+    def decide(self, *_: object, **__: object) -> Decision:
+        raise ZeroDivisionError
 
 
 Sending = Callable[[Coalescing], Awaitable[list[Any]]]
@@ -107,6 +115,20 @@ def test_one_that_is_refused_does_not_harm_the_others(sends: Any) -> None:
     assert rows == [2, 1]
     assert answers[0].message_id == ["a", "b"]
     assert isinstance(answers[1], errors.IllegalMessageTagError)
+    assert answers[2].message_id == ["c"]
+    assert stored(broker) == [b"a", b"b", b"c"]
+
+
+def test_an_error_nobody_foresaw_is_the_answer_to_one_request_only(sends: Any) -> None:
+    requests = [batch(b"a", b"b"), batch(b"broken"), batch(b"c")]
+
+    answers, rows, broker = sends(
+        lambda c: asyncio.gather(*(c.send("t", one) for one in requests), return_exceptions=True)
+    )
+
+    assert rows == [4, 2, 1, 1]
+    assert answers[0].message_id == ["a", "b"]
+    assert isinstance(answers[1], ZeroDivisionError)
     assert answers[2].message_id == ["c"]
     assert stored(broker) == [b"a", b"b", b"c"]
 

@@ -85,9 +85,11 @@ class Crowd:
             self._enough.set()
 
 
-@pytest.mark.parametrize("kind", ["normal", "fifo"])
+@pytest.mark.parametrize("kind", ["normal", "fifo", "queue"])
 def test_calls_that_are_cut_off_lose_and_keep_nothing(stand: Stand, kind: str) -> None:
-    stand.broker.create_topic("t", type=kind, queues=4)
+    stand.broker.create_topic("t", type="normal" if kind == "normal" else "fifo", queues=4)
+    if kind == "queue":
+        stand.broker.create_group("g", order="queue")
     crowd: list[Crowd] = []
 
     async def run() -> None:
@@ -97,14 +99,15 @@ def test_calls_that_are_cut_off_lose_and_keep_nothing(stand: Stand, kind: str) -
 
     def send() -> None:
         for number in range(MESSAGES):
-            columns = {"message_group": f"m{number % GROUPS}"} if kind == "fifo" else {}
+            grouped = kind != "normal"
+            columns = {"message_group": f"m{number % GROUPS}"} if grouped else {}
             stand.send("t", str(number).encode(), **columns)
 
     asyncio.run(run())
 
     seen = crowd[0].seen
     assert sorted(seen) == list(range(MESSAGES))
-    if kind == "fifo":
+    if kind != "normal":
         for group in range(GROUPS):
             of_group = [number for number in seen if number % GROUPS == group]
             assert of_group == sorted(of_group)

@@ -1,7 +1,9 @@
 """The door itself: who calls, how much, what is no request, and how it closes."""
 
+import contextlib
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -10,7 +12,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.rocketmq import protocol as pb
 from rmq_pipeline.rocketmq.door import GrpcDoor
-from tests.conformance import raw
+from tests.conformance import http2, raw
 from tests.conformance.raw import Raw
 from tests.rocketmq.conftest import Open, Opened
 from tests.waiting import until
@@ -52,6 +54,53 @@ def test_what_is_no_receive_is_answered(client: Clients, rpc: str) -> None:
     assert len(frames) == 1
 
 
+def test_a_path_that_is_no_text_does_not_shut_the_door(opened: Opened, client: Clients) -> None:
+    broker, door, _ = opened
+    broker.create_topic("t")
+    one = client()
+    assert raw.code(one("SendMessage", raw.sends(raw.message("t")))) == "OK"
+    chance = random.Random(1)
+    for _ in range(2):
+        with http2.Speaker(door.address, chance, patience_s=20) as speaker:
+            said = speaker.call("/?", b"", headers={})
+            speaker.say([http2.PREFACE, http2.frame(http2.SETTINGS), *said])
+            speaker.hear(within_s=5)
+            speaker.say(
+                each.replace(b"/?", b"/\xb2") for each in speaker.call("/?", b"", headers={})
+            )
+            speaker.hear_out()
+
+        # Whoever was connected is cut off, and connects again.
+        until(lambda: _answers(one))
+        with client() as other:
+            until(lambda: _answers(other))
+
+
+def _answers(client: Raw) -> bool:
+    try:
+        answer = client("SendMessage", raw.sends(raw.message("t")), timeout_s=1)
+    except grpc.RpcError:
+        return False
+    return raw.code(answer) == "OK"
+
+
+def test_a_call_without_a_message_harms_nobody(
+    client: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = client()
+    for rpc in ("QueryRoute", "ReceiveMessage"):
+        call = one.channel.stream_stream(f"/{pb.SERVICE}/{rpc}")
+        with pytest.raises(grpc.RpcError) as refusal:
+            list(call(iter(()), metadata=one.metadata, timeout=0.5))
+        # gRPC's server leaves it to the client's patience.
+        codes = (grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert refusal.value.code() in codes
+
+    assert raw.code(one("Heartbeat", pb.HeartbeatRequest())) == "OK"
+    # It is nothing that an operator is to look into.
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("client_id", ["", "  "])
 def test_every_call_says_who_makes_it(opened: Opened, client_id: str) -> None:
     with Raw(opened[1].address) as nobody:
@@ -86,6 +135,55 @@ def test_more_receives_than_may_be_are_refused(open_door: Open) -> None:
         waits.join(20)
         assert raw.code(answers[0]) == "MESSAGE_NOT_FOUND"
         assert raw.code(one("ReceiveMessage", raw.receives("t", "g"))) == "MESSAGE_NOT_FOUND"
+
+
+@contextlib.contextmanager
+def held_up(broker: Broker) -> Iterator[None]:
+    """Nothing is stored meanwhile, so that calls stay under way."""
+    turns = broker.engine.writer._turns
+    turns.take(bulk=False)
+    try:
+        yield
+    finally:
+        turns.decided()
+        turns.written()
+
+
+def test_more_calls_than_may_be_are_refused(open_door: Open) -> None:
+    broker, door, _ = open_door(grpc_calls=2)
+    broker.create_topic("t")
+    with Raw(door.address) as one:
+        request, how = raw.sends(raw.message("t")), {"metadata": one.metadata, "timeout": 20}
+        with held_up(broker):
+            under_way = [one.stub.SendMessage.future(request, **how) for _ in range(2)]
+            until(lambda: door._service._calls == 2)
+
+            assert raw.code(one("SendMessage", request)) == "TOO_MANY_REQUESTS"
+            assert raw.code(one("Heartbeat", pb.HeartbeatRequest())) == "TOO_MANY_REQUESTS"
+
+        assert [raw.code(call.result()) for call in under_way] == ["OK", "OK"]
+        assert raw.code(one("SendMessage", request)) == "OK"
+
+
+def test_requests_that_hold_more_than_may_be_are_refused(open_door: Open) -> None:
+    broker, door, _ = open_door(grpc_request_bytes=1 << 20)
+    broker.create_topic("t")
+    large = raw.sends(raw.message("t", b"x" * (3 << 20)))  # one may be larger
+    with Raw(door.address) as one:
+        how = {"metadata": one.metadata, "timeout": 20}
+        with held_up(broker):
+            under_way = [one.stub.SendMessage.future(large, **how)]
+            until(lambda: door._service._calls == 1)
+
+            assert raw.code(one("SendMessage", large)) == "TOO_MANY_REQUESTS"
+            # What is small may still come: acks are.
+            small = raw.sends(raw.message("t"))
+            under_way.append(one.stub.SendMessage.future(small, **how))
+            until(lambda: door._service._calls == 2)
+
+        assert [raw.code(call.result()) for call in under_way] == ["OK", "OK"]
+        assert raw.code(one("SendMessage", large)) == "OK"
+        until(lambda: door._service._bytes == 0)
 
 
 def test_a_door_that_refuses_says_so(opened: Opened, client: Clients) -> None:

@@ -4,15 +4,19 @@ import gzip
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.rocketmq import protocol as pb
 from tests.conformance import raw
 from tests.conformance.raw import Raw
+from tests.rocketmq.conftest import Open
 
 Clients = Callable[..., Raw]
+FORWARDED = pa.schema([schema.SEND.field("body"), schema.SEND.field("properties")])
 
 
 def send(client: Raw, *messages: Any) -> Any:
@@ -44,6 +48,80 @@ def test_a_message_is_stored_with_all_it_has(broker: Broker, client: Clients) ->
     assert row["body"] == b"body"
     assert (row["message_id"], row["tag"], row["keys"]) == (own, "blue", ["a", "b"])
     assert (row["born_at_ms"], dict(row["properties"])) == (5_000, {"x": "y"})
+
+
+def received(client: Raw, topic: str) -> Any:
+    (message,) = raw.received(client("ReceiveMessage", raw.receives(topic, "g")))
+    return message
+
+
+def test_a_trace_context_goes_with_the_message(broker: Broker, client: Clients) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", max_attempts=1)
+    one = client()
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    send(one, raw.message("t", trace_context=trace, user={"x": "y"}), raw.message("t"))
+
+    traced, plain = raw.received(one("ReceiveMessage", raw.receives("t", "g")))
+
+    assert traced.system_properties.trace_context == trace
+    assert dict(traced.user_properties) == {"x": "y"}
+    assert not plain.system_properties.HasField("trace_context")
+    # Elsewhere it is a property, which RocketMQ has it as; and it comes back from there.
+    stored = rows(broker, "t")
+    assert [row["properties"] for row in stored] == [[("x", "y"), ("TRACE_CONTEXT", trace)], None]
+    broker.create_topic("u", queues=1)
+    on = pa.table({"body": [b"on"], "properties": [stored[0]["properties"]]}, schema=FORWARDED)
+    broker.send("u", on)
+    assert received(one, "u").system_properties.trace_context == trace
+    # A dead letter has it, too.
+    handle = traced.system_properties.receipt_handle
+    assert raw.code(one("ForwardMessageToDeadLetterQueue", raw.buries("t", "g", handle=handle)))
+    (dead,) = raw.received(one("ReceiveMessage", raw.receives("%DLQ%g", "burial")))
+    assert dead.system_properties.trace_context == trace
+
+
+def test_where_a_message_was_born_is_kept_if_it_is_wanted(open_door: Open) -> None:
+    broker, door, _ = open_door(grpc_born_hosts=True)
+    broker.create_topic("t", queues=1)
+    broker.create_group("g")
+    with Raw(door.address) as one:
+        send(one, raw.message("t", user={"x": "y"}))
+
+        message = received(one, "t")
+
+    assert message.system_properties.born_host == "127.0.0.1"
+    assert dict(message.user_properties) == {"x": "y"}
+    assert dict(rows(broker, "t")[0]["properties"]) == {"x": "y", "__BORNHOST": "127.0.0.1"}
+
+
+def test_where_a_message_was_born_is_nobodys_property_else(broker: Broker, client: Clients) -> None:
+    broker.create_topic("t", queues=1)
+
+    send(client(), raw.message("t"))
+
+    assert rows(broker, "t")[0]["properties"] is None
+
+
+@pytest.mark.parametrize("name", ["TRACE_CONTEXT", "__BORNHOST"])
+def test_what_has_a_field_is_no_property_of_clients(
+    broker: Broker, client: Clients, name: str
+) -> None:
+    broker.create_topic("t")
+
+    answer = send(client(), raw.message("t", user={name: "x"}))
+
+    assert raw.code(answer) == "ILLEGAL_MESSAGE_PROPERTY_KEY"
+
+
+def test_a_body_in_an_encoding_that_nobody_knows_is_refused(
+    broker: Broker, client: Clients
+) -> None:
+    broker.create_topic("t")
+
+    answer = send(client(), raw.message("t", body_encoding=77))
+
+    assert raw.code(answer) == "MESSAGE_CORRUPTED"
 
 
 def test_a_request_has_an_entry_for_each_message(broker: Broker, client: Clients) -> None:

@@ -1,10 +1,17 @@
 """Acks, other ends of leases and dead letters through the door, with raw stubs."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rmq_pipeline.broker.settling.each import AckEach
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.rocketmq.handle import parse
+from rmq_pipeline.rocketmq.settling import _Acks
 from tests.rocketmq.consuming import EMPTY, MIXED, OK, Consumer, Stand
 from tests.waiting import until
 
@@ -43,6 +50,21 @@ def test_a_second_ack_is_refused(stand: Stand, one: Consumer) -> None:
     codes = [one.ack("t", "g", handles).status.code for _ in range(2)]
 
     assert codes == [OK, 40013]
+
+
+def test_acks_that_do_not_wait_for_each_other_share_frames(stand: Stand, one: Consumer) -> None:
+    stand.send("t", *(b"%d" % number for number in range(32)))
+    handles = one.receive("t", "g").handles
+    log, twice = stand.broker.engine.log, handles[0]
+    start = log.end
+
+    acking = [one.begin_ack("t", "g", [handle]) for handle in (*handles, twice)]
+    codes = [ack.result().status.code for ack in acking]
+
+    assert sorted(codes) == [OK] * 32 + [40013]
+    assert len(list(log.frames(start, log.end))) < 16
+    stand.clock.advance(60_000)
+    assert one.receive("t", "g").code == EMPTY
 
 
 def test_acks_with_different_results_say_which(stand: Stand, one: Consumer) -> None:
@@ -157,6 +179,29 @@ def test_a_listener_that_fails_without_a_delay_has_that_of_its_group(
     assert one.receive("t", "g", renewed=True).attempts == [3]
 
 
+def test_a_listener_that_fails_after_a_restart_has_the_delay_of_its_group(
+    stand: Stand, tmp_path: Path
+) -> None:
+    stand.broker.create_group("g", backoff_ms=[7_000])
+    stand.send("t", b"1", b"2")
+    first, second = stand.consumer("one").receive("t", "g", renewed=True).handles
+    stand.close()
+
+    # The broker has not heard of the client yet: neither settings nor a heartbeat nor a receive.
+    again = Stand(tmp_path / "home")
+    try:
+        one = again.consumer("one")
+        renewed = one.change("t", "g", first, ms=2_000)
+        for handle in (second, renewed.receipt_handle):
+            assert one.change("t", "g", handle, ms=1).status.code == OK
+        again.clock.advance(6_999)
+        assert one.receive("t", "g").code == EMPTY
+        again.clock.advance(1)
+        assert one.receive("t", "g").attempts == [2, 2]
+    finally:
+        again.close()
+
+
 def test_a_listener_that_names_a_delay_has_it(stand: Stand, one: Consumer) -> None:
     stand.send("t", b"1")
     (handle,) = one.receive("t", "g", renewed=True).handles
@@ -194,3 +239,46 @@ def test_what_a_client_calls_hopeless_is_a_dead_letter_at_once(stand: Stand, one
     assert one.receive("orders", "g", batch=1).bodies == [b"2"]
     assert one.forward("orders", "g", first.handles[0]) == 40013
     until(lambda: len(stand.context.leases) == 0)
+
+
+class Broken(Request):
+    """What the writer cannot decide, for a reason that nobody has foreseen."""
+
+    def decide(self, *_: object, **__: object) -> Decision:
+        raise ZeroDivisionError
+
+
+class Tripping(Bridge):
+    """A bridge on which acks with one offset are broken."""
+
+    asked: list[int]
+    offset: int
+
+    def submit(self, request: Request) -> "asyncio.Future[Any]":
+        assert isinstance(request, AckEach)
+        self.asked.append(len(request.receipts))
+        broken = self.offset in request.receipts.queue_offset.tolist()
+        return super().submit(Broken() if broken else request)
+
+
+def test_an_error_nobody_foresaw_is_the_answer_to_one_ack_only(stand: Stand, one: Consumer) -> None:
+    stand.broker.create_topic("single", queues=1)
+    stand.send("single", *(str(n).encode() for n in range(4)))
+    rows = [parse(handle) for handle in one.receive("single", "g").handles]
+
+    async def acks() -> tuple[list[Any], list[int]]:
+        bridge = Tripping(stand.broker.engine, asyncio.get_running_loop())
+        bridge.asked, bridge.offset = [], 2
+        acks = _Acks(bridge)
+        settling = (acks.settle([row], f"c{n}") for n, row in enumerate(rows) if row is not None)
+        answers = await asyncio.gather(*settling, return_exceptions=True)
+        bridge.close()
+        return answers, bridge.asked
+
+    answers, asked = asyncio.run(acks())
+
+    assert asked == [4, 1, 1, 1, 1]
+    assert isinstance(answers.pop(2), ZeroDivisionError)
+    assert answers == [[True]] * 3
+    stand.clock.advance(60_000)
+    assert one.receive("single", "g").bodies == [b"2"]

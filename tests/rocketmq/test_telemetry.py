@@ -80,16 +80,19 @@ def test_a_consumer_is_told_how_to_receive(broker: Broker, client: Clients) -> N
     broker.create_topic("t")
     broker.create_topic("f", type="fifo")
     broker.create_topic("l", type="lite")
+    broker.create_group("q", order="queue")
 
     with Talk(client()) as talk:
         plain = talk.settle(subscribing("g", "t"))
         ordered = talk.settle(subscribing("o", "t", "f"))
+        by_queue = talk.settle(subscribing("q", "t"))
         lite = talk.settle(subscribing("li", "l", kind="LITE_PUSH_CONSUMER"))
 
     assert not plain.subscription.fifo
     assert plain.subscription.receive_batch_size == 32
     assert raw.ms(plain.subscription.long_polling_timeout) == 20_000
     assert ordered.subscription.fifo
+    assert by_queue.subscription.fifo
     assert lite.subscription.lite_subscription_quota == limits.LITE_TOPICS_PER_CLIENT
     assert lite.subscription.max_lite_topic_size == 64
 
@@ -253,6 +256,9 @@ def test_a_closing_door_ends_streams_at_once(opened: Opened, client: Clients) ->
     with producer(client(), "t") as talk:
         door.shutdown()
         assert talk.over.wait(10)
+    # Nobody is told to reconnect: Node lets go of a stream then, and dies when that is cut off.
+    command = "reconnect_endpoints_command"
+    assert not [each for each in talk.heard if each.WhichOneof("command") == command]
 
 
 def test_a_consumer_is_of_a_group(client: Clients) -> None:

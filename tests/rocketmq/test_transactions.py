@@ -156,6 +156,22 @@ def _until_asked(talk: Talk, times: int) -> None:
     assert len(asked(talk)) == times
 
 
+def test_a_producer_that_has_not_told_its_settings_is_asked(
+    opened: Opened, client: Clients, clock: ManualClock
+) -> None:
+    broker, door, _ = opened
+    one, clients = client(), door._service._context.clients
+    with Talk(one) as talk:  # as Python, some minutes after a restart of the broker
+        until(lambda: len(clients) == 1)
+        entry = begin(one)
+        check(broker, clock, FIRST_MS)
+        _until_asked(talk, 1)
+
+        assert asked(talk)[0].transaction_id == entry.transaction_id
+        assert asked(talk)[0].message.topic == raw.resource("tx")
+    assert end(one, entry, "COMMIT") == "OK"
+
+
 def test_any_producer_of_the_topic_is_asked(
     broker: Broker, client: Clients, clock: ManualClock
 ) -> None:
@@ -221,6 +237,23 @@ def test_namespaces_have_their_own_checks(
         assert asked(deaf) == []
         assert end(inside, entry, "COMMIT") == "OK"
     assert visible(broker, "ns%tx") == [b"half"]
+
+
+def test_what_is_asked_about_is_a_transaction_in_a_mixed_topic_too(
+    broker: Broker, client: Clients, clock: ManualClock
+) -> None:
+    broker.create_topic("m", type="mixed", queues=1)
+    one = client()
+    with producer(one, "m") as talk:
+        entry = begin(one, topic="m")
+        check(broker, clock, FIRST_MS)
+        _until_asked(talk, 1)
+
+        message = asked(talk)[0].message
+
+    assert message.system_properties.message_type == pb.MessageType.TRANSACTION
+    assert message.system_properties.message_id == entry.message_id
+    assert message.user_properties["__transactionId__"] == entry.message_id
 
 
 def test_half_messages_come_alone(opened: Opened, client: Clients) -> None:

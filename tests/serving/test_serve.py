@@ -1,5 +1,6 @@
 """A served home answers at both doors, and where it did before."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import Listening
 from tests.conformance import raw
 from tests.conformance.raw import Raw
 
@@ -42,7 +44,7 @@ def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> Non
     process.stop(home)
     other = tmp_path / "other"
     try:
-        taken = process.start(other, grpc=first.grpc)
+        taken = process.start(other, listening=Listening(grpc=first.grpc))
         assert taken.grpc == first.grpc
 
         second = process.start(home)
@@ -52,8 +54,25 @@ def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> Non
         process.stop(other)
 
 
+def test_an_encrypted_port_is_kept_and_left_when_it_is_taken(home: Path) -> None:
+    asked = Listening(grpc_tls="127.0.0.1:0", tls="self-made")
+    first = process.start(home, listening=asked)
+    process.stop(home)
+    again = process.start(home)
+    process.stop(home)
+
+    assert first.grpc_tls is not None
+    assert again.grpc_tls == first.grpc_tls
+
+    with socket.create_server(("127.0.0.1", int(first.grpc_tls.rpartition(":")[2]))):
+        exchanged = process.start(home)
+
+        assert exchanged.grpc == first.grpc
+        assert exchanged.grpc_tls not in (None, first.grpc_tls)
+
+
 def test_a_door_may_stay_shut(home: Path) -> None:
-    endpoint = process.start(home, grpc="none")
+    endpoint = process.start(home, listening=Listening(grpc="none"))
 
     assert endpoint.grpc is None
     assert (

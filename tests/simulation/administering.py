@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from rmq_pipeline import errors
 from tests.simulation.consuming import Consuming
 from tests.simulation.crashing import Trouble
 from tests.simulation.model.consumer import Consumer
@@ -19,6 +21,7 @@ from tests.simulation.scenery import (
     SUPPRESSING,
     TROUBLE,
     Rows,
+    some,
 )
 
 
@@ -60,7 +63,10 @@ class Administering(Consuming):
 
     def alter_policy(self, consumer: Consumer, policy: str) -> None:
         """What is parked was so under the old policy: groups without any are altered."""
-        if self.record(consumer) and not consumer.having("parked"):
+        if consumer.by_queue and policy == "dead_letter_group":
+            with pytest.raises(errors.RequestError, match="queue"):
+                self.crashing.broker.alter_group(consumer.name, on_failure=policy)
+        elif self.record(consumer) and not consumer.having("parked"):
             self.crashing.broker.alter_group(consumer.name, on_failure=policy)
             consumer.on_failure = policy
 
@@ -82,6 +88,40 @@ class Administering(Consuming):
             _, done = self.crashing.ask("alter_topic", name, queues=queues, trouble=trouble)
             topic.queues = queues if done else topic.queues
             self.send(which, rows, "fifo", False, None)
+
+    @precondition(lambda self: any(one.by_queue for one in self.model.consumers))
+    @rule(
+        which=ANY,
+        limit=st.sampled_from((1, 3, 100)),
+        attempts=st.lists(st.sampled_from(("one", "two", "")), min_size=1, max_size=4),
+    )
+    def repeat(self, which: int, limit: int, attempts: list[str]) -> None:
+        """A client that has not heard of what it was given asks for it again."""
+        lines = [one for one in self.model.consumers if one.by_queue]
+        for attempt in attempts:
+            self.take(lines[which % len(lines)], limit, attempt=attempt)
+
+    @precondition(lambda self: any(one.by_queue for one in self.model.consumers))
+    @rule(
+        which=ANY,
+        limits=st.lists(st.sampled_from((1, 3, 8, 8)), min_size=3, max_size=5),
+        said=st.one_of(
+            st.sampled_from((["retry", None, None], [None, "ack"], [None])),
+            some(st.sampled_from(("ack", "ack", "retry", "retry", None, None, "dead_letter"))),
+        ),
+        after=st.sampled_from((0, 0, 1_000)),
+        pause=st.sampled_from((0, 500, 500)),
+    )
+    def struggle(
+        self, which: int, limits: list[int], said: list[str | None], after: int, pause: int
+    ) -> None:
+        """The same messages again and again, never all of them."""
+        numbers = [n for n, one in enumerate(self.model.consumers) if one.by_queue]
+        number = numbers[which % len(numbers)]
+        for limit in limits:
+            self.take(self.model.consumers[number], limit, duration=500)
+            self.settle(number, said, after, False, False, [None], {}, None, None)
+            self.crashing.clock.advance(pause)
 
     @precondition(lambda self: "chats" in self.model.topics)
     @rule(

@@ -102,9 +102,11 @@ class Consuming(Producing):
         duration: int = 2_000,
         client: str = CLIENTS[0],
         window: Epoch | None = None,
+        attempt: str = "",
         trouble: Trouble | None = None,
     ) -> bool:
         """One receive, held against the model; whether it gave anything."""
+        own = {"attempt_id": attempt} if attempt else {}
         got, done = self.crashing.ask(
             "receive",
             consumer.topic,
@@ -114,13 +116,12 @@ class Consuming(Producing):
             window=window,
             trouble=trouble,
             **self.who(consumer, client),
+            **own,
         )
         self.notice_restarts()
         if not done:
             return False
-        consumer.expire(self.now)
-        asked = consumer.clients[client] if consumer.clients else None
-        allowed = consumer.deliverable(self.now, asked)
+        allowed, again = self.allowed(consumer, client, attempt=attempt)
         rows = self.leased_unheard(consumer) if got is None else got.to_pylist()
         if not rows and allowed and self.crashing.cut_off:
             self.revive(None)
@@ -135,18 +136,20 @@ class Consuming(Producing):
             number = row["born_at_ms"]
             assert number in consumer.entries, f"{consumer.name}: {number} is not there"
             entry = consumer.entries[number]
-            entry.attempts, entry.receipt = entry.attempts + 1, row["receipt_handle"]
-            entry.given = True
+            entry.attempts, entry.receipt = entry.attempts + (not again), row["receipt_handle"]
+            entry.given, entry.attempt = True, attempt
+            entry.state = "open"
             entry.leased_until = self.now + duration
             entry.epoch = window[1] if window else 0
-            attempt = row["delivery_attempt"]
-            assert attempt == entry.attempts, f"{consumer.name}: attempt {attempt} of {entry}"
-            key = entry.key if consumer.ordered and entry.key else f"#{number}"
-            given[key].append(entry)
+            counted = row["delivery_attempt"]
+            assert counted == entry.attempts, f"{consumer.name}: attempt {counted} of {entry}"
+            given[consumer.key_of(entry)].append(entry)
             self.receipts[consumer.name].append(entry.receipt)
         for key, entries in given.items():
             first = allowed.get(key, [])[: len(entries)]
             assert entries == first, f"{consumer.name}: {entries} where {first} may come"
+            if not again:
+                consumer.given_now(entries)
         self.assert_urgent(consumer, allowed)
         return bool(rows)
 

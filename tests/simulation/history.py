@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from rmq_pipeline import schema
 from tests.simulation.crashing import CrashingBroker, Trouble
 from tests.simulation.model.consumer import Consumer
+from tests.simulation.model.entry import Entry
 from tests.simulation.model.topics import REPEAT_MS, Model
 from tests.simulation.model.window import EFFECT_MS
 from tests.simulation.scenery import MEMORY, SETTINGS, TROUBLE, tag
@@ -70,6 +71,32 @@ class History(RuleBasedStateMachine):
         fields = [schema.SEND.field(name) for name in table]
         return numbers, pa.table(table, schema=pa.schema(fields))
 
+    def allowed(
+        self, consumer: Consumer, client: str, *, attempt: str
+    ) -> tuple[dict[str, list[Entry]], bool]:
+        """What a receive may give, and whether it was given to the same attempt before."""
+        consumer.expire(self.now)
+        self.locate(consumer)
+        again = consumer.repeated(attempt, self.now)
+        if again:
+            return again, True
+        consumer.look(self.now)
+        asked = consumer.clients[client] if consumer.clients else None
+        return consumer.deliverable(self.now, asked), False
+
+    def locate(self, consumer: Consumer) -> None:
+        """Learn where its messages lie, if that is their order."""
+        broker = self.crashing.broker
+        for facts in broker.describe_topic(consumer.topic)["offsets"] if consumer.by_queue else ():
+            queue = facts["queue_id"]
+            start = max(facts["min_offset"], consumer.located.get(queue, 0))
+            rows = broker.read(consumer.topic, queue, offset=start, limit=100_000)
+            for row in rows.select(["queue_offset", "body"]).to_pylist():
+                entry = consumer.entries.get(int(row["body"]))
+                if entry is not None:
+                    entry.queue, entry.offset = queue, row["queue_offset"]
+            consumer.located[queue] = start + rows.num_rows
+
     def notice_restarts(self) -> None:
         """A broker that begins anew has forgotten what it delivered."""
         if self.lives != self.crashing.lives:
@@ -82,7 +109,8 @@ class History(RuleBasedStateMachine):
         answer, done = self.crashing.ask("revive", trouble=trouble)
         self.crashing.cut_off &= answer is None
         for consumer in self.model.consumers if done else ():
-            consumer.expire(self.now)
+            self.locate(consumer)
+            consumer.look(self.now)
 
     @rule(what=st.sampled_from(("dispatch", "seal", "crash", "reopen", "reopen from the log")))
     def restart(self, what: str) -> None:

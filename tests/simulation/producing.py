@@ -32,6 +32,7 @@ from tests.simulation.scenery import (
     TROUBLE,
     Rows,
     consumer,
+    order_of,
     some,
 )
 
@@ -78,7 +79,7 @@ class Producing(History):
             one.pace.alter(rate, self.now)
             self.crashing.broker.create_group(
                 one.name,
-                order="message_group" if one.ordered and not one.clients else "none",
+                order=order_of(one),
                 max_attempts=MAX_ATTEMPTS,
                 backoff_ms=BACKOFF_MS,
                 on_failure=one.on_failure,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rmq_pipeline.settings import Settings
 from tests.simulation.crashing import Trouble
 from tests.simulation.model.consumer import Consumer
+from tests.simulation.model.line import Line
 from tests.simulation.model.topics import CHECK_INTERVAL_MS, CHECKS, IMMUNITY_MS
 
 #: Crashes here are copies of files: a disk would add nothing but its time.
@@ -73,18 +74,30 @@ def conditioned(number: int) -> bool:
 def consumer(name: str, on_failure: str) -> Consumer:
     """A consumer group of this name, which says what it reads and how."""
     topic, _, how = name.removeprefix("of-").partition("-")
-    ordered = TOPICS[topic] in ("fifo", "mixed", "lite")
+    by_queue, how = how.startswith("line"), how.removeprefix("line").lstrip("-")
+    ordered = TOPICS[topic] in ("fifo", "mixed", "lite") and not by_queue
     filters = {"tagged": (TAGS, tagged), "conditioned": (SQL, conditioned)}
     wanted, wants = filters.get(how, ({}, everything))
+    if by_queue:
+        policy = "park" if on_failure == "park" else "dead_letter"
+        return Line(name, topic, ordered, policy, wanted, wants, by_queue=True)
     made = Consumer(name, topic, ordered, on_failure, wanted, wants)
     if TOPICS[topic] == "lite":
         made.clients = {CLIENTS[0]: set(KEYS), CLIENTS[1]: set(), CLIENTS[2]: set()}
     return made
 
 
+def order_of(one: Consumer) -> str:
+    """As the broker is told."""
+    if one.by_queue:
+        return "queue"
+    return "message_group" if one.ordered and not one.clients else "none"
+
+
 CONSUMERS = (
     *("of-ordered", "of-ordered-tagged", "of-loose", "of-loose-conditioned"),
     *("of-later", "of-urgent", "of-deals", "of-anything", "of-chats"),
+    *("of-anything-line", "of-ordered-line-tagged"),
 )
 
 

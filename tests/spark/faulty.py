@@ -12,8 +12,8 @@ import psutil
 import pyarrow as pa
 from pyspark import TaskContext
 
-from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.handler import Outcome
 from tests.spark.handlers import placed
 
 #: Whether this task has the message that is handled slowly.

@@ -5,7 +5,7 @@ import os
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling.handler import Outcome
 
 SINK = pa.schema(
     [

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.run import replay
-from rmq_pipeline.spark.sink import read_sink, sink_files
 from tests.spark.handlers import SINK, STATE, numbered
 
 if TYPE_CHECKING:

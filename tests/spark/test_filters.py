@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.handling import sink
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
 from tests.spark.handlers import SINK, kept
 

@@ -11,8 +11,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.handling import sink
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.consumer import ConsumerSpec, WindowReport, run_window
 from tests.spark.handlers import SINK, once
 

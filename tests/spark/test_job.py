@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.spark import job, sink
-from rmq_pipeline.spark.batch import cut
-from rmq_pipeline.spark.group_walk import Rules
-from rmq_pipeline.spark.handler import Outcome
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.batch import cut
+from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling.group_walk import Rules
+from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.handling.worked import Worked
+from rmq_pipeline.spark.engine import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +55,11 @@ def received(groups: list[str], bodies: list[bytes]) -> pa.Table:
     return pa.table(fields, schema=schema.RECEIVED)
 
 
+def worked(spark: SparkSession, work: Work) -> Worked:
+    with SparkEngine(lambda: spark, parallelism=2, handoff=None) as engine:
+        return engine.task(work, Event())()
+
+
 @pytest.mark.parametrize("body_bytes", [10, 200_000])  # within a row, and in files beside it
 def test_a_batch_comes_back_whole(spark: SparkSession, tmp_path: Path, body_bytes: int) -> None:
     groups = [f"g{i % 7}" for i in range(50)]
@@ -59,9 +68,8 @@ def test_a_batch_comes_back_whole(spark: SparkSession, tmp_path: Path, body_byte
     known = pa.table({"message_group": ["g3"], "seen": [100], "names": [None]})
     known = known.cast(pa.schema([("message_group", pa.string()), *STATE]))
     rules = Rules(count, True, STATE, SINK, "born_at_ms", {"onward": "normal"})
-    this = job.Job(rules, tmp_path, sink=tmp_path / "sink", epoch=3, batch=0)
 
-    result = job.run(spark, batch.given(tmp_path, known), job=this)
+    result = worked(spark, Work(rules, batch, known, sink=tmp_path / "sink", epoch=3))
 
     outcomes = batch.outcomes(result.exceptions, run_id="run")
     # g1 has the messages 1, 8, 15 (bad), 22, 29, 36, 43: the last four are given back.
@@ -94,9 +102,8 @@ def test_each_part_is_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> 
     groups = [f"g{i}" for i in range(10)]
     (batch,) = cut(received(groups, [b"x"] * 10), number=0, batches=1, parts=2, ordered=False)
     rules = Rules(where, ordered=False, sink_schema=SINK, partition_time="born_at_ms")
-    this = job.Job(rules, tmp_path, sink=tmp_path / "sink", epoch=3, batch=0)
 
-    result = job.run(spark, batch.given(tmp_path, None), job=this)
+    result = worked(spark, Work(rules, batch, None, sink=tmp_path / "sink", epoch=3))
 
     sink.publish_manifest(tmp_path / "sink", result.files)
     assert sorted(sink.read_sink(tmp_path / "sink")["body"].to_pylist()) == [b"0", b"1"]

@@ -89,6 +89,8 @@ def test_a_dry_run_lists_what_would_change_and_changes_nothing(three_hours: Cons
     old = {r["body"] for r in listed if r["change"] == "removed"}
     assert old == {f"h1-{i}".encode() for i in range(9)}
     assert {r["body"] for r in listed if r["change"] == "added"} == {b.upper() for b in old}
+    in_order = [(r["message_group"], r["body"], r["step"]) for r in listed]
+    assert in_order == sorted(in_order)
     assert report.outcomes.num_rows == 0
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline.group import OnFailure
-from rmq_pipeline.spark.group_walk import Rules
-from rmq_pipeline.spark.handler import MESSAGES, RESULT, Outcome
+from rmq_pipeline.handling.group_walk import Rules
+from rmq_pipeline.handling.handler import MESSAGES, RESULT, Outcome
 from rmq_pipeline.spark.replay.arranging import chunks
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,

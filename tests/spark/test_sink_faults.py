@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import publication, readers
-from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.consumer import run_window
 from tests.spark.handlers import SINK
 from tests.spark.sink_home import GROUP, bodies_in, counting, next_window, opened, send, spec
@@ -129,7 +129,7 @@ def test_a_window_killed_between_settle_and_manifest_is_published_by_the_next(
 
     send(broker, b"1", b"2")
     with monkeypatch.context() as patch:
-        patch.setattr("rmq_pipeline.spark.publication.publish_version", die)
+        patch.setattr("rmq_pipeline.handling.publication.publish_version", die)
         with pytest.raises(KilledError):
             run_window(spec(folder), broker, spark=lambda: spark, owner="dead", idle_s=0.2)
     before = readers.sink_paths(folder)

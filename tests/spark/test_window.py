@@ -1,9 +1,10 @@
-"""Windows of a Spark consumer, on a real broker: what is settled, published and in the sink."""
+"""Windows on a real broker, in Spark and on threads: what is settled, published and in the sink."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,16 +12,15 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.consumer import window
 from rmq_pipeline.errors import BrokerUnavailableError
+from rmq_pipeline.handling import sink
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark import sink
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport, run_window
 from tests.spark.handlers import SINK, STATE, deadly, kept, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
 
 TOPIC, GROUP = "steps", "walkers"
 HOUR_MS = 3_600_000
@@ -83,16 +83,25 @@ def consumer(folder: Path, **changes: Any) -> ConsumerSpec:
     return ConsumerSpec(**{**settings, **changes})
 
 
+@pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.spark), "threads"])
+def engine(request: pytest.FixtureRequest) -> Run:
+    """``run_window`` of either engine."""
+    if request.param == "threads":
+        return window.run_window
+    spark: SparkSession = request.getfixturevalue("spark")
+    return partial(run_window, spark=lambda: spark)
+
+
 @pytest.fixture
-def run(broker: Broker, spec: ConsumerSpec, spark: SparkSession) -> Run:
+def run(broker: Broker, spec: ConsumerSpec, engine: Run) -> Run:
     """``run(…)``: one window until it has been idle for a moment."""
 
-    def window(**changes: Any) -> WindowReport:
+    def once(**changes: Any) -> WindowReport:
         settings = {"owner": "test", "idle_s": 0.2, **changes}
         verbs = settings.pop("verbs", broker)
-        return run_window(settings.pop("spec", spec), verbs, spark=lambda: spark, **settings)
+        return engine(settings.pop("spec", spec), verbs, **settings)
 
-    return window
+    return once
 
 
 def send(broker: Broker, *bodies: str, groups: int = 3) -> None:
@@ -322,12 +331,14 @@ def test_a_settle_answered_too_late_is_not_done_twice(
     assert sink.read_sink(tmp_path / "sink").num_rows == 9
 
 
+@pytest.mark.spark
 def test_a_message_that_kills_its_worker_fails_alone(
-    broker: Broker, run: Run, tmp_path: Path
+    broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
     send(broker, "0", "1", "2", "3", "kill 4", "5", "6", "7", "8")
 
-    report = run(spec=consumer(tmp_path, handler=deadly))
+    spec = consumer(tmp_path, handler=deadly)
+    report = run_window(spec, broker, spark=lambda: spark, owner="test", idle_s=0.2)
 
     assert {g: [b for _, b in rows] for g, rows in steps(tmp_path).items()} == {
         "g0": ["0", "3", "6"],

@@ -58,6 +58,7 @@ def connection(
             "fold_behind",
             "fold_condemned",
             "fold_subscriptions",
+            "fold_queue_locks",
             "fold_halves",
             "fold_redrives",
             "fold_state",

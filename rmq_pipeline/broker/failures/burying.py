@@ -15,6 +15,7 @@ from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.errors import CorruptLogError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ _COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", 
 #: Messages that one frame buries, limits.STEP_BYTES of them at most; also how many a caller does
 #: that was to do something else.
 AT_ONCE = 10_000
+#: What reading raises where the store is damaged, or lacks something.
+_UNREADABLE = (CorruptLogError, StorageError, LookupError)
 
 
 def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None = None) -> int:
@@ -29,6 +32,10 @@ def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None =
 
     Args:
         limit: after so many it ends; None: when nothing is doomed there any more.
+
+    Raises:
+        OperatorError: some cannot be read; they stay doomed, and the others found are buried.
+        LookupError: the same.
     """
     buried = 0
     chosen = tuple(keys) if keys is not None else None
@@ -36,8 +43,14 @@ def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None =
         found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE))
         if not found:
             return buried
+        unreadable: Exception | None = None
         for doomed in found:
-            buried += _bury_queue(engine, doomed)
+            try:
+                buried += _bury_queue(engine, doomed)
+            except _UNREADABLE as error:
+                unreadable = error
+        if unreadable is not None:
+            raise unreadable
         if limit is not None and buried >= limit:
             return buried
 
@@ -74,7 +87,26 @@ def _bury_queue(engine: Engine, doomed: Doomed) -> int:
         queue_id=queue_id,
         offset=doomed.queue_offset,
     )
-    return sum(_bury_part(engine, doomed.take(rows)) for rows in slices)
+    try:
+        return sum(_bury_part(engine, doomed.take(rows)) for rows in slices)
+    except _UNREADABLE:
+        if len(doomed) == 1:
+            raise
+        return _bury_each(engine, doomed)
+
+
+def _bury_each(engine: Engine, doomed: Doomed) -> int:
+    """One frame for each of them, but for those that cannot be read."""
+    buried = 0
+    unreadable: Exception | None = None
+    for row in range(len(doomed)):
+        try:
+            buried += _bury_part(engine, doomed.take(slice(row, row + 1)))
+        except _UNREADABLE as error:
+            unreadable = error
+    if unreadable is not None:
+        raise unreadable
+    return buried
 
 
 def _bury_part(engine: Engine, doomed: Doomed) -> int:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.receiving import queue_order
 from rmq_pipeline.broker.receiving.lease_table import DOOMED
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import Send, place, subset
@@ -153,4 +154,8 @@ class Bury(Request):
             message_group_hash=leases.group[rows],
             detail=[consumption.failures.get(offset) for offset in leases.offset[rows].tolist()],
         )
-        return Decision(len(rows), placed=placed, events=[event])
+        events = [event]
+        if consumption.by_queue:
+            after = queue_order.acks(leases, rows[:0], settled=rows, now_ms=now_ms)
+            events.extend(key.events(after, now_ms))
+        return Decision(len(rows), placed=placed, events=events)

@@ -1,6 +1,7 @@
 """Giving back what lies unsettled behind a failure: receipts void, attempts not counted."""
 
 import numpy as np
+import numpy.typing as npt
 
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.receiving.consumption import Consumption
@@ -35,6 +36,19 @@ def release(
             message_group_hash=leases.group[rows],
         )
     ]
+
+
+def release_running(
+    consumption: Consumption, chosen: npt.NDArray[np.bool_], *, now_ms: int
+) -> list[EventRows]:
+    """Give back at once what of the chosen rows is with a receiver, for whom it was no attempt.
+
+    A lease that has ended by itself has failed: it counts, whether or not it was seen to.
+    """
+    leases = consumption.leases
+    running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
+    rows = np.flatnonzero(running & chosen)
+    return release(consumption, rows, visible_at_ms=now_ms) if len(rows) else []
 
 
 def released_behind(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.failures.final_failure import give_up
 from rmq_pipeline.broker.failures.giving_back import release
+from rmq_pipeline.broker.receiving import queue_order
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import DOOMED, WAITING, LeaseTable, Rows
 from rmq_pipeline.group import Group
@@ -51,6 +52,8 @@ def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ende
         return _NOTHING
     if consumption.ordered:
         return _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
+    if consumption.by_queue:
+        return _ended_by_queue(consumption, group, now_ms=now_ms)
     leases = consumption.leases
     exhausted = leases.attempt[rows] >= group.max_attempts
     again = rows[~exhausted]
@@ -107,6 +110,25 @@ def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_m
     return Ended(leases.offset[taken], attempt, leases.group[taken], events)
 
 
+def _ended_by_queue(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
+    """The same with order by queue: everything from the first unsettled message on, or nothing.
+
+    Every delivery counts, of all of them. Only the first one fails for good by its lease's end:
+    what lies behind it may never have been tried.
+    """
+    leases = consumption.leases
+    if queue_order.blocked_until(leases) > now_ms:
+        return _NOTHING
+    first, *_ = unsettled = queue_order.unsettled(leases)
+    if leases.attempt[first] >= group.max_attempts:
+        events = _given_up(consumption, unsettled[:1], group=group, now_ms=now_ms)
+        events.extend(queue_order.begun_again(leases, unsettled[1:], now_ms=now_ms))
+        return Ended(_NOTHING.offset, _NOTHING.attempt, _NOTHING.group, events)
+    rows = np.flatnonzero(leases.alive)
+    before = queue_order.counted(leases, rows, max_attempts=group.max_attempts)
+    return Ended(leases.offset[rows], before + np.int32(1), leases.group[rows])
+
+
 def group_starts(groups: Int64s) -> Rows:
     """Where each message group begins in sorted hashes; without a group each row is its own."""
     starts = run_starts(groups)
@@ -153,6 +175,10 @@ def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -
         return []
     if consumption.ordered:
         return _expire_in_order(consumption, group, rows=rows, now_ms=now_ms)
+    if consumption.by_queue:
+        failed = _ended_by_queue(consumption, group, now_ms=now_ms).events
+        ended = rows[leases.delivery[rows] > WAITING]
+        return failed or ([_expired(consumption, ended)] if len(ended) else [])
     exhausted = leases.attempt[rows] >= group.max_attempts
     ended = rows[~exhausted & (leases.delivery[rows] > WAITING)]
     events = _given_up(consumption, rows[exhausted], group=group, now_ms=now_ms)

@@ -16,7 +16,7 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.receiving.consumption import Consumption
-from rmq_pipeline.broker.receiving.lease_table import FAR, HELD, PARKED, WAITING
+from rmq_pipeline.broker.receiving.lease_table import AHEAD, FAR, HELD, PARKED, WAITING
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
@@ -149,7 +149,11 @@ class Redrive(Request):
 
 def _comes_anyway(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
     """What is unsettled, or yet to be read: only a reset to an earlier offset makes it so."""
-    anyway = (offsets >= consumption.cursor) | (consumption.leases.find(offsets) >= 0)
+    leases = consumption.leases
+    rows = leases.find(offsets)
+    unsettled = rows >= 0
+    unsettled[unsettled] = leases.delivery[rows[unsettled]] != AHEAD
+    anyway = (offsets >= consumption.cursor) | unsettled
     for row, group in enumerate(groups.tolist()) if consumption.backlog else ():
         entry = consumption.backlog.get(group)
         if entry is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.receiving.lease_table import WAITING, LeaseTable, Rows
+from rmq_pipeline.broker.receiving.queue_order import blocked_until, free_after
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import REMOVES_ROW, Kind
 
@@ -45,28 +46,39 @@ class Consumption:
     With order by message group, ``held`` counts the unsettled deliveries of each message group;
     such a group is blocked for everybody until they are settled or have ended, and what a receive
     passed over meanwhile is its ``backlog``. ``ready`` are the groups with a backlog and nothing
-    held.
+    held. With order by queue the leases say all (queue_order.py).
     """
 
     __slots__ = (
         "_backlog_from",
         "backlog",
+        "by_queue",
         "condemned",
         "cursor",
+        "eases",
         "failures",
         "held",
         "known",
         "leases",
         "ordered",
         "ready",
+        "resets",
+        "told_eases",
         "touched",
     )
 
-    def __init__(self, *, ordered: bool) -> None:
+    def __init__(self, *, ordered: bool, by_queue: bool = False) -> None:
         self.ordered = ordered
+        self.by_queue = by_queue
         self.touched = False
         self.cursor = 0
+        #: How often somebody has put the group elsewhere.
+        self.resets = 0
         self.leases = LeaseTable()
+        #: With order by queue: how often acks have ended the block or made its end earlier, and of
+        #: how many those who wait for it were told. Decided and told by different threads.
+        self.eases = 0
+        self.told_eases = -1
         self.held: dict[int, int] = {}
         self.backlog: dict[int, Backlog] = {}
         self.ready: dict[int, None] = {}
@@ -97,6 +109,12 @@ class Consumption:
             and (now_ms < leases.next_visible or not len(leases))
         )
 
+    def next_after(self, now_ms: int) -> int | None:
+        """When something not visible yet becomes so by itself; None when nothing does."""
+        if self.by_queue:
+            return free_after(self.leases, now_ms)
+        return self.leases.next_after(now_ms)
+
     def unsettled_before(self, offset: int) -> bool:
         """Whether a message before ``offset`` was looked at and is not settled."""
         first = self.leases.first_offset()
@@ -112,14 +130,17 @@ class Consumption:
         """Change the state as the events say."""
         self.touched = True
         kind = events.kind
-        if kind in REMOVES_ROW:
+        if self.by_queue and kind in (Kind.ACK, Kind.ACK_AHEAD):
+            self._ack_in_order(events)
+        elif kind in REMOVES_ROW:
             self._remove(events)
-        elif kind <= Kind.PARK:
+        elif kind <= Kind.ACK_AHEAD:
             self._set(events)
         elif kind in (Kind.CURSOR, Kind.OFFSET_UPDATED):
             self.cursor = max(self.cursor, int(events.queue_offset.max()))
         elif kind == Kind.RESET:
             self._reset(int(events.queue_offset[-1]))
+            self.resets += int(np.count_nonzero(events.column("delivery", np.int64) >= 0))
         elif kind == Kind.BEHIND:
             self._behind(events)
         elif kind == Kind.CONDEMN:
@@ -135,6 +156,20 @@ class Consumption:
                 gone = self.backlog.pop(group, None)
                 self.known -= len(gone.known) if gone else 0
                 self.ready.pop(group, None)
+
+    def _ack_in_order(self, events: EventRows) -> None:
+        before = blocked_until(self.leases)
+        if events.kind == Kind.ACK:
+            self._remove(events)
+        else:
+            self._set(events)
+        self.eases += blocked_until(self.leases) < before
+
+    def was_eased(self) -> bool:
+        """With order by queue: whether acks may have let somebody in since this was asked last."""
+        eases = self.eases
+        told, self.told_eases = self.told_eases, eases
+        return eases != told
 
     def _remove(self, events: EventRows) -> None:
         rows = self.leases.find(np.unique(events.queue_offset))

@@ -1,12 +1,14 @@
 """Receiving: which messages a receive leases, queue by queue."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.failures.redeliver import ended_leases
+from rmq_pipeline.broker.members.queue_locks import QueueLock
 from rmq_pipeline.broker.progress import earlier
 from rmq_pipeline.broker.receiving.barrier import BarredScan, barriers
+from rmq_pipeline.broker.receiving.batch_scan import BatchScan
 from rmq_pipeline.broker.receiving.consumption import Consumption, Skipped
 from rmq_pipeline.broker.receiving.fifo import GroupScan
 from rmq_pipeline.broker.receiving.scan import QueueKey, QueueScan, Taken
@@ -14,11 +16,12 @@ from rmq_pipeline.broker.receiving.sieve import Sieve
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
 
 #: A receive of a few messages takes them from few queues: it costs mostly one price a queue.
-SHARE_ROWS = 16
+SHARE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,12 @@ class Receive(Request):
     window: tuple[str, int] | None
     #: The random number of this delivery.
     delivery: int
+    #: The only queues to look in; None: all that no other client has locked.
+    queue_ids: frozenset[int] | None = None
+    #: Below 0: of a receive that may be repeated, in a group of order queue; 0: of none.
+    attempt: int = 0
+    #: Whether it may be given what an earlier call of the same attempt has leased.
+    repeats: bool = True
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Lease up to ``limit`` messages, spread over the queues that have any."""
@@ -93,7 +102,13 @@ class Receive(Request):
             state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
             for queue_id in range(len(topic.queues))
         ]
-        scans = self._scans(state, topic, consumptions=consumptions, group=group, now_ms=now_ms)
+        locked = state.queue_locks.of_others(
+            group.group_id, topic.topic.topic_id, client_id=self.client_id, now_ms=now_ms
+        )
+        closed = self._closed(topic, group, locked=locked)
+        scans = self._scans(
+            state, topic, consumptions=consumptions, group=group, closed=closed, now_ms=now_ms
+        )
         if not all(consumption.touched for consumption in consumptions):
             decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
         if topic.topic.type == "priority":
@@ -105,15 +120,37 @@ class Receive(Request):
             if not scan.is_idle():
                 self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
         if not answer.taken:
-            for consumption in consumptions:
-                soonest = consumption.leases.next_after(now_ms)
-                answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
+            for queue_id, consumption in enumerate(consumptions):
+                if queue_id not in closed:
+                    soonest = consumption.next_after(now_ms)
+                    answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
+            for lock in locked.values() if self.queue_ids is None else ():
+                answer.next_visible_ms = earlier(answer.next_visible_ms, lock.expires_at_ms)
             if pace is not None and not limit:
                 next_ms = pace.next_ms(now_ms)
                 answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
             if topic.topic.growths:  # what it went past may be all that new queues waited for
                 answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
         return decision
+
+    def _closed(
+        self, topic: TopicState, group: Group, *, locked: Mapping[int, QueueLock]
+    ) -> Collection[int]:
+        """The queues not to look in: another client's, or not asked for.
+
+        Raises:
+            IllegalOffsetError: a queue is asked for that there is not.
+            QueueLockedError: or one that is locked.
+        """
+        if self.queue_ids is None:
+            return locked
+        for queue_id in sorted(self.queue_ids):
+            if not 0 <= queue_id < len(topic.queues):
+                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+            if queue_id in locked:
+                refusal = locked[queue_id].refusal(queue_id, topic=self.topic, group=group.name)
+                raise refusal
+        return set(range(len(topic.queues))) - self.queue_ids
 
     def _scans(
         self,
@@ -122,17 +159,28 @@ class Receive(Request):
         *,
         consumptions: Sequence[Consumption],
         group: Group,
+        closed: Collection[int],
         now_ms: int,
     ) -> list[tuple[int, QueueScan]]:
         """A scan of every queue in which there may be something: of most, when many wait."""
         scans: list[tuple[int, QueueScan]] = []
         barred = barriers(state, topic, group=group, client_id=self.client_id)
         for queue_id, queue in enumerate(topic.queues):
+            if queue_id in closed:
+                continue
             consumption = consumptions[queue_id]
-            if not barred and consumption.has_nothing(queue.max_offset, now_ms):
+            attempt = self.attempt if consumption.by_queue and self.repeats else 0
+            nothing = not barred and consumption.has_nothing(queue.max_offset, now_ms)
+            if nothing and not attempt:
+                continue
+            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
+            if consumption.by_queue:
+                batch = BatchScan(
+                    *(queue, consumption), sieve=sieve, group=group, attempt=attempt, now_ms=now_ms
+                )
+                scans.append((queue_id, batch))
                 continue
             ended = ended_leases(consumption, group, now_ms=now_ms)
-            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
             barrier = barred[queue_id] if barred else None
             if barrier is not None:
                 scan: QueueScan = BarredScan(
@@ -142,7 +190,8 @@ class Receive(Request):
                 kind = GroupScan if consumption.ordered else QueueScan
                 scan = kind(queue, consumption, sieve=sieve, ended=ended)
             scans.append((queue_id, scan))
-        return scans
+        again = [one for one in scans if isinstance(one[1], BatchScan) and one[1].again]
+        return again or scans
 
     def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
         """Fair shares first; then what is left, from wherever there is more."""
@@ -181,7 +230,7 @@ class Receive(Request):
                     attempt=taken.attempt,
                     visible_at_ms=now_ms + self.invisible_duration_ms,
                     delivery=self.delivery,
-                    epoch=epoch,
+                    epoch=epoch or (self.attempt if scan.consumption.by_queue else 0),
                     message_group_hash=taken.group,
                     client_id=self.client_id or None,
                 )

@@ -16,6 +16,8 @@ DOOMED = -1
 #: And of one that failed for good and is parked, and of one that is held behind such a one.
 PARKED = -2
 HELD = -3
+#: And of one that was acked while one before it is not, in order by queue.
+AHEAD = -4
 
 
 class LeaseTable:
@@ -63,12 +65,12 @@ class LeaseTable:
 
     @property
     def delivery(self) -> Int64s:
-        """The number in the receipt; WAITING, DOOMED, PARKED or HELD when there is no lease."""
+        """The number in the receipt; when there is no lease WAITING, or what else it is."""
         return self._delivery[: self._n]
 
     @property
     def epoch(self) -> Int64s:
-        """The window that holds the lease; 0 for none."""
+        """The window that holds the lease; 0: none. Below 0: the attempt that it was given to."""
         return self._epoch[: self._n]
 
     @property
@@ -131,7 +133,8 @@ class LeaseTable:
 
     def parked(self) -> Rows:
         """Rows that are parked, or held behind such a one."""
-        return np.flatnonzero(self.alive & (self.delivery <= PARKED))
+        held = (self.delivery == PARKED) | (self.delivery == HELD)
+        return np.flatnonzero(self.alive & held)
 
     def upsert(
         self,

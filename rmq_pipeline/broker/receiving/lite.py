@@ -121,9 +121,10 @@ def check_client(client_id: Any) -> str:
     """A client id by which subscriptions are kept.
 
     Raises:
-        RequestError: it is blank or too long.
+        RequestError: it is blank, too long, or not all of it is characters.
     """
-    fits = isinstance(client_id, str) and bool(client_id.strip())
+    fits = isinstance(client_id, str) and bool(client_id.encode(errors="ignore").strip())
+    fits = fits and client_id.encode(errors="replace").decode() == client_id
     if not fits or len(client_id) > limits.CLIENT_ID_LENGTH:
         raise RequestError(
             f"A lite topic needs the client_id, 1 to {limits.CLIENT_ID_LENGTH} characters, not"

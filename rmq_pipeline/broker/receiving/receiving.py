@@ -1,6 +1,6 @@
 """The work of a receive outside the writer: loading, waiting, reading bodies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +75,9 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
         if delivery.next_visible_ms is not None:
             wake = min(wake, delivery.next_visible_ms)
         engine.arrivals.wait(topic_id, version, at_ms=wake)
+        # An earlier call of the same attempt may wait as well, for a client that has let it go.
+        # Neither is to take from the other what it was given.
+        request = replace(request, repeats=False)
 
 
 def begin(request: Receive) -> None:

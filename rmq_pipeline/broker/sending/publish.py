@@ -10,11 +10,18 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.admission import admit
-from rmq_pipeline.broker.sending import single
+from rmq_pipeline.broker.sending import side_by_side, single
 from rmq_pipeline.broker.sending.duplicates import identities
-from rmq_pipeline.broker.sending.queues import Heads, queues_of, take_offsets, turns
+from rmq_pipeline.broker.sending.queues import (
+    Heads,
+    hashes_and_queues_of,
+    queues_of,
+    take_offsets,
+    turns,
+)
 from rmq_pipeline.broker.sending.repeats import repeats_of
 from rmq_pipeline.broker.sending.sent import Sent
+from rmq_pipeline.broker.sending.side_by_side import Order
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.writer import Decision, Request
@@ -52,6 +59,8 @@ class Send(Request):
     #: What two messages have in common when one repeats the other, and a hash of it for each.
     deduplicate: Deduplicate = "none"
     identity: Int64s | None = None
+    #: None: as they were given.
+    order: Order | None = None
 
     def identified(self, deduplicate: Deduplicate) -> "Send":
         """With the identities that its topic tells messages apart by."""
@@ -67,7 +76,9 @@ class Send(Request):
 
     def is_bulk(self) -> bool:
         """Whether it takes longer than a caller's thread needs to be woken, or a sync."""
-        return len(self) >= _BULK_ROWS or self.columns["body"].nbytes >= _BULK_BYTES
+        # nbytes takes several times as long. Beyond its rows a checked column holds little.
+        size = self.columns["body"].get_total_buffer_size()
+        return len(self) >= _BULK_ROWS or size >= _BULK_BYTES
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Place the messages; the answer is a function that makes the table schema.SENT."""
@@ -116,7 +127,7 @@ def prepare_columns(
     admit(topic, columns)
     if topic.type == "lite":
         columns["message_group"] = columns["lite_topic"]
-    return checked(
+    send = checked(
         topic,
         columns,
         ids=ids,
@@ -124,6 +135,7 @@ def prepare_columns(
         now_ms=now_ms,
         delay_levels_ms=delay_levels_ms,
     )
+    return side_by_side.in_order(send)
 
 
 def checked(
@@ -147,15 +159,15 @@ def checked(
         columns["born_at_ms"] = pa.array(np.full(n, now_ms, dtype=np.int64))
     elif born.null_count:
         columns["born_at_ms"] = pc.fill_null(born, now_ms)
-    groups = columns["message_group"]
+    group_hash, group_queue = hashes_and_queues_of(topic, columns)
     return Send(
         topic=topic.name,
         topic_id=topic.topic_id,
         queues=topic.queues,
         columns=columns,
-        message_group_hash=hash64(groups),
+        message_group_hash=group_hash,
         tag_hash=hash64(columns["tag"]),
-        group_queue=queues_of(topic, columns) if n else None,
+        group_queue=group_queue,
         delay_max_ms=delay_max_ms,
         delay_levels_ms=delay_levels_ms,
     ).identified(topic.deduplicate)
@@ -187,7 +199,7 @@ def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[
     known = state.duplicates.of(send.topic_id)
     if known is None or "delivered_at" in send.columns:
         return _place_all(send, state, topic=topic, now_ms=now_ms, heads=heads)
-    send = send.identified(known.deduplicate)
+    send = side_by_side.as_given(send).identified(known.deduplicate)
     assert send.identity is not None
     repeats = repeats_of(known, send.identity, now_ms=now_ms)
     if repeats is None:
@@ -208,6 +220,9 @@ def _place_all(
         return [], Sent(
             send.columns["message_id"], empty.astype(np.int32), empty, None, send.topic_id
         )
+    if side_by_side.can_place(send, topic):
+        return side_by_side.place_in_order(send, topic, now_ms=now_ms, heads=heads)
+    send = side_by_side.as_given(send)
     deliver_at, later = _delivery_times(send, now_ms)
     queue_id = np.zeros(n, dtype=np.int32)
     offsets = np.zeros(n, dtype=np.int64)

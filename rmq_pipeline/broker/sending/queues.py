@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from rmq_pipeline.broker.event_rows import run_starts
 from rmq_pipeline.broker.state import TopicState
-from rmq_pipeline.message import Int32s, Int64s, queue_of_groups
+from rmq_pipeline.message import Int32s, Int64s, hash64, hashes_and_queues, queue_of_groups
 from rmq_pipeline.topic import GROUPED, Topic
 
 #: Heads that earlier sends of the same decision have moved: (topic_id, queue_id) -> max_offset.
@@ -26,6 +26,16 @@ def queues_of(topic: Topic, columns: dict[str, pa.Array]) -> Int32s | None:
     grouped = groups.is_valid().to_numpy(zero_copy_only=False)
     queue_id[grouped] = queue_of_groups(groups.drop_null(), topic.queues)
     return queue_id
+
+
+def hashes_and_queues_of(
+    topic: Topic, columns: dict[str, pa.Array]
+) -> tuple[Int64s, Int32s | None]:
+    """The hash of each message's group, and ``queues_of``."""
+    groups = columns["message_group"]
+    if topic.type in GROUPED and len(groups) and not groups.null_count:
+        return hashes_and_queues(groups, topic.queues)
+    return hash64(groups), queues_of(topic, columns) if len(groups) else None
 
 
 def turns(topic: TopicState, count: int, *, heads: Heads) -> Int32s:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_pipeline.broker.failures.giving_back import release
+from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.failures.giving_back import release, released_behind
+from rmq_pipeline.broker.receiving.lease_table import LeaseTable, Rows
 from rmq_pipeline.broker.settling.outcomes import acks
 from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, by_queue, standing
 from rmq_pipeline.broker.state import State
@@ -62,3 +64,31 @@ class GiveBack(Request):
             events = release(part.consumption, part.rows, visible_at_ms=now_ms)
             decision.events.extend(part.key.events(events, now_ms))
         return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Request):
+    """Deliveries that their receiver does without: visible at once, as if they had not been."""
+
+    receipts: Receipts
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """All or none; with order, what is delivered behind them is given back with them."""
+        decision = Decision()
+        for part in by_queue(self.receipts, state, now_ms=now_ms):
+            consumption, rows = part.consumption, part.rows
+            events = release(consumption, rows, visible_at_ms=now_ms)
+            if consumption.ordered:
+                firsts = rows[_first_of_groups(consumption.leases, rows)]
+                moments = np.full(len(firsts), now_ms, dtype=np.int64)
+                given = consumption.leases.offset[rows]
+                events += released_behind(consumption, firsts, visible_at=moments, settled=given)
+            decision.events.extend(part.key.events(events, now_ms))
+        return decision
+
+
+def _first_of_groups(leases: LeaseTable, rows: Rows) -> Rows:
+    """Which of these rows are the first of their message groups."""
+    order = np.lexsort((leases.offset[rows], leases.group[rows]))
+    first: Rows = order[run_starts(leases.group[rows][order])]
+    return first

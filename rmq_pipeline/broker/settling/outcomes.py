@@ -14,8 +14,9 @@ from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 
-ACK, RETRY, DEAD_LETTER = 0, 1, 2
-OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER}
+#: GIVE_UP: whatever attempts are left, this was the last; the group says what becomes of it.
+ACK, RETRY, DEAD_LETTER, GIVE_UP = 0, 1, 2, 3
+OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER, "give_up": GIVE_UP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Outcomes:
     """What became of deliveries; arrays of one length."""
 
     receipts: Receipts
-    #: ACK, RETRY or DEAD_LETTER.
+    #: ACK, RETRY, DEAD_LETTER or GIVE_UP.
     outcome: npt.NDArray[np.int8]
     #: Delay of a retry in ms; -1: the group's backoff.
     retry_after_ms: Int64s
@@ -45,7 +46,7 @@ def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes
     """Outcomes from the columns of schema.OUTCOME.
 
     Raises:
-        RequestError: an outcome that is none of ack, retry, dead_letter; a negative delay; an
+        RequestError: an outcome that is none of OUTCOMES; a negative delay; an
             idempotency key that is empty or too long.
     """
     texts = columns["outcome"].dictionary_encode()

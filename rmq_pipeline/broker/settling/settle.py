@@ -14,18 +14,19 @@ from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.failures.final_failure import give_up
 from rmq_pipeline.broker.failures.giving_back import released_behind
 from rmq_pipeline.broker.failures.redeliver import backoff_ms, dooms
+from rmq_pipeline.broker.receiving import queue_order
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import WAITING, Rows
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import Send, place
 from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.settling.effects import effect_events
-from rmq_pipeline.broker.settling.outcomes import ACK, DEAD_LETTER, RETRY, Outcomes
+from rmq_pipeline.broker.settling.outcomes import ACK, DEAD_LETTER, GIVE_UP, Outcomes
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import ReceiptHandleError
 from rmq_pipeline.group import Group, OnFailure
-from rmq_pipeline.message import Int64s
+from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
 
@@ -242,21 +243,14 @@ class Settle(Request):
         answer: Settled = decision.answer
         outcome = self.outcomes.outcome[part.receipts]
         leases = part.consumption.leases
-        events = []
+        events: list[EventRows] = []
         done = part.rows[outcome == ACK]
         if len(done):
             answer.acked += len(done)
-            events.append(
-                EventRows(
-                    kind=Kind.ACK,
-                    at_ms=now_ms,
-                    queue_offset=leases.offset[done],
-                    attempt=leases.attempt[done],
-                    delivery=leases.delivery[done],
-                    epoch=leases.epoch[done],
-                    message_group_hash=leases.group[done],
-                )
-            )
+            if part.consumption.by_queue:
+                events.extend(queue_order.acks(leases, done, now_ms=now_ms))
+            else:
+                events.append(queue_order.acked(leases, done, now_ms=now_ms))
         failed = np.flatnonzero(outcome != ACK)
         if len(failed):
             if part.consumption.ordered:
@@ -274,7 +268,7 @@ class Settle(Request):
         So is what failed behind one with which its message group is given up.
         """
         groups = part.consumption.leases.group[part.rows[failed]]
-        stops = self.outcomes.outcome[part.receipts[failed]] == RETRY
+        stops = self.outcomes.outcome[part.receipts[failed]] != DEAD_LETTER
         if part.group.on_failure == "dead_letter_group":
             stops[:] = True
         keep, stopped = [], set()
@@ -298,7 +292,11 @@ class Settle(Request):
         leases, group = part.consumption.leases, part.group
         rows = part.rows[failed]
         hopeless = outcome[failed] == DEAD_LETTER
-        final = hopeless | (leases.attempt[rows] >= group.max_attempts)
+        spent = (leases.attempt[rows] >= group.max_attempts) | (outcome[failed] == GIVE_UP)
+        forgiven = np.zeros_like(spent)
+        if part.consumption.by_queue:
+            forgiven = queue_order.behind_first(spent & ~hopeless) & (outcome[failed] != GIVE_UP)
+        final = hopeless | (spent & ~forgiven)
         # Who calls a message hopeless has decided what becomes of it: nobody is to be asked.
         parked = final & ~hopeless if group.on_failure == "park" else np.zeros_like(final)
         policy: OnFailure = "dead_letter" if group.on_failure == "park" else group.on_failure
@@ -307,7 +305,13 @@ class Settle(Request):
         answer.dead_lettered += int((final & ~parked).sum())
         settled = leases.offset[part.rows[(outcome == ACK)]]
         said = self.outcomes.failure.take(pa.array(part.receipts[failed])).to_pylist()
-        events = self._retries(part, failed[~final], settled=settled, now_ms=now_ms)
+        charged = np.where(forgiven, 0, leases.attempt[rows])[~final]
+        events = self._retries(
+            part, failed[~final], charged=charged, settled=settled, now_ms=now_ms
+        )
+        if part.consumption.by_queue:
+            own = rows[spent & ~hopeless][:1]
+            events.extend(queue_order.spared(leases, own, settled=part.rows, now_ms=now_ms))
         # What failed behind a dead letter keeps its own delay: it is not given back.
         settled = np.concatenate([settled, leases.offset[rows[~final]]])
         for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
@@ -326,9 +330,9 @@ class Settle(Request):
         return events
 
     def _retries(
-        self, part: OnQueue, failed: Rows, *, settled: Int64s, now_ms: int
+        self, part: OnQueue, failed: Rows, *, charged: Int32s, settled: Int64s, now_ms: int
     ) -> list[EventRows]:
-        """What is to come again after a while."""
+        """What is to come again after a while, so many deliveries of it counted."""
         if not len(failed):
             return []
         leases = part.consumption.leases
@@ -341,7 +345,7 @@ class Settle(Request):
                 kind=Kind.RETRY,
                 at_ms=now_ms,
                 queue_offset=leases.offset[rows],
-                attempt=leases.attempt[rows],
+                attempt=charged,
                 visible_at_ms=now_ms + delay,
                 delivery=WAITING,
                 message_group_hash=leases.group[rows],

@@ -8,6 +8,7 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker import admin, queries
 from rmq_pipeline.broker.arguments import check_readable
+from rmq_pipeline.broker.members.locking import LocksOfGroup
 from rmq_pipeline.broker.receiving.deliver import Subscribe
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.broker.writer import Request
@@ -172,8 +173,15 @@ class Administration(Opened):
         return admin.groups_table(self._engine.state)
 
     def describe_group(self, name: str) -> dict[str, Any]:
-        """A group's fields."""
-        return self._engine.state.group(name).describe()
+        """A group's fields; its members, by client_id, and the locks of its queues.
+
+        ``members``: topics, joined_at_ms, seen_at_ms, details as they gave them. Consumers that
+        another door knows of stand beside them.
+        """
+        engine = self._engine
+        fields = engine.state.group(name).describe()
+        locks = engine.submit(LocksOfGroup(name))
+        return {**fields, "members": engine.members.described(name), "locks": locks}
 
     def subscribe(self, group: str, topic: str) -> None:
         """From now on the whole topic counts as the group's lag."""

@@ -30,7 +30,8 @@ class Background(Opened):
 
         A new epoch of consumer/<group> ends the leases of the older ones at once.
         """
-        answer: dict[str, Any] = self._engine.submit(OpenWindow(name, owner, duration_ms, takeover))
+        who = arguments.text(name, "A window's name"), arguments.text(owner, "owner")
+        answer: dict[str, Any] = self._engine.submit(OpenWindow(*who, duration_ms, takeover))
         return answer
 
     def renew_window(self, name: str, *, epoch: int, duration_ms: int) -> dict[str, Any]:

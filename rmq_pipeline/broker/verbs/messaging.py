@@ -51,6 +51,8 @@ class Messaging(Opened):
         wait_ms: int = 0,
         client_id: str = "",
         window: Window | None = None,
+        queue_ids: Sequence[int] | None = None,
+        attempt_id: str = "",
     ) -> pa.Table:
         """Lease up to ``limit`` messages for a while, as schema.RECEIVED in (queue, offset) order.
 
@@ -59,6 +61,13 @@ class Messaging(Opened):
             filter_type: tag or sql92.
             wait_ms: how long to wait for the first message.
             window: name and epoch of the consumer's window these leases belong to.
+            queue_ids: look in these queues only; without it, in all that no other client of the
+                group has locked.
+            attempt_id: in a group of order queue a receive that is repeated under the id of one
+                whose answer got lost is given the same batch again, with new receipts.
+
+        Raises:
+            QueueLockedError: another client has locked one of ``queue_ids``.
         """
         request = arguments.receive(
             self._engine,
@@ -70,6 +79,8 @@ class Messaging(Opened):
             filter_type=filter_type,
             client_id=client_id,
             window=window,
+            queue_ids=queue_ids,
+            attempt_id=attempt_id,
         )
         return receive(self._engine, request, wait_ms=arguments.poll_ms(wait_ms))
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_pipeline.handling.group_walk import group_starts
 from rmq_pipeline.message import hash64
-from rmq_pipeline.spark.group_walk import group_starts
 from rmq_pipeline.spark.replay.reading import WALKED
 
 #: Messages walked at a time, and about how large they are; a longer group takes several steps.

@@ -132,9 +132,16 @@ def outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> pa.Table
 
 
 def write_report(changed: "DataFrame", path: Path) -> Path:
-    """Write rows that differ as one Parquet file; its path."""
+    """Write rows that differ as one Parquet file; its path.
+
+    They are sorted by the sink's columns, so that what goes and what comes for it are neighbours.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
     parts = path.with_suffix(".parts")
-    changed.coalesce(1).write.mode("overwrite").parquet(str(parts))
+    columns = [name for name in changed.columns if name not in {CHANGE, COPIES}]
+    in_order = changed.coalesce(1).sortWithinPartitions(*columns, F.desc(CHANGE))
+    in_order.write.mode("overwrite").parquet(str(parts))
     (part,) = parts.glob("part-*.parquet")
     part.replace(path)
     for left in parts.glob("*"):

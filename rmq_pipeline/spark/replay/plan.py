@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.spark.replay.comparison import OUTCOMES
 from rmq_pipeline.spark.replay.staged import hours
-from rmq_pipeline.spark.spec import ConsumerSpec
 
 #: replace: the same partitions of the sink; side_sink: another folder; dry_run: what would change.
 Mode = Literal["replace", "side_sink", "dry_run"]

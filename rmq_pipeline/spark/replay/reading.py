@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from rmq_pipeline import schema
 from rmq_pipeline.errors import IllegalOffsetError
-from rmq_pipeline.spark.handler import MESSAGES
+from rmq_pipeline.handling.handler import MESSAGES
 from rmq_pipeline.spark.parcel import unpack
 from rmq_pipeline.spark.replay.staged import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Stored, listed

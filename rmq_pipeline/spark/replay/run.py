@@ -18,8 +18,8 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.spark import parcel
-from rmq_pipeline.spark.group_walk import Rules
 from rmq_pipeline.spark.replay import onward, stages, surroundings
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
 from rmq_pipeline.spark.replay.places import together

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.filter.expression import compile_filter
-from rmq_pipeline.spark import sink
-from rmq_pipeline.spark.job import rare_collections
+from rmq_pipeline.handling import sink
+from rmq_pipeline.handling.group_walk import rare_collections
 from rmq_pipeline.spark.parcel import Answer, pack, unpack
 from rmq_pipeline.spark.replay import staged
 from rmq_pipeline.spark.replay.arranging import DEALT, arranged, chunks, deal, stored

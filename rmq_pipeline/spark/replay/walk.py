@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.group import OnFailure
-from rmq_pipeline.spark.group_walk import Rules, group_starts, walk
-from rmq_pipeline.spark.harvest import Walked
+from rmq_pipeline.handling.group_walk import Rules, group_starts, walk
+from rmq_pipeline.handling.harvest import Walked
 
 #: Roles of messages.
 WARM_UP: Final = 0

@@ -16,7 +16,7 @@ SELECT kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
        message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
 FROM staged_events
 WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $PARK
+    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
     GROUP BY group_id, topic_id, queue_id, queue_offset
 );
 
@@ -29,7 +29,8 @@ FROM (
     SELECT group_id, topic_id, queue_id, queue_offset, seq,
            CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
     FROM staged_events
-    WHERE kind BETWEEN $LEASE AND $PARK AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
+    WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
+      AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
     UNION ALL
     SELECT group_id, topic_id, queue_id, queue_offset, -1, failure
     FROM store.leases WHERE failure IS NOT NULL
@@ -239,6 +240,38 @@ WHERE s.group_id = n.group_id AND s.topic_id = n.topic_id AND s.client_id = n.cl
 -- In: net_subscriptions. Out: the rows that they leave.
 INSERT INTO store.lite_subscriptions
 SELECT group_id, topic_id, client_id, lite_topics FROM net_subscriptions WHERE lite_topics <> '[]';
+
+-- name: fold_queue_locks
+-- In: staged_events. Out: net_queue_locks, the last of each queue.
+CREATE OR REPLACE TEMP TABLE net_queue_locks AS
+SELECT group_id, topic_id, queue_id, arg_max(kind, seq) AS kind,
+       arg_max(client_id, seq) AS client_id, arg_max(visible_at_ms, seq) AS expires_at_ms,
+       arg_max(epoch, seq) AS locked_at_ms, arg_max(at_ms, seq) AS renewed_at_ms
+FROM staged_events WHERE kind IN ($QUEUE_LOCKED, $QUEUE_UNLOCKED)
+GROUP BY group_id, topic_id, queue_id;
+
+-- name: delete_queue_locks
+-- In: net_queue_locks. Out: the rows they replace or remove are gone.
+DELETE FROM store.queue_locks AS l USING net_queue_locks AS n
+WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.queue_id;
+
+-- name: insert_queue_locks
+-- In: net_queue_locks. Out: the rows that they leave.
+INSERT INTO store.queue_locks
+SELECT group_id, topic_id, queue_id, client_id, expires_at_ms, locked_at_ms, renewed_at_ms
+FROM net_queue_locks WHERE kind = $QUEUE_LOCKED;
+
+-- name: count_resets
+-- In: staged_events. Out: as many more for each queue.
+MERGE INTO store.resets AS r
+USING (
+    SELECT group_id, topic_id, queue_id, count(*) AS resets
+    FROM staged_events WHERE kind = $RESET AND delivery >= 0
+    GROUP BY group_id, topic_id, queue_id
+) AS n
+ON r.group_id = n.group_id AND r.topic_id = n.topic_id AND r.queue_id = n.queue_id
+WHEN MATCHED THEN UPDATE SET resets = r.resets + n.resets
+WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.topic_id, n.queue_id, n.resets);
 
 -- name: insert_event_segments
 -- In: staged_events. Out: a row for each EVENT_SEGMENT.

@@ -39,7 +39,8 @@ FROM read_parquet(getvariable('event_files'));
 CREATE OR REPLACE VIEW main.events AS
 SELECT e.position, e."row", coalesce(k.name, e.kind::VARCHAR) AS kind, e.at_ms,
        g.name AS consumer_group, t.name AS topic, e.queue_id, e.queue_offset, e.attempt,
-       e.visible_at_ms, e.delivery, e.epoch, e.client_id, e.detail, e.group_id, e.topic_id
+       e.visible_at_ms, e.delivery, greatest(e.epoch, 0) AS epoch, e.client_id, e.detail,
+       e.group_id, e.topic_id
 FROM store.all_events AS e
 LEFT JOIN store.kinds AS k USING (kind)
 LEFT JOIN store.group_names AS g USING (group_id)
@@ -72,7 +73,7 @@ LEFT JOIN store.topic_names AS t USING (topic_id)
 LEFT JOIN store.group_names AS g USING (group_id)
 LEFT JOIN main.window_history AS w
     ON w.name = 'consumer/' || g.name AND w.epoch = e.epoch AND e.epoch > 0
-WHERE e.kind BETWEEN $LEASE AND $PARK
+WHERE e.kind BETWEEN $LEASE AND $ACK_AHEAD
    OR e.kind BETWEEN $HALF AND $HALF_GIVEN_UP
    OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED, $REDRIVEN);
 
@@ -135,7 +136,7 @@ CREATE OR REPLACE MACRO store.leases_at(ms) AS TABLE
 WITH said AS (
     SELECT seq, kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery,
            epoch, message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
-    FROM store.events_at(ms) WHERE kind BETWEEN $LEASE AND $PARK
+    FROM store.events_at(ms) WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
     UNION ALL
     SELECT -1, $INVISIBLE, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
            delivery, epoch, message_group_hash, client_id, at_ms
@@ -162,7 +163,8 @@ FROM (
     SELECT seq, group_id, topic_id, queue_id, queue_offset,
            CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
     FROM store.events_at(ms)
-    WHERE kind BETWEEN $LEASE AND $PARK AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
+    WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
+      AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
     UNION ALL
     SELECT -1, group_id, topic_id, queue_id, queue_offset, detail
     FROM store.snapshot_at(ms) WHERE what = 'lease' AND detail IS NOT NULL
@@ -229,7 +231,8 @@ GROUP BY topic_id, queue_id;
 -- As the view in_flight, at the moment t.
 CREATE OR REPLACE MACRO main.in_flight_at(t) AS TABLE
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id, l.epoch
+       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id,
+       greatest(l.epoch, 0) AS epoch
 FROM store.leases_at(store.ms_of(t)) AS l
 JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
 JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
@@ -269,10 +272,28 @@ waiting AS (
     WHERE l.delivery = -2 AND l.message_group_hash <> 0
       AND (q.queue_offset >= least(c.queue_offset, b.queue_offset) OR h.queue_offset IS NOT NULL)
     GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset
+),
+queue_waiting AS (
+    SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset,
+           greatest(h.max_offset - c.queue_offset, 0) + count(o.queue_offset) AS waiting
+    FROM leases AS l
+    JOIN store.groups AS g
+        ON g.group_id = l.group_id AND g.detail ->> '$.order' = 'queue'
+    JOIN store.topics AS own
+        ON own.topic_id = l.topic_id AND own.detail ->> '$.type' <> 'lite'
+    JOIN store.cursors_at(store.ms_of(t)) AS c
+        ON c.group_id = l.group_id AND c.topic_id = l.topic_id AND c.queue_id = l.queue_id
+    JOIN store.heads_at(store.ms_of(t)) AS h
+        ON h.topic_id = l.topic_id AND h.queue_id = l.queue_id
+    LEFT JOIN leases AS o
+        ON o.group_id = l.group_id AND o.topic_id = l.topic_id AND o.queue_id = l.queue_id
+       AND o.queue_offset > l.queue_offset AND o.delivery <> -4
+    WHERE l.delivery = -2
+    GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset, h.max_offset, c.queue_offset
 )
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempts, l.parked_at_ms,
-       coalesce(w.waiting, 0) AS waiting, f.failure ->> '$.reason' AS reason,
+       coalesce(b.waiting, w.waiting, 0) AS waiting, f.failure ->> '$.reason' AS reason,
        f.failure ->> '$.error_type' AS error_type, f.failure ->> '$.signature' AS signature,
        f.failure ->> '$.run_id' AS run_id
 FROM leases AS l
@@ -282,6 +303,7 @@ LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
 LEFT JOIN store.failures_at(store.ms_of(t)) AS f
     USING (group_id, topic_id, queue_id, queue_offset)
 LEFT JOIN waiting AS w USING (group_id, topic_id, queue_id, queue_offset)
+LEFT JOIN queue_waiting AS b USING (group_id, topic_id, queue_id, queue_offset)
 WHERE l.delivery = -2;
 
 -- Progress by group id, and the messages never delivered that wait behind a cursor because their
@@ -294,7 +316,7 @@ unsettled AS (
     SELECT group_id, topic_id, queue_id, min(queue_offset) AS first,
            count(*) FILTER (WHERE delivery > 0) AS in_flight,
            count(*) FILTER (WHERE delivery IN (0, -1)) AS retrying,
-           count(*) FILTER (WHERE delivery < -1) AS parked
+           count(*) FILTER (WHERE delivery IN (-2, -3)) AS parked
     FROM leases GROUP BY group_id, topic_id, queue_id
 ),
 blocked AS (
@@ -406,7 +428,7 @@ WITH RECURSIVE acked AS (
            e.at_ms
     FROM store.all_events AS e
     JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-    WHERE q.message_id = id AND e.kind = $ACK
+    WHERE q.message_id = id AND e.kind IN ($ACK, $ACK_AHEAD)
 ), held AS (
     SELECT a.*, s.path, s."partition", s.version, s.removed_version
     FROM acked AS a JOIN store.sink_files AS s

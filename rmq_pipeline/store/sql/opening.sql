@@ -1,4 +1,16 @@
--- What opening does after the tables of schema.sql are there.
+-- What opening does before and after the tables of schema.sql are there.
+
+-- name: made_by
+-- In: nothing. Out: made_by: which version made the tables and views.
+SELECT made_by FROM store.made_by;
+
+-- name: clear_made_by
+-- In: nothing. Out: nobody made them.
+DELETE FROM store.made_by;
+
+-- name: insert_made_by
+-- In: $made_by. Out: that version has made them.
+INSERT INTO store.made_by VALUES ($made_by);
 
 -- name: begin_reached
 -- In: nothing. Out: the one row of store.reached, at position 0 when it is new.

@@ -6,6 +6,11 @@
 
 CREATE SCHEMA IF NOT EXISTS store;
 
+-- A row: a digest of what made the tables and views. There is exactly one.
+-- Written by: opening, when it is another.
+-- Goes: then.
+CREATE TABLE IF NOT EXISTS store.made_by (made_by VARCHAR);
+
 -- A row: how far dispatch has come. There is exactly one.
 -- Written by: every dispatch transaction.
 -- Goes: never.
@@ -48,9 +53,11 @@ CREATE TABLE IF NOT EXISTS store.heads (
 );
 
 -- delivery > 0 is the number in its receipt; 0: it waits to be delivered again, -1: it is to be
--- dead-lettered, -2: parked, -3: held behind a parked one. failure is JSON of its last one.
+-- dead-lettered, -2: parked, -3: held behind a parked one, -4: acked in order by queue while one
+-- before it is not. epoch below 0: the attempt of the receive that was given it. failure is JSON
+-- of its last one.
 -- A row: a message that was delivered, or is to go to the dead letters, and is not settled.
--- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK: the last one of a key.
+-- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK, ACK_AHEAD: the last one of a key.
 -- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.leases (
     group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
@@ -148,6 +155,21 @@ CREATE TABLE IF NOT EXISTS store.windows (
 -- Goes: with a LITE_SUBSCRIPTION of none, TOPIC_DELETED, GROUP_DELETED.
 CREATE TABLE IF NOT EXISTS store.lite_subscriptions (
     group_id INTEGER, topic_id INTEGER, client_id VARCHAR, lite_topics VARCHAR
+);
+
+-- A row: the client of a group that is the only one to be given a queue, until expires_at_ms.
+-- Written by: QUEUE_LOCKED: the last one of a queue.
+-- Goes: with QUEUE_UNLOCKED, TOPIC_DELETED, GROUP_DELETED; one that has run out stays until then.
+CREATE TABLE IF NOT EXISTS store.queue_locks (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, client_id VARCHAR,
+    expires_at_ms BIGINT, locked_at_ms BIGINT, renewed_at_ms BIGINT
+);
+
+-- A row: how often somebody has put a group elsewhere in a queue.
+-- Written by: RESET, unless it is of the reader itself.
+-- Goes: with TOPIC_DELETED, GROUP_DELETED.
+CREATE TABLE IF NOT EXISTS store.resets (
+    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, resets BIGINT
 );
 
 -- Each version of a sink is one settle or one replacement.

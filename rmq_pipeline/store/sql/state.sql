@@ -62,6 +62,16 @@ SELECT name, owner, epoch, expires_at_ms, settle_id, settle_answer FROM store.wi
 SELECT group_id, topic_id, client_id, lite_topics
 FROM store.lite_subscriptions ORDER BY group_id, topic_id, client_id;
 
+-- name: state_queue_locks
+-- In: nothing. Out: a row a queue that a client has locked, and when that ends or has ended.
+SELECT group_id, topic_id, queue_id, client_id, expires_at_ms, locked_at_ms, renewed_at_ms
+FROM store.queue_locks ORDER BY group_id, topic_id, queue_id;
+
+-- name: state_resets
+-- In: nothing. Out: a row a queue in which a group was put elsewhere.
+SELECT group_id, topic_id, queue_id, resets
+FROM store.resets ORDER BY group_id, topic_id, queue_id;
+
 -- name: state_segments
 -- In: nothing. Out: a row a registered segment.
 SELECT topic_id, queue_id, base, "end", path FROM store.segments ORDER BY topic_id, queue_id, base;

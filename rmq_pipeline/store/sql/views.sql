@@ -31,7 +31,8 @@ FROM store.consume_queue AS q JOIN store.topics AS t USING (topic_id);
 -- Messages that were delivered and are neither settled nor known to have ended.
 CREATE OR REPLACE VIEW main.in_flight AS
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id, l.epoch
+       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id,
+       greatest(l.epoch, 0) AS epoch
 FROM store.leases AS l
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id)
@@ -89,12 +90,28 @@ WHERE l.delivery = -2 AND l.message_group_hash <> 0
   AND (q.queue_offset >= least(c.queue_offset, b.queue_offset) OR h.queue_offset IS NOT NULL)
 GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset;
 
--- Messages that failed for good and are held, with what follows them in their message group, until
+-- The same with order by queue: what of the queue follows and is not settled.
+CREATE OR REPLACE VIEW store.queue_behind_parked AS
+SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset,
+       greatest(h.max_offset - c.queue_offset, 0) + count(o.queue_offset) AS waiting
+FROM store.leases AS l
+JOIN store.groups AS g ON g.group_id = l.group_id AND g.detail ->> '$.order' = 'queue'
+JOIN store.topics AS t ON t.topic_id = l.topic_id AND t.detail ->> '$.type' <> 'lite'
+JOIN store.cursors AS c
+    ON c.group_id = l.group_id AND c.topic_id = l.topic_id AND c.queue_id = l.queue_id
+JOIN store.heads AS h ON h.topic_id = l.topic_id AND h.queue_id = l.queue_id
+LEFT JOIN store.leases AS o
+    ON o.group_id = l.group_id AND o.topic_id = l.topic_id AND o.queue_id = l.queue_id
+   AND o.queue_offset > l.queue_offset AND o.delivery <> -4
+WHERE l.delivery = -2
+GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset, h.max_offset, c.queue_offset;
+
+-- Messages that failed for good and are held, with what follows them in order, until
 -- somebody unparks them; waiting is how many follow.
 CREATE OR REPLACE VIEW main.parked AS
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempts, l.parked_at_ms,
-       coalesce(w.waiting, 0) AS waiting, l.failure ->> '$.reason' AS reason,
+       coalesce(b.waiting, w.waiting, 0) AS waiting, l.failure ->> '$.reason' AS reason,
        l.failure ->> '$.error_type' AS error_type, l.failure ->> '$.signature' AS signature,
        l.failure ->> '$.run_id' AS run_id
 FROM store.leases AS l
@@ -102,6 +119,7 @@ JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id)
 LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
 LEFT JOIN store.waiting_behind_parked AS w USING (group_id, topic_id, queue_id, queue_offset)
+LEFT JOIN store.queue_behind_parked AS b USING (group_id, topic_id, queue_id, queue_offset)
 WHERE l.delivery = -2;
 
 -- Message groups that are given up: what is sent to them goes to the dead letters.
@@ -151,7 +169,7 @@ LEFT JOIN (
     SELECT group_id, topic_id, queue_id, min(queue_offset) AS first,
            count(*) FILTER (WHERE delivery > 0) AS in_flight,
            count(*) FILTER (WHERE delivery IN (0, -1)) AS retrying,
-           count(*) FILTER (WHERE delivery < -1) AS parked
+           count(*) FILTER (WHERE delivery IN (-2, -3)) AS parked
     FROM store.leases GROUP BY group_id, topic_id, queue_id
 ) AS l USING (group_id, topic_id, queue_id)
 LEFT JOIN (
@@ -221,6 +239,14 @@ CREATE OR REPLACE VIEW main.lite_subscriptions AS
 SELECT g.name AS consumer_group, t.name AS topic, s.client_id,
        unnest(from_json(s.lite_topics, '["VARCHAR"]')) AS lite_topic
 FROM store.lite_subscriptions AS s
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id);
+
+-- Queues that a client has locked; once expires_at_ms has come the lock holds no more.
+CREATE OR REPLACE VIEW main.queue_locks AS
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.client_id, l.locked_at_ms,
+       l.renewed_at_ms, l.expires_at_ms
+FROM store.queue_locks AS l
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id);
 

@@ -38,12 +38,31 @@ class Consumer:
     window: Window = field(default_factory=Window)
     #: The lite topics of each client; empty where the topic has none.
     clients: dict[str, set[str]] = field(default_factory=dict)
+    #: Whether order is by queue, and up to which offset it is known what lies in each.
+    by_queue: bool = False
+    located: dict[int, int] = field(default_factory=dict)
 
     def having(self, state: str) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.state == state]
 
     def leased(self) -> list[Entry]:
         return [entry for entry in self.having("open") if entry.receipt]
+
+    def key_of(self, entry: Entry) -> str:
+        """What it is kept in order with."""
+        return entry.key if self.ordered and entry.key else f"#{entry.number}"
+
+    def repeated(self, attempt: str, now: int) -> dict[str, list[Entry]]:
+        """What a receive of the same attempt has leased; only order by queue knows of them."""
+        assert not attempt, now
+        return {}
+
+    def look(self, now: int) -> None:
+        """What the broker finds out when it looks at all of it."""
+        self.expire(now)
+
+    def given_now(self, entries: list[Entry]) -> None:
+        """Some of one key were given, in order."""
 
     def behind(self, entry: Entry) -> Iterator[Entry]:
         """What follows it in its message group."""
@@ -64,7 +83,7 @@ class Consumer:
         found: dict[str, list[Entry]] = defaultdict(list)
         stopped = {entry.key for entry in self.leased() if self.ordered}
         for entry in self.entries.values():
-            key = entry.key if self.ordered and entry.key else f"#{entry.number}"
+            key = self.key_of(entry)
             if (
                 entry.receipt
                 or entry.state == "parked"
@@ -156,7 +175,7 @@ class Consumer:
         self.condemned = set()
         for entry in self.entries.values():
             again = earliest and entry.state != "gone" and self.wants(entry.number)
-            if entry.state in ("open", "parked") or again:
+            if entry.state in ("open", "parked", "ahead") or again:
                 entry.state = "open" if earliest else "passed"
                 entry.receipt, entry.attempts, entry.free_at = "", 0, now
 

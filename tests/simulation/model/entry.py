@@ -19,13 +19,19 @@ class Entry:
     receipt: str = ""
     #: Of the window that it was delivered in; 0 for none.
     epoch: int = 0
+    #: The attempt of the receive that gave it, where it had one.
+    attempt: str = ""
+    #: Where it lies; queue -1: not known yet.
+    queue: int = -1
+    offset: int = -1
     #: Whether it was ever given to anybody.
     given: bool = False
-    #: open, parked, acked, dead, passed (by a filter, a reset, a reader's offset), gone (expired).
+    #: open, parked, acked, ahead (acked behind a gap), dead, passed (by a filter, a reset, a
+    #: reader's offset), gone (expired).
     state: str = "open"
 
     @property
     def under_way(self) -> bool:
         """Leased, waiting for a retry, or parked: nothing lets go of it, or passes it over."""
         tried = bool(self.receipt or self.attempts)
-        return self.state == "parked" or (self.state == "open" and tried)
+        return self.state in ("parked", "ahead") or (self.state == "open" and tried)

@@ -32,8 +32,10 @@ class Window:
         if self.ends_at > now and not takeover:
             mine = {"epoch": self.epoch, "expires_at_ms": self.ends_at}
             return mine if owner == self.owner else {**mine, "yielded_to": self.owner}
+        unclosed = self.ends_at > 0
         self.epoch, self.owner, self.ends_at = self.epoch + 1, owner, now + duration
-        return {"epoch": self.epoch, "expires_at_ms": self.ends_at}
+        mine = {"epoch": self.epoch, "expires_at_ms": self.ends_at}
+        return {**mine, "follows_unclosed": unclosed}
 
     def fences(self, epoch: int) -> bool:
         """Whether a newer one was opened, or this one was closed."""

@@ -1,0 +1,193 @@
+"""Offsets that readers keep themselves: committed by compare-and-set, begun with, copied."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.receiving.consumption import Consumption
+from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.state import Queue, State
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import IllegalOffsetError, InUseError, RequestError
+from rmq_pipeline.store.events import Kind
+
+#: The offset of a queue in which a group has none.
+NOWHERE = -1
+#: The delivery of a RESET of the reader's own.
+_BY_ITSELF = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets(Request):
+    """A reader says how far it is, unless somebody has put its group elsewhere meanwhile."""
+
+    group: str
+    topic: str
+    #: By queue_id: the offset that is to be there, or NOWHERE for any, and the new one.
+    changes: Mapping[int, tuple[int, int]]
+    client_id: str
+    #: By queue_id: how often the group was put elsewhere, as far as the reader knows.
+    resets: Mapping[int, int]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the committed offset of each queue named."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        locked = state.queue_locks.of_others(
+            group.group_id, topic.topic.topic_id, client_id=self.client_id, now_ms=now_ms
+        )
+        decision = Decision({})
+        for queue_id, (before, asked) in self.changes.items():
+            queue = _queue(topic.queues, queue_id, topic=self.topic)
+            if queue_id in locked:
+                refusal = locked[queue_id].refusal(queue_id, topic=self.topic, group=self.group)
+                raise refusal
+            if asked > queue.max_offset:
+                raise IllegalOffsetError(
+                    f"Queue {queue_id} of topic {self.topic} ends at {queue.max_offset}, before"
+                    f" {asked}."
+                )
+            key = QueueKey(group.group_id, topic.topic.topic_id, queue_id)
+            known = state.consumptions.get(key)
+            committed, resets = _place(known)
+            knows_all = self.resets.get(queue_id, resets) == resets
+            if before not in (NOWHERE, committed) or not knows_all:
+                decision.answer[queue_id] = committed
+                continue
+            after = max(asked, queue.min_offset)
+            decision.answer[queue_id] = after
+            if after == committed:
+                continue
+            if known is not None and (len(known.leases) or known.backlog):
+                raise InUseError(
+                    f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
+                    f" group {self.group} and are not settled, or wait for these: a group is given"
+                    " messages, or reads them by offset, and not both."
+                )
+            back = after < committed
+            decision.events.append(
+                single(
+                    Kind.RESET if back else Kind.OFFSET_UPDATED,
+                    now_ms,
+                    offset=after,
+                    delivery=_BY_ITSELF if back else 0,
+                    **key._asdict(),
+                )
+            )
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class StartOffsets(Request):
+    """Begin with a topic somewhere, where a group has not begun yet."""
+
+    group: str
+    topic: str
+    where: Literal["last", "first"] | Mapping[int, int]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the committed offset of every queue.
+
+        Once the group has begun with any queue of the topic, it begins with others at their first
+        message: they may have been added since, and what they have was sent to the group.
+        """
+        topic, group = state.topic(self.topic), state.group(self.group)
+        decision = Decision({})
+        keys = [
+            QueueKey(group.group_id, topic.topic.topic_id, queue_id)
+            for queue_id in range(len(topic.queues))
+        ]
+        has_begun = any(_place(state.consumptions.get(key))[0] != NOWHERE for key in keys)
+        for key, queue in zip(keys, topic.queues, strict=True):
+            committed, _ = _place(state.consumptions.get(key))
+            if committed == NOWHERE:
+                committed = queue.min_offset if has_begun else self._start(key.queue_id, queue)
+                decision.events.append(
+                    single(Kind.OFFSET_UPDATED, now_ms, offset=committed, **key._asdict())
+                )
+            decision.answer[key.queue_id] = committed
+        return decision
+
+    def _start(self, queue_id: int, queue: Queue) -> int:
+        if self.where == "last":
+            return queue.max_offset
+        if self.where == "first":
+            return queue.min_offset
+        return min(max(self.where.get(queue_id, 0), queue.min_offset), queue.max_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CloneOffsets(Request):
+    """Put a group where another one is; its leases and waiting message groups are gone."""
+
+    from_group: str
+    to_group: str
+    topic: str
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the new offset of each queue that the other group has begun with."""
+        topic = state.topic(self.topic)
+        source, target = state.group(self.from_group), state.group(self.to_group)
+        if source is target:
+            raise RequestError(f"Group {self.from_group} is where it is.")
+        decision = Decision({})
+        for queue_id, queue in enumerate(topic.queues):
+            key = QueueKey(source.group_id, topic.topic.topic_id, queue_id)
+            committed, _ = _place(state.consumptions.get(key))
+            if committed == NOWHERE:
+                continue
+            offset = min(max(committed, queue.min_offset), queue.max_offset)
+            decision.answer[queue_id] = offset
+            moved = key._replace(group_id=target.group_id)
+            decision.events.append(single(Kind.RESET, now_ms, offset=offset, **moved._asdict()))
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Places(Request):
+    """A question: where a group is, and how often somebody has put it there."""
+
+    group: str
+    topic: str
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer has every queue of the topic."""
+        topic, group_id = state.topic(self.topic), state.group(self.group).group_id
+        keys = (QueueKey(group_id, topic.topic.topic_id, each) for each in range(len(topic.queues)))
+        return Decision({key.queue_id: _place(state.consumptions.get(key)) for key in keys})
+
+
+@dataclass(frozen=True, slots=True)
+class Resets(Request):
+    """A question: how often a group was put elsewhere, by topic and queue."""
+
+    group: str
+    topics: tuple[str, ...]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Only queues where it was, and topics that there are."""
+        group_id = state.group(self.group).group_id
+        found = {name: dict(_resets(state, group_id, topic=name)) for name in self.topics}
+        return Decision({name: counts for name, counts in found.items() if counts})
+
+
+def _resets(state: State, group_id: int, *, topic: str) -> Iterator[tuple[int, int]]:
+    found = state.topics.get(state.topic_ids.get(topic, 0))
+    for queue_id in range(len(found.queues)) if found is not None else ():
+        assert found is not None
+        known = state.consumptions.get((group_id, found.topic.topic_id, queue_id))
+        if known is not None and known.resets:
+            yield queue_id, known.resets
+
+
+def _place(consumption: Consumption | None) -> tuple[int, int]:
+    """Where a group is, and how often somebody has put it there."""
+    if consumption is None or not consumption.touched:
+        return NOWHERE, 0
+    return consumption.committed_offset(), consumption.resets
+
+
+def _queue(queues: list[Queue], queue_id: int, *, topic: str) -> Queue:
+    if not 0 <= queue_id < len(queues):
+        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+    return queues[queue_id]

@@ -1,0 +1,218 @@
+"""Pulling: messages of several queues from offsets on, without a lease, in one long poll."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.queries import Offsets
+from rmq_pipeline.broker.receiving.filtering import matching
+from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.placement import locate
+from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.filter.expression import Filter, SqlFilter
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.pulled import Pulled
+
+#: Offsets that one look goes over for a filter, in all queues together.
+SCAN_ROWS = 65_536
+#: Messages that are read at first, while their size is not known.
+_FIRST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Offsets [start, stop) of a queue, and where they lie as far as the read-ahead knows."""
+
+    queue_id: int
+    start: int
+    stop: int
+    places: Places
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def offsets(self) -> Int64s:
+        """All of them."""
+        return np.arange(self.start, self.stop, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches(Request):
+    """A question: what lies at and after some positions."""
+
+    topic: str
+    positions: Mapping[int, int]
+    rows: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is the topic's id and a stretch for each queue; some are empty.
+
+        Raises:
+            IllegalOffsetError: there is no such queue, or it ends before the position.
+        """
+        topic = state.topic(self.topic)
+        found = []
+        for queue_id, position in self.positions.items():
+            if not 0 <= queue_id < len(topic.queues):
+                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+            queue = topic.queues[queue_id]
+            if position > queue.max_offset:
+                raise IllegalOffsetError(
+                    f"Queue {queue_id} of topic {self.topic} ends at offset {queue.max_offset},"
+                    f" before {position}."
+                )
+            start = max(position, queue.min_offset)
+            stop = min(queue.max_offset, start + self.rows)
+            known = queue.index.locate(np.arange(start, stop, dtype=np.int64))
+            found.append(_Stretch(queue_id, start, stop, Places(*known)))
+        return Decision((topic.topic.topic_id, found))
+
+
+@dataclass(slots=True)
+class Pull:
+    """One pull; ``look`` goes on where it has come to."""
+
+    topic: str
+    positions: dict[int, int]
+    limit: int
+    max_bytes: int
+    filter: Filter
+    #: Messages by the queue and the offset of the first.
+    _parts: list[tuple[int, int, pa.Table]] = field(default_factory=list)
+    _rows: int = 0
+    _bytes: int = 0
+    #: The next message would be too much.
+    _full: bool = False
+    #: Queues in which there was more at the last look; None: not looked yet.
+    _open: list[int] | None = None
+
+    @property
+    def filters(self) -> bool:
+        """Whether some messages may not be wanted."""
+        return isinstance(self.filter, SqlFilter) or bool(self.filter.columns)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether to answer at once: there is enough, or as much as one look brings."""
+        some = self._rows >= self.limit or bool(self._rows and self.filters)
+        return some or self._full or bool(self._rows and not self._open)
+
+    def pulled(self) -> Pulled:
+        """What was found, and where it has come to."""
+        parts = [part for *_, part in sorted(self._parts, key=lambda part: part[:2])]
+        found = pa.concat_tables(parts) if parts else schema.READ.empty_table()
+        return Pulled(found, dict(self.positions))
+
+    def look(self, engine: Engine) -> bool:
+        """Read what is there, up to the limits; whether there may be more behind it."""
+        queues = list(self.positions) if self._open is None else self._open
+        rows = SCAN_ROWS if self.filters else self.limit - self._rows
+        asked = {queue_id: self.positions[queue_id] for queue_id in queues}
+        request = _Stretches(self.topic, asked, max(1, -(-rows // max(1, len(asked)))))
+        topic_id, stretches = engine.submit(request)
+        self.positions.update((each.queue_id, each.start) for each in stretches)
+        stretches = [each for each in stretches if len(each)]
+        self._open = [each.queue_id for each in stretches]
+        # Which queue comes first changes from look to look, so that none is always last.
+        turn = engine.new_delivery() % max(1, len(stretches))
+        for each in (*stretches[turn:], *stretches[:turn]):
+            if self._rows < self.limit and not self._full:
+                self._take(engine, each, topic_id=topic_id)
+        return bool(stretches)
+
+    def look_everywhere(self) -> None:
+        """There may be something new in any queue."""
+        self._open = None
+
+    def _take(self, engine: Engine, stretch: _Stretch, *, topic_id: int) -> None:
+        try:
+            offsets, places = self._wanted(engine, stretch, topic_id=topic_id)
+            queue_id = stretch.queue_id
+            done = self._read(engine, places, topic_id=topic_id, queue_id=queue_id, offsets=offsets)
+        except LookupError:
+            _, bounds = engine.submit(Offsets(self.topic))
+            if bounds[stretch.queue_id][0] <= stretch.start:
+                raise
+            return  # It has expired meanwhile: the next look begins behind it.
+        whole = done == len(offsets)
+        self.positions[stretch.queue_id] = stretch.stop if whole else int(offsets[done])
+
+    def _wanted(self, engine: Engine, stretch: _Stretch, *, topic_id: int) -> tuple[Int64s, Places]:
+        """The offsets that the filter wants, and where they lie."""
+        offsets = stretch.offsets
+        queue_ids = np.full(len(offsets), stretch.queue_id, dtype=np.int32)
+        places = locate(
+            engine, topic_id=topic_id, queue_id=queue_ids, offset=offsets, places=stretch.places
+        )
+        if not self.filters:
+            return offsets, places
+        chosen = matching(
+            engine,
+            self.filter,
+            places=places,
+            topic_id=topic_id,
+            queue_id=queue_ids,
+            offset=offsets,
+        )
+        return offsets[chosen], Places(places.position[chosen], places.row[chosen])
+
+    def _read(
+        self, engine: Engine, places: Places, *, topic_id: int, queue_id: int, offsets: Int64s
+    ) -> int:
+        """Read messages one after the other until there is enough; how many it took."""
+        done, step = 0, _FIRST_ROWS
+        while done < len(offsets) and self._rows < self.limit and not self._full:
+            stop = min(len(offsets), done + step, done + self.limit - self._rows)
+            found = fetch(
+                engine,
+                Places(places.position[done:stop], places.row[done:stop]),
+                columns=schema.READ.names,
+                topic_id=topic_id,
+                queue_id=np.full(stop - done, queue_id, dtype=np.int32),
+                offset=offsets[done:stop],
+            ).cast(schema.READ)
+            sizes = _sizes(found)
+            ends = self._bytes + np.cumsum(sizes)
+            # The first one comes however large it is.
+            taken = int(np.count_nonzero((ends <= self.max_bytes) | (ends == sizes)))
+            if taken:
+                self._parts.append((queue_id, int(offsets[done]), found.slice(0, taken)))
+                self._bytes = int(ends[taken - 1])
+            done += taken
+            self._rows += taken
+            self._full = taken < len(sizes) or self._bytes >= self.max_bytes
+            step = max(_FIRST_ROWS, (self.max_bytes - self._bytes) // max(1, int(sizes.mean())))
+        return done
+
+
+def _sizes(messages: pa.Table) -> Int64s:
+    """The bytes of each body."""
+    sizes: Int64s = pc.binary_length(messages["body"]).to_numpy().astype(np.int64)
+    return sizes
+
+
+def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> Pulled:
+    """Look until there is a message, or ``wait_ms`` have passed."""
+    deadline = engine.clock.now_ms() + wait_ms
+    topic_id = engine.state.topic(pull.topic).topic.topic_id
+    while True:
+        version = engine.arrivals.version(topic_id)
+        more = pull.look(engine)
+        if pull.is_done:
+            return pull.pulled()
+        if more and not pull.filters:
+            continue
+        if engine.clock.now_ms() >= deadline or engine.arrivals.closed:
+            return pull.pulled()
+        if not more:
+            pull.look_everywhere()
+            engine.arrivals.wait(topic_id, version, at_ms=deadline)

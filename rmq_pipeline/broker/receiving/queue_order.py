@@ -1,0 +1,170 @@
+"""Order by queue, as RocketMQ pops in order: one batch of a queue at a time, from its first gap on.
+
+A receive is given a queue's next messages as a batch. Nobody is given more of the queue before each
+message of the batch is settled, or its own time has come (the end of its lease, or of the delay
+after a failure). Then all comes again from the first unsettled message on, with what behind it was
+acked: that stays as AHEAD of it until then, or until nothing before it is unsettled.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.receiving.lease_table import AHEAD, FAR, WAITING, LeaseTable, Rows
+from rmq_pipeline.message import Int32s
+from rmq_pipeline.store.events import Kind
+
+_NONE: Final[Rows] = np.zeros(0, dtype=np.intp)
+
+
+def unsettled(leases: LeaseTable) -> Rows:
+    """Rows of the messages that are not acked; the first is where the queue begins again."""
+    return np.flatnonzero(leases.alive & (leases.delivery != AHEAD))
+
+
+def blocked_until(leases: LeaseTable) -> int:
+    """When the queue may be given to somebody: FAR while a message is parked, or to be buried."""
+    rows = unsettled(leases)
+    if not len(rows):
+        return 0
+    if leases.delivery[rows].min() < WAITING:
+        return FAR
+    return int(leases.visible_at[rows].max())
+
+
+def free_after(leases: LeaseTable, now_ms: int) -> int | None:
+    """When a blocked queue becomes free by itself; None: it is free, or somebody must free it."""
+    until = blocked_until(leases)
+    return until if now_ms < until < FAR else None
+
+
+def of_attempt(leases: LeaseTable, attempt: int, *, now_ms: int) -> Rows:
+    """The batch that a receive leased which is repeated now: what is still with its client.
+
+    None of it when it is not the one that blocks the queue.
+    """
+    rows = unsettled(leases)
+    running = leases.visible_at[rows] > now_ms
+    mine = running & (leases.delivery[rows] > WAITING) & (leases.epoch[rows] == attempt)
+    if not mine.any():
+        return _NONE
+    last = int(np.flatnonzero(mine)[-1])
+    if not mine[: last + 1].all() or running[last + 1 :].any():
+        return _NONE
+    chosen: Rows = rows[mine]
+    return chosen
+
+
+def acks(leases: LeaseTable, done: Rows, *, settled: Rows = _NONE, now_ms: int) -> list[EventRows]:
+    """Events of acks: what lies behind an unsettled message is only noted.
+
+    Args:
+        done: rows that are acked now, ascending.
+        settled: rows that are settled otherwise in the same step.
+    """
+    left = leases.alive & (leases.delivery != AHEAD)
+    left[done] = False
+    left[settled] = False
+    gap = int(np.argmax(left)) if left.any() else len(left)
+    held_up = np.flatnonzero((leases.alive & (leases.delivery == AHEAD))[:gap])
+    past = np.union1d(done[done < gap], held_up)
+    ahead = done[done > gap]
+    events = []
+    if len(past):
+        events.append(acked(leases, past, now_ms=now_ms))
+    if len(ahead):
+        events.append(
+            EventRows(
+                kind=Kind.ACK_AHEAD,
+                at_ms=now_ms,
+                queue_offset=leases.offset[ahead],
+                attempt=leases.attempt[ahead],
+                visible_at_ms=FAR,
+                delivery=AHEAD,
+                message_group_hash=leases.group[ahead],
+            )
+        )
+    return events
+
+
+def acked(leases: LeaseTable, rows: Rows, *, now_ms: int) -> EventRows:
+    """The event of messages that are done with."""
+    return EventRows(
+        kind=Kind.ACK,
+        at_ms=now_ms,
+        queue_offset=leases.offset[rows],
+        attempt=leases.attempt[rows],
+        delivery=leases.delivery[rows],
+        epoch=leases.epoch[rows],
+        message_group_hash=leases.group[rows],
+    )
+
+
+def behind_first(spent: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Failures behind the first one without an attempt left, which is to blame for theirs."""
+    behind: npt.NDArray[np.bool_] = np.cumsum(spent) > spent
+    return behind
+
+
+def spared(leases: LeaseTable, failed: Rows, *, settled: Rows, now_ms: int) -> list[EventRows]:
+    """Of what lies behind a failed row, if there is one, and is not settled with it."""
+    if not len(failed):
+        return []
+    rows = np.setdiff1d(unsettled(leases), settled)
+    return begun_again(leases, rows[rows > failed[0]], now_ms=now_ms)
+
+
+def begun_again(leases: LeaseTable, rows: Rows, *, now_ms: int) -> list[EventRows]:
+    """What came behind a message that has failed for good was held up by it: its attempts go.
+
+    Of what is with a receiver this delivery is the first one, and its receipts stay good. What is
+    parked, or to be buried, has failed by itself.
+    """
+    rows = rows[leases.delivery[rows] >= WAITING]
+    if not len(rows):
+        return []
+    running = (leases.delivery[rows] > WAITING) & (leases.visible_at[rows] > now_ms)
+    return [
+        EventRows(
+            kind=Kind.INVISIBLE,
+            at_ms=now_ms,
+            queue_offset=leases.offset[rows],
+            attempt=running.astype(np.int32),
+            visible_at_ms=leases.visible_at[rows],
+            delivery=leases.delivery[rows],
+            epoch=leases.epoch[rows],
+            message_group_hash=leases.group[rows],
+        )
+    ]
+
+
+def counted(leases: LeaseTable, rows: Rows, *, max_attempts: int) -> Int32s:
+    """Deliveries of these rows that count: what was acked did not fail, so one is left for it."""
+    attempts = leases.attempt[rows]
+    acked_before = leases.delivery[rows] == AHEAD
+    capped: Int32s = np.where(acked_before, np.minimum(attempts, max_attempts - 1), attempts)
+    return capped
+
+
+def reopened(leases: LeaseTable, beyond: int, *, max_attempts: int, now_ms: int) -> list[EventRows]:
+    """What was acked ahead and is not in the batch that begins before it is to come after that.
+
+    Args:
+        beyond: the last offset of the batch.
+    """
+    rows = np.flatnonzero(leases.alive & (leases.delivery == AHEAD) & (leases.offset > beyond))
+    if not len(rows):
+        return []
+    return [
+        EventRows(
+            kind=Kind.RELEASE,
+            at_ms=now_ms,
+            queue_offset=leases.offset[rows],
+            attempt=counted(leases, rows, max_attempts=max_attempts),
+            visible_at_ms=now_ms,
+            delivery=WAITING,
+            message_group_hash=leases.group[rows],
+        )
+    ]

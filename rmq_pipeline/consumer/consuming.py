@@ -1,0 +1,339 @@
+"""The parts of a running push consumer, put together."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rmq_pipeline import limits
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.consumer.allocation import strategy_of
+from rmq_pipeline.consumer.broadcasting import ANYWHERE, KEEP_MS, Keeper, KeptPlaces, Reading
+from rmq_pipeline.consumer.by_key import ByKey
+from rmq_pipeline.consumer.calling import Calling
+from rmq_pipeline.consumer.concurrently import Concurrently
+from rmq_pipeline.consumer.hooks import Hooks
+from rmq_pipeline.consumer.kept_offsets import BrokerOffsets, FileOffsets
+from rmq_pipeline.consumer.leasing import Leasing
+from rmq_pipeline.consumer.listener import Listener, Result
+from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.offset_file import OffsetFile
+from rmq_pipeline.consumer.orderly import Orderly
+from rmq_pipeline.consumer.owned_queues import OwnedQueues
+from rmq_pipeline.consumer.process_queue import ProcessQueue
+from rmq_pipeline.consumer.pulling import Puller, Service, Source
+from rmq_pipeline.consumer.push_settings import PushSettings
+from rmq_pipeline.consumer.rebalancing import Rebalancer
+from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.consumer.settler import LEASE_MS, Settler, Settling
+from rmq_pipeline.consumer.statistics import Statistics
+from rmq_pipeline.consumer.subscription import Subscription
+from rmq_pipeline.consumer.timetable import Timetable
+from rmq_pipeline.consumer.verbs import Verbs
+from rmq_pipeline.consumer.workers import Workers
+from rmq_pipeline.errors import RocketMQError
+
+log = logging.getLogger(__name__)
+
+#: How often calls that last long are looked for, and those that take too long.
+LOOK_MS: Final = 100
+EXPIRE_MS: Final = 1_000
+#: How often pulls that have stopped are looked for.
+PULLS_MS: Final = 10_000
+
+
+class Consuming:
+    """Everything that a push consumer does between its start and its close."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        settings: PushSettings,
+        *,
+        group: Mapping[str, Any],
+        listener: Listener,
+        subscriptions: Sequence[Subscription],
+        hooks: Hooks,
+        clock: Clock,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            group: what the broker says of the consumer group.
+        """
+        self._verbs, self._settings, self._clock = verbs, settings, clock
+        self._subscriptions = {each.topic: each for each in subscriptions}
+        self._pullers: dict[str, Puller] = {}
+        self._is_held = False
+        self._file: FileOffsets | None = None
+        self._settler: Settler | None = None
+        # What may be refused comes before what has threads.
+        self.queues = self._own()
+        self.statistics = Statistics(clock.now_ms)
+        self.timetable = Timetable(clock, name="rmq-timetable")
+        self.workers = Workers(
+            settings.threads,
+            most=settings.most_threads,
+            stuck_after_ms=settings.stuck_after_ms,
+            name=f"rmq-consume-{settings.group}",
+        )
+        calling = Calling(
+            listener,
+            group=settings.group,
+            hooks=hooks,
+            failed=Result.SUSPEND if settings.order == "queue" else Result.LATER,
+            timeout_ms=settings.consume_timeout_ms,
+        )
+        self._service = self._serve(calling, group)
+        self.rebalancer = Rebalancer(
+            verbs,
+            group=settings.group,
+            client_id=settings.client_id,
+            topics=list(self._subscriptions),
+            owner=self.queues,
+            locking=settings.is_locking,
+            model=settings.model,
+            strategy=strategy_of(settings.strategy),
+            broker_name=settings.broker_name,
+            pace=settings.pace,
+        )
+
+    # ------------------------------------------------------------------------------ the parts of it
+
+    def _own(self) -> OwnedQueues:
+        """What is settled where, and the queues that are owned."""
+        settings = self._settings
+        places = None
+        self._settling: Settling
+        if settings.is_broadcasting:
+            self._file = FileOffsets(
+                self._verbs,
+                OffsetFile(settings.client_id, settings.group, folder=settings.offsets_folder),
+                start_from=settings.start_from,
+            )
+            of_group = BrokerOffsets(
+                self._verbs,
+                group=settings.group,
+                client_id=settings.client_id,
+                start_from=settings.start_from,
+            )
+            places = KeptPlaces(self._file, of_group)
+            self._settling = self._keeper = Keeper(self._file, group=settings.group)
+        else:
+            renews = settings.order == "concurrently"
+            self._settler = Settler(
+                self._verbs,
+                settings.group,
+                held=self._leased if renews else None,
+                gives_back=renews,
+            )
+            self._settling = self._settler
+        return OwnedQueues(
+            self._settling,
+            clock=self._clock,
+            wake=self._wake,
+            report=self._report,
+            places=places,
+            ordered=settings.order != "concurrently",
+        )
+
+    def _serve(self, calling: Calling, group: Mapping[str, Any]) -> Service:
+        settings = self._settings
+        if settings.order == "concurrently":
+            return Concurrently(
+                calling,
+                settling=self._settling,
+                workers=self.workers,
+                statistics=self.statistics,
+                clock=self._clock,
+                batch=settings.batch,
+                timeout_ms=settings.consume_timeout_ms,
+            )
+        if settings.order == "queue":
+            return Orderly(
+                calling,
+                settling=self._settling,
+                workers=self.workers,
+                statistics=self.statistics,
+                timetable=self.timetable,
+                clock=self._clock,
+                holds=self._holds,
+                batch=settings.batch,
+                suspend_ms=settings.suspend_ms,
+                max_reconsume_times=settings.max_reconsume_times,
+            )
+        return ByKey(
+            calling,
+            settling=self._settling,
+            workers=self.workers,
+            key_of=settings.key_of,
+            statistics=self.statistics,
+            timetable=self.timetable,
+            holds=self._holds,
+            batch=settings.batch,
+            suspend_ms=settings.suspend_ms,
+            max_attempts=settings.max_attempts or int(group["max_attempts"]),
+            gives_back_behind=group["order"] != "none" and not settings.is_broadcasting,
+        )
+
+    def _source(self) -> Source:
+        settings = self._settings
+        if settings.is_broadcasting:
+            return Reading(self._verbs, misplaced=self._misplaced)
+        locking = settings.is_locking
+        return Leasing(
+            self._verbs,
+            settings.group,
+            client_id=settings.client_id,
+            lease_ms=limits.INVISIBLE_MAX_MS if locking else LEASE_MS,
+            begin_anew=self.queues.begin_anew if locking else None,
+        )
+
+    def _pull(self, subscription: Subscription) -> Puller:
+        settings = self._settings
+        puller = Puller(
+            subscription,
+            source=self._source(),
+            service=self._service,
+            settling=self._settling,
+            queues=self.queues.of_topic,
+            holds=self._holds,
+            thresholds=settings.thresholds,
+            statistics=self.statistics,
+            clock=self._clock,
+            batch=settings.pull_batch,
+            poll_ms=settings.poll_ms,
+        )
+        self._pullers[subscription.topic] = puller
+        puller.hold(self._is_held)
+        puller.start()
+        return puller
+
+    # ------------------------------------------------------------------------------- what it can do
+
+    def start(self) -> None:
+        """Join the group, and begin.
+
+        Raises:
+            RocketMQError: no such group or topic, no right, no broker.
+        """
+        settings = self._settings
+        if not settings.is_broadcasting:
+            for topic in self._subscriptions:
+                self._verbs.start_offsets(settings.group, topic, where=settings.start_from)
+        self.rebalancer.start()
+        for subscription in self._subscriptions.values():
+            self._pull(subscription)
+        self.timetable.every(LOOK_MS, self.workers.look)
+        self.timetable.every(min(EXPIRE_MS, settings.consume_timeout_ms), self._service.expire)
+        self.timetable.every(PULLS_MS, self._renew_pulls)
+        if settings.is_broadcasting:
+            self.timetable.every(KEEP_MS, self._keep)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Consume another topic, too."""
+        settings = self._settings
+        if not settings.is_broadcasting:
+            where = settings.start_from
+            self._verbs.start_offsets(settings.group, subscription.topic, where=where)
+        self._subscriptions[subscription.topic] = subscription
+        try:
+            self.rebalancer.subscribe(subscription.topic)
+        except BaseException:
+            del self._subscriptions[subscription.topic]
+            raise
+        self._pull(subscription)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more."""
+        self._subscriptions.pop(topic, None)
+        self.rebalancer.unsubscribe(topic)
+        if topic in self._pullers:
+            self._pullers.pop(topic).stop()
+
+    def hold(self, held: bool) -> None:
+        """Pull nothing and call nobody until told otherwise; calls under way end."""
+        self._is_held = held
+        if held:
+            self.workers.hold()
+        else:
+            self.workers.go_on()
+        for puller in list(self._pullers.values()):
+            puller.hold(held)
+
+    def close(self) -> None:
+        """Finish what runs, give the rest back uncounted, and leave the group."""
+        timeout_s = self._settings.close_timeout_s
+        for puller in self._pullers.values():
+            puller.stop()
+        for puller in self._pullers.values():
+            puller.stop(self._settings.poll_ms / 1000 + timeout_s)
+        if not self.workers.close(timeout_s):
+            log.warning(
+                "group %s closes while its listener still runs: these messages come again",
+                self._settings.group,
+            )
+        self.timetable.close()
+        try:
+            self._keep()
+        finally:
+            self._leave(timeout_s)
+
+    # ------------------------------------------------------------------------------ among the parts
+
+    def _leave(self, timeout_s: float) -> None:
+        self.rebalancer.close(patience_s=min(timeout_s, 20.0))
+        if self._settler is not None:
+            self._settler.close(timeout_s)
+        if self._file is not None:
+            self._file.close()
+
+    def _leased(self) -> list[ReceivedMessage]:
+        return self.queues.messages()
+
+    def _holds(self, queue: MessageQueue) -> bool:
+        return self.rebalancer.holds(queue)
+
+    def _wake(self, topic: str) -> None:
+        puller = self._pullers.get(topic)
+        if puller is not None:
+            puller.wake()
+
+    def _report(self, owned: Mapping[str, list[ProcessQueue]]) -> dict[str, Any]:
+        """What the heartbeat tells of this member."""
+        statistics = {
+            topic: {
+                **self.statistics.report(topic),
+                "cached": sum(queue.count for queue in owned.get(topic, [])),
+                "cached_bytes": sum(queue.bytes for queue in owned.get(topic, [])),
+            }
+            for topic in list(self._subscriptions)
+        }
+        return {
+            "model": self._settings.model,
+            "order": self._settings.order,
+            "queues": {topic: [q.queue.queue_id for q in held] for topic, held in owned.items()},
+            "statistics": statistics,
+        }
+
+    def _renew_pulls(self) -> None:
+        """Let another thread pull topics of which nothing was pulled for long."""
+        for topic in () if self._is_held else self.queues.expired():
+            self._pullers[topic].stop()
+            self._pull(self._subscriptions[topic])
+
+    def _keep(self) -> None:
+        if self._settings.is_broadcasting:
+            self._keeper.keep([queue for held in self.queues.all().values() for queue in held])
+
+    def _misplaced(self, queue: ProcessQueue) -> None:
+        """A queue ends before the offset it was to be read at: read from where it ends."""
+        try:
+            rows = self._verbs.describe_topic(queue.queue.topic)["offsets"]
+            end = next(r["max_offset"] for r in rows if r["queue_id"] == queue.queue.queue_id)
+        except (RocketMQError, StopIteration):
+            return
+        if self._file is not None and queue.next_offset > end:
+            log.warning("%s ends at %d: read from there on", queue.queue.key, end)
+            queue.next_offset = int(end)
+            self._file.commit({queue.queue: (ANYWHERE, int(end))})
+            self.queues.begin_anew(queue)

@@ -1,0 +1,87 @@
+"""Messages by lease: the broker knows who has them, and how often they were tried."""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from rmq_pipeline.consumer.process_queue import ProcessQueue
+from rmq_pipeline.consumer.subscription import Subscription
+from rmq_pipeline.consumer.verbs import Verbs
+from rmq_pipeline.errors import BusyError
+
+
+class Leasing:
+    """Receives messages of the queues that this member owns."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        group: str,
+        *,
+        client_id: str,
+        lease_ms: int,
+        begin_anew: Callable[[ProcessQueue], None] | None,
+    ) -> None:
+        """Lease nothing yet.
+
+        Args:
+            lease_ms: long where the queues are locked, as a lock that ends ends its leases; short
+                where somebody renews them.
+            begin_anew: puts another ProcessQueue, an unsure one, in the place of one; None where
+                queues are not locked.
+        """
+        self._verbs, self._group = verbs, group
+        self._client_id, self._lease_ms = client_id, lease_ms
+        self._begin_anew = begin_anew
+
+    def pull(
+        self,
+        subscription: Subscription,
+        queues: Sequence[ProcessQueue],
+        *,
+        limit: int,
+        max_bytes: int,  # noqa: ARG002 - the broker counts messages here, not bytes
+        wait_ms: int,
+    ) -> pa.Table:
+        """Messages of these queues, schema.RECEIVED.
+
+        Raises:
+            BusyError: somebody else has locked one of them meanwhile.
+        """
+        for queue in queues:
+            if queue.unsure:
+                self._make_sure(subscription.topic, queue)
+        return self._verbs.receive(
+            subscription.topic,
+            self._group,
+            limit=limit,
+            invisible_duration_ms=self._lease_ms,
+            filter=subscription.filter,
+            filter_type=subscription.filter_type,
+            wait_ms=wait_ms,
+            client_id=self._client_id,
+            queue_ids=[queue.queue.queue_id for queue in queues],
+        )
+
+    def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
+        """Nothing is to be noted: the broker knows."""
+
+    def lost(self, queues: Sequence[ProcessQueue]) -> None:
+        """Messages may be leased to this client that it never got.
+
+        Where the queue is locked nobody else would, and what follows must not overtake them.
+        """
+        if self._begin_anew is not None:
+            for queue in queues:
+                self._begin_anew(queue)
+
+    def _make_sure(self, topic: str, queue: ProcessQueue) -> None:
+        """Let all leases of a locked queue end: unlocking does that, and locking it again."""
+        only = [queue.queue.queue_id]
+        self._verbs.unlock_queues(self._group, topic, queue_ids=only, client_id=self._client_id)
+        locked = self._verbs.lock_queues(
+            self._group, topic, queue_ids=only, client_id=self._client_id
+        )
+        if locked != only:
+            raise BusyError(f"{queue.queue.key} has another owner now.")
+        queue.unsure = False

@@ -1,0 +1,132 @@
+"""The threads that call the listener, in turns."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+#: Something a worker does at a time: a call of the listener, or some.
+Turn = Callable[[], None]
+
+
+class Workers:
+    """A pool of threads that take turns in the order they were submitted.
+
+    A turn that lasts long, because the listener hangs, is made up for by one more thread, up to
+    ``most``: so that what hangs costs the others nothing.
+    """
+
+    def __init__(self, threads: int, *, most: int, stuck_after_ms: int, name: str) -> None:
+        self.threads = threads
+        self._most = most
+        self._stuck_after_s = stuck_after_ms / 1000
+        self._name = name
+        self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._alive: set[threading.Thread] = set()
+        #: When each thread began the turn that it is in.
+        self._since: dict[threading.Thread, float] = {}
+        #: Threads whose turn lasts long, as of the last look.
+        self.stuck = 0
+        self._closing = False
+        self._open = threading.Event()
+        self._open.set()
+        for _ in range(threads):
+            self._start()
+
+    def submit(self, turn: Turn) -> None:
+        """Let a worker do something, behind all that waits."""
+        self._turns.put(turn)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no turn waits for a worker."""
+        return self._turns.empty()
+
+    @property
+    def alive(self) -> int:
+        """How many threads there are."""
+        return len(self._alive)
+
+    def goes_on(self) -> bool:
+        """Asked in a turn of several steps before each: whether it may take the next one.
+
+        A turn that asks is not stuck.
+        """
+        self._since[threading.current_thread()] = time.monotonic()
+        return self._open.is_set() and not self._closing
+
+    def includes_caller(self) -> bool:
+        """Whether it is one of these threads that asks."""
+        return threading.current_thread() in self._alive
+
+    def hold(self) -> None:
+        """Begin no turn until ``go_on``."""
+        self._open.clear()
+
+    def go_on(self) -> None:
+        """Begin turns again."""
+        self._open.set()
+
+    def look(self) -> None:
+        """Make up for turns that last long; to be called now and then."""
+        long_ago = time.monotonic() - self._stuck_after_s
+        with self._lock:
+            self.stuck = sum(since < long_ago for since in list(self._since.values()))
+            missing = min(self._most, self.threads + self.stuck) - len(self._alive)
+            closing = self._closing
+        for _ in range(0 if closing else missing):
+            self._start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Begin no turn more; whether those that ran have ended within the time."""
+        with self._lock:
+            self._closing = True
+            alive = list(self._alive)
+        self._open.set()
+        for _ in alive:
+            self._turns.put(None)
+        give_up_at = time.monotonic() + timeout_s
+        for thread in alive:
+            # A listener may close its own consumer.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up_at - time.monotonic()))
+        own = threading.current_thread()
+        return not any(thread.is_alive() for thread in alive if thread is not own)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        with self._lock:
+            self._alive.add(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        own: Final = threading.current_thread()
+        while not self._surplus(own):
+            turn = self._turns.get()
+            self._open.wait()
+            if turn is None or self._closing:
+                break
+            self._since[own] = time.monotonic()
+            try:
+                turn()
+            except BaseException:
+                log.exception("a turn of %s failed", self._name)
+            finally:
+                self._since.pop(own, None)
+        with self._lock:
+            self._alive.discard(own)
+
+    def _surplus(self, own: threading.Thread) -> bool:
+        """Whether this thread made up for one that has come back."""
+        if len(self._alive) <= self.threads:
+            return False
+        with self._lock:
+            if len(self._alive) <= min(self._most, self.threads + self.stuck):
+                return False
+            self._alive.discard(own)
+            return True

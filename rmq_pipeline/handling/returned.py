@@ -1,0 +1,171 @@
+"""Checks of what a handler returned: rows, state, results, messages to publish."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.admission import admit
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.handling.handler import OUTCOMES, RESULT, OutcomeError
+from rmq_pipeline.tables import columns_of
+from rmq_pipeline.topic import Topic
+
+
+class Result(NamedTuple):
+    """A message of a call that is not simply acked; ``place`` is where in the call."""
+
+    place: int
+    outcome: str
+    retry_after_ms: int | None
+    reason: str | None
+
+
+Published = tuple[str, pa.Table]
+
+
+def conform(
+    table: pa.Table,
+    wanted: pa.Schema | None,
+    *,
+    what: str,
+    filled: str = "",
+    most: int | None = None,
+) -> pa.Table | None:
+    """The table with exactly the wanted columns and types; None when it says nothing.
+
+    Args:
+        table: what the handler returned.
+        wanted: None: the consumer has no such thing, so only None fits.
+        what: its name in errors.
+        filled: a column without nulls.
+        most: how many rows it may have; a table that may have 0 rows says something with them.
+
+    Raises:
+        OutcomeError: what does not fit, with the column's name.
+    """
+    if not isinstance(table, pa.Table):
+        raise OutcomeError(f"{what} is a {type(table).__name__}, not a pyarrow Table.")
+    if wanted is None:
+        raise OutcomeError(f"{what} were returned, but the consumer declares no schema for them.")
+    if not table.schema.equals(wanted):
+        table = _cast(table, wanted, what=what)
+    if most is not None and table.num_rows > most:
+        raise OutcomeError(f"{what} has {table.num_rows} rows, not 0 or {most}.")
+    if filled and table[filled].null_count:
+        raise OutcomeError(f"Column {filled} of {what} chooses the partition and has nulls.")
+    return table if table.num_rows or most is not None else None
+
+
+def _cast(table: pa.Table, wanted: pa.Schema, *, what: str) -> pa.Table:
+    names = set(table.column_names)
+    if missing := [n for n in wanted.names if n not in names]:
+        raise OutcomeError(f"{what} lack the column {', '.join(missing)}.")
+    if len(table.column_names) != len(wanted) or names - set(wanted.names):
+        extra = sorted(names - set(wanted.names)) or table.column_names
+        raise OutcomeError(f"{what} have columns that are not declared: {', '.join(extra)}.")
+    try:
+        return table.select(wanted.names).cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise OutcomeError(f"{what} do not fit their schema: {error}") from error
+
+
+def results_of(results: pa.Table, messages: pa.Table) -> list[Result]:
+    """The results other than ack, in the order of the messages.
+
+    Raises:
+        OutcomeError: a column, an outcome or a message that is not there, or one named twice.
+    """
+    if not isinstance(results, pa.Table):
+        raise OutcomeError(f"results is a {type(results).__name__}, not a pyarrow Table.")
+    for name in ("retry_after_ms", "reason"):
+        if name not in results.column_names:
+            empty = pa.nulls(results.num_rows, RESULT.field(name).type)
+            results = results.append_column(name, empty)
+    results = _cast(results, RESULT, what="results") if results.schema != RESULT else results
+    places = {
+        place: i
+        for i, place in enumerate(
+            zip(
+                messages["queue_id"].to_pylist(),
+                messages["queue_offset"].to_pylist(),
+                strict=True,
+            )
+        )
+    }
+    found = [
+        _result(row, places) for row in zip(*(c.to_pylist() for c in results.columns), strict=True)
+    ]
+    if len({r.place for r in found}) != len(found):
+        raise OutcomeError("results name a message twice.")
+    return sorted(r for r in found if r.outcome != "ack")
+
+
+def _result(
+    row: tuple[int, int, str, int | None, str | None], places: dict[tuple[int, int], int]
+) -> Result:
+    queue_id, queue_offset, outcome, retry_after_ms, reason = row
+    place = places.get((queue_id, queue_offset))
+    if place is None:
+        raise OutcomeError(
+            f"results name queue {queue_id} offset {queue_offset}, which is not in this call."
+        )
+    if outcome not in OUTCOMES:
+        raise OutcomeError(f"Outcome {outcome!r} is none of ack, retry, dead_letter.")
+    if retry_after_ms is not None and not 0 <= retry_after_ms <= limits.INVISIBLE_MAX_MS:
+        raise OutcomeError(f"retry_after_ms {retry_after_ms} is not within 12 hours.")
+    return Result(place, outcome, retry_after_ms, reason)
+
+
+def published(tables: Mapping[str, pa.Table], allowed: Mapping[str, str]) -> list[Published]:
+    """The messages to send onward, with every column of schema.SEND.
+
+    Args:
+        tables: topic -> messages, as the handler returned them.
+        allowed: the topics the consumer declares, and the type of each.
+
+    Raises:
+        OutcomeError: a topic that is not declared, or a message it does not take: with it the
+            broker would refuse the settle of the whole batch.
+    """
+    if not isinstance(tables, Mapping):
+        raise OutcomeError(f"publish is a {type(tables).__name__}, not a mapping of tables.")
+    return [
+        (topic, _sendable(table, topic, allowed=allowed))
+        for topic, table in tables.items()
+        if not (isinstance(table, pa.Table) and table.num_rows == 0)
+    ]
+
+
+def _sendable(table: pa.Table, topic: str, *, allowed: Mapping[str, str]) -> pa.Table:
+    what = f"messages for {topic}"
+    if topic not in allowed:
+        raise OutcomeError(f"Topic {topic} is not among those the consumer publishes.")
+    if not isinstance(table, pa.Table):
+        raise OutcomeError(f"{what} are a {type(table).__name__}, not a pyarrow Table.")
+    if not table.schema.equals(schema.SEND):
+        table = _cast(_padded(table), schema.SEND, what=what)
+    # What one handler returns wrongly must fail its own message: the broker would refuse the
+    # settle of the whole batch.
+    described = Topic(
+        topic,
+        0,
+        allowed[topic],  # type: ignore[arg-type]  # as the broker describes it
+        queues=1,
+        partition_time="stored",
+        created_at_ms=0,
+    )
+    try:
+        admit(described, columns_of(table, schema.SEND))
+    except RequestError as error:
+        raise OutcomeError(f"{what}: {error.message}") from error
+    return table
+
+
+def _padded(table: pa.Table) -> pa.Table:
+    """The table with the columns of schema.SEND it leaves out as nulls."""
+    for wanted in schema.SEND:
+        if wanted.nullable and wanted.name not in table.column_names:
+            table = table.append_column(wanted.name, pa.nulls(table.num_rows, wanted.type))
+    return table

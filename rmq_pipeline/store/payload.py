@@ -1,0 +1,107 @@
+"""The payload of a section of messages in pieces: many bodies stay where they are, uncopied.
+
+Together the pieces are what ``RecordBatch.serialize`` gives. Everything but the bodies is
+serialized; then their buffer is entered where the format says which buffers there are:
+
+    0xFFFFFFFF, length of the metadata, Message { bodyLength, RecordBatch { buffers [] } }, buffers
+
+A flatbuffer's table begins with the distance back to its vtable, which tells where its fields are.
+"""
+
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_pipeline import schema
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.log_file import Bytes
+
+Payload: TypeAlias = Sequence[Bytes]
+
+#: Less is copied: that takes no longer than a second piece does.
+_LARGE_BYTES: Final = 128 * 1024
+_PLACE: Final = schema.MESSAGE.get_field_index("body")
+_PREFIX_BYTES: Final = 8
+_ALIGNMENT: Final = 8
+#: Fields of the tables Message and RecordBatch of Arrow's format.
+_HEADER, _BODY_LENGTH, _BUFFERS = 2, 3, 2
+_NO_BYTES: Final = pa.py_buffer(b"")
+
+
+def payload_of(batch: pa.RecordBatch) -> Payload:
+    """A batch as its kind's fixed schema has it serialized; its bodies must stay as they are."""
+    body = batch.column(_PLACE)
+    if body.get_total_buffer_size() < _LARGE_BYTES or body.offset:
+        return (batch.serialize(),)
+    valid, offsets, data = body.buffers()
+    first, last = np.frombuffer(offsets, np.int32)[[0, len(body)]].tolist()
+    if first or not last:
+        return (batch.serialize(),)
+    columns = batch.columns
+    columns[_PLACE] = _empty_bodies(len(body), valid=valid, null_count=body.null_count)
+    rest = pa.RecordBatch.from_arrays(columns, schema=schema.MESSAGE).serialize()
+    return _entered(rest, offsets=offsets, data=data.slice(0, last))
+
+
+def bytes_of(payload: Payload) -> int:
+    """How long the pieces are together."""
+    return sum(map(len, payload))
+
+
+def _entered(rest: pa.Buffer, *, offsets: pa.Buffer, data: pa.Buffer) -> Payload:
+    """What was serialized with empty bodies, with these."""
+    length = len(data) + -len(data) % _ALIGNMENT
+    (metadata_bytes,) = struct.unpack_from("<i", rest, 4)
+    start = _PREFIX_BYTES + metadata_bytes
+    metadata = bytearray(memoryview(rest)[:start])
+    buffers = _buffers(metadata, added=length)
+    number = _data_buffer()
+    at, size = buffers[number - 1].tolist()
+    split = start + int(buffers[number, 0])
+    buffers[number, 1] = len(data)
+    buffers[number + 1 :, 0] += length
+    view, end = memoryview(rest), start + at + size
+    before = (metadata, view[start : start + at], offsets[:size], view[end:split])
+    return (*before, data, bytes(length - len(data)), view[split:])
+
+
+def _buffers(metadata: bytearray, *, added: int) -> Int64s:
+    """Offset and length of each buffer, in place, of a message whose body grows."""
+    message = _target(metadata, _PREFIX_BYTES)
+    body_length = _field(metadata, message, number=_BODY_LENGTH)
+    (before,) = struct.unpack_from("<q", metadata, body_length)
+    struct.pack_into("<q", metadata, body_length, before + added)
+    header = _target(metadata, _field(metadata, message, number=_HEADER))
+    vector = _target(metadata, _field(metadata, header, number=_BUFFERS))
+    (count,) = struct.unpack_from("<I", metadata, vector)
+    return np.frombuffer(metadata, np.int64, 2 * count, vector + 4).reshape(count, 2)
+
+
+def _target(metadata: bytearray, at: int) -> int:
+    """Where an offset points to."""
+    return at + int(struct.unpack_from("<I", metadata, at)[0])
+
+
+def _field(metadata: bytearray, table: int, *, number: int) -> int:
+    """Where a field of a table is, which must be there."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    (distance,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number)
+    assert distance, "a field that Arrow always writes"
+    return int(table + distance)
+
+
+def _empty_bodies(n: int, *, valid: pa.Buffer | None, null_count: int) -> pa.Array:
+    """As many bodies, each without a byte: their offsets are as long, and their buffer is not."""
+    buffers = [valid, pa.py_buffer(np.zeros(n + 1, np.int32)), _NO_BYTES]
+    return pa.Array.from_buffers(pa.binary(), n, buffers, null_count=null_count)
+
+
+@functools.cache
+def _data_buffer() -> int:
+    """The number of the buffer that has the bytes of the bodies."""
+    before = schema.MESSAGE.types[:_PLACE]
+    return sum(len(pa.array([], of_type).buffers()) for of_type in before) + 2

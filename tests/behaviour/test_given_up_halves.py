@@ -1,0 +1,65 @@
+"""What becomes of half messages that nobody decides about: given up after the last check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rmq_pipeline import errors
+from tests.behaviour.halves import Producer, asked, ends, sweep
+
+if TYPE_CHECKING:
+    from tests.behaviour.conftest import Door, Make
+
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+
+
+@pytest.fixture
+def orders(topic: Make) -> str:
+    return str(topic(type="transaction", queues=1))
+
+
+@pytest.fixture
+def begin(door: Door, orders: str, messages: Make) -> Producer:
+    return Producer(door, orders, messages)
+
+
+def test_after_15_checks_it_goes_to_the_topic_of_those_given_up(
+    door: Door, orders: str, begin: Producer, group: Make
+) -> None:
+    halves = begin(2, properties=[[("p", "v")], None])
+    door.advance(6_000)
+    for check in range(1, 16):
+        assert sweep(door) == {"checked": 2, "given_up": 0, "dropped": 0}, check
+        assert {n for _, n in asked(door)} == {check}
+        door.advance(30_000)
+
+    report = sweep(door)
+
+    assert report == {"checked": 0, "given_up": 2, "dropped": 0}
+    assert asked(door) == []
+    given_up = door.broker.read(GIVEN_UP_TOPIC, 0, offset=0, limit=10)
+    assert given_up["body"].to_pylist() == [b"0", b"1"]
+    assert given_up["message_id"].to_pylist() == halves["message_id"].to_pylist()
+    said = {"REAL_TOPIC": orders, "PGROUP": "producers", "TRANSACTION_CHECK_TIMES": "15"}
+    assert [dict(p) for p in given_up["properties"].to_pylist()] == [{"p": "v", **said}, said]
+    assert door.drain(GIVEN_UP_TOPIC, group()) == [b"0", b"1"]
+    assert door.sql("FROM half") == []
+    assert door.stored(orders) == 0
+
+
+@pytest.mark.parametrize("resolution", ["commit", "rollback"])
+def test_what_was_given_up_is_not_ended_any_more(
+    door: Door, orders: str, begin: Producer, resolution: str
+) -> None:
+    halves = begin(1)
+    for _ in range(17):
+        door.advance(30_000)
+        sweep(door)
+
+    with pytest.raises(errors.TransactionEndedError, match="given_up"):
+        door.broker.end_transactions(ends(halves, resolution))
+
+    assert door.stored(orders) == 0
+    assert door.stored(GIVEN_UP_TOPIC) == 1

@@ -1,0 +1,341 @@
+"""Members of a consumer group know of each other, and of resets, by their heartbeats."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_pipeline import errors, limits
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tests.behaviour.conftest import Door, Make
+
+TIMEOUT_MS = 120_000
+
+
+@pytest.fixture
+def name(topic: Make) -> str:
+    return str(topic(queues=4))
+
+
+@pytest.fixture
+def readers(group: Make) -> str:
+    return str(group())
+
+
+def beat(door: Door, readers: str, client_id: str, *topics: str, **how: Any) -> dict[str, Any]:
+    details = how.pop("details", {})
+    return door.broker.heartbeat(readers, client_id, topics=topics, details=details, **how)
+
+
+def waiting(
+    door: Door, readers: str, client_id: str, *topics: str, wait_ms: int = 900
+) -> Future[dict[str, Any]]:
+    """A heartbeat that waits for another version than this one."""
+    known = beat(door, readers, client_id, *topics)["version"]
+    found = door.begin(
+        lambda: beat(door, readers, client_id, *topics, known_version=known, wait_ms=wait_ms)
+    )
+    assert not found.done()
+    return found
+
+
+def test_members_see_each_other_and_their_topics(door: Door, name: str, readers: str) -> None:
+    alone = beat(door, readers, "a", name)
+    both = beat(door, readers, "b", name, "another")
+
+    assert alone["members"] == {"a": {"topics": [name]}}
+    assert both["members"] == {"a": {"topics": [name]}, "b": {"topics": [name, "another"]}}
+    assert both["version"] != alone["version"]
+
+
+def test_another_group_has_members_of_its_own(
+    door: Door, name: str, readers: str, group: Make
+) -> None:
+    beat(door, readers, "a", name)
+
+    assert set(beat(door, group(), "b", name)["members"]) == {"b"}
+
+
+def test_nothing_changes_while_everybody_stays(door: Door, name: str, readers: str) -> None:
+    beat(door, readers, "a", name)
+    first = beat(door, readers, "b", name)
+
+    assert beat(door, readers, "a", name, details={"cached": 7}) == first
+    assert beat(door, readers, "b", name) == first
+
+
+def test_who_knows_another_version_does_not_wait(door: Door, name: str, readers: str) -> None:
+    version = beat(door, readers, "a", name)["version"]
+
+    assert beat(door, readers, "a", name, known_version=version - 1, wait_ms=60_000)
+
+
+@pytest.mark.parametrize("wait_ms", [900, 30_000])
+def test_a_waiting_member_is_woken_when_another_comes(
+    door: Door, name: str, readers: str, wait_ms: int
+) -> None:
+    found = waiting(door, readers, "a", name, wait_ms=wait_ms)
+
+    beat(door, readers, "b", name)
+
+    assert set(found.result(10)["members"]) == {"a", "b"}
+
+
+def test_a_waiting_member_is_woken_when_another_has_other_topics(
+    door: Door, name: str, readers: str
+) -> None:
+    beat(door, readers, "b", name)
+    found = waiting(door, readers, "a", name)
+
+    beat(door, readers, "b", "another")
+
+    assert found.result(10)["members"]["b"] == {"topics": ["another"]}
+
+
+@pytest.mark.parametrize("wait_ms", [900, 30_000])
+def test_a_waiting_member_is_woken_when_another_leaves(
+    door: Door, name: str, readers: str, wait_ms: int
+) -> None:
+    beat(door, readers, "b", name)
+    found = waiting(door, readers, "a", name, wait_ms=wait_ms)
+
+    door.broker.leave(readers, "b")
+
+    assert set(found.result(10)["members"]) == {"a"}
+
+
+def test_a_waiting_member_is_told_when_its_time_has_come(
+    door: Door, name: str, readers: str
+) -> None:
+    found = waiting(door, readers, "a", name)
+
+    door.advance(900)
+
+    assert set(found.result(10)["members"]) == {"a"}
+
+
+def test_who_leaves_is_gone_though_its_heartbeat_still_waits(
+    door: Door, name: str, readers: str
+) -> None:
+    found = waiting(door, readers, "a", name, wait_ms=30_000)
+
+    door.broker.leave(readers, "a")
+
+    assert found.result(10)["members"] == {}
+    assert set(beat(door, readers, "b", name)["members"]) == {"b"}
+
+
+def test_a_member_is_gone_after_its_time_without_a_heartbeat(
+    door: Door, name: str, readers: str
+) -> None:
+    beat(door, readers, "a", name)
+    door.advance(TIMEOUT_MS - 1)
+    assert set(beat(door, readers, "b", name)["members"]) == {"a", "b"}
+
+    door.advance(1)
+
+    assert set(beat(door, readers, "b", name)["members"]) == {"b"}
+
+
+def test_a_heartbeat_renews_a_membership(door: Door, name: str, readers: str) -> None:
+    beat(door, readers, "a", name)
+    door.advance(TIMEOUT_MS - 1)
+    beat(door, readers, "a", name)
+    door.advance(TIMEOUT_MS - 1)
+
+    assert set(beat(door, readers, "b", name)["members"]) == {"a", "b"}
+
+
+def test_waiting_members_are_woken_when_one_is_gone(door: Door, name: str, readers: str) -> None:
+    door.reopen(member_timeout_ms=1_000)
+    beat(door, readers, "b", name)
+    door.advance(500)
+    found = waiting(door, readers, "a", name, wait_ms=900)
+
+    door.advance(500)
+
+    assert set(found.result(10)["members"]) == {"a"}
+
+
+def test_the_queues_of_who_leaves_are_unlocked(
+    door: Door, name: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(name, messages(8))
+    beat(door, readers, "a", name)
+    door.broker.lock_queues(readers, name, queue_ids=[0, 1], client_id="a")
+    got = door.broker.receive(name, readers, client_id="a", queue_ids=[0])
+
+    door.broker.leave(readers, "a")
+
+    assert door.sql("FROM queue_locks") == []
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(got)
+    again = door.broker.receive(name, readers, client_id="b", limit=100)
+    assert again.num_rows == 8
+    assert set(again["delivery_attempt"].to_pylist()) == {1}
+
+
+def test_the_queues_of_who_leaves_are_unlocked_though_the_clock_was_put_back(
+    inside: Door, name: str, readers: str
+) -> None:
+    beat(inside, readers, "a", name)
+    inside.broker.lock_queues(readers, name, queue_ids=[0], client_id="a")
+    inside.advance(-10_000)
+
+    inside.broker.leave(readers, "a")
+
+    assert inside.broker.describe_group(readers)["locks"] == []
+
+
+def test_the_queues_of_who_is_gone_are_unlocked(door: Door, name: str, readers: str) -> None:
+    beat(door, readers, "a", name)
+    door.broker.lock_queues(
+        readers, name, queue_ids=[0, 1], client_id="a", duration_ms=10 * TIMEOUT_MS
+    )
+    door.advance(TIMEOUT_MS)
+
+    # Nobody has to ask for it: the broker looks.
+    until(lambda: door.sql("FROM queue_locks") == [])
+
+
+def test_resets_of_its_topics_are_counted(
+    door: Door, name: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(name, messages(8))
+    before = beat(door, readers, "a", name)
+    assert before["resets"] == {}
+
+    door.broker.reset_offset(readers, name, to_latest=True)
+    door.broker.reset_offset(readers, name, to_earliest=True, queue_id=2)
+
+    after = beat(door, readers, "a", name)
+    assert after["resets"] == {name: {0: 1, 1: 1, 2: 2, 3: 1}}
+    assert after["version"] != before["version"]
+    assert after["members"] == before["members"]
+
+
+@pytest.mark.parametrize("wait_ms", [900, 30_000])
+def test_a_waiting_member_is_woken_by_a_reset(
+    door: Door, name: str, readers: str, wait_ms: int
+) -> None:
+    found = waiting(door, readers, "a", name, wait_ms=wait_ms)
+
+    door.broker.reset_offset(readers, name, to_latest=True, queue_id=1)
+
+    assert found.result(10)["resets"] == {name: {1: 1}}
+
+
+def test_a_group_that_was_put_where_another_is_was_reset(
+    door: Door, name: str, readers: str, group: Make
+) -> None:
+    other = group()
+    door.broker.start_offsets(other, name, where="first")
+    found = waiting(door, readers, "a", name)
+
+    door.broker.clone_offsets(other, readers, topic=name)
+
+    assert found.result(10)["resets"] == {name: dict.fromkeys(range(4), 1)}
+
+
+def test_what_a_reader_commits_itself_is_no_reset(
+    door: Door, name: str, readers: str, messages: Make
+) -> None:
+    door.broker.send(name, messages(8))
+    before = beat(door, readers, "a", name)
+
+    door.broker.commit_offsets(readers, name, offsets={0: (-1, 2)})
+    door.broker.commit_offsets(readers, name, offsets={0: (2, 1)})
+
+    assert beat(door, readers, "a", name) == before
+
+
+def test_a_reset_in_another_topic_wakes_nobody(
+    door: Door, name: str, readers: str, topic: Make
+) -> None:
+    version = beat(door, readers, "a", name)["version"]
+
+    door.broker.reset_offset(readers, topic(), to_latest=True)
+
+    assert beat(door, readers, "a", name)["version"] == version
+
+
+def test_resets_are_counted_across_a_restart_and_members_have_to_come_again(
+    door: Door, name: str, readers: str
+) -> None:
+    before = beat(door, readers, "a", name)
+    door.broker.reset_offset(readers, name, to_latest=True, queue_id=1)
+    door.sql("SELECT 1")  # dispatched
+    door.reopen()
+
+    door.broker.reset_offset(readers, name, to_latest=True, queue_id=1)
+    after = beat(door, readers, "b", name)
+
+    assert after["resets"] == {name: {1: 2}}
+    assert set(after["members"]) == {"b"}
+    assert after["version"] != before["version"]
+
+
+def test_what_members_say_of_themselves_is_there_to_see(
+    door: Door, name: str, readers: str
+) -> None:
+    details = {"model": "clustering", "queues": {name: [0, 1]}, "statistics": {name: {"cached": 1}}}
+    at_ms = door.clock.now_ms()
+    beat(door, readers, "a", name, details={"model": "?"})
+    door.advance(10)
+    beat(door, readers, "a", name, details=details)
+
+    assert door.broker.describe_group(readers)["members"] == {
+        "a": {
+            "topics": [name],
+            "joined_at_ms": at_ms,
+            "seen_at_ms": at_ms + 10,
+            "details": details,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"client_id": ""},
+        {"client_id": "c" * 256},
+        {"topics": "orders"},
+        {"topics": [""]},
+        {"topics": [7]},
+        {"topics": [f"t{i}" for i in range(limits.MEMBER_TOPICS + 1)]},
+        {"details": {"long": "x" * limits.MEMBER_DETAILS_BYTES}},
+        {"wait_ms": -1},
+    ],
+)
+def test_what_is_out_of_range_is_refused(door: Door, readers: str, wrong: dict[str, Any]) -> None:
+    args: dict[str, Any] = {"client_id": "a", "topics": [], "details": {}, **wrong}
+
+    with pytest.raises(errors.RequestError):
+        door.broker.heartbeat(readers, args.pop("client_id"), **args)
+
+    assert "a" not in beat(door, readers, "b")["members"] or "wait_ms" in wrong
+
+
+def test_details_are_for_json(inside: Door, group: Make) -> None:
+    readers = group()
+
+    with pytest.raises(errors.RequestError, match="JSON"):
+        beat(inside, readers, "a", details={"when": object()})
+    details = {"numbers": [1, 2]}
+    beat(inside, readers, "a", details=details)
+    details["numbers"].append(3)
+    shown = inside.broker.describe_group(readers)["members"]["a"]["details"]
+    assert json.dumps(shown) == '{"numbers": [1, 2]}'
+
+
+def test_an_unknown_group_has_no_members(door: Door, unused: str) -> None:
+    with pytest.raises(errors.ConsumerGroupNotFoundError):
+        beat(door, unused, "a")
+    with pytest.raises(errors.ConsumerGroupNotFoundError):
+        door.broker.leave(unused, "a")

@@ -1,0 +1,287 @@
+"""A queue that a client has locked is given to no other client of its consumer group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmq_pipeline import errors
+from tests.behaviour.reopening import reopened_from_the_log
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tests.behaviour.conftest import Door, Make
+
+LOCK_MS = 60_000
+
+
+@pytest.fixture
+def name(door: Door, topic: Make, messages: Make) -> str:
+    """Four queues with ten messages each."""
+    made = str(topic(queues=4))
+    door.broker.send(made, messages(40))
+    return made
+
+
+@pytest.fixture
+def readers(group: Make) -> str:
+    return str(group())
+
+
+def lock(door: Door, readers: str, name: str, *queues: int, by: str, **how: Any) -> list[int]:
+    return door.broker.lock_queues(readers, name, queue_ids=queues, client_id=by, **how)
+
+
+def receive(door: Door, name: str, readers: str, *, by: str, **how: Any) -> pa.Table:
+    return door.broker.receive(
+        name, readers, client_id=by, limit=100, invisible_duration_ms=3_600_000, **how
+    )
+
+
+def queues(got: pa.Table) -> set[int]:
+    return set(got["queue_id"].to_pylist())
+
+
+def test_a_queue_belongs_to_one_client_at_a_time(door: Door, name: str, readers: str) -> None:
+    assert lock(door, readers, name, 0, 1, 1, by="a") == [0, 1]
+
+    assert lock(door, readers, name, 1, 2, by="b") == [2]
+
+
+def test_others_are_passed_over_a_locked_queue(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, 1, by="a")
+
+    assert queues(receive(door, name, readers, by="b")) == {2, 3}
+    assert queues(receive(door, name, readers, by="a")) == {0, 1}
+
+
+def test_who_asks_for_a_locked_queue_is_told_who_has_it(
+    door: Door, name: str, readers: str
+) -> None:
+    lock(door, readers, name, 1, by="a")
+
+    with pytest.raises(errors.QueueLockedError) as refused:
+        receive(door, name, readers, by="b", queue_ids=[0, 1])
+
+    expires_at_ms = door.clock.now_ms() + LOCK_MS
+    assert (refused.value.queue_id, refused.value.holder) == (1, "a")
+    assert refused.value.expires_at_ms == expires_at_ms
+    assert all(word in refused.value.message for word in ("Queue 1", "client a", readers))
+    assert str(expires_at_ms) in refused.value.message
+    assert queues(receive(door, name, readers, by="b")) == {0, 2, 3}
+
+
+def test_another_consumer_group_has_locks_of_its_own(
+    door: Door, name: str, readers: str, group: Make
+) -> None:
+    lock(door, readers, name, 0, 1, 2, 3, by="a")
+
+    others = group()
+
+    assert lock(door, others, name, 0, by="b") == [0]
+    assert queues(receive(door, name, others, by="b")) == {0, 1, 2, 3}
+
+
+def test_receiving_from_queues_gives_no_other_ones(door: Door, name: str, readers: str) -> None:
+    got = receive(door, name, readers, by="", queue_ids=(3, 1))
+
+    assert queues(got) == {1, 3}
+    assert got.num_rows == 20
+
+
+@pytest.mark.parametrize("queue_ids", [[4], [-1], ["first"], [True], "01"])
+def test_what_is_no_queue_of_the_topic_is_refused(
+    door: Door, name: str, readers: str, queue_ids: Any
+) -> None:
+    with pytest.raises(errors.RequestError):
+        receive(door, name, readers, by="a", queue_ids=queue_ids)
+    with pytest.raises(errors.RequestError):
+        lock(door, readers, name, *queue_ids, by="a")
+
+
+def test_a_lock_ends_after_its_time(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, by="a")
+
+    door.advance(LOCK_MS - 1)
+    assert lock(door, readers, name, 0, by="b") == []
+    door.advance(1)
+
+    assert lock(door, readers, name, 0, by="b") == [0]
+    assert lock(door, readers, name, 0, by="a") == []
+
+
+def test_a_renewed_lock_lasts_from_then_on(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, by="a")
+    got = receive(door, name, readers, by="a", queue_ids=[0])
+    door.advance(LOCK_MS - 1)
+
+    assert lock(door, readers, name, 0, by="a") == [0]
+
+    door.advance(LOCK_MS - 1)
+    assert lock(door, readers, name, 0, by="b") == []
+    door.broker.ack(got)
+
+
+def test_taking_over_ends_what_the_one_before_was_given(
+    door: Door, name: str, readers: str
+) -> None:
+    lock(door, readers, name, 0, by="a")
+    before = receive(door, name, readers, by="a", queue_ids=[0])
+    door.advance(LOCK_MS)
+
+    lock(door, readers, name, 0, by="b")
+
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(before)
+    again = receive(door, name, readers, by="b", queue_ids=[0])
+    assert again["body"].to_pylist() == before["body"].to_pylist()
+    assert set(again["delivery_attempt"].to_pylist()) == {1}
+    door.broker.ack(again)
+
+
+def test_a_first_lock_ends_what_others_were_given_before(
+    door: Door, name: str, readers: str
+) -> None:
+    before = receive(door, name, readers, by="b")
+
+    lock(door, readers, name, 0, by="a")
+
+    assert receive(door, name, readers, by="a", queue_ids=[0]).num_rows == 10
+    kept = before.slice(10)
+    assert 0 not in queues(kept)
+    door.broker.ack(kept)
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(before.slice(0, 1))
+
+
+def test_unlocking_gives_the_queue_to_others_at_once(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, 1, by="a")
+    before = receive(door, name, readers, by="a", queue_ids=[0])
+
+    assert door.broker.unlock_queues(readers, name, queue_ids=[0, 2], client_id="a") == [0]
+
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(before)
+    assert lock(door, readers, name, 0, 1, by="b") == [0]
+    assert receive(door, name, readers, by="b", queue_ids=[0]).num_rows == 10
+
+
+def test_only_the_holder_unlocks(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, by="a")
+
+    assert door.broker.unlock_queues(readers, name, queue_ids=[0], client_id="b") == []
+    assert lock(door, readers, name, 0, by="b") == []
+
+
+def test_a_waiting_receive_is_woken_by_the_end_of_a_lock(
+    door: Door, name: str, readers: str
+) -> None:
+    lock(door, readers, name, 0, 1, 2, 3, by="a", duration_ms=500)
+    waiting = door.begin(lambda: receive(door, name, readers, by="b", wait_ms=900))
+    assert not waiting.done()
+
+    door.advance(500)
+
+    assert waiting.result(10).num_rows == 40
+
+
+def test_a_waiting_receive_is_woken_by_unlocking(door: Door, name: str, readers: str) -> None:
+    lock(door, readers, name, 0, 1, 2, 3, by="a")
+    waiting = door.begin(lambda: receive(door, name, readers, by="b", wait_ms=900))
+
+    door.broker.unlock_queues(readers, name, queue_ids=[2], client_id="a")
+
+    assert queues(waiting.result(10)) == {2}
+
+
+@pytest.mark.parametrize("from_the_log", [False, True])
+def test_locks_and_their_ends_outlive_the_broker(
+    door: Door, name: str, readers: str, from_the_log: bool
+) -> None:
+    lock(door, readers, name, 0, 1, by="a")
+    lock(door, readers, name, 2, by="b", duration_ms=120_000)
+    door.broker.unlock_queues(readers, name, queue_ids=[1], client_id="a")
+    got = receive(door, name, readers, by="a", queue_ids=[0])
+    door.sql("FROM queue_locks")  # dispatched
+
+    if from_the_log:
+        reopened_from_the_log(door)
+    else:
+        door.reopen()
+
+    assert lock(door, readers, name, 0, 1, 2, by="c") == [1]
+    door.broker.ack(got)
+    door.advance(LOCK_MS)
+    assert lock(door, readers, name, 0, 2, by="c") == [0]
+
+
+def test_order_holds_across_a_change_of_hands(
+    door: Door, topic: Make, group: Make, messages: Make
+) -> None:
+    name, readers = topic(type="fifo", queues=1), group(order="message_group")
+    door.broker.send(name, messages(6, groups=["x", "y"]))
+    lock(door, readers, name, 0, by="a")
+    before = receive(door, name, readers, by="a", queue_ids=[0])
+    door.broker.ack(before.slice(0, 2))
+    door.advance(LOCK_MS)
+
+    lock(door, readers, name, 0, by="b")
+
+    again = receive(door, name, readers, by="b", queue_ids=[0])
+    assert again["body"].to_pylist() == before["body"].to_pylist()[2:]
+    assert set(again["delivery_attempt"].to_pylist()) == {1}
+    with pytest.raises(errors.ReceiptHandleError):
+        door.broker.ack(before.slice(2))
+
+
+def test_locks_are_there_to_see(door: Door, name: str, readers: str) -> None:
+    at_ms = door.clock.now_ms()
+    lock(door, readers, name, 1, by="a")
+    door.advance(10)
+    lock(door, readers, name, 1, by="a")
+    lock(door, readers, name, 3, by="b", duration_ms=5)
+
+    rows = door.sql(f"FROM queue_locks WHERE consumer_group = '{readers}' ORDER BY queue_id")
+    said = door.broker.describe_group(readers)["locks"]
+    door.advance(5)
+
+    assert [(row["queue_id"], row["client_id"]) for row in rows] == [(1, "a"), (3, "b")]
+    assert rows[0]["topic"] == name
+    assert (rows[0]["locked_at_ms"], rows[0]["renewed_at_ms"]) == (at_ms, at_ms + 10)
+    assert rows[0]["expires_at_ms"] == at_ms + 10 + LOCK_MS
+    assert [one["queue_id"] for one in said] == [1, 3]
+    assert said[0] == {
+        "topic": name,
+        "queue_id": 1,
+        "client_id": "a",
+        "locked_at_ms": at_ms,
+        "expires_at_ms": at_ms + 10 + LOCK_MS,
+    }
+    assert [one["queue_id"] for one in door.broker.describe_group(readers)["locks"]] == [1]
+
+
+def test_locks_go_with_their_topic_and_their_group(
+    door: Door, name: str, readers: str, group: Make
+) -> None:
+    other = group()
+    lock(door, readers, name, 0, by="a")
+    lock(door, other, name, 0, by="a")
+    door.broker.delete_group(readers)
+    assert [row["consumer_group"] for row in door.sql("FROM queue_locks")] == [other]
+
+    door.broker.delete_topic(name)
+
+    assert door.sql("FROM queue_locks") == []
+    assert door.broker.describe_group(other)["locks"] == []
+
+
+@pytest.mark.parametrize(
+    ("client_id", "duration_ms"), [("", 1), (" ", 1), ("c" * 256, 1), ("c", 0), ("c", 3_600_001)]
+)
+def test_a_lock_needs_a_name_and_a_time(
+    door: Door, name: str, readers: str, client_id: str, duration_ms: int
+) -> None:
+    with pytest.raises(errors.RequestError):
+        lock(door, readers, name, 0, by=client_id, duration_ms=duration_ms)

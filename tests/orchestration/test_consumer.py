@@ -1,0 +1,147 @@
+"""Declared consumers, of either engine: what is made of a handler, and one window of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster_pyspark import LazyPySparkResource
+
+from resources.deployments import local
+from rmq_pipeline.clock import Clock, SystemClock
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.sink import read_sink
+from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.consumer import Consumer, Declaration
+from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.spark_consumer import spark_consumer
+from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
+from tests.orchestration.conftest import Send
+from tests.orchestration.counting import NUMBERS, SQUARES, STATE, declared, handler, window
+
+ENGINES = {"pyspark": spark_consumer, "python": python_consumer}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return SystemClock()
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def decorator(engine: str) -> type[Declaration]:
+    return ENGINES[engine]
+
+
+@pytest.fixture
+def consumer(decorator: type[Declaration]) -> Consumer:
+    return declared(decorator)(handler)
+
+
+def of_engine(engine: str, *, spark: LazyPySparkResource) -> dict[str, Any]:
+    """Resources that only this engine asks for."""
+    return {"spark": spark} if engine == "pyspark" else {}
+
+
+def test_decorator_takes_the_handlers_words(consumer: Consumer, engine: str) -> None:
+    spec = consumer.asset.specs_by_key[dg.AssetKey("counter")]
+
+    assert spec.description == "Number the messages of a group."
+    assert spec.kinds == {"rocketmq", engine, "parquet"}
+    assert consumer.group.order == "message_group"
+    assert {check.name for checks in consumer.checks for check in checks.check_specs} == {
+        "order",
+        "no_loss",
+        "oldest_unread",
+        "dead_letters",
+    }
+
+
+def test_runs_have_the_tags_that_limit_them(consumer: Consumer, engine: str) -> None:
+    own = {"pyspark": "rmq/spark", "python": "rmq/python"}[engine]
+
+    assert set(consumer.job.tags) == {WINDOW_TAG, own}
+
+
+def test_state_without_order_is_refused(decorator: type[Declaration]) -> None:
+    with pytest.raises(ValueError, match="order_by"):
+        declared(decorator, order_by=None, state=STATE)(handler)
+
+
+def test_pipeline_makes_topics_and_groups(consumer: Consumer, client: Client) -> None:
+    pipeline = Pipeline("sums", topics=[NUMBERS, SQUARES], consumers=[consumer])
+
+    pipeline.ensure(client)
+    pipeline.ensure(client)
+
+    assert client.describe_topic("squares")["type"] == "normal"
+    assert client.describe_group("counter")["max_attempts"] == 2
+
+
+def test_sensor_starts_a_window_when_there_are_messages(
+    consumer: Consumer, client: Client, resource: BrokerResource, send: Send
+) -> None:
+    consumer.group.ensure(client)
+    send("numbers", 1, message_group=["a"])
+
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        dg.build_sensor_context(instance=instance, resources={"broker": resource}) as context,
+    ):
+        result = consumer.sensor(context)
+
+    assert isinstance(result, dg.SensorResult)
+    assert result.run_requests is not None
+    assert [request.job_name for request in result.run_requests] == ["counter_window"]
+
+
+def test_window_that_is_taken_yields_without_a_session(
+    consumer: Consumer, client: Client, resource: BrokerResource, tmp_path: Path, engine: str
+) -> None:
+    consumer.group.ensure(client)
+    client.open_window("consumer/counter", owner="the other run", duration_ms=60_000)
+    resources = of_engine(engine, spark=LazyPySparkResource(spark_config={}))
+
+    metadata = window(consumer, resource, tmp_path, **resources)
+
+    assert metadata == {"yielded_to": "the other run"}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("pyspark", marks=[pytest.mark.spark, pytest.mark.slow]), "python"],
+    indirect=True,
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_window_counts_observes_and_draws(
+    consumer: Consumer,
+    client: Client,
+    resource: BrokerResource,
+    send: Send,
+    tmp_path: Path,
+    engine: str,
+) -> None:
+    consumer.group.ensure(client)
+    for _ in range(3):
+        send("numbers", 4, message_group=["a", "b", "a", "b"], born_at_ms=[1_000] * 4)
+    client.send("numbers", pa.table({"body": [b"bad"], "message_group": ["c"]}))
+    resources = of_engine(engine, spark=local()["spark"])
+
+    metadata = window(consumer, resource, tmp_path, **resources)
+
+    rows = read_sink(tmp_path / "counter")
+    assert sorted(rows["number"].to_pylist()) == sorted([*range(1, 7), *range(1, 7)])
+    assert metadata["acked"] == 12
+    assert metadata["rows"] == 12
+    assert metadata["published"] == {"squares": 12}
+    assert metadata["retried"] + metadata["dead_lettered"] == 2
+    assert "data:image/svg+xml;base64," in metadata["chart"]
+    assert client.due()["groups"]["counter"]["window"] is None

@@ -1,0 +1,124 @@
+"""Messages that cannot be read: they fail like any other, and nobody waits behind them for ever."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.errors import CorruptLogError
+from rmq_pipeline.store.frame import FILE_HEADER_BYTES
+from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand
+
+STORAGE = 50001
+#: Of the body that is damaged on disk; of a size that no other is.
+MARK = b"damaged on disk " * 50
+BACKOFF_MS = 30_000
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    stand = Stand(tmp_path / "home")
+    yield stand
+    stand.close()
+
+
+@pytest.fixture
+def one(stand: Stand) -> Consumer:
+    return stand.consumer("one")
+
+
+def damage(stand: Stand) -> None:
+    """Flip a bit of each marked body in the log files."""
+    stand.broker.engine.dispatched()  # else it finds the damage first, and the broker stops
+    paths = list((stand.broker.engine.home.path / "log").glob("*.log"))
+    found = 0
+    for path in paths:
+        data = path.read_bytes()
+        at = data.find(MARK, FILE_HEADER_BYTES)
+        while at >= 0:
+            found += 1
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([data[at] ^ 0x10]))
+            at = data.find(MARK, at + len(MARK))
+    assert found
+
+
+def test_a_message_that_cannot_be_read_counts_its_attempts(
+    stand: Stand, one: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand.broker.create_topic("t", queues=1)
+    stand.broker.create_group("g", backoff_ms=[BACKOFF_MS], max_attempts=2)
+    stand.send("t", MARK)
+    stand.send("t", b"sound")
+    damage(stand)
+
+    with caplog.at_level(logging.ERROR):
+        received = one.receive("t", "g")
+
+    assert (received.code, received.bodies, received.attempts) == (OK, [b"sound"], [1])
+    assert "cannot be read" in caplog.text
+    assert one.ack("t", "g", received.handles).status.code == OK
+    # It is not the next one again, but comes after the backoff, for its last attempt.
+    assert one.receive("t", "g").code == EMPTY
+    retrying = stand.broker.sql("SELECT delivery_attempts, reason FROM retrying").to_pylist()
+    assert [row["delivery_attempts"] for row in retrying] == [1]
+    assert "cannot be read" in retrying[0]["reason"]
+    stand.clock.advance(BACKOFF_MS)
+    assert one.receive("t", "g").code == STORAGE
+    assert one.receive("t", "g").code == EMPTY
+
+
+def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(
+    stand: Stand, one: Consumer
+) -> None:
+    stand.broker.create_topic("t", type="fifo", queues=1)
+    stand.broker.create_group("g", order="message_group", backoff_ms=[BACKOFF_MS])
+    stand.send("t", b"a1", message_group="A")
+    stand.send("t", MARK, message_group="A")
+    stand.send("t", b"a3", message_group="A")
+    stand.send("t", b"b1", message_group="B")
+    damage(stand)
+
+    received = one.receive("t", "g", renewed=True)
+
+    assert received.bodies == [b"a1", b"b1"]
+    assert one.ack("t", "g", received.handles).status.code == OK
+    assert one.receive("t", "g").code == EMPTY
+    stand.clock.advance(BACKOFF_MS)
+    assert one.receive("t", "g").code == STORAGE
+
+
+def test_nothing_of_a_queue_in_order_goes_past_one_that_cannot_be_read(
+    stand: Stand, one: Consumer
+) -> None:
+    stand.broker.create_topic("t", type="fifo", queues=1)
+    stand.broker.create_group("g", order="queue", backoff_ms=[BACKOFF_MS])
+    stand.send("t", b"a1", message_group="A")
+    stand.send("t", MARK, message_group="A")
+    stand.send("t", b"b1", message_group="B")
+    damage(stand)
+
+    received = one.receive("t", "g")
+
+    assert received.bodies == [b"a1"]
+    assert one.ack("t", "g", received.handles).status.code == OK
+    assert one.receive("t", "g").code == EMPTY
+
+
+def test_what_cannot_be_buried_keeps_nobody_else_from_it(stand: Stand, one: Consumer) -> None:
+    for group, body in (("a", MARK), ("b", b"sound")):
+        stand.broker.create_topic(f"t-{group}", queues=1)
+        stand.broker.create_group(group, max_attempts=1)
+        stand.send(f"t-{group}", body)
+    damage(stand)
+    assert one.receive("t-a", "a").code == STORAGE
+    assert one.receive("t-b", "b", invisible_ms=10_000).bodies == [b"sound"]
+    stand.clock.advance(10_000)
+
+    with pytest.raises(CorruptLogError):
+        stand.broker.revive(wait_ms=0)
+
+    assert one.receive("%DLQ%b", "burial").bodies == [b"sound"]
+    assert one.receive("%DLQ%a", "burial").code == EMPTY
