@@ -26,13 +26,14 @@ class ProcessQueue:
         """Hold nothing yet.
 
         Args:
-            changed: called when there is room again, after ``full`` was set; and when it is quiet.
+            changed: called when there is room again, after ``room`` was set; and when it is
+                quiet.
             before: held the same queue, and must be quiet before this one begins.
         """
         self.queue = queue
         self.dropped = False
-        #: Set by who pulls, when there is no room: it wants to hear when there is.
-        self.full = False
+        #: Set by who pulls, when there is no room: how much there is; it wants to hear of some.
+        self.room: Callable[[], int] | None = None
         self.pulled_at_ms = now_ms
         #: Where it is read on, when it is read by offset; all before is, or was, held.
         self.next_offset = -1
@@ -244,5 +245,9 @@ class ProcessQueue:
         return min(waits, runs)
 
     def _tell(self) -> None:
-        if self.full or (self.dropped and not self._running):
+        if self.dropped and not self._running:
+            self._changed()
+        elif (room := self.room) is not None and room():
+            # Once: each word wakes a thread, which takes the interpreter from the listener's.
+            self.room = None
             self._changed()

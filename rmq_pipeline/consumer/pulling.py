@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -202,26 +203,29 @@ class Puller:
         if self._held:
             return [], 0, 0
         thresholds = self._thresholds.of_queue(len(owned))
-        starving = self._service.is_starving()
         chosen: list[ProcessQueue] = []
         limit, max_bytes = limits.RECEIVE_ROWS, thresholds.bytes
         now_s = time.monotonic()
         for queue in owned:
             if queue.dropped or not queue.may_begin or not self._may_pull(queue, now_s):
                 continue
-            free = room(
-                queue,
-                thresholds,
-                spans=self._service.spans,
-                starving=starving,
-                pull=self._batch,
-            )
-            queue.full = not free
+            room_of = partial(self._room, queue, thresholds)
+            free = room_of()
+            queue.room = None if free else room_of
             if free:
                 chosen.append(queue)
                 limit = min(limit, free)
                 max_bytes = min(max_bytes, thresholds.bytes - queue.bytes)
         return chosen, min(limit, self._sizes.fit(max_bytes)), max_bytes
+
+    def _room(self, queue: ProcessQueue, thresholds: Thresholds) -> int:
+        return room(
+            queue,
+            thresholds,
+            spans=self._service.spans,
+            starving=self._service.is_starving(),
+            pull=self._batch,
+        )
 
     def _may_pull(self, queue: ProcessQueue, now_s: float) -> bool:
         if self._locked and self._locked.get(queue.queue, 0.0) > now_s:

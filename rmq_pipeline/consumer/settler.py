@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 #: Between two calls to the broker: what is settled meanwhile goes with the second. Nobody waits for
 #: that: who would says ``hurry``.
-GAP_S: Final = 0.010
+GAP_S: Final = 0.025
 #: Before a call is made again that had no answer, or that the broker had no room for.
 PAUSE_S: Final = 0.2
 #: Before results are told again that were refused for good, as it seems; doubled up to the second.

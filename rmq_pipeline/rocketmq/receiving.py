@@ -196,7 +196,9 @@ class Receiving:
         polls, clock = self._context.polls, self._context.clock
         while True:
             if not attempt.is_current:
-                return None  # what it leased would be taken from the later call of it
+                # What it leased would be taken from the later call of it; what woke it is for that.
+                polls.wake_one(asked.place)
+                return None
             delivery = await self._try(asked.request)
             loaded = await self._load(delivery, asked.request)
             if len(delivery):

@@ -159,16 +159,19 @@ def test_what_takes_its_place_begins_when_it_is_quiet() -> None:
     assert may_begin == [False, True]
 
 
-def test_room_is_told_when_it_is_waited_for() -> None:
+def test_room_is_told_once_when_it_is_waited_for() -> None:
     told: list[str] = []
     queue = held_queue(changed=lambda: told.append("room"))
-    one, two = received(queue, [1, 2])
-    queue.put([one, two])
+    one, two, three, four = received(queue, [1, 2, 3, 4])
+    queue.put([one, two, three, four])
 
     queue.remove([one])
     assert told == []
-    queue.full = True
+    queue.room = lambda: 2 - queue.count
     queue.remove([two])
+    assert told == []
+    queue.remove([three])
+    queue.remove([four])
     assert told == ["room"]
 
 

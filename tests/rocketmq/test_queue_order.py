@@ -43,6 +43,19 @@ def test_the_later_call_of_an_attempt_keeps_what_it_was_given(line: Stand) -> No
     assert one.receive("t", "g").bodies == [b"2"]
 
 
+def test_the_later_call_of_an_attempt_hears_of_what_comes_beside_one_nobody_cut_off(
+    line: Stand,
+) -> None:
+    one = line.consumer("one")
+    earlier = one.begin("t", "g", attempt_id="x")
+    later = one.begin("t", "g", attempt_id="x")
+
+    line.send("t", b"0")
+
+    assert later.result(20).bodies == [b"0"]
+    assert earlier.result(20).code == EMPTY
+
+
 def test_an_attempt_of_another_client_is_another_one(line: Stand) -> None:
     line.send("t", b"0", b"1")
     got = line.consumer("one").receive("t", "g", attempt_id="x", batch=1)
