@@ -25,6 +25,8 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.serving.interpreter import SWITCH_INTERVAL_S, calm_garbage_collection
 
 BODY_BYTES = 256
+#: Different pieces that a limit writes in turn, as rows do: the same one again lies in the cache.
+PARTS = 16
 
 
 #: Units of which there is to be little.
@@ -98,12 +100,12 @@ class Bench:
     def limit(self, times: int, written: int) -> float:
         """Appends of ``written`` bytes in so many parts, each synced: per second."""
         path = self.folder / "limit"
-        data = os.urandom(max(1, written // times))
+        parts = [os.urandom(max(1, written // times)) for _ in range(PARTS)]
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             with seconds() as taken:
-                for _ in range(times):
-                    os.write(descriptor, data)
+                for i in range(times):
+                    os.write(descriptor, parts[i % PARTS])
                     os.fdatasync(descriptor)
         finally:
             os.close(descriptor)

@@ -20,6 +20,7 @@ from rmq_pipeline.broker.members.membership import Members
 from rmq_pipeline.broker.receiving.sieve import Verdicts
 from rmq_pipeline.broker.recovery import recover
 from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
+from rmq_pipeline.broker.sending.bulk_gate import BulkGate
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.stored.trimming import TrimIndex
@@ -77,6 +78,7 @@ class Engine:
         self._fault = fault
         self.access = Access.open(home.path)
         self.ids = MessageIds()
+        self.bulk_gate = BulkGate()
         self.arrivals = Arrivals(clock)
         self.members = Members(clock, timeout_ms=settings.member_timeout_ms)
         #: What doors add to the broker's status, by name.

@@ -53,6 +53,21 @@ class Posted(Pending):
             log.exception("An answer found nobody; what it tells of is stored.")
 
 
+def small_first(together: list[Pending]) -> int:
+    """Let what is small go before bulk, if somebody waits for it; how many do.
+
+    Who waits has asked for nothing else meanwhile, so that no order is lost. Requests that were
+    posted stay in theirs.
+    """
+    if not is_bulk(together):
+        return 0
+    small = [p for p in together if not isinstance(p, Posted) and not p.request.is_bulk()]
+    if small:
+        first = set(map(id, small))
+        together[:] = small + [p for p in together if id(p) not in first]
+    return len(small)
+
+
 def is_bulk(together: Iterable[Pending]) -> bool:
     """Whether one of them takes so long to decide that it should be done beside a write."""
     return any(pending.request.is_bulk() for pending in together)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -45,6 +45,10 @@ def _batch_bytes(batch: pa.RecordBatch) -> int:
     # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
     size: int = pa.ipc.get_record_batch_size(batch)
     return _SECTION_BYTES + size
+
+
+#: From so many rows on a request is bulk.
+BULK_ROWS: Final = 256
 
 
 class Request(ABC):

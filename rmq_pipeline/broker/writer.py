@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline.broker import event_rows
-from rmq_pipeline.broker.pending import Done, Pending, Posted, is_bulk
+from rmq_pipeline.broker.pending import Done, Pending, Posted, is_bulk, small_first
 from rmq_pipeline.broker.request import Decision, Request
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.turns import Turns
@@ -167,7 +167,8 @@ class Writer:
                 bulk = is_bulk(together)
                 number = self._turns.take(bulk=bulk)
                 closing = closing or self._drain(together)
-                frame = self._frame_of(together, number)
+                small = small_first(together)
+                frame = self._frame_of(together[:small] or together, number)
                 together = together[len(frame.pending) :]
                 more = bool(together) or not self._queue.empty()
                 self._write_or_leave(frame, leave=bulk and more)

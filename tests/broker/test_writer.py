@@ -1,7 +1,7 @@
 """A frame is decided while the one before it is written: nobody hears of it too early."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,62 +13,14 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.sending.publish import Send, prepare
+from rmq_pipeline.broker.sending.publish import Send
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError, TopicNotFoundError
 from rmq_pipeline.settings import Settings
+from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages
 from tests.conftest import Eventually
-
-WITHIN_S = 30.0
-#: So many are decided ahead.
-BULK = 300
-
-
-class Held:
-    """A broker whose next frame, once it is armed, stops at a step until it is let go."""
-
-    def __init__(self, home: Path, *, engine: type[Engine] = Engine) -> None:
-        self.steps: list[str] = []
-        self.at = ""
-        self.error: OSError | None = None
-        self.held, self.followed, self.let_go = Event(), Event(), Event()
-        settings = Settings(log_file_bytes=MIB, reserve_bytes=MIB)
-        opened = engine.open(
-            home, clock=ManualClock(), settings=settings, flush="sync", fault=self.step
-        )
-        self.broker = Broker(opened, "none")
-        self.engine = opened
-        self.broker.create_topic("t", queues=1)
-
-    def arm(self, at: str = "before_write", *, error: str = "") -> None:
-        self.at, self.error = at, OSError(error) if error else None
-
-    def step(self, name: str) -> None:
-        self.steps.append(name)
-        if self.held.is_set() and name == "staged":
-            self.followed.set()
-        if name == self.at:
-            self.at = ""
-            self.held.set()
-            assert self.let_go.wait(WITHIN_S)
-            if self.error is not None:
-                raise self.error
-
-    def prepared(self, table: pa.Table, topic: str = "t") -> Send:
-        return prepare(
-            self.engine.state.topic(topic).topic,
-            table,
-            ids=self.engine.ids,
-            delay_max_ms=1,
-            now_ms=self.engine.clock.now_ms(),
-        )
-
-    def bodies(self) -> list[bytes]:
-        found: list[bytes] = self.broker.read("t", 0, offset=0, limit=10_000)["body"].to_pylist()
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +51,6 @@ class Unstageable(Request):
         decision = self.inner.decide(state, now_ms)
         decision.keyed_state.append(pa.table({"n": [1]}))
         return decision
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-@pytest.fixture
-def held(home: Path) -> Iterator[Held]:
-    held = Held(home)
-    yield held
-    held.let_go.set()
-    held.broker.close()
 
 
 def one_after_the_other(

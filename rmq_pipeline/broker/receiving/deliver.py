@@ -13,6 +13,7 @@ from rmq_pipeline.broker.receiving.consumption import Consumption, Skipped
 from rmq_pipeline.broker.receiving.fifo import GroupScan
 from rmq_pipeline.broker.receiving.scan import QueueKey, QueueScan, Taken
 from rmq_pipeline.broker.receiving.sieve import Sieve
+from rmq_pipeline.broker.request import BULK_ROWS
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.writer import Decision, Request
@@ -89,6 +90,10 @@ class Receive(Request):
     attempt: int = 0
     #: Whether it may be given what an earlier call of the same attempt has leased.
     repeats: bool = True
+
+    def is_bulk(self) -> bool:
+        """Whether it may lease many."""
+        return self.limit >= BULK_ROWS
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Lease up to ``limit`` messages, spread over the queues that have any."""

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.admission import admit
+from rmq_pipeline.broker.request import BULK_ROWS
 from rmq_pipeline.broker.sending import side_by_side, single
 from rmq_pipeline.broker.sending.duplicates import identities
 from rmq_pipeline.broker.sending.queues import (
@@ -32,9 +33,8 @@ from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topi
 
 Mask = npt.NDArray[np.bool_]
 
-#: From this on a send is encoded while the frame before it is written.
-_BULK_ROWS: Final = 256
-_BULK_BYTES: Final = 128 * 1024
+#: As much is bulk, however few its rows.
+BULK_BYTES: Final = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Send(Request):
         """Whether it takes longer than a caller's thread needs to be woken, or a sync."""
         # nbytes takes several times as long. Beyond its rows a checked column holds little.
         size = self.columns["body"].get_total_buffer_size()
-        return len(self) >= _BULK_ROWS or size >= _BULK_BYTES
+        return len(self) >= BULK_ROWS or size >= BULK_BYTES
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Place the messages; the answer is a function that makes the table schema.SENT."""

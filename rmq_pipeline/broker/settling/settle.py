@@ -18,6 +18,7 @@ from rmq_pipeline.broker.receiving import queue_order
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import WAITING, Rows
 from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.request import BULK_ROWS
 from rmq_pipeline.broker.sending.publish import Send, place
 from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.settling.effects import effect_events
@@ -161,6 +162,10 @@ class Settle(Request):
     keyed_state: pa.RecordBatch | None = None
     #: What is leased behind a dead letter in its message group stays leased: who has it goes on.
     keep_behind: bool = False
+
+    def is_bulk(self) -> bool:
+        """Whether it settles or publishes many."""
+        return len(self.outcomes.receipts) >= BULK_ROWS or any(s.is_bulk() for s in self.publish)
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Check everything first; then the events of every queue."""

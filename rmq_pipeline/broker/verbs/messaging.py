@@ -21,14 +21,15 @@ class Messaging(Opened):
         """Store a table of schema.SEND, whole or not at all; answers schema.SENT row for row."""
         engine = self._engine
         engine.admit()
-        prepared = prepare(
-            engine.state.topic(topic).topic,
-            messages,
-            ids=engine.ids,
-            delay_max_ms=engine.settings.delay_max_ms,
-            now_ms=engine.clock.now_ms(),
-            delay_levels_ms=engine.settings.delay_levels_ms,
-        )
+        with engine.bulk_gate.of(messages):
+            prepared = prepare(
+                engine.state.topic(topic).topic,
+                messages,
+                ids=engine.ids,
+                delay_max_ms=engine.settings.delay_max_ms,
+                now_ms=engine.clock.now_ms(),
+                delay_levels_ms=engine.settings.delay_levels_ms,
+            )
         return name_first(engine, engine.submit(prepared)).table()
 
     def recall(self, topic: str, handles: pa.Table) -> pa.Table:
