@@ -1,4 +1,4 @@
-"""The lease of a consumer window: opened once, renewed by a thread of its own, lost for good."""
+"""The lease of a window: opened once, renewed by a thread of its own, lost for good."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ LEASE_MS: Final = 15_000
 
 
 class Tenure:
-    """Being the one window of a consumer group; a context manager that keeps the lease alive."""
+    """Being the one window of its name; a context manager that keeps the lease alive."""
 
     def __init__(self, verbs: Verbs, *, name: str, owner: str) -> None:
         self._verbs = verbs

@@ -9,6 +9,7 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError, NotFoundError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.tenure import Tenure
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
@@ -20,8 +21,6 @@ from rmq_pipeline.orchestration.upkeep_assets import GROUP, WINDOW_TAG, asset_ke
 
 NAME: Final = "compact_sinks"
 WINDOW: Final = f"{GROUP}/{NAME}"
-#: Renewed before each merge; after a kill, the next compaction waits this long at most.
-LEASE_MS: Final = 120_000
 #: How often the sensor looks.
 LOOK_EVERY_S: Final = 60
 _UNDER_WAY: Final = (
@@ -72,20 +71,20 @@ def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
         sinks: SinkResource,
     ) -> Iterator[dg.MaterializeResult[Any]]:
         with broker.client() as client:
-            opened = client.open_window(WINDOW, owner=context.run.run_id, duration_ms=LEASE_MS)
-            if "yielded_to" in opened:
-                say_yielded(context, asset_key(NAME), to=opened["yielded_to"])
+            tenure = Tenure(client, name=WINDOW, owner=context.run.run_id)
+            if holder := tenure.open(takeover=False):
+                say_yielded(context, asset_key(NAME), to=holder)
                 return
-            found = {
-                group: asdict(done)
-                for group, folder in _sinks(consumers, sinks)
-                if (
-                    done := _compacted(
-                        client, group, folder=folder, epoch=opened["epoch"], rules=config.rules()
+            with tenure:
+                found = {
+                    group: asdict(done)
+                    for group, folder in _sinks(consumers, sinks)
+                    if (
+                        done := _compacted(
+                            client, group, folder=folder, tenure=tenure, rules=config.rules()
+                        )
                     )
-                )
-            }
-            client.close_window(WINDOW, epoch=opened["epoch"])
+                }
         yield dg.MaterializeResult(metadata=_metadata(found))
 
     return compact_sinks
@@ -99,19 +98,19 @@ def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple
 
 
 def _compacted(
-    client: Client, group: str, *, folder: Path, epoch: int, rules: compaction.Rules
+    client: Client, group: str, *, folder: Path, tenure: Tenure, rules: compaction.Rules
 ) -> compaction.Compacted | None:
     """What was done; None where the group, or its sink, is not there yet."""
-
-    def renew() -> bool:
-        client.renew_window(WINDOW, epoch=epoch, duration_ms=LEASE_MS)
-        return True
-
     if not folder.is_dir():
         return None
     try:
         return compaction.compact(
-            client, group, sink=folder, window=(WINDOW, epoch), rules=rules, going_on=renew
+            client,
+            group,
+            sink=folder,
+            window=tenure.fence,
+            rules=rules,
+            going_on=lambda: not tenure.lost,
         )
     except NotFoundError:
         return None

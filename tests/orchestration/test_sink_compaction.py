@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.handling import sink
+from rmq_pipeline.handling import sink, tenure
 from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.lake import compaction
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.orchestration import sink_compaction
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
@@ -103,6 +106,65 @@ def test_a_run_yields_to_one_under_way(
     client.open_window(sink_compaction.WINDOW, owner="another", duration_ms=60_000)
 
     assert compact(consumers, resource, tmp_path) is None
+    assert client.sink_files("counter").num_rows == 16
+
+
+def test_a_run_keeps_its_window_however_long_it_takes(
+    consumers: list[Consumer],
+    client: Client,
+    resource: BrokerResource,
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(client, tmp_path, 16)
+    monkeypatch.setattr(tenure, "LEASE_MS", 600)
+    renewed = threading.Event()
+    renew = Client.renew_window
+
+    def noting(self: Client, name: str, *, epoch: int, duration_ms: int) -> dict[str, Any]:
+        answer = renew(self, name, epoch=epoch, duration_ms=duration_ms)
+        renewed.set()
+        return answer
+
+    def sweep_for_long(*_: Any, **__: Any) -> list[Path]:
+        for _step in range(6):
+            renewed.clear()
+            assert renewed.wait(30)
+            clock.advance(400)
+        return []
+
+    monkeypatch.setattr(Client, "renew_window", noting)
+    monkeypatch.setattr(compaction, "sweep", sweep_for_long)
+
+    metadata = compact(consumers, resource, tmp_path)
+
+    assert metadata is not None
+    assert metadata["made_files"] == 1
+    opened = client.open_window(sink_compaction.WINDOW, owner="another", duration_ms=1_000)
+    assert "yielded_to" not in opened
+
+
+def test_a_run_whose_window_somebody_took_replaces_nothing(
+    consumers: list[Consumer],
+    client: Client,
+    resource: BrokerResource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(client, tmp_path, 16)
+
+    def taken(*_: Any, **__: Any) -> list[Path]:
+        client.open_window(
+            sink_compaction.WINDOW, owner="another", duration_ms=60_000, takeover=True
+        )
+        return []
+
+    monkeypatch.setattr(compaction, "sweep", taken)
+
+    with pytest.raises(FencedError):
+        compact(consumers, resource, tmp_path)
+
     assert client.sink_files("counter").num_rows == 16
 
 
