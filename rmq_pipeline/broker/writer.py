@@ -159,7 +159,8 @@ class Writer:
         writing.join()
 
     def _run(self) -> None:
-        closing = False
+        # Bulk lets small requests go before it once: more often it might wait for ever.
+        closing = passed = False
         while not closing:
             together = self._queue.get()
             closing = together is None
@@ -167,7 +168,8 @@ class Writer:
                 bulk = is_bulk(together)
                 number = self._turns.take(bulk=bulk)
                 closing = closing or self._drain(together)
-                small = small_first(together)
+                small = 0 if passed else small_first(together)
+                passed = small > 0
                 frame = self._frame_of(together[:small] or together, number)
                 together = together[len(frame.pending) :]
                 more = bool(together) or not self._queue.empty()

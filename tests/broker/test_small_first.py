@@ -1,6 +1,7 @@
 """Small requests go before bulk; of bulk one at a time is prepared."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rmq_pipeline.errors import RequestError
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import messages
 from tests.conftest import Eventually
+from tests.waiting import until
 
 
 def test_what_is_small_goes_before_bulk_that_it_queued_up_behind(
@@ -33,6 +35,39 @@ def test_what_is_small_goes_before_bulk_that_it_queued_up_behind(
     assert sent == [[0], [1], list(range(2, BULK + 2))]
     assert held.steps.count("written") == frames + 3
     assert held.bodies() == messages(BULK + 2)["body"].to_pylist()
+
+
+class Fed(Held):
+    """A broker to which another small send comes whenever it has decided a frame, a few times."""
+
+    pool: ThreadPoolExecutor
+    left = 0
+
+    def feed(self, pool: ThreadPoolExecutor, *, times: int) -> None:
+        self.pool, self.left = pool, times
+
+    def step(self, name: str) -> None:
+        super().step(name)
+        if name == "staged" and self.left:
+            self.left -= 1
+            self.pool.submit(self.broker.send, "t", messages(1))
+            until(lambda: not self.engine.writer._queue.empty())
+
+
+def test_bulk_is_passed_once(home: Path, pool: ThreadPoolExecutor, eventually: Eventually) -> None:
+    held = Fed(home)
+    held.arm()
+    pool.submit(held.broker.send, "t", messages(1))
+    assert held.held.wait(WITHIN_S)
+    bulk = pool.submit(held.broker.send, "t", messages(BULK))
+    eventually(lambda: held.engine.writer._turns._waiting == 1)
+    pool.submit(held.broker.send, "t", messages(1))
+    eventually(lambda: not held.engine.writer._queue.empty())
+    held.feed(pool, times=5)
+    held.let_go.set()
+
+    assert bulk.result(WITHIN_S)["queue_offset"][0].as_py() == 2
+    held.broker.close()
 
 
 def test_what_is_small_passes_nothing_that_was_posted_before_it_by_the_same(held: Held) -> None:
