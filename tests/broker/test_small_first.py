@@ -40,7 +40,6 @@ def test_what_is_small_goes_before_bulk_that_it_queued_up_behind(
 class Fed(Held):
     """A broker to which another small send comes whenever it has decided a frame, a few times."""
 
-    pool: ThreadPoolExecutor
     left = 0
 
     def feed(self, pool: ThreadPoolExecutor, *, times: int) -> None:
@@ -54,20 +53,25 @@ class Fed(Held):
             until(lambda: not self.engine.writer._queue.empty())
 
 
-def test_bulk_is_passed_once(home: Path, pool: ThreadPoolExecutor, eventually: Eventually) -> None:
-    held = Fed(home)
-    held.arm()
-    pool.submit(held.broker.send, "t", messages(1))
-    assert held.held.wait(WITHIN_S)
-    bulk = pool.submit(held.broker.send, "t", messages(BULK))
-    eventually(lambda: held.engine.writer._turns._waiting == 1)
-    pool.submit(held.broker.send, "t", messages(1))
-    eventually(lambda: not held.engine.writer._queue.empty())
-    held.feed(pool, times=5)
-    held.let_go.set()
+def test_bulk_is_passed_once(home: Path, eventually: Eventually) -> None:
+    times = 5
+    # A thread for everybody: who has none would not be in the queue.
+    with ThreadPoolExecutor(times + 3) as pool:
+        held = Fed(home)
+        held.arm()
+        first = pool.submit(held.broker.send, "t", messages(1))
+        assert held.held.wait(WITHIN_S)
+        bulk = pool.submit(held.broker.send, "t", messages(BULK))
+        eventually(lambda: held.engine.writer._turns._waiting == 1)
+        small = pool.submit(held.broker.send, "t", messages(1))
+        eventually(lambda: not held.engine.writer._queue.empty())
+        held.feed(pool, times=times)
+        held.let_go.set()
 
-    assert bulk.result(WITHIN_S)["queue_offset"][0].as_py() == 2
+        sent = [each.result(WITHIN_S)["queue_offset"][0].as_py() for each in (first, small, bulk)]
+        eventually(lambda: not held.left)
     held.broker.close()
+    assert sent == [0, 1, 2]
 
 
 def test_what_is_small_passes_nothing_that_was_posted_before_it_by_the_same(held: Held) -> None:
