@@ -32,7 +32,10 @@ class Answer:
     def reason(self) -> str:
         """Why it failed, as the broker keeps it."""
         if self.error is not None:
-            return str(self.error) or type(self.error).__name__
+            try:
+                return str(self.error) or type(self.error).__name__
+            except Exception:  # noqa: BLE001 - the listener's own, like the error
+                return type(self.error).__name__
         return _SAID.get(self.status, "the listener took too long")
 
     @property

@@ -263,9 +263,9 @@ class Consuming:
     def close(self) -> None:
         """Finish what runs, give the rest back uncounted, and leave the group."""
         timeout_s = self._settings.close_timeout_s
-        for puller in self._pullers.values():
+        for puller in list(self._pullers.values()):
             puller.stop()
-        for puller in self._pullers.values():
+        for puller in list(self._pullers.values()):
             puller.stop(self._settings.poll_ms / 1000 + timeout_s)
         if not self.workers.close(timeout_s):
             log.warning(
@@ -273,6 +273,8 @@ class Consuming:
                 self._settings.group,
             )
         self.timetable.close()
+        for puller in list(self._pullers.values()):
+            puller.stop()  # one may have been begun meanwhile, in the place of one that hangs
         try:
             self._keep()
         finally:
@@ -318,8 +320,10 @@ class Consuming:
     def _renew_pulls(self) -> None:
         """Let another thread pull topics of which nothing was pulled for long."""
         for topic in () if self._is_held else self.queues.expired():
-            self._pullers[topic].stop()
-            self._pull(self._subscriptions[topic])
+            puller, subscription = self._pullers.get(topic), self._subscriptions.get(topic)
+            if puller is not None and subscription is not None:
+                puller.stop()
+                self._pull(subscription)
 
     def _keep(self) -> None:
         if self._settings.is_broadcasting:

@@ -59,6 +59,10 @@ class OwnedQueues:
         self._owned: dict[MessageQueue, ProcessQueue] = {}
         #: Dropped, and not quiet yet.
         self._dropped: dict[MessageQueue, ProcessQueue] = {}
+        #: Whose place others took while something of them was with a listener: its leases go on.
+        self._left: list[ProcessQueue] = []
+        #: Queues that were taken before: a pull of then may still wait at the broker.
+        self._taken: set[MessageQueue] = set()
 
     def of_topic(self, topic: str) -> list[ProcessQueue]:
         """What is owned of a topic now, by queue_id."""
@@ -75,7 +79,8 @@ class OwnedQueues:
     def messages(self) -> list[ReceivedMessage]:
         """Everything that is held, whose leases are to go on: also what still runs of a queue."""
         with self._lock:
-            queues = [*self._owned.values(), *self._dropped.values()]
+            self._left = [held for held in self._left if held.count]
+            queues = [*self._owned.values(), *self._dropped.values(), *self._left]
         return [message for queue in queues for message in queue.held()]
 
     def take(self, queue: MessageQueue) -> None:
@@ -83,6 +88,8 @@ class OwnedQueues:
         with self._lock:
             before = self._owned.get(queue) or self._dropped.get(queue)
         held = self._new(queue, before)
+        held.unsure = self._ordered and queue in self._taken
+        self._taken.add(queue)
         if self._places is not None:
             self._places.begin(held)
         with self._lock:
@@ -94,6 +101,7 @@ class OwnedQueues:
         with self._lock:
             held = self._owned.pop(queue, None)
             if held is not None:
+                self._leave(self._dropped.get(queue))
                 self._dropped[queue] = held
             dropped = self._dropped.get(queue)
         if held is not None:
@@ -118,8 +126,12 @@ class OwnedQueues:
         self._begin_anew(queue, gives_back=not self._ordered, is_reset=True)
 
     def begin_anew(self, held: ProcessQueue, *, gives_back: bool = False) -> None:
-        """Take a queue up again, as if it had just been taken: unsure of what the broker leased."""
-        self._begin_anew(held.queue, gives_back=gives_back, instead_of=held)
+        """Take a queue up again, as if it had just been taken: unsure of what the broker leased.
+
+        Also when another has taken the place of ``held``: what a pull for that one has leased since
+        is in nobody's hands.
+        """
+        self._begin_anew(held.queue, gives_back=gives_back)
 
     def expired(self) -> set[str]:
         """Take up anew what nobody has pulled for long; the topics of such queues."""
@@ -135,17 +147,10 @@ class OwnedQueues:
         """What the heartbeat tells of this member."""
         return self._report(self.all())
 
-    def _begin_anew(
-        self,
-        queue: MessageQueue,
-        *,
-        gives_back: bool,
-        instead_of: ProcessQueue | None = None,
-        is_reset: bool = False,
-    ) -> None:
+    def _begin_anew(self, queue: MessageQueue, *, gives_back: bool, is_reset: bool = False) -> None:
         with self._lock:
             held = self._owned.get(queue)
-        if held is None or (instead_of is not None and held is not instead_of):
+        if held is None:
             return
         self._let_go(held, gives_back=gives_back)
         if self._places is not None and not is_reset:
@@ -158,7 +163,13 @@ class OwnedQueues:
         with self._lock:
             if self._owned.get(queue) is held:
                 self._owned[queue] = fresh
+                self._leave(held)
         self._wake(queue.topic)
+
+    def _leave(self, held: ProcessQueue | None) -> None:
+        """Another has its place; an ordered one begins when this is quiet, and knows of it."""
+        if held is not None and not self._ordered:
+            self._left.append(held)
 
     def _let_go(self, held: ProcessQueue, *, gives_back: bool) -> None:
         left = held.drop()

@@ -18,7 +18,13 @@ from rmq_pipeline.consumer.received_message import ReceivedMessage, messages_of
 from rmq_pipeline.consumer.settler import Settling
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.subscription import Subscription
-from rmq_pipeline.errors import BrokerUnavailableError, BusyError, QueueLockedError, RocketMQError
+from rmq_pipeline.errors import (
+    BrokerUnavailableError,
+    BusyError,
+    OperatorError,
+    QueueLockedError,
+    RocketMQError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -185,8 +191,9 @@ class Puller:
         except QueueLockedError as error:
             self._let_be(chosen, error)
             return 0.0
-        except BrokerUnavailableError:
-            self._source.lost(chosen)
+        except Exception as error:
+            if _may_have_leased(error):
+                self._source.lost(chosen)
             raise
         self._said = ""
         if table.num_rows:
@@ -194,7 +201,11 @@ class Puller:
             self._statistics.pulled(
                 self._subscription.topic, messages=table.num_rows, took_ms=took_ms
             )
-            self._hand_on(table, chosen)
+            try:
+                self._hand_on(table, chosen)
+            except Exception:
+                self._source.lost(chosen)
+                raise
         self._source.handed_on(chosen)
         return 0.0
 
@@ -209,10 +220,11 @@ class Puller:
         for queue in owned:
             if queue.dropped or not queue.may_begin or not self._may_pull(queue, now_s):
                 continue
-            room_of = partial(self._room, queue, thresholds)
+            # First this: what is done with meanwhile tells of it.
+            queue.room = room_of = partial(self._room, queue, thresholds)
             free = room_of()
-            queue.room = None if free else room_of
             if free:
+                queue.room = None
                 chosen.append(queue)
                 limit = min(limit, free)
                 max_bytes = min(max_bytes, thresholds.bytes - queue.bytes)
@@ -254,3 +266,10 @@ class Puller:
                 continue
             self._service.arrived(queue, messages)
             self._settling.give_back(queue.late())
+
+
+def _may_have_leased(error: Exception) -> bool:
+    """Whether a pull that failed may have leased messages all the same: a refusal has not."""
+    if isinstance(error, RocketMQError) and type(error) is not RocketMQError:
+        return isinstance(error, BrokerUnavailableError | OperatorError)
+    return True

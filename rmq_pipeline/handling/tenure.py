@@ -104,5 +104,5 @@ class Tenure:
             except FencedError:
                 self.lose()
                 return
-            except RocketMQError as error:
+            except Exception as error:  # noqa: BLE001 - the next try may have an answer
                 logger.warning("window not renewed name=%s error=%s", self._name, error)

@@ -70,7 +70,10 @@ class Checks:
     async def _look(self) -> None:
         try:
             for topic, producers in self._producers().items():
-                await self._ask(topic, producers)
+                try:
+                    await self._ask(topic, producers)
+                except Exception:
+                    log.exception("Checks of topic %s have failed; others go on.", topic)
         finally:
             self._looking = False
         if self._again:

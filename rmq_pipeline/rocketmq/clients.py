@@ -17,6 +17,8 @@ LIVE_WITH_STREAM_MS: Final = 90_000
 #: when there are more.
 _REMEMBERED: Final = 10_000
 _LOOK_MS: Final = 1_000
+#: How long a push may take: the client reads, and its windows are large.
+_PUSH_S: Final = 3.0
 
 
 class Stream:
@@ -27,6 +29,8 @@ class Stream:
         self.caller = caller
         self._call = caller.call
         self._lock = asyncio.Lock()
+        #: What its client has not read in time.
+        self._unread: asyncio.Task[None] | None = None
 
     async def send(self, command: Any) -> None:
         """Push a TelemetryCommand; an error when the client has gone."""
@@ -34,12 +38,23 @@ class Stream:
             await self._call.write(command.SerializeToString())
 
     async def send_if_open(self, command: Any) -> bool:
-        """Push a TelemetryCommand; whether the client was there for it."""
-        try:
-            await self.send(command)
-        except Exception:  # noqa: BLE001 grpc has several errors for a stream that has ended
+        """Push a TelemetryCommand; whether the client was there for it.
+
+        One that does not read is not, until it does: others are not to wait for it.
+        """
+        if self._unread is not None and not self._unread.done():
             return False
-        return True
+        sending = asyncio.create_task(self.send(command))
+        done, _ = await asyncio.wait({sending}, timeout=_PUSH_S)
+        if not done:
+            self._unread = sending
+            sending.add_done_callback(_failed)  # nobody else asks
+            return False
+        return not _failed(sending)  # grpc has several errors for a stream that has ended
+
+
+def _failed(sending: "asyncio.Task[None]") -> bool:
+    return sending.cancelled() or sending.exception() is not None
 
 
 @dataclass(slots=True, eq=False)

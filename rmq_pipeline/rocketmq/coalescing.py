@@ -125,8 +125,10 @@ class Coalescing:
         if sent.unnamed is not None:
             self._bridge.start(partial(self._name, going, sent))
             return
-        _share(_outcome(sent), going.chosen)
-        self._send_next(going.topic)
+        try:
+            _share(_outcome(sent), going.chosen)
+        finally:
+            self._send_next(going.topic)
 
     async def _refuse(self, going: _Going, error: Exception) -> None:
         """Tell all, but when one may be to blame try each by itself: they share a frame still.

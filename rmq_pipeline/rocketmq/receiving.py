@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_pipeline import receipt
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
 from rmq_pipeline.broker.receiving.receiving import begin, delivered, load_missing, receipts_of
@@ -170,7 +171,13 @@ class Receiving:
         if before is None:
             return None
         renewal = Renew(receipts_of(before), asked.request.invisible_duration_ms)
-        holds = await self._context.bridge.submit(renewal)
+        try:
+            holds = await self._context.bridge.submit(renewal)
+        except BaseException:  # as if it had been leased for this call
+            if attempt.is_current:
+                handles = receipt.encode(renewal.receipts).to_pylist()
+                self._take_back(before, handles, attempt=attempt)
+            raise
         if not holds.any():
             attempt.given_back()
             return None
@@ -189,28 +196,33 @@ class Receiving:
             watch.end()
         if delivery is not None:
             attempt.leased(delivery)
-            polls.wake_one(asked.place)  # there may be more
         return delivery
 
     async def _found(self, asked: _Asked, watch: Watch, *, attempt: Attempt) -> Delivery | None:
         polls, clock = self._context.polls, self._context.clock
-        while True:
-            if not attempt.is_current:
-                # What it leased would be taken from the later call of it; what woke it is for that.
+        # What woke it, and when something is visible again, is for another who waits there, unless
+        # it has looked in vain and knows of nothing.
+        owing = True
+        try:
+            while attempt.is_current:  # else what it leased would be taken from the later call
+                delivery = await self._try(asked.request)
+                loaded = await self._load(delivery, asked.request)
+                if len(delivery):
+                    return delivery
+                if loaded or delivery.scanned_out:
+                    continue
+                owing = delivery.next_visible_ms is not None
+                if clock.now_ms() >= asked.until_ms or polls.closed:
+                    return None
+                at_ms = asked.until_ms
+                if delivery.next_visible_ms is not None:
+                    at_ms = min(at_ms, delivery.next_visible_ms)
+                await watch.wait(at_ms)
+                owing = True
+            return None
+        finally:
+            if owing:
                 polls.wake_one(asked.place)
-                return None
-            delivery = await self._try(asked.request)
-            loaded = await self._load(delivery, asked.request)
-            if len(delivery):
-                return delivery
-            if loaded or delivery.scanned_out:
-                continue
-            if clock.now_ms() >= asked.until_ms or polls.closed:
-                return None
-            at_ms = asked.until_ms
-            if delivery.next_visible_ms is not None:
-                at_ms = min(at_ms, delivery.next_visible_ms)
-            await watch.wait(at_ms)
 
     async def _try(self, request: Receive) -> Delivery:
         begin(request)

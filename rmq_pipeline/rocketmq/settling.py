@@ -168,7 +168,7 @@ class _Acks:
             settling = self._bridge.submit(
                 AckEach(_receipts([row for w in some for row in w.rows]))
             )
-        except RocketMQError as error:
+        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
             _refuse(some, error)
             self._next()
             return

@@ -58,7 +58,7 @@ async def sorted_out(
     rest = part_of(delivery, holds)
     if why is not None and not len(rest):
         raise why
-    return rest, await read(rest)
+    return rest, await read(rest) if len(rest) else []
 
 
 def _and_what_is_behind(delivery: Delivery, wrong: Mask) -> Mask:

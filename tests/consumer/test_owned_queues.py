@@ -112,3 +112,41 @@ def test_what_comes_while_a_queue_is_dropped_is_given_back() -> None:
     puller.stop(30)
 
     assert settled.given_back == [4, 5]
+
+
+def test_an_ordered_queue_that_comes_back_is_unsure_of_what_was_leased() -> None:
+    queues = owned(Settled(), ordered=True)
+    (first,) = queues.of_topic(QUEUE.topic)
+    assert not first.unsure
+    assert queues.drop(QUEUE)
+
+    queues.take(QUEUE)
+    (second,) = queues.of_topic(QUEUE.topic)
+    assert second.unsure
+
+    # A pull of the first one has leased something: it is in nobody's hands.
+    queues.begin_anew(first)
+    (third,) = queues.of_topic(QUEUE.topic)
+    assert third is not second
+    assert third.unsure
+
+
+@pytest.mark.parametrize("again", ["dropped", "begun anew"])
+def test_leases_of_what_still_runs_go_on_whoever_took_its_place(again: str) -> None:
+    queues = owned(Settled())
+    (held,) = queues.of_topic(QUEUE.topic)
+    running = received(held, [7])
+    held.put(running)
+    held.begin(running)
+
+    if again == "dropped":
+        for _ in range(2):
+            queues.drop(QUEUE)
+            assert queues.messages() == running
+            queues.take(QUEUE)
+    else:
+        queues.begin_anew(held)
+    assert queues.messages() == running
+
+    held.remove(running)
+    assert queues.messages() == []

@@ -1,0 +1,161 @@
+"""Accidents of a push consumer that must stop no queue and no key for good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.receiving import receiving
+from rmq_pipeline.consumer import consuming, owned_queues
+from rmq_pipeline.consumer.leasing import Leasing
+from rmq_pipeline.consumer.push_consumer import PushConsumer
+from rmq_pipeline.errors import StorageError
+from tests.consumer.conftest import FAST, SMALL, bodies
+from tests.waiting import until
+
+#: Orders of work, and of their groups.
+ORDERS = [("concurrently", "none"), ("queue", "none"), ("queue", "queue"), ("key", "message_group")]
+QUEUES = 2
+
+
+@pytest.fixture
+def broker(home: Path) -> Iterator[Broker]:
+    with Broker.open(home, upkeep="none", settings=SMALL) as broker:
+        broker.create_topic("t", queues=QUEUES, type="fifo")
+        yield broker
+
+
+def consumer(broker: Broker, order: Any, **settings: Any) -> PushConsumer:
+    settings = {"poll_ms": 50, "threads": 2, "pace": FAST, "close_timeout_s": 2, **settings}
+    return PushConsumer(broker, "g", order=order, **settings).subscribe("t")
+
+
+class WordlessError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise TypeError("no words")
+
+
+@pytest.mark.parametrize(("order", "group_order"), ORDERS)
+def test_an_error_that_cannot_be_told_is_one_like_any_other(
+    broker: Broker, order: str, group_order: str
+) -> None:
+    broker.create_group("g", order=group_order, backoff={"initial_ms": 10})
+    done: list[int] = []
+    failed = threading.Event()
+
+    def listener(messages: Any, _context: object) -> str:
+        if not failed.is_set():
+            failed.set()
+            raise WordlessError
+        done.extend(int(message.body) for message in messages)
+        return "success"
+
+    with consumer(broker, order, suspend_ms=10).listen(listener):
+        broker.send("t", bodies(0, 5, message_group="x"))
+        until(lambda: set(done) == set(range(5)))
+
+
+@pytest.mark.parametrize(("order", "group_order"), ORDERS[1:])
+def test_a_receive_that_failed_after_it_leased_overtakes_nothing(
+    broker: Broker, order: str, group_order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_group("g", order=group_order)
+    delivered, failed = receiving.delivered, threading.Event()
+
+    def once(*args: Any) -> pa.Table:
+        if not failed.is_set():
+            failed.set()
+            raise StorageError("A segment cannot be read just now.")
+        return delivered(*args)
+
+    monkeypatch.setattr(receiving, "delivered", once)
+    done: list[int] = []
+
+    def listener(messages: Any, _context: object) -> str:
+        done.extend(int(message.body) for message in messages)
+        return "success"
+
+    with consumer(broker, order).listen(listener):
+        broker.send("t", bodies(0, 2, message_group="x"))
+        assert failed.wait(30)
+        broker.send("t", bodies(2, 4, message_group="x"))
+        until(lambda: len(done) >= 4)
+    assert done == [0, 1, 2, 3]
+
+
+def group_of(broker: Broker, queue_id: int) -> str:
+    """A message group of this queue."""
+    broker.create_topic("probe", queues=QUEUES, type="fifo")
+    for name in (f"key-{n}" for n in range(100)):
+        sent = broker.send("probe", bodies(0, 1, message_group=name))
+        if sent["queue_id"][0].as_py() == queue_id:
+            return name
+    raise AssertionError(queue_id)
+
+
+@pytest.mark.parametrize(("order", "group_order"), [ORDERS[1], ORDERS[3]])
+def test_a_pull_from_before_a_queue_moved_to_and_fro_overtakes_nothing(
+    broker: Broker, order: str, group_order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_group("g", order=group_order)
+    both = threading.Event()
+    pull = Leasing.pull
+
+    def noting(self: Leasing, subscription: Any, queues: Any, **how: Any) -> pa.Table:
+        if self._client_id == "a" and len(queues) == QUEUES and how["wait_ms"] > 1_000:
+            both.set()
+        return pull(self, subscription, queues, **how)
+
+    monkeypatch.setattr(Leasing, "pull", noting)
+    done: list[int] = []
+
+    def listener(messages: Any, _context: object) -> str:
+        done.extend(int(message.body) for message in messages)
+        return "success"
+
+    first = consumer(broker, order, client_id="a", poll_ms=3_000).listen(listener)
+    other = consumer(broker, order, client_id="b").listen(listener)
+    with first:
+        until(lambda: len(first.owned()) == QUEUES)
+        assert both.wait(30)
+        with other:
+            until(lambda: len(first.owned()) == len(other.owned()) == 1)
+            (moved,) = other.owned()
+            other.unsubscribe("t")
+            until(lambda: len(first.owned()) == QUEUES)
+            name = group_of(broker, moved.queue_id)
+            for n in range(8):
+                broker.send("t", bodies(n, n + 1, message_group=name))
+            until(lambda: len(done) >= 8)
+    assert done == list(range(8))
+
+
+def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_group("g")
+    monkeypatch.setattr(consuming, "PULLS_MS", 50)
+    monkeypatch.setattr(owned_queues, "PULL_EXPIRY_MS", 300)
+    pull = Leasing.pull
+    hung = threading.Event()
+
+    def hanging(self: Leasing, *args: Any, **how: Any) -> pa.Table:
+        if not hung.is_set():
+            hung.set()
+            threading.Event().wait(1.5)
+        return pull(self, *args, **how)
+
+    monkeypatch.setattr(Leasing, "pull", hanging)
+    before = set(threading.enumerate())
+    with consumer(broker, "concurrently").listen(lambda _messages, _context: "success"):
+        assert hung.wait(30)
+
+    until(lambda: not {t for t in set(threading.enumerate()) - before if "pull" in t.name})
