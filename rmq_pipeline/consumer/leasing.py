@@ -7,7 +7,7 @@ import pyarrow as pa
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.consumer.verbs import Verbs
-from rmq_pipeline.errors import BusyError
+from rmq_pipeline.errors import QueueLockedError
 
 
 class Leasing:
@@ -46,7 +46,7 @@ class Leasing:
         """Messages of these queues, schema.RECEIVED.
 
         Raises:
-            BusyError: somebody else has locked one of them meanwhile.
+            QueueLockedError: somebody else has locked one of them meanwhile.
         """
         for queue in queues:
             if queue.unsure:
@@ -83,5 +83,8 @@ class Leasing:
             self._group, topic, queue_ids=only, client_id=self._client_id
         )
         if locked != only:
-            raise BusyError(f"{queue.queue.key} has another owner now.")
+            # Of this queue only: the others are to be pulled all the same.
+            error = QueueLockedError(f"{queue.queue.key} has another owner now.")
+            error.queue_id = queue.queue.queue_id
+            raise error
         queue.unsure = False

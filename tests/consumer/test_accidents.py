@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,8 +14,12 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.receiving import receiving
 from rmq_pipeline.consumer import consuming, owned_queues
 from rmq_pipeline.consumer.leasing import Leasing
+from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue
+from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.push_consumer import PushConsumer
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.consumer.subscription import Subscription
+from rmq_pipeline.consumer.verbs import Verbs
+from rmq_pipeline.errors import QueueLockedError, StorageError
 from tests.consumer.conftest import FAST, SMALL, bodies
 from tests.waiting import until
 
@@ -145,12 +149,14 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
     monkeypatch.setattr(consuming, "PULLS_MS", 50)
     monkeypatch.setattr(owned_queues, "PULL_EXPIRY_MS", 300)
     pull = Leasing.pull
-    hung = threading.Event()
+    hung, replaced = threading.Event(), threading.Event()
 
     def hanging(self: Leasing, *args: Any, **how: Any) -> pa.Table:
-        if not hung.is_set():
+        if hung.is_set():
+            replaced.set()
+        else:
             hung.set()
-            threading.Event().wait(1.5)
+            assert replaced.wait(30)
         return pull(self, *args, **how)
 
     monkeypatch.setattr(Leasing, "pull", hanging)
@@ -159,3 +165,36 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
         assert hung.wait(30)
 
     until(lambda: not {t for t in set(threading.enumerate()) - before if "pull" in t.name})
+
+
+def test_only_the_queue_that_another_locked_meanwhile_is_let_be(broker: Broker) -> None:
+    broker.create_group("g")
+    broker.lock_queues("g", "t", queue_ids=[0, 1], client_id="a")
+    leasing = Leasing(
+        cast(Verbs, Snatching(broker)),
+        "g",
+        client_id="a",
+        lease_ms=60_000,
+        begin_anew=lambda _queue: None,
+    )
+    queues = [ProcessQueue(MessageQueue("t", BROKER_NAME, n), now_ms=0) for n in (0, 1)]
+    queues[1].unsure = True
+
+    with pytest.raises(QueueLockedError) as refused:
+        leasing.pull(Subscription("t"), queues, limit=1, max_bytes=1, wait_ms=0)
+
+    assert refused.value.queue_id == 1
+
+
+class Snatching:
+    """Verbs of a member whose queues another one locks as soon as they are free."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def unlock_queues(self, group: str, topic: str, **how: Any) -> None:
+        self._broker.unlock_queues(group, topic, **how)
+        self._broker.lock_queues(group, topic, **{**how, "client_id": "b"})
