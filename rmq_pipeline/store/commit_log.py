@@ -54,15 +54,16 @@ class CommitLog:
         fault: FaultPoint | None,
     ) -> None:
         self._folder = folder
-        self._schemas = dict(schemas)
-        self._fingerprint = frame.fingerprint(self._schemas)
+        #: Of the kinds that leave theirs out.
+        self.schemas = dict(schemas)
+        self._fingerprint = frame.fingerprint(self.schemas)
         self._file_bytes = file_bytes
         self._sync_commits = sync_commits
         self._fault = fault
         self._files: tuple[LogFile, ...] = ()
         #: Held to change which files there are, and while one of them is synced.
         self._files_lock = threading.Lock()
-        self._reader = SectionReader(self._schemas, kept_bytes=_KEPT_BYTES)
+        self._reader = SectionReader(self.schemas, kept_bytes=_KEPT_BYTES)
         self._broken: str | None = None
         self._closed = False
         self._reserve = Reserve(folder, wanted_bytes=reserve_bytes)
@@ -70,7 +71,7 @@ class CommitLog:
         self.end = 0
         #: Everything before it is on disk.
         self.synced = 0
-        self._building = FrameBuilder(self._schemas, seed=0, start=0)
+        self._building = FrameBuilder(self.schemas, seed=0, start=0)
 
     @classmethod
     def open(
@@ -266,7 +267,7 @@ class CommitLog:
         self._check()
         found = self._reader.kept(position)
         if found is None:
-            found = self._reader.read(self._file_of(position), position)
+            found = self._reader.read(self.file_of(position), position)
             if position < self.first:  # dropped meanwhile: do not keep its file
                 self._reader.forget_before(self.first)
         return found
@@ -284,8 +285,7 @@ class CommitLog:
         """
         position, stop = start, min(stop, self.end)
         while position < stop:
-            self._check()
-            position, sections = self._reader.frame(self._file_of(position), position)
+            position, sections = self._reader.frame(self.file_of(position), position)
             yield position, sections
 
     def drop_before(self, position: int) -> list[Path]:
@@ -327,7 +327,7 @@ class CommitLog:
         self._files = tuple(files)
         self.end = recovery.sound_end(files, dispatched_position=dispatched_position)
         self.synced = self.end
-        self._building = FrameBuilder(self._schemas, seed=files[0].seed, start=self.end)
+        self._building = FrameBuilder(self.schemas, seed=files[0].seed, start=self.end)
 
     def _create(self, size: int, *, seed: int) -> LogFile:
         return LogFile.create(
@@ -363,7 +363,9 @@ class CommitLog:
         self._reserve.draw(size)
         return self._create(size, seed=seed)
 
-    def _file_of(self, position: int) -> LogFile:
+    def file_of(self, position: int) -> LogFile:
+        """The file that has a position; it stays readable when it is dropped."""
+        self._check()
         files = self._files
         index = bisect_right(files, position, key=lambda file: file.base) - 1
         if index < 0 or position >= self.end:

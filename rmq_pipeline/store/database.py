@@ -27,7 +27,6 @@ from rmq_pipeline.store import (
     stored_state,
 )
 from rmq_pipeline.store.checkpoint import checkpoint
-from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.consume_queue import IndexPage
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
@@ -35,6 +34,7 @@ from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
 from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.store.stored_state import StoredState
+from rmq_pipeline.store.stretch import Stretch
 
 __all__ = ["Database", "IndexPage", "StoredState"]
 
@@ -107,21 +107,20 @@ class Database:
         except (duckdb.Error, OSError) as error:
             raise _translation(f"Opening {path}", error) from error
 
-    def dispatch(self, frames: Sequence[tuple[int, list[Section]]]) -> None:
+    def dispatch(self, stretches: Sequence[Stretch]) -> None:
         """Move frames into the tables, and ``dispatched`` to the end of the last, or nothing.
 
         Args:
-            frames: those from ``dispatched`` on without a gap, each with its end position.
+            stretches: those from ``dispatched`` on without a gap.
 
         Raises:
             StorageError: the transaction failed; nothing of it took effect.
         """
-        if not frames:
+        if not stretches:
             return
-        end = frames[-1][0]
-        sections = [section for _, some in frames for section in some]
+        end = stretches[-1].end
         with self._lock:
-            self._write("Dispatch", lambda: self._move(sections, end))
+            self._write("Dispatch", lambda: self._move(stretches, end))
             self.dispatched = end
 
     def load_state(self) -> StoredState:
@@ -324,11 +323,11 @@ class Database:
     def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
         self._writer.execute(named(name), params)
 
-    def _move(self, sections: Sequence[Section], end: int) -> None:
+    def _move(self, stretches: Sequence[Stretch], end: int) -> None:
         # A commit that failed for want of memory may have taken effect all the same.
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
         if reached < end:
-            self._fold.apply(sections, end)
+            self._fold.apply((rows for stretch in stretches for rows in stretch.rows), end)
 
     def _write(self, what: str, action: Callable[[], None]) -> None:
         """Carry out a transaction."""

@@ -6,8 +6,9 @@ from typing import Final
 
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.commit_log import CommitLog, FaultPoint, Section
+from rmq_pipeline.store.commit_log import CommitLog, FaultPoint
 from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.stretch import Stretch, Stretches
 
 #: A transaction takes frames up to this many bytes or rows, and at least one. The rows are one of
 #: DuckDB's row groups, which goes straight into its file; fewer go to its write-ahead log first,
@@ -18,8 +19,6 @@ TRANSACTION_ROWS: Final = 122_880
 PRESSING_BYTES: Final = 128 * MIB
 #: How long a synced frame waits for company when nobody waits for it.
 DELAY_S: Final = 0.2
-
-_Frame = tuple[int, list[Section]]
 
 
 class Dispatcher:
@@ -44,6 +43,7 @@ class Dispatcher:
         fault: FaultPoint | None = None,
     ) -> None:
         self._log = log
+        self._stretches = Stretches(log)
         self._database = database
         self._on_failure = on_failure
         self._on_full = on_full
@@ -141,8 +141,8 @@ class Dispatcher:
 
     def _move(self) -> None:
         start, stop = self._database.dispatched, self._log.synced
-        frames = self._log.frames(start, stop)
-        while not self._over and (some := self._take(frames)):
+        stretches = self._stretches.between(start, stop)
+        while not self._over and (some := self._take(stretches)):
             self._dispatch(some)
             with self._lock:
                 self._done.notify_all()
@@ -151,25 +151,25 @@ class Dispatcher:
                 break  # what remains is no row group yet
             start = reached
 
-    def _take(self, frames: Iterator[_Frame]) -> list[_Frame]:
+    def _take(self, stretches: Iterator[Stretch]) -> list[Stretch]:
         """The frames of one transaction."""
-        taken: list[_Frame] = []
-        start, rows = self._database.dispatched, 0
+        taken: list[Stretch] = []
+        start, count = self._database.dispatched, 0
         try:
-            for end, sections in frames:
-                taken.append((end, sections))
-                rows += sum(section.batch.num_rows for section in sections)
-                if rows >= TRANSACTION_ROWS or end - start >= TRANSACTION_BYTES:
+            for stretch in stretches:
+                taken.append(stretch)
+                count += sum(rows.batch.num_rows for rows in stretch.rows)
+                if count >= TRANSACTION_ROWS or stretch.end - start >= TRANSACTION_BYTES:
                     break
         except StorageError as error:
             raise _LogGoneError from error
         return taken
 
-    def _dispatch(self, frames: list[_Frame]) -> None:
+    def _dispatch(self, some: list[Stretch]) -> None:
         self._step("before_dispatch")
         while True:
             try:
-                self._database.dispatch(frames)
+                self._database.dispatch(some)
             except StoreFullError as error:
                 if self._over:  # the log keeps them for the next start
                     return

@@ -1,11 +1,11 @@
-"""Takes the sections of a dispatch transaction into the tables, as their net effect.
+"""Takes the rows of a dispatch transaction into the tables, as their net effect.
 
 The messages come first, then the events: of a message of a consumer group, a window, a topic only
 the last event counts, so what came and went inside the transaction costs next to nothing. Only
 RESET cuts the events into runs, because what precedes it is gone and what follows it stays.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import duckdb
@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.store import staging
-from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import CONSUMPTION, Kind
 from rmq_pipeline.store.keyed_state import KeyedState
 from rmq_pipeline.store.redrives import RedriveFold
 from rmq_pipeline.store.statements import named
+from rmq_pipeline.store.stretch import Rows
 from rmq_pipeline.topic import DLQ_PREFIX, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 _MESSAGES: Final = 1
@@ -129,12 +129,12 @@ class Fold:
         self._redrives.forget()
         self._keyed.reload()
 
-    def apply(self, sections: Sequence[Section], end: int) -> None:
-        """Take in sections in log order; the tables then stand for log position ``end``."""
-        by_kind: dict[int, list[Section]] = {_MESSAGES: [], _EVENTS: [], _KEYED_STATE: []}
-        for section in sections:
-            if section.batch.num_rows:
-                by_kind[section.kind].append(section)
+    def apply(self, found: Iterable[Rows], end: int) -> None:
+        """Take in rows in log order; the tables then stand for log position ``end``."""
+        by_kind: dict[int, list[Rows]] = {_MESSAGES: [], _EVENTS: [], _KEYED_STATE: []}
+        for rows in found:
+            if rows.batch.num_rows:
+                by_kind[rows.kind].append(rows)
         reached = {"dispatched": end, "at_ms": 0, "topic_id": 0, "group_id": 0}
         kinds: frozenset[int] = frozenset()
         events = None
@@ -164,9 +164,9 @@ class Fold:
         self._run("set_reached", reached)
         self._unregister()
 
-    def _take_messages(self, sections: Sequence[Section]) -> int:
+    def _take_messages(self, found: Sequence[Rows]) -> int:
         """Fill the consume queue; when the last message was stored."""
-        rows, origins = staging.messages(sections)
+        rows, origins = staging.messages(found)
         self._connection.register("staged_messages", rows)
         self._run("insert_messages")
         self._run("raise_heads")

@@ -58,6 +58,16 @@ class FrameHeader(NamedTuple):
     sections: int
 
 
+class SmallFrames(NamedTuple):
+    """Whole frames that follow each other in memory."""
+
+    number: int
+    #: The log position after the last.
+    end: int
+    #: By kind, in order: each section's position and payload.
+    sections: dict[int, list[tuple[int, memoryview]]]
+
+
 class SectionHeader(NamedTuple):
     """A section: its header is at ``position``, then ``length`` bytes of payload."""
 
@@ -147,6 +157,36 @@ def unpack_section_header(
     if crc != crc32(data[offset : offset + _SECTION.size], seed):
         return None
     return SectionHeader(*fields)
+
+
+def small_frames(data: bytes, *, position: int, longest: int, seed: int) -> SmallFrames:
+    """The sound frames that ``data`` begins with; ``position`` is that of the first.
+
+    One that is longer, or not sound, or not whole ends them: it is to be read by itself, which
+    tells what is wrong with it.
+    """
+    view, base = memoryview(data), position
+    number, sections = 0, dict[int, list[tuple[int, memoryview]]]()
+    while header := unpack_frame_header(view, position - base, position=position, seed=seed):
+        end, at = position + header.length, position + HEADER_BYTES
+        if header.length > longest or end - base > len(view):
+            break
+        found = []
+        while at < end:
+            section = unpack_section_header(view, at - base, position=at, seed=seed)
+            if section is None or section.end > end:
+                break
+            payload = view[at - base + HEADER_BYTES :][: section.length]
+            if crc32(payload) != section.payload_crc:
+                break
+            found.append((section.kind, at, payload))
+            at = section.end
+        if at != end or len(found) != header.sections:
+            break
+        for kind, at, payload in found:
+            sections.setdefault(kind, []).append((at, payload))
+        number, position = number + 1, end
+    return SmallFrames(number, position, sections)
 
 
 def frame_candidates(data: memoryview, *, start: int, stop: int) -> list[int]:

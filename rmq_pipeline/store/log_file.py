@@ -215,6 +215,11 @@ class LogFile:
         self._resident_bytes = 0
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
+    def _note_read(self, length: int) -> None:
+        self._resident_bytes += length + _FAULT_AROUND_BYTES
+        if self._resident_bytes > _RESIDENT_BYTES:
+            self.release()
+
     def offset_of(self, position: int) -> int:
         """The byte of the file where a position is."""
         return FILE_HEADER_BYTES + position - self.base
@@ -244,6 +249,11 @@ class LogFile:
             raise self.damage(position, "no sound section header")
         return header
 
+    def copy(self, start: int, stop: int) -> bytes:
+        """The bytes of the positions [start, stop), as far as the file goes."""
+        self._note_read(stop - start)
+        return bytes(self._view[self.offset_of(start) : self.offset_of(stop)])
+
     def payload(self, section: SectionHeader) -> pa.Buffer:
         """The payload of a section, in place.
 
@@ -252,9 +262,7 @@ class LogFile:
         """
         start = section.position + HEADER_BYTES
         payload = self._buffer.slice(self.offset_of(start), section.length)
-        self._resident_bytes += section.length + _FAULT_AROUND_BYTES
-        if self._resident_bytes > _RESIDENT_BYTES:
-            self.release()
+        self._note_read(section.length)
         if frame.crc32(payload) != section.payload_crc:
             raise self.damage(section.position, "a section does not match its checksum")
         return payload

@@ -1,4 +1,4 @@
-"""Sections of frames as the tables that dispatch hands to DuckDB. Bodies are not read."""
+"""Rows of the log as the tables that dispatch hands to DuckDB. Bodies are not read."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.message import hash64
-from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.stretch import Rows
 
 _MESSAGE_COLUMNS: Final = [
     name for name in schema.MESSAGE.names if name not in ("body", "properties")
@@ -21,10 +21,10 @@ _DEAD_LETTER_COLUMNS: Final = ["topic_id", "queue_id", "queue_offset", "properti
 _SMALL_ROWS: Final = 1024
 
 
-def messages(sections: Sequence[Section]) -> tuple[pa.Table, pa.Table]:
+def messages(found: Sequence[Rows]) -> tuple[pa.Table, pa.Table]:
     """The columns that the consume queue keeps, and those that tell where a dead letter is from."""
-    table = pa.Table.from_batches([section.batch for section in sections])
-    kept = _placed(_compact(table.select(_MESSAGE_COLUMNS)), sections)
+    table = pa.Table.from_batches([rows.batch for rows in found])
+    kept = _placed(_compact(table.select(_MESSAGE_COLUMNS)), found)
     tag_hash = pa.array(hash64(_one_array(kept.column("tag"))))
     return kept.append_column("tag_hash", tag_hash), table.select(_DEAD_LETTER_COLUMNS)
 
@@ -34,10 +34,10 @@ def dead_letters(table: pa.Table, topic_ids: pa.Array) -> pa.Table:
     return table.filter(pc.is_in(table.column("topic_id"), value_set=topic_ids))
 
 
-def events(sections: Sequence[Section]) -> pa.Table:
+def events(found: Sequence[Rows]) -> pa.Table:
     """The events with their positions, and ``seq``, their order."""
-    table = pa.Table.from_batches([section.batch for section in sections])
-    placed = _placed(_compact(table), sections)
+    table = pa.Table.from_batches([rows.batch for rows in found])
+    placed = _placed(_compact(table), found)
     return placed.append_column("seq", pa.array(np.arange(placed.num_rows)))
 
 
@@ -56,17 +56,17 @@ def runs_between_resets(table: pa.Table) -> list[pa.Table]:
     return [table.slice(start, stop - start) for start, stop in itertools.pairwise(bounds)]
 
 
-def state_runs(sections: Sequence[Section]) -> list[tuple[int, int, pa.Table]]:
+def state_runs(found: Sequence[Rows]) -> list[tuple[int, int, pa.Table]]:
     """Keyed state as (group_id, topic_id, rows in order); a run has one schema."""
     runs: dict[tuple[int, int], list[list[pa.RecordBatch]]] = {}
-    for section in sections:
-        metadata = section.batch.schema.metadata
+    for _, batch, *_ in found:
+        metadata = batch.schema.metadata
         key = (int(metadata[b"group_id"]), int(metadata[b"topic_id"]))
         of_key = runs.setdefault(key, [])
-        if of_key and of_key[-1][0].schema.equals(section.batch.schema):
-            of_key[-1].append(section.batch)
+        if of_key and of_key[-1][0].schema.equals(batch.schema):
+            of_key[-1].append(batch)
         else:
-            of_key.append([section.batch])
+            of_key.append([batch])
     return [
         (group_id, topic_id, _ordered(pa.Table.from_batches(run)))
         for (group_id, topic_id), of_key in runs.items()
@@ -98,11 +98,10 @@ def _compact(table: pa.Table) -> pa.Table:
     return table.combine_chunks() if table.num_rows < chunks * _SMALL_ROWS else table
 
 
-def _placed(table: pa.Table, sections: Sequence[Section]) -> pa.Table:
+def _placed(table: pa.Table, found: Sequence[Rows]) -> pa.Table:
     """With the position of each row's section, and its row there."""
-    count = len(sections)
-    counts = np.fromiter((s.batch.num_rows for s in sections), np.int64, count)
-    positions = np.fromiter((s.position for s in sections), np.int64, count)
+    counts = np.array([count for rows in found for count in rows.counts])
+    positions = np.array([position for rows in found for position in rows.positions])
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     rows = (np.arange(len(starts)) - starts).astype(np.int32)
     placed = table.append_column("position", pa.array(np.repeat(positions, counts)))

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.message import hash64
-from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.stretch import Rows, Stretch
 
 Row = dict[str, Any]
 Part = tuple[int, pa.RecordBatch]
@@ -131,12 +131,12 @@ def dispatch(database: Database, *frames: Sequence[Part]) -> None:
     position = database.dispatched
     made = []
     for parts in frames:
-        sections = []
+        found = []
         for kind, batch in parts:
-            sections.append(Section(position + 64, kind, batch))
+            found.append(Rows(kind, batch, [position + 64], [batch.num_rows]))
             position += 128
         position += 64
-        made.append((position, sections))
+        made.append(Stretch(position, found))
     database.dispatch(made)
 
 

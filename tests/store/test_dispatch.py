@@ -1,17 +1,18 @@
 """The dispatch thread follows the log, at once for whoever waits, and says when it cannot."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import dispatch as dispatch_module
-from rmq_pipeline.store.commit_log import CommitLog, Section
+from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.stretch import Stretch
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.log_batches import OpenLog
@@ -109,13 +110,14 @@ def test_a_backlog_is_cut_into_transactions(
     store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(dispatch_module, limit, 1)
-    end = [store.commit(messages(message(2, 0, i))) for i in range(5)][-1]
+    body = b"x" * 20_000  # small frames would be taken together
+    end = [store.commit(messages(message(2, 0, i, body=body))) for i in range(5)][-1]
     transactions = []
     original = store.database.dispatch
 
-    def dispatch(frames: list[tuple[int, list[Section]]]) -> None:
-        transactions.append(len(frames))
-        original(frames)
+    def dispatch(some: Sequence[Stretch]) -> None:
+        transactions.append(len(some))
+        original(some)
 
     monkeypatch.setattr(store.database, "dispatch", dispatch)
 

@@ -7,9 +7,9 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.store import history, staging
-from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.statements import named, quoted, script, statements
+from rmq_pipeline.store.stretch import Rows
 from tests.store import rows
 
 PREPARABLE = {
@@ -20,6 +20,10 @@ PREPARABLE = {
 }
 #: What each placeholder of a table stands for where it is used.
 TABLES = {"forget_topics": "store.topics", "forget_groups": "store.groups"}
+
+
+def _alone(kind: int, batch: pa.RecordBatch) -> Rows:
+    return Rows(kind, batch, [0], [batch.num_rows])
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +40,13 @@ def connection(
         history.use_files(made, home)
         made.execute(script("views"))
         made.execute(script("history"))
-        kept, origins = staging.messages([Section(0, *rows.messages(rows.message(2, 0, 0)))])
+        kept, origins = staging.messages([_alone(*rows.messages(rows.message(2, 0, 0)))])
         state = staging.state_runs(
-            [Section(0, *rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
+            [_alone(*rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
         )[0][2]
         made.register("staged_messages", kept)
         made.register("staged_dead_letters", origins)
-        made.register(
-            "staged_events", staging.events([Section(0, *rows.events(rows.event(Kind.ACK)))])
-        )
+        made.register("staged_events", staging.events([_alone(*rows.events(rows.event(Kind.ACK)))]))
         made.register("staged_state", state)
         made.register("staged_kinds", pa.table({"kind": [1], "name": ["lease"]}))
         made.register("asked", pa.table({"message_group_hash": [1], "start": [0], "ordinal": [0]}))
