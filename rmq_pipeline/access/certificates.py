@@ -2,6 +2,7 @@
 
 import datetime as dt
 import ipaddress
+import logging
 import os
 import socket
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from rmq_pipeline.errors import RequestError
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
+
+log = logging.getLogger(__name__)
 
 #: Where a home keeps the certificate that it made.
 FOLDER: Final = "tls"
@@ -45,13 +48,44 @@ class Certificate:
         Raises:
             RequestError: a file cannot be read, or they do not belong together.
         """
+        return cls._paired(_contents(path, key), path=path, key=key)
+
+    @classmethod
+    def self_made(cls, home: Path) -> Self:
+        """The home's own, made when it has none, or one that ends soon or is for another host.
+
+        Two files that do not belong together are none: they were being replaced, and that ended
+        between the one and the other.
+
+        Raises:
+            RequestError: its files are there, but may not be read.
+            OSError: they cannot be written.
+        """
+        folder = home / FOLDER
+        path, key = folder / CERTIFICATE, folder / KEY
+        if path.exists() and key.exists():
+            contents = _contents(path, key)
+            try:
+                found = cls._paired(contents, path=path, key=key)
+            except RequestError as error:
+                log.warning("%s Both are made again; clients need the new certificate.", error)
+            else:
+                if _lasts(found):
+                    return found
+        folder.mkdir(mode=0o700, exist_ok=True)
+        chain, secret = _make()
+        # Both are on the disk before the first is replaced: a full disk changes nothing.
+        parts = [_write_part(key, secret, mode=0o600), _write_part(path, chain, mode=0o644)]
+        for part, whole in zip(parts, (key, path), strict=True):
+            part.replace(whole)
+        return cls.read(path, key)
+
+    @classmethod
+    def _paired(cls, contents: tuple[bytes, bytes], *, path: Path, key: Path) -> Self:
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        try:
-            chain, secret = path.read_bytes(), key.read_bytes()
-        except OSError as error:
-            raise RequestError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        chain, secret = contents
         try:
             leaf = x509.load_pem_x509_certificates(chain)[0]
             private = load_pem_private_key(secret, None)
@@ -63,25 +97,21 @@ class Certificate:
             raise RequestError(f"{key} is not the key of {path}.")
         return cls(chain, secret, path.absolute(), _name_in(leaf))
 
-    @classmethod
-    def self_made(cls, home: Path) -> Self:
-        """The home's own, made when it has none, or one that ends soon or is for another host."""
-        folder = home / FOLDER
-        path, key = folder / CERTIFICATE, folder / KEY
-        if path.exists() and key.exists():
-            from cryptography import x509
 
-            found = cls.read(path, key)
-            leaf = x509.load_pem_x509_certificate(found.chain)
-            left = leaf.not_valid_after_utc - dt.datetime.now(dt.UTC)
-            if left > _RENEWED_BEFORE and socket.gethostname() in _names_in(leaf):
-                return found
-        folder.mkdir(mode=0o700, exist_ok=True)
-        chain, secret = _make()
-        # The key first: a certificate that is there has its key.
-        _write(key, secret, mode=0o600)
-        _write(path, chain, mode=0o644)
-        return cls.read(path, key)
+def _lasts(found: Certificate) -> bool:
+    """Whether it is for this host, and for a while."""
+    from cryptography import x509
+
+    leaf = x509.load_pem_x509_certificate(found.chain)
+    left = leaf.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    return left > _RENEWED_BEFORE and socket.gethostname() in _names_in(leaf)
+
+
+def _contents(path: Path, key: Path) -> tuple[bytes, bytes]:
+    try:
+        return path.read_bytes(), key.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
 def _make() -> tuple[bytes, bytes]:
@@ -193,8 +223,8 @@ def _name_in(leaf: "x509.Certificate") -> str:
     return names[0].replace("*", "broker", 1) if names else "localhost"
 
 
-def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """Replace a file at once; nobody else ever sees a key of another mode."""
+def _write_part(path: Path, data: bytes, *, mode: int) -> Path:
+    """What is to replace a file at once; nobody else ever sees a key of another mode."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -202,4 +232,4 @@ def _write(path: Path, data: bytes, *, mode: int) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
+    return part

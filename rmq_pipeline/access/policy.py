@@ -79,12 +79,16 @@ class Policy:
         if tier not in TIERS:
             raise RequestError(f"A tier is one of {', '.join(TIERS)}, not {tier!r}.")
         pattern = Pattern.parse(resource)
-        places = () if isinstance(sources, str) else sources
-        return cls(user, pattern, effect, _actions(actions), networks(places), tier)
+        return cls(user, pattern, effect, _actions(actions), networks(_several(sources)), tier)
+
+
+def _several(given: Iterable[str]) -> Iterable[str]:
+    """One text is taken for a list of it, as people write it."""
+    return [given] if isinstance(given, str) else given
 
 
 def _actions(given: Iterable[str]) -> tuple[Action, ...]:
-    names = {name.strip().lower() for name in ([given] if isinstance(given, str) else given)}
+    names = {name.strip().lower() for name in _several(given)}
     known = {ALL, "any", *ACTIONS}
     if not names or names - known:
         odd = ", ".join(sorted(names - known)) or "nothing"

@@ -109,6 +109,9 @@ def run() -> None:
     except OSError as error:
         # A folder that cannot be made, a file that cannot be read: the system's words say it.
         _fail(RequestError(f"{error.strerror or error}: {error.filename}"))
+    except UnicodeError as error:
+        # An argument or stdin that is no UTF-8, as another encoding's é is none.
+        _fail(RequestError(f"There is text that cannot be read or written: {error}."))
 
 
 def _fail(error: RocketMQError) -> None:

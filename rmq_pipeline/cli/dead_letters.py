@@ -1,12 +1,15 @@
 """``rmq dead-letters``: messages that a consumer group has given up."""
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmq_pipeline.cli.moments import seconds
 from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples
 from rmq_pipeline.cli.output import print_json, progress, rows_of, show_fields, show_rows
 from rmq_pipeline.cli.statements import statement
+from rmq_pipeline.errors import RequestError
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
@@ -94,6 +97,8 @@ def redrive(
     """
     from rmq_pipeline.redriving import Plan, manifest, new_id
 
+    if not math.isfinite(rate):
+        raise RequestError(f"--rate is a number of messages per second, not {rate}.")
     plan = Plan(
         group=group,
         where=where or "",
@@ -101,7 +106,7 @@ def redrive(
         rate_per_s=rate,
         max_failed_share=max_failed_share,
         limit=limit,
-        patience_s=wait,
+        patience_s=seconds(wait, "--wait"),
     )
     with connected(home, flight) as client:
         report = _redrive(client, plan, redrive_id=redrive_id or new_id())

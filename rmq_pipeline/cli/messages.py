@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from rmq_pipeline.cli import ndjson
-from rmq_pipeline.cli.moments import parse_ms
+from rmq_pipeline.cli.moments import parse_ms, to_ms
 from rmq_pipeline.cli.options import MOMENT, AsJson, Flight, Group, Home, Topic, connected
 from rmq_pipeline.cli.output import (
     print_json,
@@ -105,6 +105,7 @@ def send(
     }
     if (body is None) == (file is None):
         raise RequestError("Give either --body or --file.")
+    ndjson.check_all(defaults)
     with connected(home, flight) as client:
         if file is None:
             table = ndjson.to_table([{**defaults, "body": _encoded(body or "")}])
@@ -119,7 +120,10 @@ def send(
 def _sent_columns(sent: list[dict[str, Any]]) -> tuple[str, ...]:
     """What there is to say; most messages are neither scheduled nor repeated."""
     places = ("message_id", "queue_id", "queue_offset")
-    return (*places, *(name for name in ("recall_handle", "duplicate") if sent[0][name]))
+    return (
+        *places,
+        *(name for name in ("recall_handle", "duplicate") if any(row[name] for row in sent)),
+    )
 
 
 def receive(
@@ -158,16 +162,17 @@ def receive(
     if filter_type is None and _SQL_SIGNS.intersection(filter):
         # As tags it would match nothing, and pass over every message for good.
         raise FilterExpressionError(f"Say whether {filter!r} is --filter-type sql92 or tag.")
+    invisible_ms, wait_ms = to_ms(invisible, "--invisible"), to_ms(wait, "--wait")
     with connected(home, flight) as client:
         _subscribe(client, topic, group=group, lite_topics=lite_topic or [])
         received = client.receive(
             topic,
             group,
             limit=limit,
-            invisible_duration_ms=round(invisible * 1000),
+            invisible_duration_ms=invisible_ms,
             filter=filter,
             filter_type=filter_type or "tag",
-            wait_ms=round(wait * 1000),
+            wait_ms=wait_ms,
             client_id=CLIENT_ID,
         )
         rows = rows_of(received)
@@ -254,12 +259,19 @@ def _send_batch(client: "Client", topic: str, *, batch: ndjson.Batch) -> list[di
 def _opened(file: Path) -> Iterator[Iterable[bytes]]:
     """Raises: RequestError, when there is no such file or it cannot be read."""
     if str(file) == "-":
-        stdin: BinaryIO = sys.stdin.buffer
-        yield stdin
+        yield _lines(file, sys.stdin.buffer)
         return
     try:
         opened = file.open("rb")
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
     with opened:
-        yield opened
+        yield _lines(file, opened)
+
+
+def _lines(file: Path, opened: BinaryIO) -> Iterator[bytes]:
+    """Raises: RequestError, when it cannot be read any further."""
+    try:
+        yield from opened
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}.") from error

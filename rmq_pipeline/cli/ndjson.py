@@ -1,7 +1,6 @@
 """Messages as lines of JSON: body (text) or body_base64, and what else a message has."""
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,6 +70,8 @@ def parse(line: bytes, number: int) -> dict[str, Any]:
     """
     try:
         fields = json.loads(line)
+    except RecursionError:
+        raise RequestError(f"Line {number} is nested too deeply for a message.") from None
     except ValueError as error:
         raise RequestError(f"Line {number} is not JSON: {error}.") from None
     if not isinstance(fields, dict):
@@ -80,12 +81,50 @@ def parse(line: bytes, number: int) -> dict[str, Any]:
             raise RequestError(
                 f"Line {number} has a field {name!r}; a message has {', '.join(_FIELDS)}."
             )
-        what, fits = _FIELDS[name]
-        if value is not None and not fits(value):
-            raise RequestError(f"Line {number}: {name} is {what}, not {json.dumps(value)}.")
+        check(name, value, where=f"Line {number}: ")
     fields["body"] = _body(fields, number)
     fields.pop("body_base64", None)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_all(fields: Mapping[str, object]) -> None:
+    """See that a message can have these values; raises as ``check`` does."""
+    for name, value in fields.items():
+        check(name, value)
+
+
+def check(name: str, value: object, *, where: str = "") -> None:
+    """See that a message can have this value in a field; None is no value.
+
+    Raises:
+        RequestError: it cannot; says what is wrong, after ``where``.
+    """
+    if value is None:
+        return
+    what, fits = _FIELDS[name]
+    if not fits(value):
+        raise RequestError(f"{where}{name} is {what}, not {json.dumps(value)}.")
+    # A body is bytes: it takes what no other text may have.
+    if name != "body" and not all(map(_is_utf8, _texts(value))):
+        raise RequestError(f"{where}{name} cannot be written in UTF-8: {json.dumps(value)}.")
+
+
+def _texts(value: object) -> Iterable[str]:
+    """The texts in a value that fits its field."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _is_utf8(text: str) -> bool:
+    """False when it has half of a pair of surrogates, which JSON can escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _body(fields: Mapping[str, Any], number: int) -> bytes:
@@ -96,7 +135,7 @@ def _body(fields: Mapping[str, Any], number: int) -> bytes:
         return bytes(text, "utf-8", "surrogatepass")
     try:
         return base64.b64decode(str(encoded), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise RequestError(f"Line {number}: body_base64 is not base64: {error}.") from None
 
 
@@ -127,10 +166,10 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "keys": ("a list of texts", _is_texts),
     "message_group": ("text", _is_text),
     "lite_topic": ("text", _is_text),
-    "delay_level": ("a whole number", _is_whole),
-    "deliver_at_ms": ("ms since 1970", _is_ms),
-    "priority": ("a whole number", _is_whole),
-    "born_at_ms": ("ms since 1970", _is_ms),
+    "delay_level": ("a whole number of 32 bits", _is_whole),
+    "deliver_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
+    "priority": ("a whole number of 32 bits", _is_whole),
+    "born_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
     "properties": ("an object of texts", _is_text_map),
 }
 

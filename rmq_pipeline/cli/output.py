@@ -8,12 +8,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq_pipeline.cli.moments import format_ms
-from rmq_pipeline.errors import FilterExpressionError, RocketMQError
+from rmq_pipeline.errors import FilterExpressionError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
 Row = Mapping[str, Any]
 
@@ -35,15 +36,50 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def rows_of(table: "pa.Table") -> list[dict[str, Any]]:
-    """The rows of a table; a map is a dict."""
+    """The rows of a table; a map is a dict, and no column hides another one of its name.
+
+    Raises:
+        RequestError: a column has a value that Python has no form of.
+    """
+    names = distinct(table.column_names)
+    columns = [_values(name, column) for name, column in zip(names, table.columns, strict=True)]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of columns that differ, also without regard to case.
+
+    Those that are there twice get numbers, as in a table that DuckDB makes of a query.
+    """
+    numbers: dict[str, int] = {}
+    found = []
+    for name in names:
+        unlike, key = name, name.lower()
+        if key in numbers:
+            while (unlike := f"{name}_{numbers[key]}").lower() in numbers:
+                numbers[key] += 1
+        numbers[unlike.lower()] = 1
+        found.append(unlike)
+    return found
+
+
+def _values(name: str, column: "pa.ChunkedArray") -> list[Any]:
     import pyarrow as pa
 
-    rows: list[dict[str, Any]] = table.to_pylist()
-    for field in table.schema:
-        if pa.types.is_map(field.type):
-            for row in rows:
-                row[field.name] = dict(row[field.name] or ())
-    return rows
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError) as error:
+        # A date after the year 9999, say, or infinity.
+        raise RequestError(f"Column {name} cannot be shown: {error}; cast it to text.") from error
+    return [_as_dict(pairs) for pairs in values] if pa.types.is_map(column.type) else values
+
+
+def _as_dict(pairs: list[tuple[Any, Any]] | None) -> Any:
+    """The pairs themselves where a key is a list, which no dict takes."""
+    try:
+        return dict(pairs or ())
+    except TypeError:
+        return pairs
 
 
 def show_rows(
@@ -67,7 +103,9 @@ def show_rows(
     for name in names:
         is_number = all(isinstance(row[name], int | float) for row in rows)
         right = is_number and not _is_moment(name)
-        table.add_column(_title(name), justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            _plain(_title(name)), justify="right" if right else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(_plain(_cell(name, row[name])) for name in names))
     console().print(table)
@@ -84,7 +122,7 @@ def show_fields(fields: Row, *, as_json: bool) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in _flat(fields):
-        table.add_row(_title(name), _plain(_cell(name, value)))
+        table.add_row(_plain(_title(name)), _plain(_cell(name, value)))
     console().print(table)
 
 
@@ -108,7 +146,7 @@ def show_error(error: RocketMQError, *, as_json: bool) -> None:
         print(json.dumps(fields, ensure_ascii=False), file=sys.stderr)
         return
     console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="", soft_wrap=True)
-    print(f"{message} {error.remedy}".strip(), file=sys.stderr)
+    print(_printable(f"{message} {error.remedy}".strip()), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -122,7 +160,8 @@ def progress(*, unit: str) -> "Progress":
 
     screen = console(stderr=True)
     return bars.Progress(
-        bars.TextColumn("{task.description}"),
+        # No markup: it may have the name of a topic, as it was typed.
+        bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(),
         bars.TextColumn("{task.fields[done]:,} " + unit),
         bars.TimeElapsedColumn(),
@@ -164,13 +203,16 @@ def _cell(name: str, value: Any) -> str:
     return str(_jsonable(value))
 
 
-def _plain(text: str) -> str:
-    """Text that rich shows as it is; no message may write to the terminal what is no text."""
-    from rich.markup import escape
+def _plain(text: str) -> "Text":
+    """Text that rich shows as it is: what looks like markup is none."""
+    from rich.text import Text
 
-    return escape(
-        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    )
+    return Text(_printable(text))
+
+
+def _printable(text: str) -> str:
+    """No message may write to the terminal what is no text."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def text_of(body: bytes) -> str | None:

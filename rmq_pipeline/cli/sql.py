@@ -1,13 +1,17 @@
 """``rmq sql``: one SELECT over the documented views."""
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
 
 import typer
 
+from rmq_pipeline.cli.moments import seconds
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
 from rmq_pipeline.cli.output import print_json, rows_of, show_rows
 from rmq_pipeline.errors import RequestError
@@ -46,30 +50,59 @@ def sql(
         raise RequestError("--output takes csv or parquet: give --format.")
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise RequestError("Parquet is not for a terminal: give --output, or redirect it.")
+    timeout = seconds(timeout, "--timeout")
     text = sys.stdin.read() if query == "-" else query
     with connected(home, flight) as client:
         answer = client.sql(text, timeout_s=timeout)
     if form in _WRITERS:
-        _write(answer, _WRITERS[form], output=output)
+        _write(answer, form, output=output)
     elif form == "json":
         print_json(rows_of(answer))
     else:
         show_rows(rows_of(answer), as_json=False, empty="No rows.")
 
 
-def _write(
-    answer: "pa.Table", writer: Callable[["pa.Table", BinaryIO], None], *, output: Path | None
-) -> None:
-    """Raises: RequestError, when the file cannot be written."""
-    if output is None:
-        writer(answer, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
+def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:
+    """Raises: RequestError, when the file cannot be written, or the answer in this form."""
+    import pyarrow as pa
+
+    writer = _WRITERS[form]
     try:
-        with output.open("wb") as file:
+        if output is None:
+            writer(answer, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return
+        with _replacing(output) as file:
             writer(answer, file)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise RequestError(
+            f"The answer cannot be written as {form}: {error}; cast that column to text."
+        ) from error
     except OSError as error:
-        raise RequestError(f"{output} cannot be written: {error.strerror}.") from error
+        if output is None:
+            raise
+        raise RequestError(f"{output} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of another one once it is complete."""
+    if path.exists() and not path.is_file():
+        # A pipe or a device: nothing is lost, and nothing may take its place.
+        with path.open("wb") as file:
+            yield file
+        return
+    # A link stays one; what it leads to is replaced.
+    place = path.resolve()
+    beside = place.with_name(f".rmq-{os.getpid()}.part")
+    try:
+        with beside.open("wb") as file:
+            yield file
+        if place.exists():
+            shutil.copymode(place, beside)
+        beside.replace(place)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _write_csv(answer: "pa.Table", file: BinaryIO) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rmq_pipeline.endpoint import Endpoint
-from rmq_pipeline.errors import ConflictError, RocketMQError
+from rmq_pipeline.errors import ConflictError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.flags import AS_LAST_TIME, Flags, Listening, Values
 
@@ -110,17 +110,34 @@ class Supervisor:
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_S):
-            if self._endpoint.is_alive():
-                continue
-            # A broker takes its endpoint with it when it ends in order, not when it dies.
-            left = Endpoint.read(self.home)
-            if left is None:
-                self._tell("The broker was stopped; it stays so until `rmq broker` starts it.")
-                left = self._wait_for_another()
-            if left is not None and left.is_alive():
-                self._endpoint = left
-            elif not self._stopping.is_set() and not self._restart():
-                return
+            try:
+                if not self._look():
+                    return
+            except OSError as error:
+                # Too many open files, say: nobody else would notice a dead broker.
+                log.warning("the broker cannot be watched: %s", error)
+                self._stopping.wait(self._retry_s)
+
+    def _look(self) -> bool:
+        """See that the broker runs; False when it does not start again."""
+        if self._endpoint.is_alive():
+            return True
+        # A broker takes its endpoint with it when it ends in order, not when it dies.
+        left = Endpoint.read(self.home)
+        if left is None:
+            self._say("The broker was stopped; it stays so until `rmq broker` starts it.")
+            left = self._wait_for_another()
+        if left is not None and left.is_alive():
+            self._endpoint = left
+            return True
+        return self._stopping.is_set() or self._restart()
+
+    def _say(self, sentence: str) -> None:
+        """Tell, to whom there may be nobody left: a pipe that is closed ends no watch."""
+        try:
+            self._tell(sentence)
+        except Exception:
+            log.warning("nobody could be told: %s", sentence, exc_info=True)
 
     def _wait_for_another(self) -> Endpoint | None:
         """The endpoint that somebody else's broker has left; None when we are to end."""
@@ -137,17 +154,23 @@ class Supervisor:
                 # As it was: nothing is given anew, not even by RMQ_SETTINGS.
                 as_before = Listening(insecure=self._listening.insecure)
                 self._endpoint = process.start(self.home, listening=as_before, settings={})
-            except RocketMQError as error:
+            # RuntimeError: a thread more than the system allows.
+            except (RocketMQError, OSError, RuntimeError) as error:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:
-                    self._on_failure(error)
+                    self._on_failure(self._as_refusal(error))
                 elif self._stopping.wait(self._retry_s):
                     return False
                 continue
             self.restarts += 1
             away_s = time.monotonic() - died_s
-            self._tell(
+            self._say(
                 f"The broker died; it is back as process {self._endpoint.pid} after {away_s:.1f} s."
             )
             return True
         return False
+
+    def _as_refusal(self, error: Exception) -> RocketMQError:
+        if isinstance(error, RocketMQError):
+            return error
+        return OperatorError(f"The broker of {self.home} cannot be started: {error}.")

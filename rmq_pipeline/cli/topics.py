@@ -5,6 +5,7 @@ from typing import Annotated, get_args
 import typer
 
 from rmq_pipeline import limits
+from rmq_pipeline.cli.moments import to_ms
 from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.topic import Deduplicate, TopicType
@@ -15,6 +16,8 @@ TYPES = list(get_args(TopicType))
 DEDUPLICATE = list(get_args(Deduplicate))
 COLUMNS = ("name", "type", "queues", "partition_time", "created_at_ms")
 
+WINDOW = "--deduplicate-window"
+RETENTION = "--retention"
 PARTITION_HELP = (
     "What time means for its partitions: stored, born, or the name of a property that holds ms "
     "since 1970."
@@ -46,10 +49,10 @@ def create(
         str, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
     ] = "none",
     window_s: Annotated[
-        float, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
+        float, typer.Option(WINDOW, metavar="SECONDS", help=WINDOW_HELP)
     ] = limits.DEDUPLICATE_WINDOW_MS / 1000,
     retention_s: Annotated[
-        float, typer.Option("--retention", metavar="SECONDS", help=RETENTION_HELP)
+        float, typer.Option(RETENTION, metavar="SECONDS", help=RETENTION_HELP)
     ] = 0,
     retention_bytes: Annotated[
         int, typer.Option("--retention-bytes", metavar="BYTES", help=BYTES_HELP)
@@ -66,8 +69,8 @@ def create(
             queues=queues,
             partition_time=partition_time,
             deduplicate=deduplicate,
-            deduplicate_window_ms=round(window_s * 1000),
-            retention_ms=round(retention_s * 1000),
+            deduplicate_window_ms=to_ms(window_s, WINDOW),
+            retention_ms=to_ms(retention_s, RETENTION),
             retention_bytes=retention_bytes,
         )
     show_fields(topic, as_json=as_json)
@@ -87,10 +90,10 @@ def alter(
         str | None, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
     ] = None,
     window_s: Annotated[
-        float | None, typer.Option("--deduplicate-window", metavar="SECONDS", help=WINDOW_HELP)
+        float | None, typer.Option(WINDOW, metavar="SECONDS", help=WINDOW_HELP)
     ] = None,
     retention_s: Annotated[
-        float | None, typer.Option("--retention", metavar="SECONDS", help=RETENTION_HELP)
+        float | None, typer.Option(RETENTION, metavar="SECONDS", help=RETENTION_HELP)
     ] = None,
     retention_bytes: Annotated[
         int | None, typer.Option("--retention-bytes", metavar="BYTES", help=BYTES_HELP)
@@ -106,8 +109,8 @@ def alter(
             queues=queues,
             partition_time=partition_time,
             deduplicate=deduplicate,
-            deduplicate_window_ms=None if window_s is None else round(window_s * 1000),
-            retention_ms=None if retention_s is None else round(retention_s * 1000),
+            deduplicate_window_ms=None if window_s is None else to_ms(window_s, WINDOW),
+            retention_ms=None if retention_s is None else to_ms(retention_s, RETENTION),
             retention_bytes=retention_bytes,
         )
     show_fields(topic, as_json=as_json)

@@ -79,8 +79,16 @@ class Flags:
         return cls(**{**kept, **{name: v for name, v in given.items() if v is not None}})
 
     def keep(self, home: Path) -> None:
-        """Have the next start find them."""
-        write_json(home / SETTINGS_FILE, asdict(self))
+        """Have the next start find them; a file that says the same is left as it is.
+
+        Raises:
+            OSError: it cannot be written, as on a full disk; what it said before counts.
+        """
+        path = home / SETTINGS_FILE
+        # What a list or a tuple becomes in JSON is the same.
+        said = json.loads(json.dumps(asdict(self)))
+        if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != said:
+            write_json(path, said)
 
 
 def _own(values: Values) -> dict[str, Any]:

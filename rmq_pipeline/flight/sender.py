@@ -44,11 +44,15 @@ class Sender:
         self._thread.start()
 
     def put(self, topic: str, messages: pa.Table, *, future: "Future[pa.Table] | None") -> None:
-        """Queue a table; waits while WAITING_BYTES wait. Without a future failures are logged."""
+        """Queue a table; waits while WAITING_BYTES wait. Without a future failures are logged.
+
+        A future's callback runs in the thread that makes room: it does not wait.
+        """
         messages = wire.as_table("messages", messages)
         waiting = _Waiting(topic, messages, future, messages.nbytes)
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes < WAITING_BYTES or self._closing)
+            if not self._is_here():
+                self._changed.wait_for(lambda: self._bytes < WAITING_BYTES or self._closing)
             if self._closing:
                 raise errors.BrokerUnavailableError("This client is closed.")
             self._queue.append(waiting)
@@ -56,11 +60,15 @@ class Sender:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what is queued, then end."""
+        """Send what is queued, then end; a future's callback does not wait for that."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        if not self._is_here():
+            self._thread.join()
+
+    def _is_here(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         while neighbours := self._take():

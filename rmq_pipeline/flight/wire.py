@@ -46,8 +46,8 @@ class Verb:
     table_maps: tuple[str, ...] = ()
     #: Carrying it out twice is as good as once, so a lost answer may be asked for again.
     repeatable: bool = False
-    #: The same, but only when this argument is given.
-    repeatable_with: str = ""
+    #: The same, but only when all of these arguments are given.
+    repeatable_with: tuple[str, ...] = ()
     #: Its ``wait_ms`` may be long: the server waits in slices, to notice that nobody listens.
     long_poll: bool = False
     #: What of the broker takes the same arguments and waits on, after the first slice; without it
@@ -57,7 +57,8 @@ class Verb:
 
     def may_repeat(self, args: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments may be made again after a lost connection."""
-        return self.repeatable or bool(args.get(self.repeatable_with))
+        with_these = bool(self.repeatable_with) and all(map(args.get, self.repeatable_with))
+        return self.repeatable or with_these
 
 
 #: Every verb of the door. Results are told apart by what they are: a table, or JSON.
@@ -91,7 +92,8 @@ VERBS: Final[Mapping[str, Verb]] = {
             "settle",
             tables=("outcomes", "sink_files", "state"),
             table_maps=("publish",),
-            repeatable_with="settle_id",
+            # It is the window that remembers the last settle.
+            repeatable_with=("settle_id", "window"),
         ),
         Verb("unpark", tables=("message_groups",)),
         Verb("redrive", tables=("dead_letters",), repeatable=True),

@@ -53,7 +53,6 @@ class _Asked:
 
     request: Receive
     place: Place
-    receiver: Receiver
     until_ms: int
 
 
@@ -92,9 +91,10 @@ class Receiving:
 
         What was leased for a caller who has gone before it had all of it is given back.
         """
-        asked = await self._asked(request, caller)
-        attempt = self._attempts.begin(asked.receiver, request.attempt_id)
+        # Before anything is waited for: of two calls of an attempt the later one counts.
+        attempt = self._attempts.begin(_receiver(request, caller), request.attempt_id)
         try:
+            asked = await self._asked(request, caller)
             delivery = await self._again(asked, attempt) or await self._lease(asked, attempt)
             if delivery is None:
                 yield ReceiveMessageResponse(status=_EMPTY)
@@ -161,14 +161,13 @@ class Receiving:
         return _Asked(
             receive,
             Place(found.topic_id, context.engine.state.group(group).group_id, who),
-            Receiver(caller.client_id, group, topic, request.message_queue.id),
             context.clock.now_ms() + poll_ms(request, caller),
         )
 
     async def _again(self, asked: _Asked, attempt: Attempt) -> Delivery | None:
         """What the same attempt was given before, as far as it is not settled."""
         before = attempt.before()
-        if before is None:
+        if before is None or not attempt.is_current:  # else it would be taken from the later call
             return None
         renewal = Renew(receipts_of(before), asked.request.invisible_duration_ms)
         try:
@@ -292,6 +291,12 @@ class Receiving:
         if len(delivery):
             request = GiveBack(receipts_of(delivery))
             self._context.bridge.start(lambda: self._submit(request))
+
+
+def _receiver(request: ReceiveMessageRequest, caller: Caller) -> Receiver:
+    queue = request.message_queue
+    topic, group = caller.named(queue.topic), caller.named(request.group)
+    return Receiver(caller.client_id, group, topic, queue.id)
 
 
 def _invisible_ms(request: ReceiveMessageRequest) -> int:

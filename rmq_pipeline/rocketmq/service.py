@@ -156,10 +156,13 @@ class Service:
         try:
             caller = self._caller(call)
             await self._telemetry.serve(commands, caller, authorise=self._authorise)
+        except grpc.aio.InternalError as error:  # what a write ends with when its client goes
+            log.debug("a client has gone while it was written to: %s", error)
         except Exception as error:  # noqa: BLE001 whatever it was, the client is told
             status = status_of(self._explained(error))
-            await call.write(protocol.TelemetryCommand(status=status).SerializeToString())
-            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, status.message)
+            with contextlib.suppress(grpc.aio.InternalError):
+                await call.write(protocol.TelemetryCommand(status=status).SerializeToString())
+                await call.abort(grpc.StatusCode.INVALID_ARGUMENT, status.message)
 
     def _read(self, raw: bytes, call: Any, *, kind: Any) -> tuple[Any, Caller]:
         caller = self._caller(call)

@@ -1,5 +1,6 @@
 """What ``flight.process.start`` runs: ``python -m rmq_pipeline.serving HOME FLAGS``."""
 
+import contextlib
 import json
 import logging
 import sys
@@ -18,11 +19,17 @@ def main() -> int:
         said = json.loads(sys.argv[2])
         serve(Path(sys.argv[1]), listening=Listening(**said.pop("listening")), **said)
     except errors.HomeLockedError as error:
-        sys.stderr.write(f"{error}\n")
+        _tell(error)
         return HOME_LOCKED
     except errors.RocketMQError as error:
-        sys.stderr.write(f"{error}\n")
+        _tell(error)
         return 1
+
+
+def _tell(error: errors.RocketMQError) -> None:
+    # It goes to a file of the home: on a full disk the exit code still says what happened.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class Doors:
                 encrypted=encrypted,
                 encrypted_exchangeable=encrypted is not None and asked.grpc_tls is None,
             )
-        except RequestError:
+        except BaseException:
             flight.shutdown()
             raise
         return cls(flight, grpc)

@@ -1,5 +1,6 @@
 """Open the home, open the doors, serve until told to stop."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -9,12 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
-from rmq_pipeline import errors
+from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
     NO_DOOR,
+    SETTINGS_FILE,
     Flags,
     Flush,
     Listening,
@@ -25,6 +27,7 @@ from rmq_pipeline.flight.flags import (
 from rmq_pipeline.interruption import Interruption
 from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.doors import Doors, import_ahead
+from rmq_pipeline.serving.room import is_full, with_room
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ def serve(
     Raises:
         HomeLockedError: another process has the home open.
         RequestError: an address is taken, or beyond loopback, or a setting or certificate is wrong.
+        StoreFullError: the disk has no room for what a start writes, nor has the reserve.
     """
     home = home.absolute()
     said = asdict(listening)
@@ -63,41 +67,66 @@ def serve(
     import_ahead(flags.grpc)
     broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
     token = secrets.token_hex(16)
-    try:
-        certificate = guard.certificate_of(home, flags)
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(_close, broker)
+        certificate = with_room(broker, lambda: guard.certificate_of(home, flags))
         doors = Doors.open(
             broker, flags, token=token, asked=listening, certificate=certificate, insecure=insecure
         )
-    except errors.RequestError:
-        broker.close()
-        raise
-    endpoint = _endpoint(home, flags, doors=doors, token=token)
-    if certificate is not None:
-        name = certificate.name
-        endpoint = replace(endpoint, certificate=str(certificate.path), server_name=name)
-    replace(
-        flags,
-        flight=endpoint.flight,
-        grpc=endpoint.grpc or NO_DOOR,
-        grpc_tls=endpoint.grpc_tls or NO_DOOR,
-    ).keep(home)
-    interpreter.calm_garbage_collection()
-    endpoint.write()
-    _say_ready(endpoint)
+        undoing.callback(doors.shut)
+        undoing.callback(doors.refuse)
+        endpoint = _endpoint(home, flags, doors=doors, token=token, certificate=certificate)
+        _keep(home, flags, endpoint=endpoint)
+        interpreter.calm_garbage_collection()
+        with_room(broker, endpoint.write)
+        undoing.callback(endpoint.remove)
+        _say_ready(endpoint)
+        # It serves: from here on it ends in order, and in another one.
+        undoing.pop_all()
     stopping.wait()
     log.info("stopping")
     endpoint.remove()
     _end(broker, doors)
 
 
+def _keep(home: Path, flags: Flags, *, endpoint: Endpoint) -> None:
+    """Have the next start find how this one is served; for want of room that is left out."""
+    served = replace(
+        flags,
+        flight=endpoint.flight,
+        grpc=endpoint.grpc or NO_DOOR,
+        grpc_tls=endpoint.grpc_tls or NO_DOOR,
+    )
+    try:
+        served.keep(home)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        log.warning(
+            "the disk is full: %s stays as it was, and what was given holds for this run only",
+            home / SETTINGS_FILE,
+        )
+
+
 def _say_ready(endpoint: Endpoint) -> None:
     also = f" grpc_tls={endpoint.grpc_tls}" if endpoint.grpc_tls else ""
     doors = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
     sys.stdout.write(f"ready {doors} home={endpoint.home}\n")
-    sys.stdout.flush()
+    _flush_stdout()
 
 
-def _endpoint(home: Path, flags: Flags, *, doors: Doors, token: str) -> Endpoint:
+def _flush_stdout() -> None:
+    """Show what was printed; a file of a full disk does without, and may get it later."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+def _endpoint(
+    home: Path, flags: Flags, *, doors: Doors, token: str, certificate: Certificate | None
+) -> Endpoint:
     return Endpoint(
         pid=os.getpid(),
         started_at_ms=time.time_ns() // 1_000_000,
@@ -108,7 +137,19 @@ def _endpoint(home: Path, flags: Flags, *, doors: Doors, token: str) -> Endpoint
         home=str(home),
         upkeep=flags.upkeep,
         flush=flags.flush,
+        certificate=str(certificate.path) if certificate is not None else None,
+        server_name=certificate.name if certificate is not None else None,
     )
+
+
+def _close(broker: Broker) -> bool:
+    """Close the home; whether that went in order."""
+    try:
+        broker.close()
+    except Exception:
+        log.exception("the home was not closed cleanly: the next start recovers it")
+        return False
+    return True
 
 
 def _end(broker: Broker, doors: Doors) -> NoReturn:
@@ -118,13 +159,8 @@ def _end(broker: Broker, doors: Doors) -> NoReturn:
     in it.
     """
     doors.refuse()
-    code = 0
-    try:
-        broker.close()
-    except Exception:
-        log.exception("the home was not closed cleanly: the next start recovers it")
-        code = 1
+    code = 0 if _close(broker) else 1
     doors.shut()
     logging.shutdown()
-    sys.stdout.flush()
+    _flush_stdout()
     os._exit(code)

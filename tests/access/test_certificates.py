@@ -13,7 +13,12 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.errors import RequestError
@@ -107,3 +112,58 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=why):
             Certificate.read(chain, key)
+
+
+@pytest.mark.parametrize("left", ["another's", "garbage", "locked", "empty"])
+def test_the_homes_own_is_made_again_where_key_and_certificate_are_no_pair(
+    left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Certificate.self_made(tmp_path)
+    other = Certificate.self_made(make_folder(tmp_path / "other"))
+    locked = load_pem_private_key(other.key, None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    keys = {"another's": other.key, "garbage": b"garbage", "locked": locked, "empty": b""}
+    (tmp_path / "tls" / "key.pem").write_bytes(keys[left])
+
+    made = Certificate.self_made(tmp_path)
+
+    leaf = x509.load_pem_x509_certificate(made.chain)
+    assert load_pem_private_key(made.key, None).public_key() == leaf.public_key()
+    assert made.chain != first.chain
+    assert Certificate.self_made(tmp_path) == made
+    assert stat.S_IMODE((tmp_path / "tls" / "key.pem").stat().st_mode) == 0o600
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "made again" in caplog.text
+
+
+def test_the_homes_own_is_not_made_again_because_it_may_not_be_read(tmp_path: Path) -> None:
+    made = Certificate.self_made(tmp_path)
+    key = tmp_path / "tls" / "key.pem"
+    key.unlink()
+    # A folder is what nobody, not even root, can read as a file.
+    key.mkdir()
+
+    with pytest.raises(RequestError, match="cannot be read"):
+        Certificate.self_made(tmp_path)
+
+    assert made.path.read_bytes() == made.chain
+
+
+def test_a_renewal_without_room_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Certificate.self_made(tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    # Where the new certificate is to go there is no place for a file.
+    (tmp_path / "tls" / "certificate.part").mkdir()
+
+    with pytest.raises(OSError, match=r"certificate\.part"):
+        Certificate.self_made(tmp_path)
+
+    assert Certificate.read(made.path, tmp_path / "tls" / "key.pem") == made
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -155,6 +155,15 @@ def test_source_addresses(sources: list[str], address: str, counts: bool) -> Non
     assert allowed(denied, policy("topic:*"), address=address) is not counts
 
 
+def test_one_source_as_a_text_is_a_source() -> None:
+    found = Policy.make(
+        "ann", resource="topic:orders", effect="allow", actions="pub", sources="10.1.0.0/16"
+    )
+
+    assert allowed(found, address="10.1.2.3")
+    assert not allowed(found, address="8.8.8.8")
+
+
 def test_from_an_address_nobody_knows_only_what_denies_counts() -> None:
     allowing = policy("topic:orders", "allow", "pub", "10.0.0.0/8")
     denying = policy("topic:orders", "deny", "pub", "10.0.0.0/8")

@@ -222,6 +222,9 @@ def test_topics_that_are_no_list_are_refused(ann: Client, allow: Allow) -> None:
         refused = call(ann, "fetch_checks", {"topics": topics})
 
         assert type(refused) is errors.RequestError
+    allow("topic:* sub", "group:billing sub")
+    args = {**CASES["heartbeat"][0], "topics": {"pays": 1}}
+    assert type(call(ann, "heartbeat", args)) is errors.RequestError
 
 
 def test_dead_letters_are_for_those_who_may_consume_as_the_group(ann: Client, allow: Allow) -> None:

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +14,11 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import StoreFullError
+from rmq_pipeline.flight import process
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import SETTINGS_FILE, Listening
 from rmq_pipeline.settings import Settings
+from tests.cli.conftest import RMQ
 from tests.conftest import Eventually
 
 pytestmark = pytest.mark.chaos
@@ -26,6 +32,8 @@ SETTINGS = Settings(
     duckdb_memory_bytes=64 * MIB,
     index_cache_rows=100_000,
 )
+#: The same for a broker of its own process.
+SMALL = SETTINGS.model_dump(exclude_unset=True)
 
 
 @pytest.fixture
@@ -62,7 +70,7 @@ def messages(n: int = 200) -> pa.Table:
     return pa.table({"body": [os.urandom(1024) for _ in range(n)]})
 
 
-def send_until_full(broker: Broker) -> dict[str, bytes]:
+def send_until_full(broker: Broker | Client) -> dict[str, bytes]:
     """Send until the disk is full: message_id -> body of what was answered."""
     sent: dict[str, bytes] = {}
     while True:
@@ -93,7 +101,7 @@ def lease_until_full(broker: Broker) -> int:
         taken += got.num_rows
 
 
-def receive_and_ack(broker: Broker, limit: int) -> list[str]:
+def receive_and_ack(broker: Broker | Client, limit: int) -> list[str]:
     got = broker.receive("plain", "readers", limit=limit)
     broker.ack(got)
     ids: list[str] = got["message_id"].to_pylist()
@@ -169,6 +177,100 @@ def test_a_home_on_a_full_disk_opens(broker: Broker, disk: Path) -> None:
 
     assert received
     assert set(received) <= sent.keys() | more.keys()
+
+
+@contextmanager
+def served(home: Path) -> "Iterator[subprocess.Popen[str]]":
+    """``rmq broker`` with a port of its own choice, from its line until it is killed."""
+    command = [RMQ, "broker", "--home", str(home), "--flight", "127.0.0.1:0", "--grpc", "none"]
+    command += [f"--set={name}={value}" for name, value in SMALL.items()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as broker:
+        assert broker.stdout is not None
+        assert broker.stderr is not None
+        try:
+            assert broker.stdout.readline().startswith("ready "), broker.stderr.read()
+            yield broker
+        finally:
+            broker.kill()
+
+
+def fill(disk: Path) -> None:
+    """Take what is left of a disk, to its last byte."""
+    page = bytes(4096)
+
+    def write_on(file: RawIOBase) -> None:
+        while True:
+            file.write(page)
+
+    with (disk / "filling").open("wb", buffering=0) as file, pytest.raises(OSError, match="space"):
+        write_on(file)
+
+
+def killed_on_a_full_disk(disk: Path) -> list[str]:
+    """A home whose broker was killed when it had used up the disk; what it had answered."""
+    home = disk / "home"
+    with served(home), Client(home=home) as client:
+        client.create_topic("plain", queues=2)
+        client.create_group("readers", max_attempts=1000)
+        sent = send_until_full(client)
+    fill(disk)
+    return sorted(sent)
+
+
+def drain(client: Client) -> list[str]:
+    received: list[str] = []
+    while some := receive_and_ack(client, 1000):
+        received.extend(some)
+    return sorted(received)
+
+
+def test_a_killed_broker_starts_again_on_a_full_disk(disk: Path) -> None:
+    home = disk / "home"
+    sent = killed_on_a_full_disk(disk)
+    before = (home / SETTINGS_FILE).read_text()
+
+    with served(home) as again, Client(home=home) as client:
+        assert drain(client) == sent
+        with pytest.raises(StoreFullError):
+            client.send("plain", messages(1))
+        again.terminate()
+        rest, said = again.communicate(timeout=60)
+
+    assert (again.returncode, rest) == (0, ""), said
+    # It was asked for another port, and has served there; the next start finds what was before.
+    assert f"{SETTINGS_FILE} stays as it was" in said
+    assert (home / SETTINGS_FILE).read_text() == before
+
+
+def test_a_killed_broker_is_started_again_by_its_client_on_a_full_disk(disk: Path) -> None:
+    home = disk / "home"
+    sent = killed_on_a_full_disk(disk)
+    before = (home / SETTINGS_FILE).stat().st_ino
+
+    # What it says goes to broker.log, on the same disk.
+    process.start(home, settings={})
+    try:
+        with Client(home=home) as client:
+            assert drain(client) == sent
+    finally:
+        process.stop(home)
+
+    assert (home / SETTINGS_FILE).stat().st_ino == before
+
+
+def test_a_certificate_is_made_on_a_full_disk(disk: Path) -> None:
+    home = disk / "home"
+    sent = killed_on_a_full_disk(disk)
+
+    process.start(home, listening=Listening(tls="self-made"), settings={})
+    try:
+        with Client(home=home) as client:
+            assert drain(client) == sent
+    finally:
+        process.stop(home)
+
+    assert (home / "tls" / "certificate.pem").exists()
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

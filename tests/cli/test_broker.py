@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_pipeline.endpoint import Endpoint
 from tests.cli.conftest import RMQ, Rmq, Served, end, process, serve
 
 PORT = r"127\.0\.0\.1:\d+"
@@ -33,6 +34,23 @@ def test_status_tells_the_port_that_was_picked(rmq: Rmq, served: Served) -> None
     assert status["upkeep"] == "self"
     assert "token" not in status
     assert status["flight"] in rmq("status").text
+
+
+def test_status_does_without_a_home_that_cannot_be_read(
+    rmq: Rmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = rmq("status", "--json").json
+
+    def refuse(home: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(home / "endpoint.json"))
+
+    # No mode of a file keeps root from reading it.
+    monkeypatch.setattr(Endpoint, "read", refuse)
+    of_another_user = rmq("status", "--flight", status["flight"], "--json").json
+
+    assert of_another_user["home"] == status["home"]
+    assert "flight" not in of_another_user
+    assert rmq("status", "--flight", status["flight"]).code == 0
 
 
 def test_a_second_broker_of_a_home_is_told_of_the_first(served: Served) -> None:

@@ -75,6 +75,14 @@ def test_redrive_refuses_bad_input_and_redrives_nothing(
     ]
 
 
+@pytest.mark.parametrize("option", ["--rate", "--wait"])
+def test_redrive_takes_numbers_only(no_broker: Rmq, option: str) -> None:
+    told = no_broker("dead-letters", "redrive", "group", option, "nan")
+
+    assert told.code == 1
+    assert told.err.startswith(f"RequestError: {option} is a number of ")
+
+
 def test_redrive_of_a_group_that_does_not_exist_is_refused(rmq: Rmq) -> None:
     told = rmq("dead-letters", "redrive", "nobody")
 

@@ -132,6 +132,43 @@ def test_a_refused_batch_says_what_is_stored(rmq: Rmq, topic: str) -> None:
     assert queue["max_offset"] == 1_000
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            rb'{"body": "b", "tag": "\ud83d"}',
+            r'Line 1001: tag cannot be written in UTF-8: "\ud83d"',
+        ),
+        (rb'{"body": "b", "properties": {"\ud83d": ""}}', "Line 1001: properties cannot"),
+        (b"[" * 100_000, "Line 1001 is nested too deeply"),
+    ],
+)
+def test_a_line_after_others_that_is_refused_says_what_is_stored(
+    rmq: Rmq, topic: str, line: bytes, says: str
+) -> None:
+    told = rmq("send", topic, "--file", "-", stdin=b'{"body": "a"}\n' * 1_000 + line)
+
+    assert told.code == 1
+    assert says in told.err
+    assert "first 1,000 messages of the file are stored" in told.err
+    assert told.err.count("\n") == 1
+    [queue] = rmq("topic", "show", topic, "--json").json["offsets"]
+    assert queue["max_offset"] == 1_000
+
+
+def test_a_body_may_be_no_text(rmq: Rmq, topic: str, group: str) -> None:
+    rmq("send", topic, "--file", "-", stdin=rb'{"body": "\ud83d"}')
+
+    [received] = rmq("receive", topic, group, "--json").json
+
+    assert base64.b64decode(received["body_base64"]) == b"\xed\xa0\xbd"
+
+
+def test_a_file_without_messages_is_sent(rmq: Rmq, topic: str) -> None:
+    assert rmq("send", topic, "--file", "-", "--json").json == []
+    assert rmq("send", topic, "--file", "-").text == f"0 messages are stored in {topic}.\n"
+
+
 def test_a_message_may_wait_for_its_time(rmq: Rmq, name: Name, group: str) -> None:
     topic = name("later")
     rmq("topic", "create", topic, "--type", "delay", "--queues", "1")
@@ -170,7 +207,9 @@ def test_a_delayed_message_comes(rmq: Rmq, name: Name, group: str) -> None:
         (b'{"body": "a", "properties": {"n": 1}}', "properties is an object of texts"),
         (b'{"body": "a", "delay_level": true}', "delay_level is a whole number"),
         (b'{"body": "a", "key": "k"}', "has a field 'key'"),
+        (b'{"body": "a", "priority": 2147483648}', "priority is a whole number of 32 bits"),
         (b'{"body_base64": "?"}', "is not base64"),
+        ('{"body_base64": "é"}'.encode(), "is not base64"),
         (b"\xff\xfe", "Line 1 is not JSON"),
     ],
 )
@@ -194,6 +233,10 @@ def test_a_line_that_is_no_message_is_refused(rmq: Rmq, topic: str, line: bytes,
         (["--body", "a", "--message-group", "g"], "message_group"),
         (["--body", "a", "--tag", "a|b"], "tag"),
         (["--body", "a", "--delay-level", "19"], "delay"),
+        (["--body", "a", "--delay-level", "99999999999"], "delay_level is a whole number"),
+        (["--body", "a", "--priority", "99999999999"], "priority is a whole number of 32 bits"),
+        (["--body", "a", "--deliver-at", "99999999999999999999"], "is out of range"),
+        (["--body", "a", "--tag", "\udcff"], "tag cannot be written in UTF-8"),
     ],
 )
 def test_bad_input_is_refused(rmq: Rmq, topic: str, arguments: list[str], says: str) -> None:
@@ -201,6 +244,7 @@ def test_bad_input_is_refused(rmq: Rmq, topic: str, arguments: list[str], says: 
 
     assert told.code == 1
     assert says in told.err.lower() or says in told.err
+    assert told.err.count("\n") == 1
 
 
 def test_receive_refuses_bad_input(rmq: Rmq, topic: str, group: str) -> None:
@@ -209,6 +253,18 @@ def test_receive_refuses_bad_input(rmq: Rmq, topic: str, group: str) -> None:
     assert rmq("receive", topic, group, "-n", "0").code == 1
     assert rmq("receive", topic, group, "--filter", "||").err.startswith("FilterExpression")
     assert rmq("receive", topic, group, "--invisible", "0").err.startswith("InvisibleDuration")
+
+
+@pytest.mark.parametrize("option", ["--wait", "--invisible"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-inf", "-1", "1e300"])
+def test_receive_refuses_what_is_no_time(
+    rmq: Rmq, topic: str, group: str, option: str, seconds: str
+) -> None:
+    told = rmq("receive", topic, group, option, seconds)
+
+    assert told.code == 1
+    assert f"{option} is a number of seconds from 0" in told.err
+    assert told.err.count("\n") == 1
 
 
 def test_receive_takes_a_condition_on_properties(rmq: Rmq, topic: str, group: str) -> None:

@@ -1,11 +1,23 @@
 """Moments and errors as people read them; SQL with values in their places."""
 
+import time
+from collections.abc import Iterator
 from decimal import Decimal
 
+import duckdb
+import pyarrow as pa
 import pytest
 
-from rmq_pipeline.cli.moments import format_ms, parse_ms
-from rmq_pipeline.cli.output import print_json, show_error
+from rmq_pipeline.cli.moments import format_ms, parse_ms, seconds, to_ms
+from rmq_pipeline.cli.output import (
+    distinct,
+    print_json,
+    progress,
+    rows_of,
+    show_error,
+    show_fields,
+    show_rows,
+)
 from rmq_pipeline.cli.statements import literal, statement
 from rmq_pipeline.errors import QueryError, RequestError
 
@@ -28,6 +40,35 @@ def test_a_moment_is_iso_or_ms(text: str, ms: int) -> None:
 def test_anything_else_is_no_moment(text: str) -> None:
     with pytest.raises(RequestError, match="is no time"):
         parse_ms(text)
+
+
+@pytest.fixture
+def east_of_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine's zone is an hour before UTC."""
+    monkeypatch.setenv("TZ", "XXX-1")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("east_of_utc")
+@pytest.mark.parametrize("text", ["0001-01-01", "9223372036854775808", "9" * 5_000])
+def test_a_moment_that_no_number_has_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="is out of range"):
+        parse_ms(text)
+
+
+def test_the_earliest_and_the_latest_moment() -> None:
+    assert parse_ms("0001-01-01T00:00:00Z") == -62_135_596_800_000
+    assert parse_ms("9223372036854775807") == (1 << 63) - 1
+
+
+def test_a_time_in_seconds_is_a_number_that_timers_take() -> None:
+    assert [to_ms(given, "--wait") for given in (0.0, 0.0015, 60.0)] == [0, 2, 60_000]
+    for given in (float("nan"), float("inf"), -1.0, 1e10):
+        with pytest.raises(RequestError, match="--wait is a number of seconds from 0 to 90000000"):
+            seconds(given, "--wait")
 
 
 def test_a_moment_is_shown_to_the_millisecond() -> None:
@@ -58,3 +99,66 @@ def test_values_become_literals() -> None:
     assert "'a\n'' OR 1 = 1 --'" in query
     assert "--" not in query.replace("1 --'", "")
     assert ";" not in query
+
+
+@pytest.mark.parametrize(
+    "names", ["a a", "a a a_1 a", "a A", "a_1 a a", "a a_1 a A_1", "a b", "A a a_1 A_1 a"]
+)
+def test_columns_of_one_name_are_told_apart_as_duckdb_does(names: str) -> None:
+    query = ", ".join(f'{number} AS "{name}"' for number, name in enumerate(names.split()))
+
+    with duckdb.connect() as database:
+        database.execute(f"CREATE TABLE t AS SELECT {query}")
+        want = database.table("t").columns
+
+    assert distinct(names.split()) == want
+
+
+def test_no_column_hides_another_one() -> None:
+    pairs = pa.array([[("k", "v")]], pa.map_(pa.string(), pa.string()))
+    table = pa.table([pa.array([1]), pairs, pa.array([None], pairs.type)], names=["m", "m", "m"])
+
+    assert rows_of(table) == [{"m": 1, "m_1": {"k": "v"}, "m_2": {}}]
+    assert rows_of(table.slice(1)) == []
+
+
+def test_a_map_whose_keys_are_lists_stays_pairs() -> None:
+    pairs = pa.array([[([1], 2)]], pa.map_(pa.list_(pa.int64()), pa.int64()))
+
+    assert rows_of(pa.table({"m": pairs})) == [{"m": [([1], 2)]}]
+
+
+def test_a_date_that_python_has_not_is_refused() -> None:
+    table = pa.table({"n": [1], "d": pa.array([1 << 31 - 1], pa.date32())})
+
+    with pytest.raises(RequestError, match="Column d cannot be shown"):
+        rows_of(table)
+
+
+@pytest.mark.parametrize("text", ["[/x]", "[bold]b[/bold]", "[link=x]", "\\", "[red]\\", ":smile:"])
+def test_markup_is_shown_as_it_was_written(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    show_rows([{text: text}], as_json=False, empty="")
+    show_fields({text: text}, as_json=False)
+
+    title, cell, fields = capsys.readouterr().out.splitlines()
+    assert (title.strip(), cell.strip()) == (text, text)
+    assert fields.split() == [text, text]
+
+
+def test_neither_titles_nor_errors_can_command_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_rows([{"\x1b[31m": 1}], as_json=False, empty="")
+    show_error(RequestError("No \x1b[31m here."), as_json=False)
+
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+
+
+def test_progress_takes_any_name() -> None:
+    bar = progress(unit="messages")
+    bar.add_task("sending to [/x]", total=None, done=0)
+
+    table = bar.make_tasks_table(bar.tasks)
+
+    assert [str(cell) for cell in table.columns[0].cells] == ["sending to [/x]"]

@@ -35,6 +35,7 @@ def test_find_by_key_id_and_time(rmq: Rmq, topic: str) -> None:
         (["nothing", "--key", "k"], "no topic nothing"),
         (["{topic}"], "--key, --id"),
         (["{topic}", "--from", "yesterday"], "'yesterday' is no time"),
+        (["{topic}", "--to", "9" * 5_000], "is out of range"),
     ],
 )
 def test_find_refuses_bad_input(rmq: Rmq, topic: str, arguments: list[str], says: str) -> None:

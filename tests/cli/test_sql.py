@@ -28,6 +28,18 @@ def test_json(rmq: Rmq) -> None:
     assert rmq("sql", "-", "--json", stdin=QUERY.encode()).json == want
 
 
+def test_columns_of_one_name_are_all_there(rmq: Rmq) -> None:
+    assert rmq("sql", "SELECT 1 AS a, 2 AS a", "--json").json == [{"a": 1, "a_1": 2}]
+    assert rmq("sql", "SELECT 1 AS a, 2 AS a").text.split() == ["a", "a_1", "1", "2"]
+
+
+def test_markup_is_shown_as_it_is(rmq: Rmq) -> None:
+    told = rmq("sql", "SELECT '[/x]', 'a\\' AS b")
+
+    assert told.code == 0, told.err
+    assert told.text.split() == ["'[/x]'", "b", "[/x]", "a\\"]
+
+
 def test_table(rmq: Rmq) -> None:
     told = rmq("sql", QUERY)
 
@@ -91,3 +103,64 @@ def test_output_needs_a_format_for_files(rmq: Rmq, tmp_path: Path) -> None:
     told = rmq("sql", QUERY, "--format", "csv", "--output", "/nowhere/at.all")
     assert told.code == 1
     assert "/nowhere/at.all" in told.err
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_file_is_replaced_only_when_the_answer_is_complete(
+    rmq: Rmq, tmp_path: Path, form: str
+) -> None:
+    file = tmp_path / "keep"
+    file.write_text("precious")
+
+    told = rmq("sql", "SELECT INTERVAL 1 DAY", "--format", form, "-o", str(file))
+
+    assert told.code == 1
+    assert f"cannot be written as {form}" in told.err
+    assert told.err.count("\n") == 1
+    assert file.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_replaced_keeps_its_place_and_its_mode(rmq: Rmq, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "answer.csv", tmp_path / "link"
+    file.write_text("a much longer answer of before")
+    file.chmod(0o640)
+    link.symlink_to(file)
+
+    assert rmq("sql", "SELECT 1 AS n", "--format", "csv", "-o", str(link)).code == 0
+
+    assert file.read_text() == '"n"\n1\n'
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_an_answer_may_go_to_a_device(rmq: Rmq) -> None:
+    assert rmq("sql", "SELECT 1 AS n", "--format", "csv", "-o", "/dev/null").code == 0
+
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
+def test_a_time_limit_is_a_time(rmq: Rmq, seconds: str) -> None:
+    told = rmq("sql", "SELECT 1", "--timeout", seconds)
+
+    assert told.code == 1
+    assert "--timeout is a number of seconds" in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_a_query_that_is_no_text_is_refused(rmq: Rmq) -> None:
+    told = rmq("sql", "-", stdin=b"SELECT '\xff'")
+
+    assert told.code == 1
+    assert told.err.startswith("RequestError: There is text that cannot be read")
+    assert told.err.count("\n") == 1
+
+
+def test_a_value_that_python_has_not_is_refused(rmq: Rmq) -> None:
+    told = rmq("sql", "SELECT DATE 'infinity' AS d")
+
+    assert told.code == 1
+    assert "Column d cannot be shown" in told.err

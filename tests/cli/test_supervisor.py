@@ -1,14 +1,16 @@
 """A broker is kept running until it is stopped."""
 
+import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rmq_pipeline.cli.supervisor import Supervisor
+from rmq_pipeline.cli.supervisor import TRIES, Supervisor
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
@@ -126,3 +128,111 @@ def test_a_broker_that_does_not_start_is_given_up(
     eventually(lambda: failures, within_s=60)
     assert isinstance(failures[0], OperatorError)
     assert supervisor.restarts == 0
+
+
+@pytest.fixture
+def dead(home: Path) -> Endpoint:
+    """What a broker has left that died: no process has its number."""
+    home.mkdir(parents=True, exist_ok=True)
+    flags = {"upkeep": "dagster", "flush": "sync"}
+    endpoint = Endpoint(1 << 22, 1, "token", "127.0.0.1:1", None, str(home.absolute()), **flags)
+    endpoint.write()
+    return endpoint
+
+
+@pytest.fixture
+def living(dead: Endpoint) -> Endpoint:
+    """The broker that comes back."""
+    me = psutil.Process()
+    return replace(dead, pid=me.pid, started_at_ms=int(me.create_time() * 1000))
+
+
+Starts = Callable[..., list[int]]
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """``starts(dead, OSError())``: what comes of each start, the last of all further ones."""
+
+    def each(*outcomes: Endpoint | Exception) -> list[int]:
+        made: list[int] = []
+
+        def start(*_: object, **__: object) -> Endpoint:
+            made.append(len(made))
+            outcome = outcomes[min(len(made), len(outcomes)) - 1]
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(process, "start", start)
+        monkeypatch.setattr(process, "stop", lambda _: None)
+        return made
+
+    return each
+
+
+NO_PROCESS = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("refusal", [NO_PROCESS, NO_THREAD], ids=["process", "thread"])
+def test_a_start_for_which_there_is_no_room_is_tried_again(
+    starts: Starts, dead: Endpoint, living: Endpoint, refusal: Exception, eventually: Eventually
+) -> None:
+    made = starts(dead, refusal, living)
+
+    with Supervisor(Path(dead.home), retry_s=0.01) as supervisor:
+        eventually(lambda: supervisor.restarts == 1)
+
+    assert len(made) == 3
+    assert supervisor.endpoint == living
+
+
+def test_a_start_for_which_there_is_never_room_is_given_up(
+    starts: Starts, dead: Endpoint, failures: list[RocketMQError], eventually: Eventually
+) -> None:
+    made = starts(dead, NO_PROCESS)
+
+    with Supervisor(Path(dead.home), on_failure=failures.append, retry_s=0.01) as supervisor:
+        eventually(lambda: failures)
+
+    assert len(made) == 1 + TRIES
+    assert isinstance(failures[0], OperatorError)
+    assert os.strerror(errno.EAGAIN) in failures[0].message
+    assert supervisor.restarts == 0
+
+
+def test_that_nobody_can_be_told_ends_no_watch(
+    starts: Starts, dead: Endpoint, living: Endpoint, eventually: Eventually
+) -> None:
+    def tell(_: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    # The second one dies as well.
+    starts(dead, dead, living)
+    with Supervisor(Path(dead.home), tell=tell, retry_s=0.01) as supervisor:
+        eventually(lambda: supervisor.restarts == 2)
+
+    assert supervisor.endpoint == living
+
+
+def test_a_home_that_cannot_be_looked_at_ends_no_watch(
+    starts: Starts,
+    dead: Endpoint,
+    living: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
+) -> None:
+    looks = iter([OSError(errno.EMFILE, os.strerror(errno.EMFILE))])
+
+    def read(_: Path) -> Endpoint:
+        for refusal in looks:
+            raise refusal
+        return dead
+
+    monkeypatch.setattr(Endpoint, "read", read)
+    starts(dead, living)
+    with Supervisor(Path(dead.home), retry_s=0.01) as supervisor:
+        eventually(lambda: supervisor.restarts == 1)
+
+    assert supervisor.endpoint == living

@@ -90,3 +90,13 @@ def test_a_topic_is_told_how_long_it_keeps_its_messages(rmq: Rmq, name: Name) ->
     refused = rmq("topic", "alter", kept, "--retention", "0.1")
     assert refused.code != 0
     assert "retention_ms" in refused.err
+
+
+@pytest.mark.parametrize("option", ["--retention", "--deduplicate-window"])
+@pytest.mark.parametrize("verb", ["create", "alter"])
+def test_a_time_that_is_none_is_refused(no_broker: Rmq, verb: str, option: str) -> None:
+    for seconds in ("inf", "nan", "1e300"):
+        told = no_broker("topic", verb, "any", option, seconds)
+
+        assert told.code == 1
+        assert told.err.startswith(f"RequestError: {option} is a number of seconds from 0")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.settings import Settings
+from tests.conftest import Eventually
 
 FREE = json.dumps(
     {
@@ -28,6 +30,32 @@ FREE = json.dumps(
         "settings": {"log_file_bytes": 1048576, "reserve_bytes": 0},
     }
 )
+#: As a broker that closes its home, or a notebook: the lock, and no endpoint.
+HOLD = """
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.pwrite(lock, str(os.getpid()).encode(), 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(home: Path) -> "Iterator[subprocess.Popen[str]]":
+    """A process that has the home open until its stdin is closed."""
+    home.mkdir()
+    command = [sys.executable, "-c", HOLD, str(home / process.LOCK_FILE)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "locked\n"
+        yield child
+
+
+def let_go(child: "subprocess.Popen[str]") -> None:
+    assert child.stdin is not None
+    child.stdin.close()
 
 
 @pytest.fixture
@@ -127,6 +155,74 @@ def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
     small = Settings(log_file_bytes=1024 * 1024, reserve_bytes=0)
     with Broker.open(home, settings=small), pytest.raises(errors.HomeLockedError):
         process.start(home, timeout_s=10)
+
+
+def test_a_start_waits_for_the_broker_that_closes_the_home(
+    home: Path, eventually: Eventually
+) -> None:
+    with holder(home) as closing, ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(process.start, home)
+        eventually(lambda: (home / process.LOG_FILE).exists() and "is open in" in log_of(home))
+        let_go(closing)
+
+        started = starting.result(60)
+
+    assert process.serving(home) == started
+    assert log_of(home).count("ready ") == 1
+
+
+def test_stop_waits_for_the_process_that_closes_the_home(home: Path) -> None:
+    with holder(home) as closing, ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(process.stop, home)
+        with pytest.raises(TimeoutError):
+            stopping.result(0.5)
+        let_go(closing)
+
+        assert stopping.result(30) == process.Ended(closing.pid)
+
+    assert process.stop(home) is None
+
+
+def test_stop_of_a_broker_that_is_closing_returns_when_the_home_is_free(
+    home: Path, eventually: Eventually
+) -> None:
+    endpoint = process.start(home)
+    os.kill(endpoint.pid, signal.SIGTERM)
+    eventually(lambda: Endpoint.read(home) is None)
+
+    stopped = process.stop(home)
+
+    # It may have let the home go before stop looked.
+    assert stopped in (None, process.Ended(endpoint.pid))
+    assert not process.is_locked(home)
+
+
+def test_stop_ends_a_broker_that_is_about_to_serve(home: Path, eventually: Eventually) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(process.start, home)
+        # It is written under the lock, and long before the endpoint.
+        eventually((home / "format").exists)
+
+        stopped = process.stop(home)
+
+        assert isinstance(stopped, Endpoint)
+        assert not psutil.pid_exists(stopped.pid)
+        # Whether it has seen the broker serve or end is a matter of luck.
+        assert isinstance(starting.exception(60), errors.OperatorError | None)
+
+
+def test_stop_names_the_process_that_keeps_the_home_open(home: Path) -> None:
+    with holder(home) as keeping:
+        with pytest.raises(errors.OperatorError, match=f"open in process {keeping.pid}, which"):
+            process.stop(home, timeout_s=0.1)
+        let_go(keeping)
+
+
+def test_what_a_killed_broker_has_left_is_no_broker(home: Path) -> None:
+    kill(process.start(home))
+
+    assert Endpoint.read(home) is not None
+    assert process.stop(home) is None
 
 
 def test_interrupted_broker_leaves_cleanly(home: Path) -> None:

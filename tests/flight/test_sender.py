@@ -1,9 +1,15 @@
 """Sends in the background."""
 
+import threading
+from concurrent.futures import Future
+
 import pyarrow as pa
+import pytest
 
 from rmq_pipeline import errors
+from rmq_pipeline.flight import sender as sender_module
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.sender import Sender
 from rmq_pipeline.flight.server import FlightServer
 from tests.flight.echo import Echo
 
@@ -40,3 +46,59 @@ def test_background_sends_of_other_topics_and_schemas_stay_apart(client: Client)
     futures = [client.send_async(f"t{n % 2}", tables[n % 3]) for n in range(60)]
 
     assert all(f.result(20).equals(tables[n % 3]) for n, f in enumerate(futures))
+
+
+class Gate:
+    """Sends that wait until they may."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may = threading.Event()
+        self.sent: list[int] = []
+
+    def send(self, _topic: str, messages: pa.Table) -> pa.Table:
+        self.begun.set()
+        assert self.may.wait(20)
+        self.sent += messages["n"].to_pylist()
+        return messages
+
+
+def of(number: int) -> pa.Table:
+    return pa.table({"n": [number], "body": [b"x" * 600]})
+
+
+def test_a_callback_that_sends_does_not_wait_for_the_room_it_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender_module, "WAITING_BYTES", 1000)
+    gate, first, last = Gate(), Future[pa.Table](), Future[pa.Table]()
+    sender = Sender(gate.send)
+    first.add_done_callback(lambda _: sender.put("t", of(4), future=last))
+    sender.put("t", of(1), future=first)
+    assert gate.begun.wait(20)
+    for number in (2, 3):
+        sender.put("t", of(number), future=None)
+
+    gate.may.set()
+
+    assert last.result(20)["n"].to_pylist() == [4]
+    assert gate.sent == [1, 2, 3, 4]
+    sender.close()
+
+
+def test_a_callback_may_close_its_sender() -> None:
+    gate, first, closed = Gate(), Future[pa.Table](), threading.Event()
+    sender = Sender(gate.send)
+
+    def close(_: object) -> None:
+        sender.close()
+        closed.set()
+
+    first.add_done_callback(close)
+    gate.may.set()
+    sender.put("t", of(1), future=first)
+
+    assert closed.wait(20)
+    with pytest.raises(errors.BrokerUnavailableError):
+        sender.put("t", of(2), future=None)
+    sender.close()

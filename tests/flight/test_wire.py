@@ -152,11 +152,14 @@ def test_wrong_arguments_are_refused(client: Client) -> None:
         client.create_group("g", order=object())  # type: ignore[arg-type]
 
 
-def test_settle_with_an_id_may_be_repeated() -> None:
+def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
     settle = wire.find("settle")
 
-    assert settle.may_repeat({"settle_id": "s"})
-    assert not settle.may_repeat({"settle_id": ""})
+    assert settle.may_repeat({"settle_id": "s", "window": ["w", 1]})
+    assert not settle.may_repeat({"settle_id": "", "window": ["w", 1]})
+    # Nobody would know it again: it would be carried out twice.
+    assert not settle.may_repeat({"settle_id": "s", "window": None})
+    assert not settle.may_repeat({"settle_id": "s"})
     assert not wire.find("send").may_repeat({})
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,31 @@ def test_the_later_call_of_an_attempt_hears_of_what_comes_beside_one_nobody_cut_
 
     assert later.result(20).bodies == [b"0"]
     assert earlier.result(20).code == EMPTY
+
+
+def test_a_call_that_waits_for_its_group_is_the_earlier_one_still(
+    line: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, groups = line.consumer("one"), line.context.groups
+    ensure, begun, go_on = groups.ensure, threading.Event(), asyncio.Event()
+
+    async def ensure_slowly(*args: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            await go_on.wait()
+        await ensure(*args)
+
+    monkeypatch.setattr(groups, "ensure", ensure_slowly)
+    earlier = line.pool.submit(one.receive, "t", "g", attempt_id="x")
+    assert begun.wait(20)
+    line.send("t", b"0")
+    got = one.receive("t", "g", attempt_id="x")
+
+    line.context.bridge.call_soon(go_on.set)
+
+    assert earlier.result(20).code == EMPTY
+    assert got.bodies == [b"0"]
+    one.ack("t", "g", got.handles)
 
 
 def test_an_attempt_of_another_client_is_another_one(line: Stand) -> None:

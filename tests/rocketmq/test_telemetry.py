@@ -1,5 +1,6 @@
 """Settings are settled, kept, and sent again; a stream may be lost and opened again."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,21 @@ def test_settings_of_nobody_end_the_stream(client: Clients, settings: Any) -> No
     (answer,) = talk.heard
     assert answer.status.code == pb.Code.UNRECOGNIZED_CLIENT_TYPE
     assert talk.error is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_client_that_goes_while_it_is_written_to_is_no_failure_of_ours(
+    client: Clients, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def gone(*_: object) -> None:  # as grpc puts it when the connection is reset just then
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    monkeypatch.setattr(clients.Stream, "send", gone)
+    with Talk(client()) as talk:
+        talk.say(publishing("t"))
+        assert talk.over.wait(10)
+
+    assert not talk.heard
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_bad_group_ends_the_stream(client: Clients) -> None:

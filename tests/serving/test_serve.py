@@ -1,6 +1,9 @@
 """A served home answers at both doors, and where it did before."""
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.flags import Listening
+from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening
 from tests.conformance import raw
 from tests.conformance.raw import Raw
 
@@ -81,3 +84,46 @@ def test_a_door_may_stay_shut(home: Path) -> None:
     )
     process.stop(home)
     assert process.start(home).grpc is None
+
+
+def test_a_start_that_fails_at_the_end_lets_home_and_ports_go(tmp_path: Path) -> None:
+    home = tmp_path / "not_served"
+    # The endpoint cannot replace a folder: the doors are open by then.
+    (home / "endpoint.json" / "in_the_way").mkdir(parents=True)
+    serve = """
+import pathlib, socket, sys
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.flight.flags import Flags, Listening, given
+from rmq_pipeline.serving.serve import serve
+home = pathlib.Path(sys.argv[1])
+any_port = "127.0.0.1:0"
+try:
+    serve(home, listening=Listening(flight=any_port, grpc=any_port), settings=given())
+except IsADirectoryError:
+    Broker.open(home).close()
+    for address in (Flags.remembered(home).flight, Flags.remembered(home).grpc):
+        host, port = address.split(":")
+        assert socket.socket().connect_ex((host, int(port))), address
+    sys.stdout.write("closed")
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", serve, str(home)], check=False, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout) == (0, "closed"), done.stderr
+
+
+def test_kept_settings_that_say_the_same_are_left_alone(tmp_path: Path) -> None:
+    kept = Flags(tls=("chain.pem", "key.pem"), settings={"delay_levels_ms": [1000]})
+    kept.keep(tmp_path)
+    file = tmp_path / SETTINGS_FILE
+    in_one_line = json.dumps(json.loads(file.read_text()))
+    file.write_text(in_one_line)
+
+    Flags.remembered(tmp_path).keep(tmp_path)
+    kept.keep(tmp_path)
+    assert file.read_text() == in_one_line
+
+    Flags.remembered(tmp_path, upkeep="none").keep(tmp_path)
+    assert Flags.remembered(tmp_path).upkeep == "none"

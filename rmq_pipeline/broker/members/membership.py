@@ -215,7 +215,8 @@ def topics_in(given: object) -> tuple[str, ...]:
     Raises:
         RequestError: it is something else, or they are too many.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    # A mapping has names, too, but doors see none in it and would ask for no rights on them.
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise RequestError(f"topics is a list of names, not {given!r}.")
     every = list(given)
     if not all(isinstance(name, str) and name for name in every):
