@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
 from rmq_pipeline.handling.harvest import Effects, Harvest, Walked
+from rmq_pipeline.handling.known_state import as_declared
 from rmq_pipeline.handling.origins import with_origin
 from rmq_pipeline.handling.returned import conform, published, results_of
 
@@ -130,9 +131,14 @@ def _walk_unordered(this: _Walk, start: int) -> None:
     given = this.messages.slice(start, UNORDERED_CALL_ROWS)
     nothing = NO_STATE.empty_table()
     effects = _call(given, nothing, rules=this.rules)
-    if not isinstance(effects, _Failure):
+    if isinstance(effects, _Failure):
+        if given.num_rows == 1:
+            this.harvest.failed(start, effects.reason, error_type=effects.error_type)
+            return
+    elif given.num_rows == 1 or not any(r.outcome == "retry" for r in effects.results):
         this.harvest.keep_with_results(effects, group_row=None, start=start)
         return
+    # As in order: only single calls tell what came of the messages that failed.
     for row in range(start, start + given.num_rows):
         single = _call(this.messages.slice(row, 1), nothing, rules=this.rules)
         if isinstance(single, _Failure):
@@ -174,7 +180,7 @@ def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Tab
     if state is None or rules.state_schema is None:
         return pa.array([], pa.string()), schema.empty_table()
     groups = state["message_group"].combine_chunks()
-    return groups, state.select(schema.names).cast(schema).combine_chunks()
+    return groups, as_declared(state, schema).select(schema.names).combine_chunks()
 
 
 def _spans(

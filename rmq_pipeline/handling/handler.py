@@ -50,6 +50,7 @@ class Outcome:
 #:
 #: A handler has no side effects: a call that raises, or that retries one of several messages, is
 #: made again with one message at a time, in order. Of the first one that fails nothing counts but
-#: the retry; those before it stand; those after it are given again later. So what a consumer
+#: the retry; those before it stand; those after it are given again later. Without order those after
+#: it are tried as well, and of each that fails nothing counts but the retry. So what a consumer
 #: produces does not depend on where batches are cut or processes are killed.
 Handler = Callable[[pa.Table, pa.Table], Outcome]

@@ -98,7 +98,7 @@ class Harvest:
     def keep_with_results(self, effects: Effects, *, group_row: int | None, start: int) -> None:
         """Count a call, but nothing of a single message that is retried."""
         results = effects.results
-        if not (group_row is not None and any(r.outcome == "retry" for r in results)):
+        if not any(r.outcome == "retry" for r in results):
             self.keep(effects, group_row=group_row)
         for r in results:
             self._exceptions.append((start + r.place, r.outcome, r.retry_after_ms, r.reason, None))

@@ -30,7 +30,7 @@ from rmq_pipeline.orchestration.topic_assets import (
     asset_key,
     identifier,
 )
-from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, say_yielded
+from rmq_pipeline.orchestration.upkeep_assets import say_yielded, window_tags
 
 Materialized = Iterator[dg.MaterializeResult[Any]]
 
@@ -225,7 +225,7 @@ class Declaration(ABC):
             f"{spec.name}_window",
             selection=dg.AssetSelection.assets(key),
             description=f"One window of consumer {spec.name}.",
-            tags={WINDOW_TAG: spec.name, self.tag: spec.name},
+            tags={**window_tags(spec.name), self.tag: spec.name},
             executor_def=dg.in_process_executor,
         )
 

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from rmq_pipeline.orchestration.topic_assets import identifier
-from rmq_pipeline.orchestration.windows import AHEAD_MS, UpkeepJob
+from rmq_pipeline.orchestration.windows import AHEAD_MS, SLICE_MS, UpkeepJob
 
 #: A window of 60 s is followed by the next after about this long, so that they overlap.
 HAND_OVER_AFTER_MS: Final = 40_000
+#: A live window whose lease was not renewed for this long is in the middle of a long call, such as
+#: a checker's: its successor would only ask the same again, so it waits for the call's end.
+IN_A_CALL_AFTER_MS: Final = 2 * SLICE_MS
 #: Windows follow each other while work was due within this time.
 BUSY_FOR_MS: Final = 10 * 60_000
 #: A run that has not opened its window by now is taken for lost.
@@ -43,9 +46,20 @@ class Asked:
         self.at_ms, self.after_epoch = now_ms, self.epoch
 
 
+def next_serial(serial: int, *, now_ms: int) -> int:
+    """The serial of a run key never used before, after ``serial``; that is 0 without a cursor.
+
+    Dagster makes no run of a key that was used. Serials are milliseconds, and requests are fewer
+    than that, so they do not run ahead of the clock: a sensor whose cursor was reset does not meet
+    the keys of its past. A tick that is run again may get another key, and needs no other: Dagster
+    stores a tick's cursor before it makes the runs, so one without a cursor has made none.
+    """
+    return max(serial + 1, now_ms)
+
+
 @dataclass
 class Memory:
-    """A sensor's cursor. ``serial`` makes run keys: one tick's are its cursor's, whenever run."""
+    """A sensor's cursor; ``serial`` is that of the newest run key."""
 
     serial: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
@@ -72,12 +86,8 @@ class Memory:
         return self.asked.setdefault(name, Asked())
 
     def next_key(self, name: str, now_ms: int) -> str:
-        """A run key never used before, and the same if this tick is run again.
-
-        Without a cursor it begins with the minute: a sensor that was reset does not meet the keys
-        of its past.
-        """
-        self.serial = max(self.serial + 1, now_ms // 60_000)
+        """A run key never used before (see ``next_serial``)."""
+        self.serial = next_serial(self.serial, now_ms=now_ms)
         return f"{name}/{self.serial}"
 
 
@@ -120,12 +130,20 @@ def wanted_upkeep(
             reason = reason or f"busy within the last {busy_for_ms // 1000} s"
         if not reason or asked.is_waiting(now_ms):
             continue
-        if window and (not job.waits or now_ms - asked.seen_at_ms < HAND_OVER_AFTER_MS):
+        if window and not _hands_over(window, job, since_ms=asked.seen_at_ms, now_ms=now_ms):
             continue
         epoch = asked.epoch if window else 0
         asked.ask(now_ms)
         wanted.append(Wanted(name, memory.next_key(name, now_ms), reason, epoch))
     return wanted
+
+
+def _hands_over(window: Mapping[str, Any], job: UpkeepJob, *, since_ms: int, now_ms: int) -> bool:
+    """Whether a live window is to be followed by the next."""
+    if not job.waits or now_ms - since_ms < HAND_OVER_AFTER_MS:
+        return False
+    renewed_at_ms = int(window["expires_at_ms"]) - job.lease_ms
+    return now_ms - renewed_at_ms <= IN_A_CALL_AFTER_MS
 
 
 def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:

@@ -109,13 +109,7 @@ def lost(client: Client, group: str, *, since_ms: int = 0) -> int:
         exp.select(*key).from_(view).where(_is_of(group))
         for view in ("in_flight", "retrying", "parked", "waiting")
     ]
-    behind = (
-        exp.select(*(f"m.{name}" for name in key))
-        .from_("messages AS m")
-        .join("parked AS p", using=["topic", "queue_id", "message_group"])
-        .where(_is_of(group, table="p"), "m.queue_offset > p.queue_offset")
-    )
-    left = exp.except_(delivered, happened.where(_settles()), *held, behind)
+    left = exp.except_(delivered, happened.where(_settles()), *held)
     query = exp.select("count(*) AS n").from_(left.subquery("missing"))
     return int(_row(client, query)["n"])
 
@@ -130,8 +124,8 @@ def _happened_to(group: str, *, since_ms: int) -> list[exp.Expression]:
     ]
 
 
-def _is_of(group: str, *, table: str | None = None) -> exp.Expression:
-    return exp.column("consumer_group", table).eq(group)
+def _is_of(group: str) -> exp.Expression:
+    return exp.column("consumer_group").eq(group)
 
 
 def _settles() -> exp.Expression:

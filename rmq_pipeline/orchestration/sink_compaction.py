@@ -14,10 +14,17 @@ from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.consumer import Consumer
+from rmq_pipeline.orchestration.due_work import next_serial
 from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S
 from rmq_pipeline.orchestration.sink_resource import SinkResource
 from rmq_pipeline.orchestration.topic_assets import KIND
-from rmq_pipeline.orchestration.upkeep_assets import GROUP, WINDOW_TAG, asset_key, say_yielded
+from rmq_pipeline.orchestration.upkeep_assets import (
+    GROUP,
+    WINDOW_TAG,
+    asset_key,
+    say_yielded,
+    window_tags,
+)
 
 NAME: Final = "compact_sinks"
 WINDOW: Final = f"{GROUP}/{NAME}"
@@ -131,7 +138,7 @@ def compact_sinks_job() -> Any:
     return dg.define_asset_job(
         NAME,
         selection=dg.AssetSelection.assets(asset_key(NAME)),
-        tags={WINDOW_TAG: NAME},
+        tags=window_tags(NAME),
         executor_def=dg.in_process_executor,
         description="Merges small files of the sinks, and deletes those that were replaced.",
     )
@@ -158,11 +165,12 @@ def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDe
                 due = [
                     g for g, folder in _sinks(consumers, sinks) if _is_due(client, g, folder=folder)
                 ]
+                now_ms = int(client.due()["now_ms"])
         except BusyError as error:
             return dg.SensorResult(skip_reason=str(error))
         if not due:
             return dg.SensorResult(skip_reason="No sink is worth it.")
-        serial = int(context.cursor or 0) + 1
+        serial = next_serial(int(context.cursor or 0), now_ms=now_ms)
         request = dg.RunRequest(
             run_key=f"{NAME}/{serial}", tags={"rmq/reason": f"small files of {', '.join(due)}"}
         )

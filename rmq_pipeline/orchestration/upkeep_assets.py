@@ -19,6 +19,9 @@ from rmq_pipeline.orchestration.windows import (
 
 GROUP: Final = "upkeep"
 WINDOW_TAG: Final = "rmq/window"
+#: No window runs longer than its 10 minutes and what it takes to start and end: a run that does is
+#: lost, and Dagster notices that by the time alone. Other jobs take as long as they take.
+WINDOW_MAX_S: Final = 1200
 YIELDED_TAG: Final = "rmq/yielded_to"
 
 
@@ -98,6 +101,11 @@ def say_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey, *, to: str)
     context.instance.add_run_tags(context.run.run_id, {YIELDED_TAG: to})
 
 
+def window_tags(name: str) -> dict[str, str]:
+    """Tags of a job whose runs are windows: what limits their number, and their time."""
+    return {WINDOW_TAG: name, dg.MAX_RUNTIME_SECONDS_TAG: str(WINDOW_MAX_S)}
+
+
 def upkeep_job(job: UpkeepJob, *others: dg.AssetKey) -> Any:
     """The job of the same name; its runs carry the tag that limits them.
 
@@ -109,7 +117,7 @@ def upkeep_job(job: UpkeepJob, *others: dg.AssetKey) -> Any:
         job.name,
         selection=dg.AssetSelection.assets(asset_key(job.name), *others),
         description=job.description,
-        tags={WINDOW_TAG: job.name},
+        tags=window_tags(job.name),
         executor_def=dg.in_process_executor,
     )
 

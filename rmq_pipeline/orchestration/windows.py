@@ -233,10 +233,11 @@ def run_upkeep_window(
             end_s = seconds if result.seconds < seconds else seconds + overtime
             wait_ms = min(SLICE_MS, 1 + int(1000 * (end_s - result.seconds)))
             report = job.call(client, wait_ms=wait_ms, window=(job.window, result.epoch))
-            client.renew_window(job.window, epoch=result.epoch, duration_ms=job.lease_ms)
             result.seconds = time.monotonic() - began
             result.slices.append(Slice(result.seconds, report, job.work_of(report)))
             observe(result.slices[-1])
+            # Last: what is done counts, whoever has the window by now.
+            client.renew_window(job.window, epoch=result.epoch, duration_ms=job.lease_ms)
     except FencedError:
         result.handed_over = True
     finally:

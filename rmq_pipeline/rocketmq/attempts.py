@@ -1,12 +1,9 @@
 """Attempts of receives: one that is repeated is given what it was given before."""
 
 from collections import OrderedDict
-from dataclasses import fields, replace
 from typing import Final, NamedTuple
 
 from rmq_pipeline.broker.receiving.deliver import Delivery
-from rmq_pipeline.broker.receiving.scan import Taken
-from rmq_pipeline.broker.settling.settle import Mask
 
 #: Receivers whose last attempt is remembered; a client has one for each queue it reads.
 KEPT: Final = 4096
@@ -99,15 +96,3 @@ class Attempt:
     def end(self) -> None:
         """The call has ended."""
         self._attempts.end(self)
-
-
-def part_of(delivery: Delivery, chosen: Mask) -> Delivery:
-    """Some of the messages of a delivery, in their order."""
-    taken, done = [], 0
-    for queue_id, some in delivery.taken:
-        rows = chosen[done : done + len(some)]
-        done += len(some)
-        if rows.any():
-            part = Taken(*(getattr(some, field.name)[rows] for field in fields(Taken)))
-            taken.append((queue_id, part))
-    return replace(delivery, taken=taken)

@@ -11,10 +11,12 @@ import pyarrow as pa
 from rmq_pipeline import receipt
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
-from rmq_pipeline.broker.receiving.receiving import begin, delivered, load_missing, receipts_of
+from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
+from rmq_pipeline.broker.receiving.receiving import begin, load_missing
+from rmq_pipeline.broker.receiving.unreadable import UNREADABLE, sorted_out
 from rmq_pipeline.broker.settling.each import GiveBack, Renew
 from rmq_pipeline.errors import IllegalTopicError, InvisibleDurationError, RequestError
-from rmq_pipeline.rocketmq.attempts import Attempt, Attempts, Receiver, part_of
+from rmq_pipeline.rocketmq.attempts import Attempt, Attempts, Receiver
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of, timestamp
@@ -30,7 +32,6 @@ from rmq_pipeline.rocketmq.protocol import (
 )
 from rmq_pipeline.rocketmq.recent import Recent, copies, places_of
 from rmq_pipeline.rocketmq.status import OK
-from rmq_pipeline.rocketmq.unreadable import UNREADABLE, sorted_out
 
 #: Messages of one answer.
 BATCH: Final = 32
@@ -252,13 +253,9 @@ class Receiving:
         try:
             return delivery, await read(delivery)
         except UNREADABLE:
-            return await sorted_out(
-                delivery,
-                read,
-                bridge=self._context.bridge,
-                invisible_duration_ms=asked.request.invisible_duration_ms,
-                by_queue=self._context.engine.state.group(asked.request.group).order == "queue",
-            )
+            engine, run = self._context.engine, self._context.bridge.run
+            rest = await run(sorted_out, engine, delivery, request=asked.request)
+            return rest, await read(rest) if len(rest) else []
 
     async def _messages(self, delivery: Delivery, topic: Any, *, asked: _Asked) -> list[Any]:
         engine, run, name = self._context.engine, self._context.bridge.run, asked.request.topic

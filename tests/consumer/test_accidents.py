@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.receiving import receiving
 from rmq_pipeline.consumer import consuming, owned_queues
 from rmq_pipeline.consumer.leasing import Leasing
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue
@@ -72,15 +71,16 @@ def test_a_receive_that_failed_after_it_leased_overtakes_nothing(
     broker: Broker, order: str, group_order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.create_group("g", order=group_order)
-    delivered, failed = receiving.delivered, threading.Event()
+    receive, failed = Broker.receive, threading.Event()
 
-    def once(*args: Any) -> pa.Table:
-        if not failed.is_set():
+    def once(self: Broker, *args: Any, **how: Any) -> pa.Table:
+        received = receive(self, *args, **how)
+        if received.num_rows and not failed.is_set():
             failed.set()
-            raise StorageError("A segment cannot be read just now.")
-        return delivered(*args)
+            raise StorageError("The answer got lost on its way.")
+        return received
 
-    monkeypatch.setattr(receiving, "delivered", once)
+    monkeypatch.setattr(Broker, "receive", once)
     done: list[int] = []
 
     def listener(messages: Any, _context: object) -> str:

@@ -112,14 +112,15 @@ def test_the_first_that_raises_fails_those_before_stand_those_after_are_released
     ]
 
 
-def test_a_single_message_that_raises_is_given_once() -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_single_message_that_raises_is_given_once(ordered: bool) -> None:
     calls = []
 
     def handler(given_messages: pa.Table, _: pa.Table) -> Outcome:
         calls.append(given_messages.num_rows)
         raise RuntimeError
 
-    walked = walk(messages(("a", "1")), None, rules=rules(handler))
+    walked = walk(messages(("a", "1")), None, rules=rules(handler, ordered=ordered))
 
     assert calls == [1]
     assert exceptions(walked) == [(0, "retry", None, "RuntimeError: ", "RuntimeError")]
@@ -298,6 +299,45 @@ def test_unordered_one_bad_message_fails_alone() -> None:
     assert sizes == [UNORDERED_CALL_ROWS, *[1] * UNORDERED_CALL_ROWS, 10]
     assert len(bodies(walked)) == n - 1
     assert exceptions(walked) == [(7, "retry", None, "ValueError: a bad body", "ValueError")]
+
+
+def flaky(some: pa.Table, _: pa.Table) -> Outcome:
+    """A row and a message onward for all, and a retry for the body ``later``."""
+    late = [i for i, body in enumerate(some["body"].to_pylist()) if body == b"later"]
+    return Outcome(
+        rows=some.select(["body"]),
+        publish={"onward": some.select(["body"])},
+        results=result(some.take(late), "retry") if late else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_bodies", "sizes", "counts", "retried"),
+    [
+        (["0", "later", "2"], [3, 1, 1, 1], ["0", "2"], [1]),
+        (["later"], [1], [], [0]),
+        (["later", "later"], [2, 1, 1], [], [0, 1]),
+        (["0", "1"], [2], ["0", "1"], []),
+    ],
+)
+def test_unordered_nothing_of_a_retried_message_counts(
+    given_bodies: list[str], sizes: list[int], counts: list[str], retried: list[int]
+) -> None:
+    calls = []
+
+    def handler(some: pa.Table, state: pa.Table) -> Outcome:
+        calls.append(some.num_rows)
+        return flaky(some, state)
+
+    body = pa.schema([("body", pa.binary())])
+    these = Rules(handler, ordered=False, sink_schema=body, publishes={"onward": "normal"})
+    walked = walk(messages(*[("a", each) for each in given_bodies]), None, rules=these)
+
+    assert calls == sizes
+    assert bodies(walked) == counts
+    onward = walked.publish["onward"]["body"].to_pylist() if walked.publish else []
+    assert [each.decode() for each in onward] == counts
+    assert exceptions(walked) == [(row, "retry", None, None, None) for row in retried]
 
 
 def test_an_empty_table_is_no_call() -> None:

@@ -68,7 +68,7 @@ def test_decorator_takes_the_handlers_words(consumer: Consumer, engine: str) -> 
 def test_runs_have_the_tags_that_limit_them(consumer: Consumer, engine: str) -> None:
     own = {"pyspark": "rmq/spark", "python": "rmq/python"}[engine]
 
-    assert set(consumer.job.tags) == {WINDOW_TAG, own}
+    assert set(consumer.job.tags) == {WINDOW_TAG, own, dg.MAX_RUNTIME_SECONDS_TAG}
 
 
 def test_state_without_order_is_refused(decorator: type[Declaration]) -> None:

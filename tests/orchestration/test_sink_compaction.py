@@ -73,6 +73,10 @@ def tick(
     return result
 
 
+def keys(result: dg.SensorResult) -> list[str | None]:
+    return [request.run_key for request in result.run_requests or []]
+
+
 def compact(
     consumers: list[Consumer], resource: BrokerResource, sinks: Path, **config: Any
 ) -> dict[str, Any] | None:
@@ -210,7 +214,7 @@ def test_the_sensor_leaves_a_few_files_until_the_hour_is_quiet(
     after = tick(consumers, resource, tmp_path, instance=instance)
 
     assert not before.run_requests
-    assert [request.run_key for request in after.run_requests or []] == ["compact_sinks/1"]
+    assert keys(after) == [f"compact_sinks/{clock.now_ms()}"]
 
 
 def test_the_same_tick_twice_asks_for_the_same_run(
@@ -222,11 +226,36 @@ def test_the_same_tick_twice_asks_for_the_same_run(
 ) -> None:
     fill(client, tmp_path, 16)
 
-    ticks = [tick(consumers, resource, tmp_path, instance=instance, cursor="4") for _ in range(2)]
+    first, again = (
+        tick(consumers, resource, tmp_path, instance=instance, cursor="4") for _ in range(2)
+    )
 
-    keys = [[request.run_key for request in each.run_requests or []] for each in ticks]
-    assert keys == [["compact_sinks/5"]] * 2
-    assert [each.cursor for each in ticks] == ["5", "5"]
+    assert len(keys(first)) == 1
+    assert (keys(first), first.cursor) == (keys(again), again.cursor)
+
+
+def test_the_sensor_that_was_reset_asks_with_a_key_never_used_before(
+    consumers: list[Consumer],
+    client: Client,
+    resource: BrokerResource,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    clock: ManualClock,
+) -> None:
+    fill(client, tmp_path, 16)
+    cursor: str | None = "4"
+    used: list[str | None] = [f"{sink_compaction.NAME}/{serial}" for serial in range(1, 5)]
+    for _ in range(3):
+        result = tick(consumers, resource, tmp_path, instance=instance, cursor=cursor)
+        used += keys(result)
+        cursor = result.cursor
+        clock.advance(30_000)
+
+    reset = tick(consumers, resource, tmp_path, instance=instance)
+
+    assert len(set(used)) == 7
+    assert keys(reset)
+    assert not set(keys(reset)) & set(used)
 
 
 def test_the_sensor_waits_for_a_run_under_way(

@@ -213,6 +213,19 @@ def test_a_side_sink_is_filled_beside_the_consumers(three_hours: Consumer) -> No
     assert three_hours.rows("side") == [(g, n, b.upper()) for g, n, b in three_hours.rows()]
 
 
+def test_a_side_sink_has_each_row_once_whatever_ranges_filled_it(three_hours: Consumer) -> None:
+    settings = {"mode": "side_sink", "side_sink": three_hours.folder / "side"}
+    three_hours.again(1, 3, **settings)
+
+    with pytest.raises(RequestError, match="replay \\[1970-01-01T01, 1970-01-01T03\\)"):
+        three_hours.again(2, 3, handler=shouted, **settings)
+    before = three_hours.rows("side")
+    three_hours.again(0, 3, handler=shouted, **settings)
+
+    assert len(before) == 18
+    assert three_hours.rows("side") == [(g, n, b.upper()) for g, n, b in three_hours.rows()]
+
+
 def test_rows_outside_the_range_are_refused(three_hours: Consumer) -> None:
     before = three_hours.files()
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,6 +183,27 @@ def test_without_order_a_failure_stops_nobody() -> None:
 
     assert unordered.on_failure == "park"
     assert failed(done) == [(1, "parked")]
+    assert [body for _, body, _ in rows(done)] == ["1", "3"]
+
+
+@pytest.mark.parametrize(("tries", "calls"), [(1, [3, 1, 1, 1]), (2, [3, 1, 1, 1, 1])])
+def test_without_order_nothing_of_a_retried_message_counts(tries: int, calls: list[int]) -> None:
+    given_messages = messages(("a", "1", RANGE), ("a", "later", RANGE), (None, "3", RANGE))
+    made: list[int] = []
+
+    def handler(some: pa.Table, _: pa.Table) -> Outcome:
+        made.append(some.num_rows)
+        late = some.filter(pc.equal(some["body"], b"later")).select(["queue_id", "queue_offset"])
+        return Outcome(
+            rows=steps(some, STATE.empty_table()).rows,
+            results=late.append_column("outcome", pa.array(["retry"] * late.num_rows)),
+        )
+
+    rules = Rules(handler, ordered=False, sink_schema=SINK)
+    done = walk_again(given_messages, None, course=Course(rules, tries=tries))
+
+    assert made == calls
+    assert failed(done) == [(1, "dead_letter")]
     assert [body for _, body, _ in rows(done)] == ["1", "3"]
 
 

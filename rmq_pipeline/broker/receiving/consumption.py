@@ -277,17 +277,21 @@ class Consumption:
         groups: Sequence[int],
         offsets: Sequence[Sequence[int]],
         *,
+        starts: Sequence[int],
         more_from: Sequence[int | None],
         stop: int,
     ) -> None:
-        """Take in what a look-up found of ``groups`` before ``stop``, all of it or the first."""
-        for group, some, more in zip(groups, offsets, more_from, strict=True):
+        """Take in what a look-up found of ``groups`` before ``stop``, all of it or the first.
+
+        Another one may have been faster, and what it found be settled: what begins elsewhere than
+        this backlog does by now is told again by the next look-up.
+        """
+        for group, some, start, more in zip(groups, offsets, starts, more_from, strict=True):
             entry = self.backlog.get(group)
-            if entry is None or entry.known or entry.more_from is None:
+            if entry is None or entry.known or entry.more_from != start:
                 continue
-            wanted = [offset for offset in some if offset >= entry.more_from]
-            entry.known.extend(wanted)
-            self.known += len(wanted)
+            entry.known.extend(some)
+            self.known += len(some)
             if more is not None:
                 entry.more_from = more
             else:

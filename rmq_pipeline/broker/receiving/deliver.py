@@ -43,6 +43,8 @@ class BacklogWanted:
     groups: list[int]
     starts: list[int]
     stop: int
+    #: How often the group had been put elsewhere by then.
+    resets: int
     #: What is wanted; None for all.
     sieve: Sieve | None
 
@@ -253,8 +255,8 @@ class Receive(Request):
         if wanting:
             backlog = scan.consumption.backlog
             starts = [backlog[group].more_from or 0 for group in wanting]
-            stop = scan.consumption.cursor
-            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, self.sieve))
+            stop, resets = scan.consumption.cursor, scan.consumption.resets
+            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, resets, self.sieve))
         answer.scanned_out |= scan.scanned_out
 
 

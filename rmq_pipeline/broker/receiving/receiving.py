@@ -1,24 +1,21 @@
-"""The work of a receive outside the writer: loading, waiting, reading bodies."""
+"""The work of a receive outside the writer: loading and waiting."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline import receipt, schema
+from rmq_pipeline import schema
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.burying import AT_ONCE, bury
 from rmq_pipeline.broker.receiving.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.receiving.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.receiving.filtering import judge, wanted_of
 from rmq_pipeline.broker.receiving.sieve import Sieve, SqlSieve
+from rmq_pipeline.broker.receiving.unreadable import give_back, readable
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.stored.bodies import Places
-from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.queue_index import IndexRows
-from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.receipt import Receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,17 @@ class _FillBacklog(Request):
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Take them in; groups that turn out to have none have caught up."""
-        consumption = state.consumptions.get(self.wanted.key)
-        if consumption is None:
-            return Decision()
         wanted = self.wanted
-        consumption.found(wanted.groups, self.offsets, more_from=self.more_from, stop=wanted.stop)
+        consumption = state.consumptions.get(wanted.key)
+        if consumption is None or consumption.resets != wanted.resets:
+            return Decision()
+        consumption.found(
+            wanted.groups,
+            self.offsets,
+            starts=wanted.starts,
+            more_from=self.more_from,
+            stop=wanted.stop,
+        )
         return Decision(events=wanted.key.events(consumption.empty_backlogs(), now_ms))
 
 
@@ -64,9 +67,13 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
         version = engine.arrivals.version(topic_id)
         begin(request)
         delivery: Delivery = engine.submit(request)
-        loaded = load_missing(engine, delivery, sieve=request.sieve)
-        if len(delivery):
-            return delivered(engine, delivery)
+        try:
+            loaded = load_missing(engine, delivery, sieve=request.sieve)
+            if len(delivery):
+                return readable(engine, delivery, request=request)
+        except BaseException:  # nobody gets it
+            give_back(engine, delivery)
+            raise
         if loaded or delivery.scanned_out:
             continue
         if engine.clock.now_ms() >= deadline or engine.arrivals.closed:
@@ -84,19 +91,6 @@ def begin(request: Receive) -> None:
     """To be called before each time the writer is asked."""
     if isinstance(request.sieve, SqlSieve):
         request.sieve.begin()
-
-
-def receipts_of(delivery: Delivery) -> Receipts:
-    """The receipts of what was leased, in the order in which it is delivered."""
-    n = len(delivery)
-    queue_id = [np.full(len(taken), q, dtype=np.int32) for q, taken in delivery.taken]
-    return Receipts(
-        np.full(n, delivery.group_id, dtype=np.int32),
-        np.full(n, delivery.topic_id, dtype=np.int32),
-        np.concatenate(queue_id),
-        np.concatenate([taken.offset for _, taken in delivery.taken]),
-        np.full(n, delivery.delivery, dtype=np.int64),
-    )
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> bool:
@@ -145,28 +139,3 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
         keep = set(offsets[chosen].tolist())
         found = {group: [o for o in some if o in keep] for group, some in found.items()}
     engine.submit(_FillBacklog(wanted, [found[group] for group in wanted.groups], full))
-
-
-def delivered(engine: Engine, delivery: Delivery) -> pa.Table:
-    """The messages that were leased, as schema.RECEIVED."""
-    receipts = receipts_of(delivery)
-    queue_id, offset = receipts.queue_id, receipts.queue_offset
-    attempt = np.concatenate([taken.attempt for _, taken in delivery.taken])
-    places = Places(
-        np.concatenate([taken.position for _, taken in delivery.taken]),
-        np.concatenate([taken.row for _, taken in delivery.taken]),
-    )
-    places = locate(
-        engine, topic_id=delivery.topic_id, queue_id=queue_id, offset=offset, places=places
-    )
-    handles = receipt.encode(receipts)
-    table = fetch(
-        engine,
-        places,
-        columns=schema.READ.names,
-        topic_id=delivery.topic_id,
-        queue_id=queue_id,
-        offset=offset,
-    )
-    columns = [*table.columns, pa.array(attempt, pa.int32()), handles]
-    return pa.Table.from_arrays(columns, schema=schema.RECEIVED)

@@ -38,9 +38,10 @@ Int64s = npt.NDArray[np.int64]
 def chunks(
     tables: Iterable[pa.Table], *, rows: int = CHUNK_ROWS
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """Sorted messages in tables of whole message groups; True: the last group goes on.
+    """Sorted messages in tables of whole message groups; True: the last group may go on.
 
-    Only a group of more than ``rows`` messages, or of as many bytes, is ever cut.
+    Only a group of more than ``rows`` messages, or of as many bytes, is ever cut. A table that says
+    True has one group, which may end with it all the same.
     """
     pending: list[pa.Table] = []
     n = size = 0

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.lake import manifest, publication
+from rmq_pipeline.lake import publication
 from rmq_pipeline.spark import parcel
-from rmq_pipeline.spark.replay import comparison, onward, staged, stages
+from rmq_pipeline.spark.replay import comparison, onward, side_sink, staged, stages
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.reading import Wanted
 from rmq_pipeline.spark.replay.settled import Settled, dead_lettered
@@ -105,7 +105,9 @@ class Effects:
                 self._compare(messages, snapshot=snapshot, found=found)
         elif self._plan.mode == "side_sink":
             self._send(found)
-            self._publish_side(found)
+            self._report.replaced_files = side_sink.publish(
+                self._target, found.files, mine=self._plan.side_range
+            )
         else:
             self._replace(snapshot, found)
 
@@ -202,19 +204,6 @@ class Effects:
                     f"{file['path']} may hold rows of messages that have expired: replaced, they"
                     " would be lost."
                 )
-
-    def _publish_side(self, found: Found) -> None:
-        """The side sink has these files in place of what it had of their range."""
-        plan, folder = self._plan, self._target
-        folder.mkdir(parents=True, exist_ok=True)
-        before = manifest.read(folder)
-        mine = f"/{staged.prefix(plan.label)}-"
-        kept = [mine not in path for path in before.files["path"].to_pylist()]
-        counting = pa.concat_tables([before.files.filter(pa.array(kept, pa.bool_())), found.files])
-        listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
-        manifest.publish(folder, listed, known=before)
-        staged.sweep(folder, label=plan.label, counting=counting["path"].to_pylist())
-        self._report.replaced_files = before.files.num_rows - sum(kept)
 
     def look_behind(
         self, source: Source, *, wanted: Wanted, stretches: pa.Table, found: Found

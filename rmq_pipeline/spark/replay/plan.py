@@ -10,6 +10,7 @@ import pyarrow as pa
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.spark.replay.comparison import OUTCOMES
+from rmq_pipeline.spark.replay.side_sink import SideRange
 from rmq_pipeline.spark.replay.staged import hours
 
 #: replace: the same partitions of the sink; side_sink: another folder; dry_run: what would change.
@@ -74,9 +75,15 @@ class ReplayPlan:
     @property
     def label(self) -> str:
         """The name of its files; of a side sink the same for every replay of the range."""
-        what = "" if self.mode == "side_sink" else self.replay_id
-        text = f"{self.spec.group}/{what}/{self.from_ms}/{self.to_ms}"
+        if self.mode == "side_sink":
+            return self.side_range.label
+        text = f"{self.spec.group}/{self.replay_id}/{self.from_ms}/{self.to_ms}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def side_range(self) -> SideRange:
+        """The range as a side sink knows it."""
+        return SideRange(self.spec.group, self.from_ms, self.to_ms)
 
     @property
     def replacement_id(self) -> str:

@@ -20,7 +20,7 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.spark import parcel
-from rmq_pipeline.spark.replay import onward, stages, surroundings
+from rmq_pipeline.spark.replay import onward, side_sink, stages, surroundings
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
 from rmq_pipeline.spark.replay.places import together
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
@@ -90,6 +90,8 @@ class Replay:
         self.report.seconds = time.monotonic() - started
 
     def _replay(self) -> None:
+        if self._plan.side_sink is not None:
+            side_sink.check(self._plan.side_sink, self._plan.side_range)
         if self._plan.publish:
             onward.check_topics(self._client, self._plan.spec.publishes)
         snapshot = self._snapshot()

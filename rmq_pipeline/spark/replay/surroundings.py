@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.known_state import as_declared
 from rmq_pipeline.spark.replay.settled import stored_at
 from rmq_pipeline.spark.replay.topic_log import Segment
 
@@ -145,12 +146,5 @@ def _stretch(place: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[
 
 
 def _states(rows: pa.Table, state: pa.Schema) -> pa.Table:
-    """``message_group`` and the columns that the consumer declares; those it lacks are null."""
-    kept = rows.filter(pc.invert(rows["removed"]))
-    columns = [
-        kept[field.name].cast(field.type)
-        if field.name in kept.column_names
-        else pa.nulls(kept.num_rows, field.type)
-        for field in state
-    ]
-    return pa.table([kept["message_group"], *columns], names=["message_group", *state.names])
+    """The states that were not removed, in the consumer's columns."""
+    return as_declared(rows.filter(pc.invert(rows["removed"])), state)

@@ -132,13 +132,17 @@ class _Task:
         self._onward: list[Answer] = []
         #: queue_id -> [base, end) of the messages in the range.
         self._span: dict[int, tuple[int, int]] = {}
-        #: The state of a group that goes on in the next chunk.
+        #: A group that may go on in the next chunk, and its state.
+        self._open: str | None = None
         self._carried: pa.Table | None = None
-        self._mid_group = False
         self._stopped: set[str] = set()
 
     def take(self, messages: pa.Table, *, goes_on: bool) -> None:
         """Walk a chunk."""
+        first = messages["message_group"][0].as_py()
+        # Before the filter, which may drop all that a group goes on with.
+        if first != self._open:
+            self._close()
         if self._filter is not None:
             messages = messages.filter(self._filter.matches(messages))
         if not messages.num_rows:
@@ -151,30 +155,35 @@ class _Task:
         self._stopped = done.stopped | self._stopped if goes_on else set()
         if self._before is None:
             return
-        self._mid_group = goes_on
-        self._carried = done.state if goes_on else None
-        if not goes_on:
-            self._compare(messages, done.state)
+        if goes_on:
+            self._open, self._carried = first, done.state
+            return
+        # Compared with the others, unless the filter has dropped its last messages.
+        if messages["message_group"][0].as_py() != self._open:
+            self._close()
+        self._open = self._carried = None
+        self._compare(pc.drop_null(pc.unique(messages["message_group"])), done.state)
 
     def _state_before(self, messages: pa.Table) -> pa.Table | None:
         if self._before is None:
             return None
         groups = messages["message_group"].combine_chunks()
         found = self._before.filter(pc.is_in(self._before["message_group"], groups))
-        if not self._mid_group:
+        if self._open is None or self._carried is None or groups[0].as_py() != self._open:
             return found
-        first = groups[0].as_py()
-        found = found.filter(pc.not_equal(found["message_group"], first))
-        if self._carried is None:
-            return found
-        carried = self._carried.filter(pc.equal(self._carried["message_group"], first))
-        return pa.concat_tables([found, carried.select(found.column_names)])
+        found = found.filter(pc.not_equal(found["message_group"], self._open))
+        return pa.concat_tables([found, self._carried.select(found.column_names)])
 
-    def _compare(self, messages: pa.Table, state: pa.Table | None) -> None:
+    def _close(self) -> None:
+        """The group that was carried has ended."""
+        if self._open is not None:
+            self._compare(pa.array([self._open]), self._carried)
+        self._open = self._carried = None
+
+    def _compare(self, groups: pa.Array, state: pa.Table | None) -> None:
         """Note the groups whose state is not what was recorded after the last message."""
         if self._after is None or self._before is None:
             return
-        groups = pc.drop_null(pc.unique(messages["message_group"]))
         recorded = self._after.filter(pc.is_in(self._after["message_group"], groups))
         now = self._before.slice(0, 0) if state is None else state
         self._differ.append(differing(now.select(recorded.column_names), recorded))
@@ -229,6 +238,7 @@ class _Task:
 
     def answers(self) -> list[Answer]:
         """Everything found, in parcels."""
+        self._close()
         for role in (RANGE, BEHIND):
             self._flush(role)
         found = {

@@ -200,7 +200,7 @@ ANTI JOIN store.leases AS l
    AND l.queue_offset = q.queue_offset
 GROUP BY b.group_id, b.topic_id, b.queue_id;
 
--- Those messages, a row each.
+-- Those messages, a row each, and those that were delivered and are held behind a parked one.
 CREATE OR REPLACE VIEW main.waiting AS
 SELECT g.name AS consumer_group, t.name AS topic, q.queue_id, q.queue_offset, q.message_id,
        q.message_group
@@ -214,7 +214,15 @@ JOIN store.consume_queue AS q
    AND q.queue_offset >= b.queue_offset AND q.queue_offset < c.queue_offset
 ANTI JOIN store.leases AS l
     ON l.group_id = b.group_id AND l.topic_id = b.topic_id AND l.queue_id = b.queue_id
-   AND l.queue_offset = q.queue_offset;
+   AND l.queue_offset = q.queue_offset
+UNION ALL
+SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
+       q.message_group
+FROM store.leases AS l
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
+WHERE l.delivery = -3;
 
 -- Messages not settled, and when the oldest of them was stored (null when there is none).
 CREATE OR REPLACE VIEW main.lag AS

@@ -4,61 +4,76 @@ Given back they would be the next ones again, and nobody would ever get what lie
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline.broker.receiving.deliver import Delivery
-from rmq_pipeline.broker.receiving.receiving import receipts_of
-from rmq_pipeline.broker.settling.each import Renew
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
+from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
+from rmq_pipeline.broker.settling.each import GiveBack, Renew
 from rmq_pipeline.broker.settling.outcomes import RETRY, Outcomes
 from rmq_pipeline.broker.settling.settle import Mask, Settle
-from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.receipt import Receipts
-from rmq_pipeline.rocketmq.attempts import part_of
-from rmq_pipeline.rocketmq.bridge import Bridge
 
 log = logging.getLogger(__name__)
 
 #: What reading raises where the store is damaged, or lacks something.
 UNREADABLE: Final = (CorruptLogError, StorageError, LookupError)
 
-Read = Callable[[Delivery], Awaitable[list[Any]]]
 
-
-async def sorted_out(
-    delivery: Delivery, read: Read, *, bridge: Bridge, invisible_duration_ms: int, by_queue: bool
-) -> tuple[Delivery, list[Any]]:
-    """The part of a delivery that can be read, and its messages; the rest waits its backoff.
-
-    In a message group nothing is given that lies behind a message that cannot be read, nor in a
-    queue where the consumer group is in order ``by_queue``.
+def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Table:
+    """The messages of a delivery as schema.RECEIVED, as far as they can be read.
 
     Raises:
-        OperatorError: nothing of it can be given.
-        LookupError: the same.
+        OperatorError, LookupError: nothing of it can be given.
+    """
+    try:
+        return delivered(engine, delivery)
+    except UNREADABLE:
+        return delivered(engine, sorted_out(engine, delivery, request=request))
+
+
+def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
+    """The part of a delivery that can be read; the rest has failed and waits its backoff.
+
+    In a message group nothing is given that lies behind a message that cannot be read, nor in a
+    queue where the consumer group is in order by queue.
+
+    Raises:
+        OperatorError, LookupError: nothing of it can be given.
     """
     wrong = np.zeros(len(delivery), dtype=np.bool_)
     why: Exception | None = None
     for row in range(len(delivery)):
         try:
-            await read(part_of(delivery, np.arange(len(delivery)) == row))
+            delivered(engine, part_of(delivery, np.arange(len(delivery)) == row))
         except UNREADABLE as error:
             wrong[row], why = True, error
     if why is not None:
-        if by_queue:
+        if engine.state.group(request.group).order == "queue":
             wrong = _and_what_is_behind(delivery, wrong)
-        await bridge.submit(Settle(_failed(receipts_of(delivery).take(wrong), why)))
+        engine.submit(Settle(_failed(receipts_of(delivery).take(wrong), why)))
         log.error("%d messages of a receive cannot be read: %s", wrong.sum(), why)
     # Of a message group what lies behind was given back with the one that has failed.
-    holds = await bridge.submit(Renew(receipts_of(delivery), invisible_duration_ms))
-    rest = part_of(delivery, holds)
+    renewal = Renew(receipts_of(delivery), request.invisible_duration_ms)
+    rest = part_of(delivery, engine.submit(renewal))
     if why is not None and not len(rest):
         raise why
-    return rest, await read(rest) if len(rest) else []
+    return rest
+
+
+def give_back(engine: Engine, delivery: Delivery) -> None:
+    """What nobody will get after all, as if it had not been leased; what is settled is let be."""
+    if not len(delivery):
+        return
+    try:
+        engine.submit(GiveBack(receipts_of(delivery)))
+    except RocketMQError as error:  # the store has failed, which is what the caller hears of
+        log.warning("a delivery that nobody got ends with its lease: %s", error)
 
 
 def _and_what_is_behind(delivery: Delivery, wrong: Mask) -> Mask:

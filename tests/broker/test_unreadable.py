@@ -1,0 +1,107 @@
+"""A receive that fails after it has leased: nobody else waits for that, or pays for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.receiving import receiving
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.store.frame import FILE_HEADER_BYTES
+
+#: Of the body that is damaged on disk; of a size that no other is.
+MARK = b"damaged on disk " * 50
+BACKOFF_MS = 30_000
+
+
+def send(broker: Broker, *bodies: bytes, message_group: str | None = None) -> None:
+    """A frame for each."""
+    for body in bodies:
+        columns: dict[str, Any] = {"body": [body]}
+        if message_group is not None:
+            columns["message_group"] = [message_group]
+        broker.send("t", pa.table(columns))
+
+
+def damage(broker: Broker) -> None:
+    """Flip a bit of each marked body in the log files."""
+    broker.engine.dispatched()  # else it finds the damage first, and the broker stops
+    found = 0
+    for path in (broker.engine.home.path / "log").glob("*.log"):
+        data = path.read_bytes()
+        at = data.find(MARK, FILE_HEADER_BYTES)
+        while at >= 0:
+            found += 1
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([data[at] ^ 0x10]))
+            at = data.find(MARK, at + len(MARK))
+    assert found
+
+
+def bodies(received: pa.Table) -> list[bytes]:
+    found: list[bytes] = received["body"].to_pylist()
+    return found
+
+
+def test_what_lies_beside_a_message_that_cannot_be_read_is_given(
+    broker: Broker, clock: ManualClock
+) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", max_attempts=2, backoff_ms=[BACKOFF_MS])
+    send(broker, b"1", MARK, b"2")
+    damage(broker)
+
+    received = broker.receive("t", "g", limit=10)
+
+    assert bodies(received) == [b"1", b"2"]
+    broker.ack(received)
+    # It is not the next one again, but comes after the backoff, for its last attempt.
+    assert not broker.receive("t", "g", limit=10).num_rows
+    [retrying] = broker.sql("SELECT delivery_attempts, reason FROM retrying").to_pylist()
+    assert retrying["delivery_attempts"] == 1
+    assert "cannot be read" in retrying["reason"]
+    clock.advance(BACKOFF_MS)
+    with pytest.raises(CorruptLogError):
+        broker.receive("t", "g", limit=10)
+    assert not broker.receive("t", "g", limit=10).num_rows
+
+
+def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(broker: Broker) -> None:
+    broker.create_topic("t", queues=1, type="fifo")
+    broker.create_group("g", order="message_group", backoff_ms=[BACKOFF_MS])
+    send(broker, b"a1", MARK, b"a3", message_group="A")
+    send(broker, b"b1", message_group="B")
+    damage(broker)
+
+    received = broker.receive("t", "g", limit=10)
+
+    assert bodies(received) == [b"a1", b"b1"]
+    broker.ack(received)
+    assert not broker.receive("t", "g", limit=10).num_rows
+
+
+@pytest.mark.parametrize("order", ["none", "message_group", "queue"])
+@pytest.mark.parametrize("step", ["load_missing", "readable"])
+def test_what_a_failed_receive_has_leased_is_given_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, step: str, order: str
+) -> None:
+    broker.create_topic("t", queues=1, type="fifo")
+    broker.create_group("g", order=order)
+    send(broker, b"1", b"2", message_group="A")
+
+    def fails(*_: object, **__: object) -> None:
+        raise StorageError("The disk has gone.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(receiving, step, fails)
+        with pytest.raises(StorageError):
+            broker.receive("t", "g", limit=10)
+
+    received = broker.receive("t", "g", limit=10)
+    assert bodies(received) == [b"1", b"2"]
+    assert received["delivery_attempt"].to_pylist() == [1, 1]

@@ -1,0 +1,87 @@
+"""A checker that is slower than its window's time: what it says counts all the same."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import FencedError
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.due_work import HAND_OVER_AFTER_MS, Memory, wanted_upkeep
+from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.transaction_checker import JOB, checking_job, transaction_checker
+from rmq_pipeline.orchestration.windows import CHECK_LEASE_MS, JOBS, Fence
+
+ORDERS = topic("orders", type="transaction", queues=1)
+WINDOW = JOBS[JOB].window
+BODIES = [b"1", b"2", b"3"]
+STEP_MS = 5_000
+
+
+@pytest.fixture(autouse=True)
+def _halves(client: Client, clock: ManualClock) -> None:
+    """Three half messages that are due for a check, of a producer that is gone."""
+    ORDERS.ensure(client)
+    halves = pa.table({"body": BODIES})
+    client.send_half("orders", halves, producer_group="gone", immunity_ms=1)
+    clock.advance(10)
+
+
+class Dagster:
+    """Stands for the sensor, and for the start of the runs that it requests."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._cursor: str | None = None
+        #: Windows that were opened and have not worked yet.
+        self.windows: list[Fence] = []
+        self.opened = 0
+
+    def tick(self) -> None:
+        """Open the window that the sensor wants."""
+        memory = Memory.load(self._cursor)
+        wanted = wanted_upkeep(self._client.due(), {JOB: JOBS[JOB]}, memory=memory)
+        self._cursor = memory.dump()
+        for each in wanted:
+            opened = self._client.open_window(
+                WINDOW,
+                owner=each.run_key,
+                duration_ms=CHECK_LEASE_MS,
+                takeover=bool(each.hand_over_from),
+            )
+            self.windows.append((WINDOW, opened["epoch"]))
+            self.opened += 1
+
+
+def delivered(broker: Broker) -> list[bytes]:
+    found: list[bytes] = broker.read("orders", 0, offset=0, limit=100)["body"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "windows"), [(HAND_OVER_AFTER_MS + 10_000, 1), (CHECK_LEASE_MS + 30_000, 2)]
+)
+def test_what_a_slow_checker_commits_is_delivered(
+    client: Client, broker: Broker, clock: ManualClock, call_ms: int, windows: int
+) -> None:
+    dagster = Dagster(client)
+
+    def slow(checks: pa.Table) -> list[str]:
+        for _ in range(call_ms // STEP_MS):
+            clock.advance(STEP_MS)
+            dagster.tick()
+        return ["commit"] * checks.num_rows
+
+    job = checking_job([transaction_checker(topic=ORDERS)(slow)])
+    dagster.tick()
+    while dagster.windows:
+        with contextlib.suppress(FencedError):
+            job.call(client, wait_ms=0, window=dagster.windows.pop(0))
+
+    assert delivered(broker) == BODIES
+    # Nobody takes over from a checker's call, before the window's lease is over.
+    assert dagster.opened == windows

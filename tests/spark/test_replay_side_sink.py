@@ -1,0 +1,158 @@
+"""Side sinks: the rows of an hour are there once, whichever ranges filled it, and in what order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.errors import RequestError, SinkChangedError
+from rmq_pipeline.handling import sink
+from rmq_pipeline.lake import manifest
+from rmq_pipeline.spark.replay import side_sink, staged
+from rmq_pipeline.spark.replay.side_sink import SideRange
+from rmq_pipeline.spark.replay.staged import HOUR_MS
+
+SINK = pa.schema([("text", pa.string()), ("born_at_ms", pa.int64())])
+#: Longer than anything here takes.
+LONG_S = 30.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "side"
+
+
+def hours(first: int, end: int, *, group: str = "walkers") -> SideRange:
+    return SideRange(group, first * HOUR_MS, end * HOUR_MS)
+
+
+def stage(folder: Path, mine: SideRange, *, text: str, label: str = "") -> pa.Table:
+    """A row for each hour of a range, in files that do not count yet."""
+    rows = [[text, ms] for ms in range(mine.from_ms, mine.to_ms, HOUR_MS)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return sink.stage(
+        folder,
+        pa.table(columns, schema=SINK),
+        partition_time="born_at_ms",
+        epoch=0,
+        batch=0,
+        prefix=staged.prefix(label or mine.label),
+    )
+
+
+def fill(folder: Path, mine: SideRange, *, text: str, **label: str) -> int:
+    return side_sink.publish(folder, stage(folder, mine, text=text, **label), mine=mine)
+
+
+def rows(folder: Path) -> list[tuple[int, str]]:
+    """Hour and text of what counts."""
+    found: list[dict[str, Any]] = sink.read_sink(folder).to_pylist()
+    return sorted((row["born_at_ms"] // HOUR_MS, row["text"]) for row in found)
+
+
+def files(folder: Path) -> int:
+    return len(list(folder.glob("hour=*/*.parquet")))
+
+
+@pytest.mark.parametrize("first", [(5, 7), (5, 6), (6, 7), (5, 8)])
+def test_a_range_replaces_all_ranges_in_it(folder: Path, first: tuple[int, int]) -> None:
+    fill(folder, hours(*first), text="old")
+
+    gone = fill(folder, hours(5, 8), text="new")
+
+    assert gone == first[1] - first[0]
+    assert rows(folder) == [(5, "new"), (6, "new"), (7, "new")]
+    assert files(folder) == 3
+
+
+def test_ranges_side_by_side_stay(folder: Path) -> None:
+    for first, end in [(5, 7), (7, 8), (3, 5)]:
+        assert fill(folder, hours(first, end), text="x") == 0
+
+    assert [hour for hour, _ in rows(folder)] == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("mine", "would_do"),
+    [((6, 7), (5, 8)), ((5, 7), (5, 8)), ((4, 6), (4, 8)), ((7, 9), (5, 9))],
+)
+def test_a_part_of_what_was_filled_at_once_is_refused(
+    folder: Path, mine: tuple[int, int], would_do: tuple[int, int]
+) -> None:
+    fill(folder, hours(5, 8), text="old")
+
+    with pytest.raises(RequestError) as checked:
+        side_sink.check(folder, hours(*mine))
+    with pytest.raises(RequestError):
+        fill(folder, hours(*mine), text="new")
+    before = rows(folder), files(folder)
+    fill(folder, hours(*would_do), text="new")
+
+    assert before == ([(5, "old"), (6, "old"), (7, "old")], 3)
+    assert f"replay {hours(*would_do)}, or" in str(checked.value)
+    assert rows(folder) == [(hour, "new") for hour in range(*would_do)]
+
+
+def test_other_groups_have_rows_of_their_own(folder: Path) -> None:
+    fill(folder, hours(5, 7), text="walkers")
+
+    fill(folder, hours(6, 7, group="riders"), text="riders")
+
+    assert rows(folder) == [(5, "walkers"), (6, "riders"), (6, "walkers")]
+
+
+def test_files_whose_names_do_not_say_their_range_are_replaced_by_the_same_one(
+    folder: Path,
+) -> None:
+    # The beginning of the SHA-256 of "walkers//18000000/25200000".
+    fill(folder, hours(5, 7), text="old", label="7d67ab36a189fb35")
+
+    fill(folder, hours(5, 7), text="new")
+
+    assert rows(folder) == [(5, "new"), (6, "new")]
+
+
+def test_runs_that_publish_at_the_same_time_keep_the_files_of_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(folder, hours(0, 1), text="before")
+    both_have_read = threading.Barrier(2)
+    read = manifest.read
+
+    def meet(path: Path) -> manifest.Snapshot:
+        found = read(path)
+        # As long as one has the lock the other cannot come: it waits in vain.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_read.wait(timeout=0.5)
+        return found
+
+    ranges = [hours(5, 6), hours(7, 8)]
+    made = [(each, stage(folder, each, text="x")) for each in ranges]
+    monkeypatch.setattr(manifest, "read", meet)
+    threads = [
+        threading.Thread(target=side_sink.publish, args=(folder, each), kwargs={"mine": mine})
+        for mine, each in made
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    monkeypatch.undo()
+
+    assert rows(folder) == [(0, "before"), (5, "x"), (7, "x")]
+
+
+def test_of_two_replays_of_one_range_the_slower_one_changes_nothing(folder: Path) -> None:
+    mine = hours(5, 6)
+    slower = stage(folder, mine, text="slower")
+    fill(folder, mine, text="faster")
+
+    with pytest.raises(SinkChangedError):
+        side_sink.publish(folder, slower, mine=mine)
+
+    assert rows(folder) == [(5, "faster")]
