@@ -65,19 +65,24 @@ class EventRows:
         return np.full(len(self), value, dtype=dtype)
 
     def text_bytes(self) -> int:
-        """What the texts take, at most; no letter takes more than four bytes."""
-        letters = len(self.client_id or "") * len(self)
-        if isinstance(self.detail, str):
-            letters += len(self.detail) * len(self)
-        elif self.detail is not None:
-            letters += sum(len(text or "") for text in self.detail)
-        return 4 * letters
+        """What the texts take."""
+        size = _bytes_of(self.client_id) * len(self)
+        if self.detail is None or isinstance(self.detail, str):
+            return size + _bytes_of(self.detail) * len(self)
+        return size + sum(map(_bytes_of, self.detail))
 
     def detail_of(self, row: int) -> str:
         """The detail of one row; empty when it has none."""
         if self.detail is None or isinstance(self.detail, str):
             return self.detail or ""
         return self.detail[row] or ""
+
+
+def _bytes_of(text: str | None) -> int:
+    # A text knows whether it is ASCII, as nearly all are: then nothing is encoded.
+    if text is None or text.isascii():
+        return len(text or "")
+    return len(text.encode(errors="surrogatepass"))
 
 
 def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | None) -> EventRows:

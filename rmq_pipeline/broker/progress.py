@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.failures.redeliver import ended_leases
 from rmq_pipeline.broker.receiving.barrier import open_backlogs
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.fifo import ready_from_cursor
@@ -14,6 +15,8 @@ from rmq_pipeline.broker.receiving.queue_order import blocked_until, unsettled
 from rmq_pipeline.broker.state import Queue, State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, InUseError
+from rmq_pipeline.group import Group
+from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
 
@@ -127,9 +130,7 @@ class Due(Request):
                 continue
             leases = consumption.leases
             soonest = consumption.next_after(now_ms)
-            unrecorded = leases.visible_at[
-                leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
-            ]
+            unrecorded = _unrecorded(consumption, group, now_ms=now_ms)
             ended += len(unrecorded)
             if len(unrecorded):
                 oldest_ended = earlier(oldest_ended, int(unrecorded.min()))
@@ -151,6 +152,20 @@ class Due(Request):
         revive = {"next_due_ms": next_visible, "due": ended, "oldest_ended_ms": oldest_ended}
         jobs = _jobs(state, revive, now_ms=now_ms)
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
+
+
+def _unrecorded(consumption: Consumption, group: Group, *, now_ms: int) -> Int64s:
+    """When each lease ended that the revive job has something to do about."""
+    leases = consumption.leases
+    rows = leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
+    leased = rows & (leases.delivery > WAITING)
+    if consumption.ordered and leased.any():
+        # A message that waits behind another is no work before that one is settled or has ended.
+        found = ended_leases(consumption, group, now_ms=now_ms)
+        known = np.concatenate([found.offset, *(each.queue_offset for each in found.events)])
+        rows &= ~leased | np.isin(leases.offset, known)
+    ended: Int64s = leases.visible_at[rows]
+    return ended
 
 
 def ready(queue: Queue, consumption: Consumption, *, now_ms: int) -> int:

@@ -1,6 +1,7 @@
 """The state at start: DuckDB's tables at their log position, and the frames after it."""
 
 import itertools
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,8 @@ from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import StoredState
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import Topic
+
+_NAMING: Final = (Kind.TOPIC, Kind.GROUP)
 
 
 def recover(stored: StoredState, commit_log: CommitLog) -> State:
@@ -66,14 +69,41 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
 
 
 def replay(state: State, commit_log: CommitLog, *, start: int) -> None:
-    """Apply all frames from ``start`` on."""
+    """Apply all frames from ``start`` on.
+
+    A frame has its events behind its messages, whichever were decided first. What is named comes
+    first here: a message may lie in a topic, or in a queue of it, that its own frame has made.
+    What is deleted goes last, with what was stored in it.
+    """
     for _, sections in commit_log.frames(start, commit_log.end):
+        events = [
+            rows
+            for section in sections
+            if section.kind == EVENTS
+            for rows in event_rows.from_batch(section.batch)
+        ]
+        for rows in events:
+            if rows.kind in _NAMING:
+                state.apply(rows)
         for section in sections:
             if section.kind == MESSAGES:
                 state.append(placed.from_batch(section.batch), section.position)
-            elif section.kind == EVENTS:
-                for events in event_rows.from_batch(section.batch):
-                    state.apply(events)
+        for rows in events:
+            if rows.kind in _NAMING:
+                _take_names(state, rows)
+            else:
+                state.apply(rows)
+
+
+def _take_names(state: State, events: EventRows) -> None:
+    """Give topics and groups their names again: a deletion before took those of older ones."""
+    for row in range(len(events)):
+        if events.kind == Kind.TOPIC:
+            topic = Topic.from_json(events.detail_of(row))
+            state.topic_ids[topic.name] = topic.topic_id
+        else:
+            group = Group.from_json(events.detail_of(row))
+            state.group_ids[group.name] = group.group_id
 
 
 def _load_consumptions(state: State, stored: StoredState) -> None:

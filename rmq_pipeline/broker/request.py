@@ -12,7 +12,8 @@ from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.store.payload import Payload, bytes_of, payload_of
 
-#: What a section takes beside its columns, and an event beside its texts; more rather than less.
+#: What a section takes beside its columns and a schema of its own, and an event beside its texts;
+#: more rather than less.
 _SECTION_BYTES = 4096
 _EVENT_BYTES = 96
 
@@ -44,7 +45,9 @@ class Decision:
 def _batch_bytes(batch: pa.RecordBatch) -> int:
     # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
     size: int = pa.ipc.get_record_batch_size(batch)
-    return _SECTION_BYTES + size
+    # Keyed state has its schema in the section, and may have any number of columns.
+    schema: int = batch.schema.serialize().size
+    return _SECTION_BYTES + schema + size
 
 
 #: From so many rows on a request is bulk.

@@ -13,8 +13,9 @@ from rmq_pipeline.broker.request import Decision, Request
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.turns import Turns
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import RocketMQError, StorageError, StoreFullError
+from rmq_pipeline.errors import RequestError, RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.frame import FRAME_BYTES_MAX
 from rmq_pipeline.store.frame_builder import FrameBuilder
 
 __all__ = ["EVENTS", "MESSAGES", "Decision", "Done", "Request", "Writer"]
@@ -115,7 +116,8 @@ class Writer:
     def submit_together(self, requests: Sequence[Request]) -> list[Any]:
         """The answers to requests that share one frame; an error takes its answer's place."""
         together = [Pending(request) for request in requests]
-        self._put(together)
+        # A copy: the writer adds to its list what has queued up behind it, for others to wait for.
+        self._put(list(together))
         for pending in together:
             pending.done.acquire()
         return [p.answer if p.error is None else p.error for p in together]
@@ -235,7 +237,7 @@ class Writer:
             decision = self._decide(pending, frame)
             if decision is not None and decision.stores():
                 frame.decisions.append(decision)
-            if self.log.staged_bytes() > FRAME_BYTES:
+            if self._frame_bytes > FRAME_BYTES:  # with its events, which are staged at the end
                 break
         events = [rows for decision in frame.decisions for rows in decision.events]
         if events:
@@ -280,12 +282,14 @@ class Writer:
 
     def _make_room(
         self, decision: Decision, request: Request, *, frame: _Frame
-    ) -> StoreFullError | None:
+    ) -> RocketMQError | None:
         """See to it that the frame can be written with this in it; why that cannot be.
 
         Later there would be a state to undo.
         """
         needed = self._frame_bytes + decision.encode()
+        if needed > FRAME_BYTES_MAX:
+            return RequestError(f"This takes {needed} bytes of the log at once: ask for less.")
         if self.log.needs_file(needed) and not self._turns.wait_to_write(frame.number):
             raise StorageError("A frame that was decided before this one was not committed.")
         try:

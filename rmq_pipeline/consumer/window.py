@@ -22,6 +22,7 @@ from rmq_pipeline.handling.worked import FILES, Piece, Worked, gathered, pieces
 
 #: So that a thread whose message groups are done finds others, when those of another take long.
 PARTS_PER_THREAD: Final = 8
+FIRST_ROWS: Final = 256
 
 
 class ThreadEngine:
@@ -51,6 +52,11 @@ class ThreadEngine:
         for apart in self._apart:
             if apart is not None:
                 apart.close()
+
+    @property
+    def first_rows(self) -> int:
+        """Few: handlers in Python may well wait for others, seconds for each message."""
+        return FIRST_ROWS
 
     def parts(self, rows: int) -> int:
         """Some for each thread."""

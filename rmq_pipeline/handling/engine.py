@@ -32,6 +32,11 @@ class Work:
 class Engine(Protocol):
     """Gives the parts of a micro-batch to the handler, and stages its sink files."""
 
+    @property
+    def first_rows(self) -> int:
+        """How many messages to begin with, while nobody knows how long one takes."""
+        ...
+
     def parts(self, rows: int) -> int:
         """Into how many parts so many messages are cut, at most."""
         ...

@@ -20,7 +20,13 @@ class LostError(Exception):
 
 
 def receive(
-    spec: ConsumerSpec, verbs: Verbs, *, fence: Fence, wait_ms: int, held: Sequence[Batch]
+    spec: ConsumerSpec,
+    verbs: Verbs,
+    *,
+    fence: Fence,
+    limit: int,
+    wait_ms: int,
+    held: Sequence[Batch],
 ) -> pa.Table:
     """Lease messages.
 
@@ -28,6 +34,7 @@ def receive(
         spec: the consumer.
         verbs: of the broker.
         fence: of the window.
+        limit: how many at most.
         wait_ms: how long to wait for the first one.
         held: the batches in flight, whose keys nobody has remembered yet.
 
@@ -39,7 +46,7 @@ def receive(
         received = verbs.receive(
             spec.topic,
             spec.group,
-            limit=spec.max_batch,
+            limit=limit,
             invisible_duration_ms=INVISIBLE_MS,
             filter=spec.filter,
             filter_type=spec.filter_type,

@@ -12,6 +12,7 @@ from rmq_pipeline.handling.batch import Batch, cut
 from rmq_pipeline.handling.engine import Engine, Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.intake import LostError, receive
+from rmq_pipeline.handling.pace import Pace
 from rmq_pipeline.handling.publication import Publication
 from rmq_pipeline.handling.report import BatchReport, Ended
 from rmq_pipeline.handling.settling import settle
@@ -54,6 +55,7 @@ class Window:
         self._engine, self._bounds = engine, bounds
         self._publication = Publication(verbs, group=spec.group, folder=spec.sink)
         self._rules = _rules(spec, verbs)
+        self._pace = Pace(spec.max_batch, first=engine.first_rows)
         self._pending: deque[Pending] = deque()
         self._next_number = 0
         self._last_message = time.monotonic()
@@ -124,6 +126,7 @@ class Window:
             self._spec,
             self._verbs,
             fence=self._tenure.fence,
+            limit=self._pace.limit,
             wait_ms=0 if self._pending else self._wait_ms(),
             held=[pending.batch for pending in self._pending],
         )
@@ -169,6 +172,7 @@ class Window:
         pending = self._pending[0]
         try:
             worked, work_s = pending.result()
+            self._pace.worked(pending.batch.received.num_rows, work_s)
         except WorkerDiedError as error:
             logger.warning("worker died name=%s, messages one by one", self._spec.name)
             yield from self._isolate(pending, stage, error=error)

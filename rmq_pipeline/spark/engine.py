@@ -1,6 +1,7 @@
 """Spark as the engine of a window: a task for each part of a micro-batch."""
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -42,6 +43,11 @@ class SparkEngine:
     ) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def first_rows(self) -> int:
+        """As many as may be: a small first batch would cost a job of its own."""
+        return sys.maxsize
 
     def parts(self, rows: int) -> int:
         """A task for every ROWS_PER_TASK, as many as may be."""

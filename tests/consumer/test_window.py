@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer.window import ThreadEngine, run_window
+from rmq_pipeline.consumer.window import FIRST_ROWS, ThreadEngine, run_window
+from rmq_pipeline.handling import pace
 from rmq_pipeline.handling.batch import cut
 from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.group_walk import Rules
@@ -110,12 +111,38 @@ def test_a_group_is_with_one_thread_at_a_time_and_in_order(
 
 
 def test_threads_share_a_file(broker: Broker, run: Run, tmp_path: Path) -> None:
-    send(broker, 400, groups=50)
+    send(broker, 200, groups=50)
 
     report = run(kept, parallelism=8)
 
-    assert (report.batches, report.files, report.rows) == (1, 1, 400)
+    assert (report.batches, report.files, report.rows) == (1, 1, 200)
     assert sink_files(tmp_path / "sink").num_rows == 1
+
+
+@pytest.mark.parametrize("batch_s", [60.0, 0.0])
+def test_a_window_begins_with_few_and_takes_more_of_what_is_quickly_done(
+    broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch, batch_s: float
+) -> None:
+    """A run that is ended before its batch is settled leaves nothing: the next begins again."""
+    monkeypatch.setattr(pace, "BATCH_S", batch_s)
+    send(broker, FIRST_ROWS + 40, groups=FIRST_ROWS + 40)
+    asked: list[int] = []
+    receive = Broker.receive
+
+    def noting(self: Broker, *args: Any, limit: int, **how: Any) -> pa.Table:
+        asked.append(limit)
+        return receive(self, *args, limit=limit, **how)
+
+    monkeypatch.setattr(Broker, "receive", noting)
+
+    report = run(kept, parallelism=8)
+
+    assert report.acked == FIRST_ROWS + 40
+    assert asked[0] == FIRST_ROWS
+    if batch_s:
+        assert max(asked) >= 8 * FIRST_ROWS
+    else:  # with no time for a batch it comes down to single messages
+        assert (min(asked), max(asked)) == (1, FIRST_ROWS)
 
 
 def test_what_one_thread_keeps_lives_as_long_as_the_window(broker: Broker, run: Run) -> None:

@@ -31,6 +31,10 @@ _WINDOW_ROWS = 128
 _MOST_WINDOW_ROWS = 1024
 #: Rows of a queue of which those of blocked groups are not counted as ready.
 COUNTED_ROWS = 4096
+#: What the messages of condemned groups that one scan gives up take of a frame, in which each has
+#: its own copy of the failure: so little that those of all queues of a topic fit into one.
+GIVEN_UP_BYTES = 512 * 1024
+_GIVEN_UP_ROW_BYTES = 256
 
 
 class GroupScan(QueueScan):
@@ -53,6 +57,7 @@ class GroupScan(QueueScan):
         self._condemned_groups: Mapping[int, str] = consumption.condemned
         #: Messages of condemned groups, for the dead letters: groups and offsets.
         self._given_up: list[tuple[Int64s, Int64s]] = []
+        self._given_up_bytes = 0
         #: Of the rows looked at last those of blocked and of condemned groups; None: there is none.
         self._last_passed: Mask | None = None
         self._last_condemned: Mask | None = None
@@ -90,7 +95,10 @@ class GroupScan(QueueScan):
                 break
             known = backlog[group].known
             if group in self._condemned_groups:
-                self._give_up_backlog(group, list(known))
+                self._give_up_backlog(group, np.array(known, dtype=np.int64))
+                if self.scanned_out:
+                    self._ready_left = False
+                    break
                 continue
             n = min(len(known), max(share, 16), limit - len(offsets))
             if n:
@@ -107,12 +115,29 @@ class GroupScan(QueueScan):
             self._parts.append(Taken(at, first, group_of, position, row))
         return len(offsets)
 
-    def _give_up_backlog(self, group: int, offsets: list[int]) -> None:
-        if offsets:
-            groups = np.full(len(offsets), group, dtype=np.int64)
-            self._given_up.append((groups, np.array(offsets, dtype=np.int64)))
-            self._from_backlog[group] = len(offsets)
+    def _give_up_backlog(self, group: int, offsets: Int64s) -> None:
+        n = self._give_up(np.full(len(offsets), group, dtype=np.int64), offsets)
+        if n:
+            self._from_backlog[group] = n
+
+    def _give_up(self, groups: Int64s, offsets: Int64s) -> int:
+        """Note messages for the dead letters, as many as there is room for; how many.
+
+        One at least, of a scan that has given up none. With some left it has scanned enough.
+        """
+        distinct, place = np.unique(groups, return_inverse=True)
+        texts = [len(self._condemned_groups[group]) for group in distinct.tolist()]
+        sizes = np.array(texts, dtype=np.int64)[place] + _GIVEN_UP_ROW_BYTES
+        ends = self._given_up_bytes + np.cumsum(sizes)
+        n = int(np.searchsorted(ends, GIVEN_UP_BYTES, side="right"))
+        if not self._given_up:
+            n = min(max(n, 1), len(groups))
+        if n:
+            self._given_up.append((groups[:n], offsets[:n]))
+            self._given_up_bytes = int(ends[n - 1])
             self.has_doomed = True
+        self.scanned_out |= n < len(groups)
+        return n
 
     def _ahead(self, limit: int) -> int:
         """Some more than that, as blocked groups leave gaps; ever more while it is not enough."""
@@ -165,22 +190,27 @@ class GroupScan(QueueScan):
             if len(at) > limit - found:
                 at = at[: limit - found]
                 stop = int(at[-1]) + 1
-            self._pass(rows, stop)
+            stop = self._pass(rows, stop)
+            at = at[at < stop]
             self.cursor += stop
             if len(at):
                 self._deliver(rows, at)
                 found += len(at)
         return found
 
-    def _pass(self, rows: IndexRows, stop: int) -> None:
-        """Note the messages of blocked and of condemned groups that the cursor goes past."""
-        for mask, noted in (
-            (self._last_passed, self._passed),
-            (self._last_condemned, self._given_up),
-        ):
-            if mask is not None and len(at := mask[:stop].nonzero()[0]):
-                noted.append((rows.message_group_hash[at], at + rows.base))
-        self.has_doomed |= bool(self._given_up)
+    def _pass(self, rows: IndexRows, stop: int) -> int:
+        """Note the messages of blocked and of condemned groups that the cursor goes past.
+
+        The answer is where it stops: sooner, at one that there is no room to give up.
+        """
+        mask = self._last_condemned
+        if mask is not None and len(at := mask[:stop].nonzero()[0]):
+            n = self._give_up(rows.message_group_hash[at], at + rows.base)
+            stop = stop if n == len(at) else int(at[n])
+        mask = self._last_passed
+        if mask is not None and len(at := mask[:stop].nonzero()[0]):
+            self._passed.append((rows.message_group_hash[at], at + rows.base))
+        return stop
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
         """Cursor, groups that now wait behind it, and groups that have caught up."""
