@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import IllegalTopicError, RequestError
+from rmq_pipeline.plain_rows import is_text
 
 TopicType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite", "mixed"]
 
@@ -176,8 +177,10 @@ def check_settings(type: Any, queues: Any, *, partition_time: Any) -> None:
         raise RequestError(f"Topic type {type!r} is none of {', '.join(get_args(TopicType))}.")
     if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= limits.QUEUES:
         raise RequestError(f"A topic has 1 to {limits.QUEUES} queues, not {queues!r}.")
-    if not isinstance(partition_time, str) or not partition_time.strip():
-        raise RequestError("partition_time is stored, born, or the name of a property.")
+    if not is_text(partition_time) or not partition_time.strip():
+        raise RequestError(
+            f"partition_time is stored, born, or the name of a property, not {partition_time!r}."
+        )
 
 
 def check_deduplicate(deduplicate: Any, window_ms: Any) -> None:

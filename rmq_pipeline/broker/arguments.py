@@ -1,5 +1,6 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,14 +9,19 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.members import membership
 from rmq_pipeline.broker.receiving import lite
 from rmq_pipeline.broker.receiving.deliver import Receive
 from rmq_pipeline.broker.receiving.filtering import sieve
 from rmq_pipeline.errors import (
+    FilterExpressionError,
+    IllegalLiteTopicError,
     IllegalOffsetError,
     IllegalTopicError,
     InvisibleDurationError,
+    QueryError,
     RequestError,
+    TableSchemaError,
 )
 from rmq_pipeline.message import hash64
 from rmq_pipeline.topic import is_hidden
@@ -95,9 +101,9 @@ def receive(
         group=group,
         limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
         invisible_duration_ms=invisible_ms(invisible_duration_ms),
-        sieve=sieve(engine, filter, filter_type=filter_type, limit=limit),
+        sieve=sieve(engine, expression(filter), filter_type=filter_type, limit=limit),
         client_id=text(client_id, "client_id"),
-        window=(window[0], int(window[1])) if window is not None else None,
+        window=held(window),
         delivery=engine.new_delivery(),
         queue_ids=None if queue_ids is None else frozenset(queues(queue_ids)),
         attempt=attempt(attempt_id, client_id, window=window),
@@ -157,6 +163,107 @@ def text(value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"{name} has halves of characters: {error}.") from error
     return value
+
+
+def text_or_none(value: object, name: str) -> str | None:
+    """The same where it may be left out."""
+    return None if value is None else text(value, name)
+
+
+def texts(values: Iterable[str], name: str) -> tuple[str, ...]:
+    """Texts that can be stored.
+
+    Raises:
+        RequestError: they are no list, one is none, or not all of it is characters.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} is a list of texts, not {values!r}.")
+    return tuple(text(value, f"One of {name}") for value in values)
+
+
+def expression(given: str) -> str:
+    """A filter of characters; whether it is one is for those to say who compile it.
+
+    Raises:
+        FilterExpressionError: it is no text, or not all of it is characters.
+    """
+    try:
+        return text(given, "filter")
+    except RequestError as error:
+        raise FilterExpressionError(error.message) from error
+
+
+def lite_topics(given: object) -> tuple[str, ...]:
+    """Names of lite topics in range, which can be stored.
+
+    Raises:
+        IllegalLiteTopicError: one is not.
+    """
+    names = lite.check_names(given)
+    try:
+        return texts(names, "lite_topics")
+    except RequestError as error:
+        raise IllegalLiteTopicError(error.message) from error
+
+
+def query(given: object) -> str:
+    """An SQL query of characters.
+
+    Raises:
+        QueryError: it is no text, or not all of it is characters.
+    """
+    try:
+        return text(given, "query")
+    except RequestError as error:
+        raise QueryError(error.message) from error
+
+
+def details(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a client says of itself, as JSON has it.
+
+    Raises:
+        RequestError: it is no mapping, not for JSON, too long, or not all of it is characters.
+    """
+    found = membership.details_in(given)
+    text(json.dumps(found, ensure_ascii=False), "details")
+    return found
+
+
+def held(window: tuple[str, int] | None) -> tuple[str, int] | None:
+    """The name and the epoch of a window.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if window is None:
+        return None
+    try:
+        name, epoch = window
+        return text(name, "A window's name"), int(epoch)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"window is a name and an epoch, not {window!r}.") from error
+
+
+def sound(table: pa.Table, name: str) -> pa.Table:
+    """A table whose columns are what their types say: texts are UTF-8, above all.
+
+    Raises:
+        TableSchemaError: one is not, or it is no table.
+    """
+    if not isinstance(table, pa.Table):
+        raise TableSchemaError(
+            f"{name} is a pyarrow Table, and what was given is a {type(table).__name__}."
+        )
+    try:
+        named = table.column_names
+    except UnicodeDecodeError as error:
+        raise TableSchemaError(f"The name of a column of {name} is not UTF-8.") from error
+    for column in named if len(set(named)) == len(named) else ():
+        try:
+            table.column(column).validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise TableSchemaError(f"Column {column} of {name} is damaged: {error}.") from error
+    return table
 
 
 def max_bytes(size: object) -> int:

@@ -1,7 +1,7 @@
 """Bringing doomed messages to the dead letters: find, read, copy and settle."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
-from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.errors import CorruptLogError, OperatorError, RocketMQError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +34,31 @@ def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None =
         limit: after so many it ends; None: when nothing is doomed there any more.
 
     Raises:
-        OperatorError: some cannot be read; they stay doomed, and the others found are buried.
+        OperatorError: some cannot be read, or copied; they stay doomed, and all others that were
+            found are buried.
         LookupError: the same.
     """
     buried = 0
     chosen = tuple(keys) if keys is not None else None
-    while True:
+    kept: dict[QueueKey, Exception] = {}
+    while limit is None or buried < limit:
         found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE))
         if not found:
-            return buried
-        unreadable: Exception | None = None
+            break
         for doomed in found:
-            try:
-                buried += _bury_queue(engine, doomed)
-            except _UNREADABLE as error:
-                unreadable = error
-        if unreadable is not None:
-            raise unreadable
-        if limit is not None and buried >= limit:
-            return buried
+            some, error = _bury_queue(engine, doomed)
+            buried += some
+            if error is not None:
+                kept[doomed.key] = error
+        if kept:
+            # What stays doomed would be found again, and many of it in the place of others.
+            among = map(QueueKey._make, tuple(engine.state.consumptions))
+            chosen = tuple(key for key in (keys if keys is not None else among) if key not in kept)
+    for error in kept.values():
+        if isinstance(error, (RocketMQError, LookupError)):
+            raise error
+        raise OperatorError(f"A message cannot be buried: {error}") from error
+    return buried
 
 
 def finish_burying(engine: Engine) -> None:
@@ -70,7 +76,58 @@ def finish_burying(engine: Engine) -> None:
         log.info("buried %d messages that were left doomed", buried)
 
 
-def _bury_queue(engine: Engine, doomed: Doomed) -> int:
+def _bury_queue(engine: Engine, doomed: Doomed) -> tuple[int, Exception | None]:
+    """Bury a queue's; how many there were, and what keeps the others from it.
+
+    Raises:
+        RocketMQError: nothing can be stored now, of whatever queue.
+    """
+    buried = done = 0
+    try:
+        for located, rows in _parts_of(engine, doomed):
+            buried += _bury_part(engine, located.take(rows))
+            done = rows.stop
+    except Exception as error:
+        if _is_for_all(error):
+            raise
+        log.warning("Doomed messages of %s are buried one by one: %r", doomed.key, error)
+        some, kept = _bury_each(engine, doomed.take(slice(done, len(doomed))))
+        return buried + some, kept
+    return buried, None
+
+
+def _bury_each(engine: Engine, doomed: Doomed) -> tuple[int, Exception | None]:
+    """One frame for each of them, but for those that cannot be read or copied."""
+    buried = 0
+    kept: dict[int, Exception] = {}
+    for row, offset in enumerate(doomed.queue_offset.tolist()):
+        try:
+            for located, rows in _parts_of(engine, doomed.take(slice(row, row + 1))):
+                buried += _bury_part(engine, located.take(rows))
+        except Exception as error:
+            if _is_for_all(error):
+                raise
+            kept[offset] = error
+    if not kept:
+        return buried, None
+    first = next(iter(kept))
+    log.error(
+        "%d messages of %s cannot be buried and stay doomed, the first at offset %d",
+        len(kept),
+        doomed.key,
+        first,
+        exc_info=kept[first],
+    )
+    return buried, kept[first]
+
+
+def _is_for_all(error: Exception) -> bool:
+    """Whether it says nothing of a message: the store is full, busy, or somebody else's."""
+    return isinstance(error, RocketMQError) and not isinstance(error, _UNREADABLE)
+
+
+def _parts_of(engine: Engine, doomed: Doomed) -> Iterator[tuple[Doomed, slice]]:
+    """Where they lie now, and the rows of each frame."""
     queue_id = np.full(len(doomed), doomed.key.queue_id, dtype=np.int32)
     places = locate(
         engine,
@@ -79,34 +136,15 @@ def _bury_queue(engine: Engine, doomed: Doomed) -> int:
         offset=doomed.queue_offset,
         places=Places(doomed.position, doomed.row),
     )
-    doomed = replace(doomed, position=places.position, row=places.row)
-    slices = parts(
+    located = replace(doomed, position=places.position, row=places.row)
+    for rows in parts(
         engine,
         places,
         topic_id=doomed.key.topic_id,
         queue_id=queue_id,
         offset=doomed.queue_offset,
-    )
-    try:
-        return sum(_bury_part(engine, doomed.take(rows)) for rows in slices)
-    except _UNREADABLE:
-        if len(doomed) == 1:
-            raise
-        return _bury_each(engine, doomed)
-
-
-def _bury_each(engine: Engine, doomed: Doomed) -> int:
-    """One frame for each of them, but for those that cannot be read."""
-    buried = 0
-    unreadable: Exception | None = None
-    for row in range(len(doomed)):
-        try:
-            buried += _bury_part(engine, doomed.take(slice(row, row + 1)))
-        except _UNREADABLE as error:
-            unreadable = error
-    if unreadable is not None:
-        raise unreadable
-    return buried
+    ):
+        yield located, rows
 
 
 def _bury_part(engine: Engine, doomed: Doomed) -> int:

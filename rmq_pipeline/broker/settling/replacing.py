@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema
+from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.settling.counted import SinkVersion
@@ -86,8 +87,11 @@ def replace_sink_files(
         BusyError: the group settles faster than its partitions can be looked at.
     """
     _check_id(replacement_id)
+    reason = arguments.text(reason, "reason")
+    fence = arguments.held(window)
     added = described_files(add)
-    removed = list(remove)
+    removed = list(arguments.texts(remove, "remove"))
+    partitions = arguments.texts(partitions, "partitions")
     _check_paths([file["path"] for file in added], removed)
     group_id = engine.state.group(group).group_id
     for _ in range(_TRIES):
@@ -104,7 +108,7 @@ def replace_sink_files(
             added,
             removed,
             SinkVersion(seen.version, seen.replaced),
-            (window[0], int(window[1])) if window is not None else None,
+            fence,
             whole=bool(partitions),
         )
         answer: dict[str, Any] | None = engine.submit(request)
@@ -119,7 +123,7 @@ def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
     Raises:
         TableSchemaError: it is no table of schema.SINK_FILE.
     """
-    if files is None or not files.num_rows:
+    if files is None or not arguments.sound(files, "sink files").num_rows:
         return []
     columns = columns_of(files, schema.SINK_FILE)
     if columns["path"].null_count:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.stored import compaction, finding, retention, tending
 from rmq_pipeline.broker.verbs.opened import Opened, Window
 from rmq_pipeline.errors import RequestError
@@ -36,6 +37,7 @@ class Archiving(Opened):
         self, removed: Sequence[str], *, added: str, window: Window | None = None
     ) -> dict[str, int]:
         """Let a merged segment, which is in its place, count instead of its inputs; a report."""
+        arguments.texts([*removed, added], "removed and added")
         try:
             old, new = [Segment.from_path(path) for path in removed], Segment.from_path(added)
         except ValueError as error:
@@ -61,7 +63,8 @@ class Archiving(Opened):
         Returns:
             schema.READ; body is null unless it is asked for.
         """
-        asked = (key, message_id, from_ms, to_ms, limit, with_body)
+        named = arguments.text_or_none(key, "key"), arguments.text_or_none(message_id, "message_id")
+        asked = (*named, from_ms, to_ms, limit, with_body)
         return finding.find(self._engine, topic, wanted=finding.Wanted(*asked))
 
     def archive(self) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Consumers(Opened):
         engine.members.heard(
             group,
             arguments.client(client_id),
-            topics=membership.topics_in(topics),
-            details=membership.details_in(details),
+            topics=arguments.texts(membership.topics_in(topics), "topics"),
+            details=arguments.details(details),
         )
         return self.await_change(
             group,
@@ -177,7 +177,7 @@ class Consumers(Opened):
             arguments.offsets(positions),
             arguments.count(limit, high=limits.RECEIVE_ROWS),
             arguments.max_bytes(max_bytes),
-            compile_filter(filter, filter_type),
+            compile_filter(arguments.expression(filter), filter_type),
         )
         return pull(self._engine, asked, wait_ms=arguments.poll_ms(wait_ms))
 
@@ -209,7 +209,8 @@ class Consumers(Opened):
         """
         arguments.check_readable(topic)
         known = arguments.offsets(resets) if resets else {}
-        request = CommitOffsets(group, topic, arguments.changes(offsets), client_id, known)
+        who = arguments.text(client_id, "client_id")
+        request = CommitOffsets(group, topic, arguments.changes(offsets), who, known)
         committed: dict[int, int] = self._engine.submit(request)
         return committed
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving import lite
 from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription, lite_topic
 from rmq_pipeline.broker.verbs.opened import Opened
@@ -39,7 +40,7 @@ class LiteTopics(Opened):
             topic,
             lite.check_client(client_id),
             action,
-            lite.check_names(lite_topics),
+            arguments.lite_topics(lite_topics),
         )
         after: tuple[str, ...] = self._engine.submit(request)
         return list(after)

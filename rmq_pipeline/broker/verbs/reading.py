@@ -36,7 +36,7 @@ class Reading(Opened):
             queue_id=queue_id,
             offset=offset,
             limit=limit,
-            filter=filter,
+            filter=arguments.expression(filter),
             filter_type=filter_type,
         )
 
@@ -107,7 +107,7 @@ class Reading(Opened):
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """One SELECT over the documented views; it sees everything answered before."""
         self._engine.dispatched()
-        return self._engine.database.query(query, timeout_s=timeout_s)
+        return self._engine.database.query(arguments.query(query), timeout_s=timeout_s)
 
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:

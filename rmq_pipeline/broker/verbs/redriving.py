@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 
+from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.failures import redrive
 from rmq_pipeline.broker.settling import effects
 from rmq_pipeline.broker.verbs.opened import Opened
@@ -39,4 +40,5 @@ class Redriving(Opened):
         Returns:
             schema.SEEN, row for row; seen_at_ms is null for a key that is not known.
         """
-        return effects.seen_before(self._engine, group, keys=keys)
+        asked = arguments.sound(keys, "keys")
+        return effects.seen_before(self._engine, group, keys=asked)

@@ -63,9 +63,8 @@ class Transactions(Opened):
             TransactionError: it is of another producer group.
             FencedError: the window has been taken over.
         """
-        return end_transactions(
-            self._engine, resolutions, producer_group=producer_group, window=window
-        )
+        asked = arguments.sound(resolutions, "resolutions")
+        return end_transactions(self._engine, asked, producer_group=producer_group, window=window)
 
     def fetch_checks(
         self,
@@ -91,7 +90,7 @@ class Transactions(Opened):
             self._engine,
             topics=topics,
             producer_group=producer_group,
-            client_id=client_id,
+            client_id=arguments.text(client_id, "client_id"),
             limit=arguments.count(limit, high=limits.RECEIVE_ROWS),
             wait_ms=arguments.poll_ms(wait_ms),
             window=window,

@@ -1,0 +1,156 @@
+"""A message that cannot be copied stays doomed; it keeps no other from its dead letters."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import errors
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.failures import burying
+from rmq_pipeline.broker.failures.dead_letters import Doomed, FindDoomed
+from rmq_pipeline.broker.sending import publish
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.settings import Settings
+
+LEASE_MS = 10
+SMALL = Settings(reserve_bytes=0, log_file_bytes=1 << 20)
+
+
+def damaged(*bodies: bytes) -> pa.Table:
+    """Messages with a property that is no text, as homes have it that took them."""
+    n = len(bodies)
+    ends = np.arange(0, 3 * n + 1, 3, dtype=np.int32)
+    values = pa.Array.from_buffers(
+        pa.string(), n, [None, pa.py_buffer(ends), pa.py_buffer(b"a\xff\xfe" * n)]
+    )
+    names, rows = pa.array(["k"] * n), pa.array(range(n + 1), pa.int32())
+    properties = pa.MapArray.from_arrays(rows, names, values)
+    return pa.table({"body": list(bodies), "properties": properties})
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(clock: ManualClock, tmp_path: Path) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "home", clock=clock, upkeep="none", settings=SMALL) as broker:
+        for name in ("one", "two"):
+            broker.create_topic(name, queues=1)
+            broker.create_group(f"readers-of-{name}", max_attempts=1)
+        yield broker
+
+
+def store_unchecked(
+    broker: Broker, topic: str, *, messages: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What admission refuses now."""
+    with monkeypatch.context() as patched:
+        patched.setattr(publish, "admit", lambda *_, **__: None)
+        broker.send(topic, messages)
+
+
+def let_all_fail(broker: Broker, clock: ManualClock) -> None:
+    """End the only delivery that each message has."""
+    for name in ("one", "two"):
+        broker.receive(name, f"readers-of-{name}", limit=100, invisible_duration_ms=LEASE_MS)
+    clock.advance(2 * LEASE_MS)
+
+
+def dead(broker: Broker, group: str) -> list[bytes]:
+    found = broker.read(f"%DLQ%{group}", 0, offset=0, limit=100)
+    bodies: list[bytes] = found["body"].to_pylist()
+    return bodies
+
+
+def test_one_that_cannot_be_copied_keeps_no_other_group_from_burying(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    broker.send("two", pa.table({"body": [b"good"]}))
+    let_all_fail(broker, clock)
+
+    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+        broker.revive()
+
+    assert dead(broker, "readers-of-two") == [b"good"]
+    assert dead(broker, "readers-of-one") == []
+
+
+def test_one_that_cannot_be_copied_keeps_no_other_of_its_queue_from_burying(
+    broker: Broker,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker.send("one", pa.table({"body": [b"first"]}))
+    store_unchecked(broker, "one", messages=damaged(b"bad", b"worse"), monkeypatch=monkeypatch)
+    broker.send("one", pa.table({"body": [b"last"]}))
+    let_all_fail(broker, clock)
+
+    with caplog.at_level(logging.ERROR), pytest.raises(errors.OperatorError):
+        broker.revive()
+
+    assert dead(broker, "readers-of-one") == [b"first", b"last"]
+    assert "2 messages of" in caplog.text
+    assert "the first at offset 1" in caplog.text
+    [left] = broker.engine.submit(FindDoomed(None, 10))
+    assert left.queue_offset.tolist() == [1, 2]
+
+
+def test_more_than_are_found_at_once_hide_no_other_queue(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burying, "AT_ONCE", 2)
+    bad = damaged(b"bad", b"worse", b"worst")
+    store_unchecked(broker, "one", messages=bad, monkeypatch=monkeypatch)
+    broker.send("two", pa.table({"body": [b"good"]}))
+    let_all_fail(broker, clock)
+
+    with pytest.raises(errors.OperatorError):
+        broker.revive()
+
+    assert dead(broker, "readers-of-two") == [b"good"]
+
+
+def test_a_home_with_one_that_cannot_be_copied_opens(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as broker:
+        broker.create_topic("one", queues=1)
+        broker.create_group("readers", max_attempts=1)
+        store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+        broker.receive("one", "readers", invisible_duration_ms=LEASE_MS)
+        clock.advance(2 * LEASE_MS)
+        with pytest.raises(errors.OperatorError):
+            broker.revive()
+
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as broker:
+        assert broker.send("one", pa.table({"body": [b"next"]})).num_rows == 1
+
+
+def test_a_full_disk_is_told_at_once(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.send("one", pa.table({"body": [b"a", b"b", b"c"]}))
+    let_all_fail(broker, clock)
+    tried = []
+
+    def refuse(_engine: object, doomed: Doomed) -> int:
+        tried.append(len(doomed))
+        raise errors.StoreFullError("The disk is full.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(burying, "_bury_part", refuse)
+        with pytest.raises(errors.StoreFullError):
+            broker.revive()
+
+    assert tried == [3]
+    broker.revive()
+    assert dead(broker, "readers-of-one") == [b"a", b"b", b"c"]
