@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import IllegalTopicError, RequestError
-from rmq_pipeline.plain_rows import is_text
+from rmq_pipeline.text import is_text
 
 TopicType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite", "mixed"]
 
