@@ -79,9 +79,11 @@ class TransactionChecker:
             )
             if not checks.num_rows:
                 return
-            self._decide(client, checks, counts=counts)
+            self._decide(client, checks, counts=counts, window=window)
 
-    def _decide(self, client: Client, checks: pa.Table, *, counts: dict[str, int]) -> None:
+    def _decide(
+        self, client: Client, checks: pa.Table, *, counts: dict[str, int], window: Fence
+    ) -> None:
         try:
             said = answers(checks, self.checker(checks))
         except Exception:  # noqa: BLE001 - user code: the window goes on
@@ -89,9 +91,8 @@ class TransactionChecker:
             dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
             counts["failed"] += checks.num_rows
             return
-        # Without the window: an answer is true whoever asked, and a checker that is slower than
-        # the window's time would never be heard if its answer were refused after a takeover.
-        end_all(client, said)
+        # Under its fence: a run that was held up for long knows nothing of what was said since.
+        end_all(client, said, window=window)
         for value in pc.value_counts(said["resolution"]).to_pylist():
             counts[value["values"]] += value["counts"]
 

@@ -1,4 +1,4 @@
-"""A checker that is slower than its window's time: what it says counts all the same."""
+"""A checker that works when its window would be followed by the next: nobody takes over."""
 
 from __future__ import annotations
 
@@ -62,12 +62,11 @@ def delivered(broker: Broker) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("call_ms", "windows"), [(HAND_OVER_AFTER_MS + 10_000, 1), (CHECK_LEASE_MS + 30_000, 2)]
-)
 def test_what_a_slow_checker_commits_is_delivered(
-    client: Client, broker: Broker, clock: ManualClock, call_ms: int, windows: int
+    client: Client, broker: Broker, clock: ManualClock
 ) -> None:
+    call_ms = HAND_OVER_AFTER_MS + 10_000
+    assert call_ms < CHECK_LEASE_MS
     dagster = Dagster(client)
 
     def slow(checks: pa.Table) -> list[str]:
@@ -83,5 +82,4 @@ def test_what_a_slow_checker_commits_is_delivered(
             job.call(client, wait_ms=0, window=dagster.windows.pop(0))
 
     assert delivered(broker) == BODIES
-    # Nobody takes over from a checker's call, before the window's lease is over.
-    assert dagster.opened == windows
+    assert dagster.opened == 1

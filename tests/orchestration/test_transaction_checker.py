@@ -194,7 +194,7 @@ def test_window_that_is_taken_yields_and_asks_nobody(
     assert client.due()["jobs"][JOB]["due"] == 1
 
 
-def test_window_taken_over_during_a_call_tells_what_was_decided(
+def test_what_a_window_says_after_it_was_taken_over_is_refused(
     client: Client, broker: Broker, resource: BrokerResource
 ) -> None:
     begin(client, "orders", "a", "b")
@@ -207,10 +207,11 @@ def test_window_taken_over_during_a_call_tells_what_was_decided(
     checker = transaction_checker(topic=ORDERS)(taken_over)
     result, materialized = run(resource, [checker], seconds=10)
 
+    # It may have been held up for long, and others have said otherwise since.
     assert result.success
     assert materialized["upkeep/check_transactions"]["handed_over"]
-    assert materialized["orders_checks"]["commit"] == 2
-    assert delivered(broker, "orders") == [b"a", b"b"]
+    assert delivered(broker, "orders") == []
+    assert broker.sql("SELECT count(*) AS n FROM half").to_pylist() == [{"n": 2}]
 
 
 def test_what_is_due_while_the_window_waits_is_asked(
