@@ -25,8 +25,7 @@ from rmq_pipeline.errors import (
     RocketMQError,
 )
 from rmq_pipeline.message import Int32s, Int64s
-from rmq_pipeline.plain_rows import FEW_ROWS, RESERVED, are_plain_names, are_plain_rows
-from rmq_pipeline.text import broken_at
+from rmq_pipeline.plain_rows import FEW_ROWS, RESERVED, are_plain_names, are_plain_rows, broken_at
 from rmq_pipeline.topic import DLQ_PREFIX, Topic, is_system
 
 Bytes = npt.NDArray[np.uint8]

@@ -106,6 +106,31 @@ def are_plain_names(names: pa.Array) -> bool:
         return False
 
 
+def broken_at(texts: pa.Array) -> int | None:
+    """The first row of a flat column of texts that is no UTF-8; None where there is none.
+
+    Arrow checks 1,000 texts in 10 µs, but does not tell which is wrong: that is found by halves.
+    """
+    if _is_sound(texts):
+        return None
+    low, high = 0, len(texts)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _is_sound(texts.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _is_sound(texts: pa.Array) -> bool:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def _are_bodies(bodies: pa.Array) -> bool:
     """Whether all are there, and of a length that is allowed; no body is copied."""
     n = len(bodies)
