@@ -67,7 +67,9 @@ class Facts:
     @classmethod
     def read(cls, path: Path) -> "Facts":
         facts = cls()
-        for line in path.read_text().splitlines() if path.exists() else ():
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith("\n"):  # the kill came while it was written down
+                break
             fact = json.loads(line)
             for body, message_id, *place in fact.get("rows", ()):
                 facts.sent[message_id] = (fact["sent"], *place, bytes.fromhex(body))
