@@ -36,6 +36,8 @@ BATCHES = 16
 CALLERS = 4
 #: A row is measured this often, and its median is told.
 ROUNDS = 3
+#: For how long sends are timed one by one; before --scale.
+TIMED_S = 8
 
 
 def batch(n: int, *, groups: int = 0) -> pa.Table:
@@ -158,20 +160,35 @@ def mixed_sends(bench: Bench) -> Row:
     threads = [threading.Thread(target=work) for work in (publish, consume, query)]
     for thread in threads:
         thread.start()
-    seconds: list[float] = []
-    until = time.perf_counter() + 8 * bench.scale
-    while time.perf_counter() < until:
-        start = time.perf_counter()
-        broker.send("mixed", one[len(seconds) % BATCHES])
-        seconds.append(time.perf_counter() - start)
+    p99 = _p99_ms(bench, lambda i: broker.send("mixed", one[i % BATCHES]))
     over.set()
     for thread in threads:
         thread.join()
     name = (
-        f"send 1 beside {counts['published'] / 8 / bench.scale:,.0f}/s published, "
-        f"{counts['consumed'] / 8 / bench.scale:,.0f}/s consumed, {counts['queries']} queries: p99"
+        f"send 1 beside {counts['published'] / TIMED_S / bench.scale:,.0f}/s published, "
+        f"{counts['consumed'] / TIMED_S / bench.scale:,.0f}/s consumed, "
+        f"{counts['queries']} queries: p99"
     )
-    return Row(name, float(np.quantile(seconds, 0.99)) * 1000, "ms", 10)
+    return Row(name, p99, "ms", 10)
+
+
+def lone_sends(bench: Bench) -> Row:
+    """Single sends of one caller and nothing beside it but dispatch, p99."""
+    bench.broker.ensure_topic("lone")
+    one = [batch(1) for _ in range(BATCHES)]
+    p99 = _p99_ms(bench, lambda i: bench.broker.send("lone", one[i % BATCHES]))
+    return Row("send 1, one caller: p99", p99, "ms")
+
+
+def _p99_ms(bench: Bench, send: Callable[[int], object]) -> float:
+    """How long a send takes at the 99th percentile; ``send`` gets its number."""
+    taken: list[float] = []
+    until = time.perf_counter() + TIMED_S * bench.scale
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        send(len(taken))
+        taken.append(time.perf_counter() - start)
+    return float(np.quantile(taken, 0.99)) * 1000
 
 
 def flight_sends(bench: Bench) -> Row:
@@ -197,6 +214,7 @@ def flight_sends(bench: Bench) -> Row:
 
 MEASUREMENTS: dict[str, Callable[[Bench], Row]] = {
     "single": single_sends,
+    "single-p99": lone_sends,
     "batch": lambda b: batch_sends(b, groups=0, callers=1, target=None),
     "batch-callers": lambda b: batch_sends(b, groups=0, callers=CALLERS, target=0.6),
     "batch-groups": lambda b: batch_sends(b, groups=1000, callers=1, target=None),

@@ -1,6 +1,5 @@
 """Checking what a caller gave, before anything is asked of the writer."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,21 +8,20 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.members import membership
 from rmq_pipeline.broker.receiving import lite
 from rmq_pipeline.broker.receiving.deliver import Receive
 from rmq_pipeline.broker.receiving.filtering import sieve
 from rmq_pipeline.errors import (
     FilterExpressionError,
-    IllegalLiteTopicError,
     IllegalOffsetError,
     IllegalTopicError,
     InvisibleDurationError,
-    QueryError,
     RequestError,
+    RocketMQError,
     TableSchemaError,
 )
 from rmq_pipeline.message import hash64
+from rmq_pipeline.text import is_text
 from rmq_pipeline.topic import is_hidden
 
 
@@ -150,18 +148,16 @@ def client(client_id: object) -> str:
     return known_by
 
 
-def text(value: object, name: str) -> str:
+def text(value: object, name: str, *, error: type[RocketMQError] = RequestError) -> str:
     """A text that can be stored.
 
     Raises:
-        RequestError: it is none, or not all of it is characters.
+        ``error``: it is none, or not all of it is characters.
     """
     if not isinstance(value, str):
-        raise RequestError(f"{name} is a text, not {value!r}.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{name} has halves of characters: {error}.") from error
+        raise error(f"{name} is a text, not {value!r}.")
+    if not is_text(value):
+        raise error(f"{name} has halves of characters: {value!r}.")
     return value
 
 
@@ -187,46 +183,7 @@ def expression(given: str) -> str:
     Raises:
         FilterExpressionError: it is no text, or not all of it is characters.
     """
-    try:
-        return text(given, "filter")
-    except RequestError as error:
-        raise FilterExpressionError(error.message) from error
-
-
-def lite_topics(given: object) -> tuple[str, ...]:
-    """Names of lite topics in range, which can be stored.
-
-    Raises:
-        IllegalLiteTopicError: one is not.
-    """
-    names = lite.check_names(given)
-    try:
-        return texts(names, "lite_topics")
-    except RequestError as error:
-        raise IllegalLiteTopicError(error.message) from error
-
-
-def query(given: object) -> str:
-    """An SQL query of characters.
-
-    Raises:
-        QueryError: it is no text, or not all of it is characters.
-    """
-    try:
-        return text(given, "query")
-    except RequestError as error:
-        raise QueryError(error.message) from error
-
-
-def details(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a client says of itself, as JSON has it.
-
-    Raises:
-        RequestError: it is no mapping, not for JSON, too long, or not all of it is characters.
-    """
-    found = membership.details_in(given)
-    text(json.dumps(found, ensure_ascii=False), "details")
-    return found
+    return text(given, "filter", error=FilterExpressionError)
 
 
 def held(window: tuple[str, int] | None) -> tuple[str, int] | None:

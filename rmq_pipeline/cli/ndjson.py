@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.text import is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,8 +105,8 @@ def check(name: str, value: object, *, where: str = "") -> None:
     what, fits = _FIELDS[name]
     if not fits(value):
         raise RequestError(f"{where}{name} is {what}, not {json.dumps(value)}.")
-    # A body is bytes: it takes what no other text may have.
-    if name != "body" and not all(map(_is_utf8, _texts(value))):
+    # A body is bytes: it takes halves of pairs of surrogates, which JSON can escape.
+    if name != "body" and not all(map(is_text, _texts(value))):
         raise RequestError(f"{where}{name} cannot be written in UTF-8: {json.dumps(value)}.")
 
 
@@ -116,15 +117,6 @@ def _texts(value: object) -> Iterable[str]:
     if isinstance(value, dict):
         return (*value, *value.values())
     return value if isinstance(value, list) else ()
-
-
-def _is_utf8(text: str) -> bool:
-    """False when it has half of a pair of surrogates, which JSON can escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _body(fields: Mapping[str, Any], number: int) -> bytes:
@@ -139,7 +131,7 @@ def _body(fields: Mapping[str, Any], number: int) -> bytes:
         raise RequestError(f"Line {number}: body_base64 is not base64: {error}.") from None
 
 
-def _is_text(value: object) -> bool:
+def _is_string(value: object) -> bool:
     return isinstance(value, str)
 
 
@@ -151,26 +143,26 @@ def _is_ms(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
-def _is_texts(value: object) -> bool:
+def _are_strings(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _is_text_map(value: object) -> bool:
+def _is_string_map(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
-    "body": ("text", _is_text),
-    "body_base64": ("text", _is_text),
-    "tag": ("text", _is_text),
-    "keys": ("a list of texts", _is_texts),
-    "message_group": ("text", _is_text),
-    "lite_topic": ("text", _is_text),
+    "body": ("text", _is_string),
+    "body_base64": ("text", _is_string),
+    "tag": ("text", _is_string),
+    "keys": ("a list of texts", _are_strings),
+    "message_group": ("text", _is_string),
+    "lite_topic": ("text", _is_string),
     "delay_level": ("a whole number of 32 bits", _is_whole),
     "deliver_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
     "priority": ("a whole number of 32 bits", _is_whole),
     "born_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
-    "properties": ("an object of texts", _is_text_map),
+    "properties": ("an object of texts", _is_string_map),
 }
 
 #: Fields that a line may leave out.

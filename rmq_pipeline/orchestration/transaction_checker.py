@@ -13,7 +13,6 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.transactions import end_all
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
@@ -64,12 +63,9 @@ class TransactionChecker:
             skippable=True,
         )
 
-    def ask(self, client: Client, *, counts: dict[str, int], window: Fence) -> None:
-        """Have it decide all that is offered for its topic, and add to the outcomes' counts.
-
-        Raises:
-            FencedError: the window has been taken over; what was decided before that is ended.
-        """
+    def ask(self, client: Client, *, window: Fence) -> dict[str, int]:
+        """Have it decide all that is offered for its topic; how many it was asked, and outcomes."""
+        counts = dict.fromkeys(_OUTCOMES, 0)
         while True:
             checks = client.fetch_checks(
                 topics=[self.topic.name],
@@ -78,7 +74,7 @@ class TransactionChecker:
                 window=window,
             )
             if not checks.num_rows:
-                return
+                return counts
             self._decide(client, checks, counts=counts, window=window)
 
     def _decide(
@@ -91,7 +87,6 @@ class TransactionChecker:
             dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
             counts["failed"] += checks.num_rows
             return
-        # Under its fence: a run that was held up for long knows nothing of what was said since.
         end_all(client, said, window=window)
         for value in pc.value_counts(said["resolution"]).to_pylist():
             counts[value["values"]] += value["counts"]
@@ -132,33 +127,14 @@ def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
             report = client.check_transactions(
                 wait_ms=min(left_ms, LOOK_MS) if checkers else left_ms, window=window
             )
-            report["answers"] = _answered(client, checkers, window=window)
+            report["answers"] = {
+                each.topic.name: each.ask(client, window=window) for each in checkers
+            }
             answered = any(any(counts.values()) for counts in report["answers"].values())
             if answered or JOBS[JOB].work_of(report) or not left_ms:
                 return report
 
     return replace(JOBS[JOB], call=call)
-
-
-def _answered(
-    client: Client, checkers: Sequence[TransactionChecker], *, window: Fence
-) -> dict[str, dict[str, int]]:
-    """Ask them all; the outcomes by topic.
-
-    Raises:
-        FencedError: the window was taken over before anything was decided.
-    """
-    found: dict[str, dict[str, int]] = {}
-    for each in checkers:
-        counts = found[each.topic.name] = dict.fromkeys(_OUTCOMES, 0)
-        try:
-            each.ask(client, counts=counts, window=window)
-        except FencedError:
-            # Taken over while a checker worked: what it decided is to be told all the same.
-            if not any(any(counts.values()) for counts in found.values()):
-                raise
-            break
-    return found
 
 
 def transaction_checks(checkers: Sequence[TransactionChecker]) -> dg.AssetsDefinition:

@@ -11,10 +11,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.receiving import receiving
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES
+from tests.damaged import MARK, damage
 
-#: Of the body that is damaged on disk; of a size that no other is.
-MARK = b"damaged on disk " * 50
 BACKOFF_MS = 30_000
 
 
@@ -25,22 +23,6 @@ def send(broker: Broker, *bodies: bytes, message_group: str | None = None) -> No
         if message_group is not None:
             columns["message_group"] = [message_group]
         broker.send("t", pa.table(columns))
-
-
-def damage(broker: Broker) -> None:
-    """Flip a bit of each marked body in the log files."""
-    broker.engine.dispatched()  # else it finds the damage first, and the broker stops
-    found = 0
-    for path in (broker.engine.home.path / "log").glob("*.log"):
-        data = path.read_bytes()
-        at = data.find(MARK, FILE_HEADER_BYTES)
-        while at >= 0:
-            found += 1
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([data[at] ^ 0x10]))
-            at = data.find(MARK, at + len(MARK))
-    assert found
 
 
 def bodies(received: pa.Table) -> list[bytes]:

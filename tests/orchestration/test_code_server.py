@@ -80,7 +80,15 @@ def run(
 def fork_servers(code_server: int) -> list[int]:
     """Fork servers that a code server has started."""
     children = psutil.Process(code_server).children()
-    return [each.pid for each in children if "multiprocessing.forkserver" in each.cmdline()[-1]]
+    return [each.pid for each in children if "multiprocessing.forkserver" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing for one that has just ended, or was not yet given any."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def test_a_run_is_a_fork_of_a_process_that_has_the_code(

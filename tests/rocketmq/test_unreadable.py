@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from rmq_pipeline.errors import CorruptLogError
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES
+from tests.damaged import MARK, damage
 from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand
 
 STORAGE = 50001
-#: Of the body that is damaged on disk; of a size that no other is.
-MARK = b"damaged on disk " * 50
 BACKOFF_MS = 30_000
 
 
@@ -28,23 +26,6 @@ def one(stand: Stand) -> Consumer:
     return stand.consumer("one")
 
 
-def damage(stand: Stand) -> None:
-    """Flip a bit of each marked body in the log files."""
-    stand.broker.engine.dispatched()  # else it finds the damage first, and the broker stops
-    paths = list((stand.broker.engine.home.path / "log").glob("*.log"))
-    found = 0
-    for path in paths:
-        data = path.read_bytes()
-        at = data.find(MARK, FILE_HEADER_BYTES)
-        while at >= 0:
-            found += 1
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([data[at] ^ 0x10]))
-            at = data.find(MARK, at + len(MARK))
-    assert found
-
-
 def test_a_message_that_cannot_be_read_counts_its_attempts(
     stand: Stand, one: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -52,7 +33,7 @@ def test_a_message_that_cannot_be_read_counts_its_attempts(
     stand.broker.create_group("g", backoff_ms=[BACKOFF_MS], max_attempts=2)
     stand.send("t", MARK)
     stand.send("t", b"sound")
-    damage(stand)
+    damage(stand.broker)
 
     with caplog.at_level(logging.ERROR):
         received = one.receive("t", "g")
@@ -79,7 +60,7 @@ def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(
     stand.send("t", MARK, message_group="A")
     stand.send("t", b"a3", message_group="A")
     stand.send("t", b"b1", message_group="B")
-    damage(stand)
+    damage(stand.broker)
 
     received = one.receive("t", "g", renewed=True)
 
@@ -98,7 +79,7 @@ def test_nothing_of_a_queue_in_order_goes_past_one_that_cannot_be_read(
     stand.send("t", b"a1", message_group="A")
     stand.send("t", MARK, message_group="A")
     stand.send("t", b"b1", message_group="B")
-    damage(stand)
+    damage(stand.broker)
 
     received = one.receive("t", "g")
 
@@ -112,7 +93,7 @@ def test_what_cannot_be_buried_keeps_nobody_else_from_it(stand: Stand, one: Cons
         stand.broker.create_topic(f"t-{group}", queues=1)
         stand.broker.create_group(group, max_attempts=1)
         stand.send(f"t-{group}", body)
-    damage(stand)
+    damage(stand.broker)
     assert one.receive("t-a", "a").code == STORAGE
     assert one.receive("t-b", "b", invisible_ms=10_000).bodies == [b"sound"]
     stand.clock.advance(10_000)

@@ -12,6 +12,7 @@ from rmq_pipeline.broker.members.locking import UnlockMember
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, RequestError
+from rmq_pipeline.text import is_text
 
 #: Versions begin anywhere, so that one of an earlier start of the broker is not taken for one of
 #: this start.
@@ -219,7 +220,7 @@ def topics_in(given: object) -> tuple[str, ...]:
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise RequestError(f"topics is a list of names, not {given!r}.")
     every = list(given)
-    if not all(isinstance(name, str) and name for name in every):
+    if not all(is_text(name) and name for name in every):
         raise RequestError(f"topics is a list of names, not {every!r}.")
     names = tuple(dict.fromkeys(every))
     if len(names) > limits.MEMBER_TOPICS:
@@ -231,17 +232,18 @@ def details_in(given: object) -> Mapping[str, Any]:
     """What a member says of itself, as JSON has it.
 
     Raises:
-        RequestError: it is no mapping, not for JSON, or too long.
+        RequestError: it is no mapping, not for JSON, no text, or too long.
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"details is a mapping, not {given!r}.")
     try:
-        text = json.dumps(dict(given))
+        text = json.dumps(dict(given), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"details is nothing for JSON: {error}.") from error
-    if len(text) > limits.MEMBER_DETAILS_BYTES:
-        raise RequestError(
-            f"details has {limits.MEMBER_DETAILS_BYTES} bytes as JSON, not {len(text)}."
-        )
+    if not is_text(text):
+        raise RequestError(f"details has halves of characters: {given!r}.")
+    size = len(text.encode())
+    if size > limits.MEMBER_DETAILS_BYTES:
+        raise RequestError(f"details has {limits.MEMBER_DETAILS_BYTES} bytes as JSON, not {size}.")
     details: Mapping[str, Any] = json.loads(text)
     return details

@@ -17,6 +17,7 @@ from rmq_pipeline.errors import (
     RequestError,
 )
 from rmq_pipeline.message import Int64s, hash64
+from rmq_pipeline.text import is_text
 
 ACTIONS: Final = ("add", "remove", "replace", "clear")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -108,11 +109,11 @@ def check_names(names: Any) -> tuple[str, ...]:
         raise IllegalLiteTopicError(f"lite_topics is a list of names, not {names!r}.")
     given = tuple(names)
     for name in given:
-        if not isinstance(name, str) or not name.strip() or _CONTROL.search(name):
+        if not is_text(name) or not name.strip() or _CONTROL.search(name):
             raise IllegalLiteTopicError(
                 f"Lite topic {name!r} is no text, blank, or has a control character."
             )
-        if len(name.encode("utf-8", "surrogatepass")) > limits.MESSAGE_GROUP_BYTES:
+        if len(name.encode()) > limits.MESSAGE_GROUP_BYTES:
             raise IllegalLiteTopicError(f"Lite topic {name!r} is over 63 bytes.")
     return given
 

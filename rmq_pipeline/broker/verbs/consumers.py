@@ -54,8 +54,8 @@ class Consumers(Opened):
         engine.members.heard(
             group,
             arguments.client(client_id),
-            topics=arguments.texts(membership.topics_in(topics), "topics"),
-            details=arguments.details(details),
+            topics=membership.topics_in(topics),
+            details=membership.details_in(details),
         )
         return self.await_change(
             group,

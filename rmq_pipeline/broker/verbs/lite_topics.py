@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving import lite
 from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription, lite_topic
 from rmq_pipeline.broker.verbs.opened import Opened
@@ -40,7 +39,7 @@ class LiteTopics(Opened):
             topic,
             lite.check_client(client_id),
             action,
-            arguments.lite_topics(lite_topics),
+            lite.check_names(lite_topics),
         )
         after: tuple[str, ...] = self._engine.submit(request)
         return list(after)

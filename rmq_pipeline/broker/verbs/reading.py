@@ -9,6 +9,7 @@ from rmq_pipeline.broker import arguments, queries
 from rmq_pipeline.broker.progress import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.stored import state_history
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.errors import QueryError
 
 
 class Reading(Opened):
@@ -107,7 +108,9 @@ class Reading(Opened):
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """One SELECT over the documented views; it sees everything answered before."""
         self._engine.dispatched()
-        return self._engine.database.query(arguments.query(query), timeout_s=timeout_s)
+        return self._engine.database.query(
+            arguments.text(query, "query", error=QueryError), timeout_s=timeout_s
+        )
 
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:
