@@ -20,13 +20,15 @@ class Pace:
     Args:
         most: never more than this.
         first: as long as nothing is known of the handler.
+        batch_s: what a batch should take, in seconds.
     """
 
-    def __init__(self, most: int, *, first: int) -> None:
+    def __init__(self, most: int, *, first: int, batch_s: float = BATCH_S) -> None:
         self._most = most
+        self._batch_s = batch_s
         self.limit = min(most, first)
 
     def worked(self, messages: int, seconds: float) -> None:
         """A batch has taken so long."""
-        fits = int(messages * BATCH_S / max(seconds, _SHORTEST_S))
+        fits = int(messages * self._batch_s / max(seconds, _SHORTEST_S))
         self.limit = max(1, min(self._most, fits, _GROWTH * self.limit))

@@ -10,8 +10,8 @@ from rmq_pipeline.orchestration.windows import AHEAD_MS, SLICE_MS, UpkeepJob
 
 #: A window of 60 s is followed by the next after about this long, so that they overlap.
 HAND_OVER_AFTER_MS: Final = 40_000
-#: A live window whose lease was not renewed for this long is in the middle of a long call, such as
-#: a checker's: its successor would only ask the same again, so it waits for the call's end.
+#: A live window whose lease was not renewed to its full length for this long is in the middle of a
+#: long call, such as a checker's: its successor would only ask the same again, so it waits.
 IN_A_CALL_AFTER_MS: Final = 2 * SLICE_MS
 #: Windows follow each other while work was due within this time.
 BUSY_FOR_MS: Final = 10 * 60_000

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.transactions import end_all
+from rmq_pipeline.handling.pace import Pace
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.held_window import held
 from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
 from rmq_pipeline.orchestration.upkeep_assets import (
     GROUP,
@@ -30,8 +32,11 @@ from rmq_pipeline.orchestration.windows import JOBS, Fence, Report, UpkeepJob, W
 from rmq_pipeline.transaction import RESOLUTIONS, Checker, answers
 
 JOB: Final = "check_transactions"
-#: Half messages that a checker gets at a time.
+#: Half messages that a checker gets at a time: at most, and as long as nothing is known of it.
 ASKED_ROWS: Final = 10_000
+FIRST_ROWS: Final = 256
+#: What a checker should take for them, in seconds: more is lost with a run that is killed.
+ASKED_S: Final = 10.0
 #: Checks that fall due while the window waits are asked within this time.
 LOOK_MS: Final = 500
 #: What became of those that a checker was asked about; failed: it raised, or made no sense.
@@ -63,33 +68,44 @@ class TransactionChecker:
             skippable=True,
         )
 
-    def ask(self, client: Client, *, window: Fence) -> dict[str, int]:
-        """Have it decide all that is offered for its topic; how many it was asked, and outcomes."""
+    def ask(self, client: Client, *, pace: Pace, until: float, window: Fence) -> dict[str, int]:
+        """Have it decide what is offered for its topic; how many it was asked, and outcomes.
+
+        Args:
+            client: of the broker.
+            pace: how many it gets at a time.
+            until: by time.monotonic; it is asked once in any case, and not again later than this.
+            window: in whose name; it is held as long as the checker takes.
+        """
         counts = dict.fromkeys(_OUTCOMES, 0)
         while True:
             checks = client.fetch_checks(
                 topics=[self.topic.name],
                 client_id=self.key.to_user_string(),
-                limit=ASKED_ROWS,
+                limit=pace.limit,
                 window=window,
             )
             if not checks.num_rows:
                 return counts
-            self._decide(client, checks, counts=counts, window=window)
+            with held(client, window):
+                began = time.monotonic()
+                outcomes = self._decide(client, checks, window=window)
+                pace.worked(checks.num_rows, time.monotonic() - began)
+            for outcome, n in outcomes.items():
+                counts[outcome] += n
+            if time.monotonic() >= until:
+                return counts
 
-    def _decide(
-        self, client: Client, checks: pa.Table, *, counts: dict[str, int], window: Fence
-    ) -> None:
+    def _decide(self, client: Client, checks: pa.Table, *, window: Fence) -> dict[str, int]:
         try:
             said = answers(checks, self.checker(checks))
         except Exception:  # noqa: BLE001 - user code: the window goes on
             name = self.key.to_user_string()
             dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
-            counts["failed"] += checks.num_rows
-            return
+            return {"failed": checks.num_rows}
         end_all(client, said, window=window)
-        for value in pc.value_counts(said["resolution"]).to_pylist():
-            counts[value["values"]] += value["counts"]
+        counted = pc.value_counts(said["resolution"]).to_pylist()
+        return {each["values"]: each["counts"] for each in counted}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +135,7 @@ class transaction_checker:  # noqa: N801 - read as a decorator
 
 def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
     """The check job that asks these checkers; its reports have their ``answers``."""
+    paces = [Pace(ASKED_ROWS, first=FIRST_ROWS, batch_s=ASKED_S) for _ in checkers]
 
     def call(client: Client, *, wait_ms: int, window: Fence) -> Report:
         until = time.monotonic() + wait_ms / 1000
@@ -128,7 +145,8 @@ def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
                 wait_ms=min(left_ms, LOOK_MS) if checkers else left_ms, window=window
             )
             report["answers"] = {
-                each.topic.name: each.ask(client, window=window) for each in checkers
+                each.topic.name: each.ask(client, pace=pace, until=until, window=window)
+                for each, pace in zip(checkers, paces, strict=True)
             }
             answered = any(any(counts.values()) for counts in report["answers"].values())
             if answered or JOBS[JOB].work_of(report) or not left_ms:

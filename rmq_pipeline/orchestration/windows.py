@@ -27,6 +27,9 @@ SEAL_LEASE_MS: Final = 120_000
 COMPACT_LEASE_MS: Final = 600_000
 #: A checker of the pipeline may take a while to look up what has happened.
 CHECK_LEASE_MS: Final = 60_000
+#: A window in the middle of a call of user code is held for this long at a time. So much less than
+#: the whole lease tells the sensor of it: a successor would only ask the same again.
+IN_A_CALL_LEASE_MS: Final = 40_000
 WINDOW_S: Final = 60.0
 #: A busy window stays for its successor at most this much longer.
 OVERTIME_S: Final = 30.0

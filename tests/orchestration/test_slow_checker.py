@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pyarrow as pa
 import pytest
@@ -11,10 +12,23 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration import held_window
 from rmq_pipeline.orchestration.due_work import HAND_OVER_AFTER_MS, Memory, wanted_upkeep
+from rmq_pipeline.orchestration.held_window import held
 from rmq_pipeline.orchestration.topic_assets import topic
-from rmq_pipeline.orchestration.transaction_checker import JOB, checking_job, transaction_checker
-from rmq_pipeline.orchestration.windows import CHECK_LEASE_MS, JOBS, Fence
+from rmq_pipeline.orchestration.transaction_checker import (
+    FIRST_ROWS,
+    JOB,
+    checking_job,
+    transaction_checker,
+)
+from rmq_pipeline.orchestration.windows import (
+    CHECK_LEASE_MS,
+    IN_A_CALL_LEASE_MS,
+    JOBS,
+    Fence,
+)
+from tests.waiting import until
 
 ORDERS = topic("orders", type="transaction", queues=1)
 WINDOW = JOBS[JOB].window
@@ -62,16 +76,27 @@ def delivered(broker: Broker) -> list[bytes]:
     return found
 
 
+def left_ms(client: Client, clock: ManualClock) -> int:
+    """For how long the window is leased yet."""
+    window = client.due()["jobs"][JOB]["window"]
+    return int(window["expires_at_ms"]) - clock.now_ms() if window else 0
+
+
+@pytest.mark.parametrize("call_ms", [HAND_OVER_AFTER_MS + 10_000, 3 * CHECK_LEASE_MS])
 def test_what_a_slow_checker_commits_is_delivered(
-    client: Client, broker: Broker, clock: ManualClock
+    client: Client,
+    broker: Broker,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    call_ms: int,
 ) -> None:
-    call_ms = HAND_OVER_AFTER_MS + 10_000
-    assert call_ms < CHECK_LEASE_MS
+    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
     dagster = Dagster(client)
 
     def slow(checks: pa.Table) -> list[str]:
         for _ in range(call_ms // STEP_MS):
             clock.advance(STEP_MS)
+            until(lambda: left_ms(client, clock) == IN_A_CALL_LEASE_MS, what="a renewal")
             dagster.tick()
         return ["commit"] * checks.num_rows
 
@@ -83,3 +108,56 @@ def test_what_a_slow_checker_commits_is_delivered(
 
     assert delivered(broker) == BODIES
     assert dagster.opened == 1
+
+
+def test_a_window_that_was_taken_over_asks_nobody(client: Client) -> None:
+    opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
+    client.open_window(WINDOW, owner="b", duration_ms=CHECK_LEASE_MS, takeover=True)
+
+    with pytest.raises(FencedError), held(client, (WINDOW, opened["epoch"])):
+        pytest.fail("this is not reached")
+
+
+def test_nothing_holds_a_window_after_the_call(
+    client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
+    opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
+
+    def fails() -> None:
+        with held(client, (WINDOW, opened["epoch"])):
+            clock.advance(IN_A_CALL_LEASE_MS // 2)
+            until(lambda: left_ms(client, clock) == IN_A_CALL_LEASE_MS, what="a renewal")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+
+    assert not [each for each in threading.enumerate() if each.name == f"hold {WINDOW}"]
+    clock.advance(IN_A_CALL_LEASE_MS)
+    assert left_ms(client, clock) <= 0
+
+
+def test_a_checker_begins_with_few_and_its_slice_ends_in_time(
+    client: Client, clock: ManualClock
+) -> None:
+    bodies = [b"%d" % i for i in range(2 * FIRST_ROWS)]
+    halves = pa.table({"body": bodies})
+    client.send_half("orders", halves, producer_group="gone", immunity_ms=1)
+    clock.advance(10)
+    given = []
+
+    def counts(checks: pa.Table) -> list[str]:
+        given.append(checks.num_rows)
+        return ["rollback"] * checks.num_rows
+
+    job = checking_job([transaction_checker(topic=ORDERS)(counts)])
+    opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
+    window = (WINDOW, opened["epoch"])
+
+    first = job.call(client, wait_ms=0, window=window)
+    second = job.call(client, wait_ms=0, window=window)
+
+    assert given == [FIRST_ROWS, len(BODIES) + FIRST_ROWS]
+    assert first["answers"]["orders"]["rollback"] == FIRST_ROWS
+    assert second["answers"]["orders"]["rollback"] == len(BODIES) + FIRST_ROWS
