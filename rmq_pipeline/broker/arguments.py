@@ -53,6 +53,16 @@ def poll_ms(wait_ms: object) -> int:
     return _whole(wait_ms, "wait_ms", low=0, high=limits.POLL_MAX_MS)
 
 
+def query_s(timeout_s: object) -> float:
+    """How long a query may take, in range."""
+    high = limits.QUERY_TIMEOUT_MAX_S
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise RequestError(f"timeout_s is a number of seconds, not {timeout_s!r}.")
+    if not 0 <= timeout_s <= high:
+        raise RequestError(f"timeout_s is a number from 0 to {high}, not {timeout_s!r}.")
+    return timeout_s
+
+
 def immunity_ms(duration_ms: object) -> int:
     """How long a half message is not asked about, in range."""
     high = limits.TRANSACTION_IMMUNITY_MAX_MS

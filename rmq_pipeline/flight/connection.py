@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from rmq_pipeline import errors
+from rmq_pipeline import errors, limits
 from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.target import Place, Target
 
@@ -163,7 +163,14 @@ def _client(place: Place) -> flight.FlightClient:
 
 
 def _waits_s(args: Mapping[str, Any]) -> float:
-    return float(args.get("wait_ms") or 0) / 1000 + float(args.get("timeout_s") or 0)
+    """How long a call waits by itself; what is no such time is for the broker to refuse."""
+    wait_ms, timeout_s = args.get("wait_ms"), args.get("timeout_s")
+    found = 0.0
+    if isinstance(wait_ms, int | float) and 0 <= wait_ms <= limits.POLL_MAX_MS:
+        found += wait_ms / 1000
+    if isinstance(timeout_s, int | float) and 0 <= timeout_s <= limits.QUERY_TIMEOUT_MAX_S:
+        found += timeout_s
+    return found
 
 
 def _unavailable(error: Exception) -> errors.BrokerUnavailableError:

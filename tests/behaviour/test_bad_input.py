@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -264,6 +265,12 @@ def test_sql_has_a_time_limit(door: Door, source: str) -> None:
         door.broker.sql(endless, timeout_s=0.2)
 
     assert door.sql("SELECT 1 AS one") == [{"one": 1}]
+
+
+@pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, 1e12, "soon", None, True])
+def test_the_time_limit_of_sql_is_a_number(door: Door, timeout_s: Any) -> None:
+    with pytest.raises(errors.RequestError, match="timeout_s is a number"):
+        door.broker.sql("SELECT 1", timeout_s=timeout_s)
 
 
 # ------------------------------------------------------------------------------------------ home

@@ -107,10 +107,10 @@ class Reading(Opened):
 
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """One SELECT over the documented views; it sees everything answered before."""
+        select = arguments.text(query, "query", error=QueryError)
+        timeout_s = arguments.query_s(timeout_s)
         self._engine.dispatched()
-        return self._engine.database.query(
-            arguments.text(query, "query", error=QueryError), timeout_s=timeout_s
-        )
+        return self._engine.database.query(select, timeout_s=timeout_s)
 
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:
