@@ -94,6 +94,8 @@ DEFAULT_QUEUES = 8
 #: A topic keeps its messages at least so long, or so many bytes of segments.
 RETENTION_MIN_MS = 1000
 RETENTION_MIN_BYTES = 1
+#: Either of them is a column of 64 bits, and is added to times.
+RETENTION_MAX = 1 << 62
 #: Delivered scheduled messages and ended half messages go after this.
 SYSTEM_RETENTION_MS = 72 * 3600 * 1000
 #: Small segments become one of about this size, when there are so many of them.

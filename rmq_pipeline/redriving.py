@@ -234,7 +234,8 @@ class _Run:
         self._left = _choose(client, plan)
         self._look()
         if plan.limit:
-            self._left = self._left.slice(0, max(0, plan.limit - self._redriven))
+            allowed = max(0, plan.limit - self._redriven)
+            self._left = self._left.slice(0, min(self._left.num_rows, allowed))
         self._chosen = self._redriven + self._left.num_rows
         #: What the rate allows now, and since when it was not topped up.
         self._allowance, self._topped_at = 1.0, self._began

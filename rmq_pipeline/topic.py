@@ -208,8 +208,9 @@ def check_retention(retention_ms: Any, retention_bytes: Any) -> None:
         ("retention_bytes", retention_bytes, limits.RETENTION_MIN_BYTES),
     ):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and (value == 0 or value >= least)):
-            raise RequestError(f"{name} is 0 for keeping all, or at least {least}, not {value!r}.")
+        most = limits.RETENTION_MAX
+        if value is not None and not (whole and (value == 0 or least <= value <= most)):
+            raise RequestError(f"{name} is 0 for keeping all, or {least} to {most}, not {value!r}.")
 
 
 def is_system(name: str) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.receiving import receiving
+from rmq_pipeline.broker.receiving import receiving, unreadable
+from rmq_pipeline.broker.receiving.deliver import Delivery
+from rmq_pipeline.broker.receiving.reading import delivered
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from tests.damaged import MARK, damage
@@ -87,3 +90,86 @@ def test_what_a_failed_receive_has_leased_is_given_back(
     received = broker.receive("t", "g", limit=10)
     assert bodies(received) == [b"1", b"2"]
     assert received["delivery_attempt"].to_pylist() == [1, 1]
+
+
+class Reads:
+    """The real reading of messages, counted, with something that happens before each."""
+
+    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+        self.sizes: list[int] = []
+        self._before = before
+
+    def __call__(self, engine: Any, delivery: Delivery) -> pa.Table:
+        self.sizes.append(len(delivery))
+        self._before()
+        return delivered(engine, delivery)
+
+
+def test_what_is_damaged_is_found_in_few_reads(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", backoff_ms=[BACKOFF_MS])
+    frames, rows = 20, 200
+    for frame in range(frames):
+        body = MARK if frame == 7 else b"sound"
+        broker.send("t", pa.table({"body": [body, *[b"%d" % frame] * (rows - 1)]}))
+    damage(broker)
+    reads = Reads()
+    monkeypatch.setattr(unreadable, "delivered", reads)
+
+    received = broker.receive("t", "g", limit=frames * rows)
+
+    assert received.num_rows == (frames - 1) * rows
+    assert b"7" not in bodies(received)
+    # Of halves: the bad one and the good one at each step, and the whole at first and at last.
+    assert len(reads.sizes) <= 2 * frames.bit_length() + 8
+    assert broker.sql("SELECT count(*) AS n FROM retrying").to_pylist() == [{"n": rows}]
+
+
+def test_what_was_found_counts_although_there_is_no_time_for_the_rest(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", backoff_ms=[BACKOFF_MS], max_attempts=2)
+    every = [MARK, b"1", MARK, b"2", MARK, b"3", b"4", MARK]
+    send(broker, *every)
+    damage(broker)
+    lease_ms = 10_000
+    slow = Reads(before=lambda: clock.advance(1_000))
+    monkeypatch.setattr(unreadable, "delivered", slow)
+
+    got: list[bytes] = []
+    for _ in range(10):
+        try:
+            received = broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms)
+        except CorruptLogError:
+            continue
+        got += bodies(received)
+        broker.ack(received)
+
+    assert sorted(got) == [b"1", b"2", b"3", b"4"]
+    failed = broker.sql("SELECT delivery_attempts AS n FROM retrying")["n"].to_pylist()
+    assert failed == [1, 1, 1, 1]
+
+
+def test_leases_that_ended_while_it_was_read_give_nothing(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g")
+    send(broker, b"1", b"2")
+    lease_ms = 10_000
+    failures = iter([StorageError("The disk was away for a moment.")])
+
+    def late() -> None:
+        for failure in failures:
+            clock.advance(lease_ms)
+            raise failure
+
+    monkeypatch.setattr(unreadable, "delivered", Reads(before=late))
+
+    assert not broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms).num_rows
+    received = broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms)
+
+    assert bodies(received) == [b"1", b"2"]

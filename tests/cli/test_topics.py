@@ -92,6 +92,15 @@ def test_a_topic_is_told_how_long_it_keeps_its_messages(rmq: Rmq, name: Name) ->
     assert "retention_ms" in refused.err
 
 
+@pytest.mark.parametrize("size", [str(1 << 63), "99999999999999999999"])
+def test_a_retention_that_no_column_holds_is_refused(rmq: Rmq, topic: str, size: str) -> None:
+    refused = rmq("topic", "alter", topic, "--retention-bytes", size)
+
+    assert refused.code == 1
+    assert "retention_bytes" in refused.err
+    assert topic in {each["name"] for each in rmq("topic", "list", "--json").json}
+
+
 @pytest.mark.parametrize("option", ["--retention", "--deduplicate-window"])
 @pytest.mark.parametrize("verb", ["create", "alter"])
 def test_a_time_that_is_none_is_refused(no_broker: Rmq, verb: str, option: str) -> None:

@@ -4,20 +4,21 @@ Given back they would be the next ones again, and nobody would ever get what lie
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline import schema
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
 from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
-from rmq_pipeline.broker.settling.each import GiveBack, Renew
-from rmq_pipeline.broker.settling.outcomes import RETRY, Outcomes
-from rmq_pipeline.broker.settling.settle import Mask, Settle
+from rmq_pipeline.broker.settling.each import FailEach, GiveBack, Renew
+from rmq_pipeline.broker.settling.settle import Mask
 from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
 from rmq_pipeline.failure import Failure
-from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.message import Int64s
 
 log = logging.getLogger(__name__)
 
@@ -34,36 +35,83 @@ def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Tabl
     try:
         return delivered(engine, delivery)
     except UNREADABLE:
-        return delivered(engine, sorted_out(engine, delivery, request=request))
+        rest = sorted_out(engine, delivery, request=request)
+        return delivered(engine, rest) if len(rest) else schema.RECEIVED.empty_table()
 
 
 def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
     """The part of a delivery that can be read; the rest has failed and waits its backoff.
 
     In a message group nothing is given that lies behind a message that cannot be read, nor in a
-    queue where the consumer group is in order by queue.
+    queue where the consumer group is in order by queue. Where there is much to try, some of it is
+    given back untried, so that what was found counts before the leases end.
 
     Raises:
         OperatorError, LookupError: nothing of it can be given.
     """
-    wrong = np.zeros(len(delivery), dtype=np.bool_)
-    why: Exception | None = None
-    for row in range(len(delivery)):
-        try:
-            delivered(engine, part_of(delivery, np.arange(len(delivery)) == row))
-        except UNREADABLE as error:
-            wrong[row], why = True, error
-    if why is not None:
+    receipts = receipts_of(delivery)
+    tried = _tried(engine, delivery, within_ms=request.invisible_duration_ms // 2)
+    if tried.untried.any():
+        engine.submit(GiveBack(receipts.take(tried.untried)))
+    if tried.why is not None:
+        wrong = tried.wrong
         if engine.state.group(request.group).order == "queue":
             wrong = _and_what_is_behind(delivery, wrong)
-        engine.submit(Settle(_failed(receipts_of(delivery).take(wrong), why)))
-        log.error("%d messages of a receive cannot be read: %s", wrong.sum(), why)
+        said = Failure.of(f"It cannot be read: {tried.why}", error_type=type(tried.why).__name__)
+        engine.submit(FailEach(receipts.take(wrong), said.to_json()))
+        log.error("%d messages of a receive cannot be read: %s", wrong.sum(), tried.why)
     # Of a message group what lies behind was given back with the one that has failed.
-    renewal = Renew(receipts_of(delivery), request.invisible_duration_ms)
-    rest = part_of(delivery, engine.submit(renewal))
-    if why is not None and not len(rest):
-        raise why
+    rest = part_of(delivery, engine.submit(Renew(receipts, request.invisible_duration_ms)))
+    if tried.why is not None and not len(rest):
+        raise tried.why
     return rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of reading the parts of a delivery."""
+
+    wrong: Mask
+    #: Time was over before these; they are the last ones.
+    untried: Mask
+    #: Why the last of the wrong ones could not be read; None: all could.
+    why: Exception | None
+
+
+def _tried(engine: Engine, delivery: Delivery, *, within_ms: int) -> _Tried:
+    """Read halves, and halves of those that fail, in the order of the messages."""
+    n = len(delivery)
+    rows = np.arange(n)
+    position = np.concatenate([taken.position for _, taken in delivery.taken])
+    wrong, untried = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    why: Exception | None = None
+    until_ms = engine.clock.now_ms() + within_ms
+    parts = [(0, n)]
+    while parts:
+        start, stop = parts.pop()
+        if engine.clock.now_ms() >= until_ms:
+            untried[start:] = True
+            break
+        try:
+            delivered(engine, part_of(delivery, (rows >= start) & (rows < stop)))
+        except UNREADABLE as error:
+            if _is_one(position[start:stop], kept_from=engine.log.first):
+                wrong[start:stop], why = True, error
+            else:
+                middle = start + _middle(position[start:stop])
+                parts += [(middle, stop), (start, middle)]
+    return _Tried(wrong, untried, why)
+
+
+def _middle(position: Int64s) -> int:
+    """Where to cut in two: between sections, as long as there are several."""
+    cuts = np.flatnonzero(np.diff(position)) + 1
+    return int(cuts[len(cuts) // 2]) if len(cuts) else len(position) // 2
+
+
+def _is_one(position: Int64s, *, kept_from: int) -> bool:
+    """One message, or messages of one section of the log: that is read as a whole or not at all."""
+    return len(position) == 1 or bool(position[0] >= kept_from and np.all(position == position[0]))
 
 
 def give_back(engine: Engine, delivery: Delivery) -> None:
@@ -82,14 +130,3 @@ def _and_what_is_behind(delivery: Delivery, wrong: Mask) -> Mask:
         parts.append(np.logical_or.accumulate(wrong[done : done + len(taken)]))
         done += len(taken)
     return np.concatenate(parts)
-
-
-def _failed(receipts: Receipts, why: Exception) -> Outcomes:
-    n = len(receipts)
-    said = Failure.of(f"It cannot be read: {why}", error_type=type(why).__name__).to_json()
-    return Outcomes(
-        receipts,
-        np.full(n, RETRY, dtype=np.int8),
-        np.full(n, -1, dtype=np.int64),
-        pa.repeat(pa.scalar(said, pa.string()), n),
-    )

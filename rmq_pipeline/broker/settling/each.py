@@ -7,7 +7,7 @@ import numpy as np
 from rmq_pipeline.broker.event_rows import run_starts
 from rmq_pipeline.broker.failures.giving_back import release, released_behind
 from rmq_pipeline.broker.receiving.lease_table import LeaseTable, Rows
-from rmq_pipeline.broker.settling.outcomes import acks
+from rmq_pipeline.broker.settling.outcomes import acks, retries
 from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, by_queue, standing
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
@@ -32,6 +32,19 @@ class AckEach(Request):
         else:
             decision.answer = np.ones(len(self.receipts), dtype=np.bool_)
         return decision
+
+
+@dataclass(frozen=True, slots=True)
+class FailEach(Request):
+    """Deliveries that have failed, as far as they still stand; ``failure`` is JSON."""
+
+    receipts: Receipts
+    failure: str
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The ended ones were counted, or given back, when they ended."""
+        holds = standing(self.receipts, state, now_ms=now_ms)
+        return Settle(retries(self.receipts.take(holds), self.failure)).decide(state, now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,13 @@ def acks(receipts: Receipts) -> Outcomes:
     )
 
 
+def retries(receipts: Receipts, failure: str) -> Outcomes:
+    """All of them to be tried again after the group's backoff; ``failure`` is JSON."""
+    n = len(receipts)
+    said = pa.repeat(pa.scalar(failure, pa.string()), n)
+    return Outcomes(receipts, np.full(n, RETRY, np.int8), np.full(n, -1, np.int64), said)
+
+
 def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes:
     """Outcomes from the columns of schema.OUTCOME.
 
