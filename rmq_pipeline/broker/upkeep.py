@@ -119,7 +119,11 @@ class Upkeep:
                     self._bell.wait(1.0)
 
     def _fall_back(self) -> None:
-        """Do what Dagster's runs should have done long ago, and leave a trace of it."""
+        """Do what Dagster's runs should have done long ago, and leave a trace of it.
+
+        A live window is not waited for. It may be in the call of one topic's checker, which takes
+        as long as it takes, and the producers of all other topics are not asked meanwhile.
+        """
         due = self._engine.submit(Due())
         limit_ms = self._engine.settings.fallback_overdue_ms
         oldest = due["jobs"]["deliver_scheduled"]["next_due_ms"]

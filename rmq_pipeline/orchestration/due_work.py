@@ -6,13 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from rmq_pipeline.orchestration.topic_assets import identifier
-from rmq_pipeline.orchestration.windows import AHEAD_MS, SLICE_MS, UpkeepJob
+from rmq_pipeline.orchestration.windows import AHEAD_MS, UpkeepJob, is_in_a_call
 
 #: A window of 60 s is followed by the next after about this long, so that they overlap.
 HAND_OVER_AFTER_MS: Final = 40_000
-#: A live window whose lease was not renewed to its full length for this long is in the middle of a
-#: long call, such as a checker's: its successor would only ask the same again, so it waits.
-IN_A_CALL_AFTER_MS: Final = 2 * SLICE_MS
 #: Windows follow each other while work was due within this time.
 BUSY_FOR_MS: Final = 10 * 60_000
 #: A run that has not opened its window by now is taken for lost.
@@ -51,8 +48,12 @@ def next_serial(serial: int, *, now_ms: int) -> int:
 
     Dagster makes no run of a key that was used. Serials are milliseconds, and requests are fewer
     than that, so they do not run ahead of the clock: a sensor whose cursor was reset does not meet
-    the keys of its past. A tick that is run again may get another key, and needs no other: Dagster
-    stores a tick's cursor before it makes the runs, so one without a cursor has made none.
+    the keys of its past.
+
+    A key says nothing of two ticks that look at the same work. Dagster gives a sensor its cursor
+    when the tick ends: after one whose process was killed, the next has the cursor of the one
+    before and makes another key, though the run was requested. What asks for no second run is the
+    sensor, which looks for one that is to come; and of two that come up, one yields its window.
     """
     return max(serial + 1, now_ms)
 
@@ -142,8 +143,8 @@ def _hands_over(window: Mapping[str, Any], job: UpkeepJob, *, since_ms: int, now
     """Whether a live window is to be followed by the next."""
     if not job.waits or now_ms - since_ms < HAND_OVER_AFTER_MS:
         return False
-    renewed_at_ms = int(window["expires_at_ms"]) - job.lease_ms
-    return now_ms - renewed_at_ms <= IN_A_CALL_AFTER_MS
+    # In the middle of a checker's call: a successor would only ask the same again.
+    return not is_in_a_call(window, job, now_ms=now_ms)
 
 
 def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:

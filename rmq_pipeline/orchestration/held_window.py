@@ -5,14 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rmq_pipeline.errors import FencedError, RocketMQError
+from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.windows import IN_A_CALL_LEASE_MS, Fence
+from rmq_pipeline.orchestration.windows import IN_A_CALL_LEASE_MS, IN_A_CALL_RENEW_MS, Fence
 
 logger = logging.getLogger(__name__)
 
 #: How often the lease is renewed.
-RENEW_S = IN_A_CALL_LEASE_MS / 4000
+RENEW_S = IN_A_CALL_RENEW_MS / 1000
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def held(client: Client, window: Fence) -> Iterator[None]:
                 _renew(client, window)
             except FencedError:
                 return
-            except RocketMQError as error:  # the next try may have an answer
+            except Exception as error:  # noqa: BLE001 - the next try may have an answer
                 logger.warning("window not renewed name=%s error=%s", window[0], error)
 
     _renew(client, window)

@@ -1,6 +1,7 @@
 """Upkeep windows: a run that does one kind of the broker's background work for about a minute."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +31,15 @@ CHECK_LEASE_MS: Final = 60_000
 #: A window in the middle of a call of user code is held for this long at a time. So much less than
 #: the whole lease tells the sensor of it: a successor would only ask the same again.
 IN_A_CALL_LEASE_MS: Final = 40_000
+#: How often its lease is renewed. When that has not come for twice as long, its run is gone.
+IN_A_CALL_RENEW_MS: Final = 10_000
+#: A window is in a call, too, when its lease was not renewed to its full length for this long.
+IN_A_CALL_AFTER_MS: Final = 2 * SLICE_MS
+#: How often a run looks whether the call is over that it waits for.
+_LOOK_S: Final = 0.25
 WINDOW_S: Final = 60.0
-#: A busy window stays for its successor at most this much longer.
+#: A busy window stays for its successor at most this much longer, and a successor waits for the end
+#: of a call at most so long.
 OVERTIME_S: Final = 30.0
 
 
@@ -215,7 +223,8 @@ def run_upkeep_window(
 ) -> WindowResult:
     """Do the job's work in slices until the window's time is over.
 
-    A busy window stays a little longer, until the next one has taken over from it.
+    A busy window stays a little longer, until the next one has taken over from it. One that is in
+    a call is not taken over from before the call is over: what it says then would be refused.
 
     Args:
         client: of the broker.
@@ -223,7 +232,8 @@ def run_upkeep_window(
         owner: told to those who find the window taken.
         seconds: how long it lasts.
         overtime: how much longer it waits for its successor when it has worked.
-        hand_over_from: epoch of a window to take over from; any other live one is yielded to.
+        hand_over_from: epoch of a window to take over from; any other live one is yielded to, and
+            so is this one when its call takes longer than OVERTIME_S from now.
         observe: told of every slice.
     """
     opened = _open(client, job, owner=owner, hand_over_from=hand_over_from)
@@ -250,13 +260,44 @@ def run_upkeep_window(
     return result
 
 
+def is_in_a_call(window: Mapping[str, Any], job: UpkeepJob, *, now_ms: int) -> bool:
+    """Whether a live window of this kind of work is in the middle of a long call.
+
+    Args:
+        window: as ``Client.due`` tells of it.
+        job: the kind of work.
+        now_ms: of the broker.
+    """
+    renewed_at_ms = int(window["expires_at_ms"]) - job.lease_ms
+    return now_ms - renewed_at_ms > IN_A_CALL_AFTER_MS
+
+
 def _open(client: Client, job: UpkeepJob, *, owner: str, hand_over_from: int) -> Report:
+    may_take_over = bool(hand_over_from) and _call_ends(client, job, epoch=hand_over_from)
     opened = client.open_window(job.window, owner=owner, duration_ms=job.lease_ms)
     # One's own: the answer to an earlier try got lost on the way.
     mine = opened.get("yielded_to") == owner
-    if mine or ("yielded_to" in opened and opened["epoch"] == hand_over_from):
+    if mine or ("yielded_to" in opened and may_take_over and opened["epoch"] == hand_over_from):
         return client.open_window(job.window, owner=owner, duration_ms=job.lease_ms, takeover=True)
     return opened
+
+
+def _call_ends(client: Client, job: UpkeepJob, *, epoch: int) -> bool:
+    """Wait until the window is in no call, or gone, or its run is; whether that came in time."""
+    began_ms, renewed_at_ms, lease = None, 0, None
+    while True:
+        due = client.due()
+        now_ms, window = int(due["now_ms"]), due["jobs"][job.name]["window"]
+        if not window or window["epoch"] != epoch or not is_in_a_call(window, job, now_ms=now_ms):
+            return True
+        if lease != window["expires_at_ms"]:
+            lease, renewed_at_ms = window["expires_at_ms"], now_ms
+        if now_ms - renewed_at_ms >= 2 * IN_A_CALL_RENEW_MS:
+            return True
+        began_ms = now_ms if began_ms is None else began_ms
+        if now_ms - began_ms >= 1000 * OVERTIME_S:
+            return False
+        threading.Event().wait(_LOOK_S)
 
 
 def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float, overtime: float) -> bool:

@@ -8,12 +8,11 @@ from rmq_pipeline.orchestration.due_work import (
     ASK_AGAIN_MS,
     BUSY_FOR_MS,
     HAND_OVER_AFTER_MS,
-    IN_A_CALL_AFTER_MS,
     Memory,
     wanted_consumer,
     wanted_upkeep,
 )
-from rmq_pipeline.orchestration.windows import AHEAD_MS, JOBS
+from rmq_pipeline.orchestration.windows import AHEAD_MS, IN_A_CALL_AFTER_MS, JOBS
 
 NOW_MS = 1_700_000_000_000
 JOB = "deliver_scheduled"
@@ -50,16 +49,17 @@ def test_work_due_before_a_run_is_up_wants_a_window() -> None:
     assert len(wanted(Memory(), next_due_ms=NOW_MS + AHEAD_MS)) == 1
 
 
-def test_same_tick_twice_makes_the_same_key() -> None:
-    cursor = Memory(serial=40_000_000).dump()
+@pytest.mark.parametrize("serial", [0, NOW_MS + 1])
+def test_same_tick_twice_makes_a_key_each(serial: int) -> None:
+    cursor = Memory(serial=serial).dump()
 
-    first, again = (wanted(Memory.load(cursor), due=1) for _ in range(2))
+    first, again = (
+        wanted(Memory.load(cursor), now_ms=now_ms, due=1) for now_ms in (NOW_MS, NOW_MS + 5_000)
+    )
 
-    assert first == again
-
-
-def test_first_tick_twice_makes_the_same_key() -> None:
-    assert wanted(Memory(), due=1) == wanted(Memory(), due=1)
+    # No key tells that it is the same work: a run that is to come does, and the window.
+    assert len(first) == len(again) == 1
+    assert first != again
 
 
 def test_next_tick_waits_for_the_run_it_requested() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -59,6 +60,17 @@ def requests(result: dg.SensorResult) -> list[tuple[str | None, str | None]]:
     return [(request.job_name, request.run_key) for request in result.run_requests or []]
 
 
+def made(instance: dg.DagsterInstance, result: dg.SensorResult, *assets: Any) -> None:
+    """Make the run that was requested, as Dagster does before the tick has ended."""
+    (request,) = result.run_requests or []
+    selection = [asset.key for asset in assets]
+    job = dg.define_asset_job(str(request.job_name), selection=selection)
+    defs = dg.Definitions(assets=assets, jobs=[job], resources={"broker": BrokerResource()})
+    instance.create_run_for_job(
+        defs.resolve_job_def(job.name), status=dg.DagsterRunStatus.STARTING, tags=request.tags
+    )
+
+
 @pytest.fixture
 def later(client: Client) -> None:
     client.create_topic("later", type="delay")
@@ -97,13 +109,31 @@ def test_due_work_requests_one_window_a_kind(due_work: Tick, send: Send) -> None
 
 
 @pytest.mark.usefixtures("later")
-def test_due_work_makes_the_same_run_of_the_same_tick(due_work: Tick, send: Send) -> None:
+def test_due_work_requests_no_second_run_before_the_first_is_up(due_work: Tick, send: Send) -> None:
     send("later", 1, delay_level=[1])
 
     first = due_work()
 
-    assert requests(due_work()) == requests(first)
+    assert requests(first)
     assert not requests(due_work(first.cursor))
+
+
+@pytest.mark.usefixtures("later")
+def test_due_work_requests_no_second_run_when_its_cursor_is_lost(
+    due_work: Tick, send: Send, instance: dg.DagsterInstance, clock: ManualClock
+) -> None:
+    send("later", 1, delay_level=[1])
+    first = due_work()
+    clock.advance(1_000)
+
+    unprotected = due_work()
+    made(instance, first, upkeep_asset(JOBS["deliver_scheduled"]))
+    protected = due_work()
+
+    # The key is another one by then: Dagster would make a run of it.
+    assert len(requests(unprotected)) == 1
+    assert requests(unprotected) != requests(first)
+    assert not requests(protected)
 
 
 @pytest.mark.usefixtures("later")
@@ -171,7 +201,7 @@ def test_consumer_sensor_requests_a_window_for_messages(
     assert [job for job, _ in requests(messages())] == ["readers_window"]
 
 
-def test_consumer_sensor_makes_the_same_run_of_the_same_tick(
+def test_consumer_sensor_requests_no_second_run_before_the_first_is_up(
     messages: Tick, client: Client, send: Send
 ) -> None:
     GROUP.ensure(client)
@@ -179,8 +209,29 @@ def test_consumer_sensor_makes_the_same_run_of_the_same_tick(
 
     first = messages()
 
-    assert requests(messages()) == requests(first)
+    assert requests(first)
     assert not requests(messages(first.cursor))
+
+
+def test_consumer_sensor_requests_no_second_run_when_its_cursor_is_lost(
+    messages: Tick,
+    client: Client,
+    send: Send,
+    instance: dg.DagsterInstance,
+    clock: ManualClock,
+) -> None:
+    GROUP.ensure(client)
+    send("news")
+    first = messages()
+    clock.advance(1_000)
+
+    unprotected = messages()
+    made(instance, first, readers)
+    protected = messages()
+
+    assert len(requests(unprotected)) == 1
+    assert requests(unprotected) != requests(first)
+    assert not requests(protected)
 
 
 def test_consumer_sensor_leaves_a_live_window_alone(

@@ -55,7 +55,11 @@ def fetch_checks(
             engine.submit(FindHalves(_NONE, _NONE, window))
         now_ms = engine.clock.now_ms()
         taken = engine.offers.take(
-            now_ms, producer_group=producer_group, topic_ids=topic_ids, limit=limit
+            now_ms,
+            producer_group=producer_group,
+            topic_ids=topic_ids,
+            limit=limit,
+            window=window,
         )
         if taken:
             found = pa.concat_tables(
@@ -95,7 +99,7 @@ def _messages(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
     """The messages of the first rows; what would be too much is offered again."""
     fitting = cut(half_sizes(engine, rows), limits.STEP_BYTES)[0].stop
     if fitting < len(rows):
-        engine.offers.offer(producer_group, rows[fitting:], now_ms=engine.clock.now_ms())
+        engine.offers.put_back(producer_group, rows[fitting:])
     return read_halves(engine, rows[:fitting], columns=_READ)
 
 

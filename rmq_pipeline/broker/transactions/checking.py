@@ -30,7 +30,7 @@ _GIVEN_UP_AT_ONCE: Final = 10_000
 class Swept:
     """What a count has found."""
 
-    #: To be asked about, their checks counted, and those of each producer group.
+    #: To be asked about, and those of each producer group.
     asked: Rows
     producers: dict[str, Mask]
     #: Asked about often enough, and the producer groups of these.
@@ -39,6 +39,9 @@ class Swept:
     #: Rolled back, because their topic is gone.
     dropped: int
     next_due_ms: int | None
+    #: When that was, and whether nothing is left that was due by then.
+    at_ms: int
+    is_all: bool
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.exhausted) + self.dropped
@@ -46,12 +49,18 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Request):
-    """Count the checks that are due."""
+    """Count the checks that are due.
+
+    One that waits is offered again as it is, not counted and not given up: whoever asks about its
+    topic has more to do than there was time for. It is written all the same, with its new time.
+    """
 
     limit: int
     check_max: int
     interval_ms: int
     window: tuple[str, int] | None
+    #: Offsets of those that wait, of which some may be due.
+    waiting: Int64s
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """The answer is Swept."""
@@ -59,9 +68,10 @@ class Sweep(Request):
         halves = state.halves
         rows = halves.due(now_ms, self.limit)
         there = np.isin(rows["target_topic_id"], list(state.topics))
-        left = rows["checks"] < self.check_max
+        waits = np.isin(rows["queue_offset"], self.waiting)
+        left = waits | (rows["checks"] < self.check_max)
         gone, exhausted, asked = rows[~there], rows[there & ~left], rows[there & left]
-        asked["checks"] += 1
+        asked["checks"] += ~waits[there & left]
         asked["due_ms"] = now_ms + self.interval_ms
         of_producer = producers(halves, asked)
         events = [
@@ -75,6 +85,8 @@ class Sweep(Request):
             exhausted_of=producers(halves, exhausted),
             dropped=len(gone),
             next_due_ms=halves.next_due_ms(),
+            at_ms=now_ms,
+            is_all=len(rows) < self.limit,
         )
         return Decision(answer, events=events)
 
@@ -117,7 +129,7 @@ def check_transactions(
     """Count and offer the checks that are due, and that become due within ``wait_ms``.
 
     Returns:
-        checked, given_up, dropped, next_due_ms.
+        checked (offered, whether counted or again), given_up, dropped, next_due_ms.
 
     Raises:
         FencedError: the window has been taken over.
@@ -147,12 +159,14 @@ def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swe
         check_max=settings.transaction_check_max,
         interval_ms=settings.transaction_check_interval_ms,
         window=window,
+        waiting=engine.offers.waiting(engine.clock.now_ms(), windows=engine.state.windows),
     )
     swept: Swept = engine.submit(request)
+    for name, mask in swept.producers.items():
+        engine.offers.offer(name, swept.asked[mask])
+    if swept.is_all:  # what is left of older offers is of half messages that have ended
+        engine.offers.forget(swept.at_ms)
     if len(swept.asked):
-        now_ms = engine.clock.now_ms()
-        for name, mask in swept.producers.items():
-            engine.offers.offer(name, swept.asked[mask], now_ms=now_ms)
         engine.arrivals.ring([NEW_OFFERS])
     return swept
 
