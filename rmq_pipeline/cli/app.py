@@ -24,6 +24,7 @@ from rmq_pipeline.cli import (
 )
 from rmq_pipeline.cli.options import examples
 from rmq_pipeline.cli.output import show_error
+from rmq_pipeline.cli.streams import open_closed
 from rmq_pipeline.errors import RequestError, RocketMQError
 
 app = typer.Typer(
@@ -102,13 +103,15 @@ def run() -> None:
     A refusal is one line on stderr, JSON when JSON was asked for, and exit code 1; a command line
     that cannot be read is exit code 2.
     """
+    open_closed()
     try:
         app()
     except RocketMQError as error:
         _fail(error)
     except OSError as error:
         # A folder that cannot be made, a file that cannot be read: the system's words say it.
-        _fail(RequestError(f"{error.strerror or error}: {error.filename}"))
+        what = f": {error.filename}" if error.filename is not None else ""
+        _fail(RequestError(f"{error.strerror or error}{what}"))
     except UnicodeError as error:
         # An argument or stdin that is no UTF-8, as another encoding's é is none.
         _fail(RequestError(f"There is text that cannot be read or written: {error}."))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
-from rmq_pipeline.cli.output import show_fields, show_message
+from rmq_pipeline.cli.output import show_fields, show_message, show_progress
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.flags import Listening, Tls
@@ -165,7 +165,7 @@ def stop(*, home: Home = None, as_json: AsJson = False) -> None:
     from rmq_pipeline.flight import process
 
     where = (home or default_home()).absolute()
-    stopped = process.stop(where)
+    stopped = process.stop(where, tell=show_progress)
     if as_json:
         pid = stopped.pid if stopped else None
         show_fields({"stopped": stopped is not None, "pid": pid, "home": str(where)}, as_json=True)

@@ -20,6 +20,7 @@ from rmq_pipeline.cli.output import (
     show_rows,
     text_of,
 )
+from rmq_pipeline.cli.streams import stdin
 from rmq_pipeline.errors import FilterExpressionError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _send_batch(client: "Client", topic: str, *, batch: ndjson.Batch) -> list[di
 def _opened(file: Path) -> Iterator[Iterable[bytes]]:
     """Raises: RequestError, when there is no such file or it cannot be read."""
     if str(file) == "-":
-        yield _lines(file, sys.stdin.buffer)
+        yield _lines(file, stdin().buffer)
         return
     try:
         opened = file.open("rb")

@@ -131,6 +131,11 @@ def show_message(text: str) -> None:
     print(text, flush=True)
 
 
+def show_progress(text: str) -> None:
+    """Print, to stderr, a line that says what takes so long; the answer on stdout is another."""
+    print(_printable(text), file=sys.stderr, flush=True)
+
+
 def show_error(error: RocketMQError, *, as_json: bool) -> None:
     """Print a refusal to stderr: one line, or a JSON object with error, message and remedy.
 

@@ -1,11 +1,8 @@
 """``rmq sql``: one SELECT over the documented views."""
 
 import json
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
 
@@ -14,6 +11,8 @@ import typer
 from rmq_pipeline.cli.moments import seconds
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
 from rmq_pipeline.cli.output import print_json, rows_of, show_rows
+from rmq_pipeline.cli.replacing import replacing
+from rmq_pipeline.cli.streams import stdin
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import QUERY_TIMEOUT_S
 
@@ -51,7 +50,7 @@ def sql(
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise RequestError("Parquet is not for a terminal: give --output, or redirect it.")
     timeout = seconds(timeout, "--timeout")
-    text = sys.stdin.read() if query == "-" else query
+    text = stdin().read() if query == "-" else query
     with connected(home, flight) as client:
         answer = client.sql(text, timeout_s=timeout)
     if form in _WRITERS:
@@ -72,7 +71,7 @@ def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:
             writer(answer, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        with _replacing(output) as file:
+        with replacing(output) as file:
             writer(answer, file)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise RequestError(
@@ -82,27 +81,6 @@ def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:
         if output is None:
             raise
         raise RequestError(f"{output} cannot be written: {error.strerror or error}.") from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of another one once it is complete."""
-    if path.exists() and not path.is_file():
-        # A pipe or a device: nothing is lost, and nothing may take its place.
-        with path.open("wb") as file:
-            yield file
-        return
-    # A link stays one; what it leads to is replaced.
-    place = path.resolve()
-    beside = place.with_name(f".rmq-{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            yield file
-        if place.exists():
-            shutil.copymode(place, beside)
-        beside.replace(place)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _write_csv(answer: "pa.Table", file: BinaryIO) -> None:

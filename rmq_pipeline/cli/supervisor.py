@@ -6,12 +6,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
+
+import psutil
 
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
-from rmq_pipeline.flight.flags import AS_LAST_TIME, Flags, Listening, Values
+from rmq_pipeline.flight.connection import Connection
+from rmq_pipeline.flight.flags import (
+    AS_LAST_TIME,
+    NO_DOOR,
+    Flags,
+    Flush,
+    Listening,
+    Upkeep,
+    Values,
+    checked,
+)
+from rmq_pipeline.flight.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +33,8 @@ WATCH_S: Final = 0.1
 #: A broker that does not start is tried again, with a pause, until it has failed this often.
 TRIES: Final = 5
 RETRY_S: Final = 2.0
+#: A broker that has just been found is asked for its settings for this long.
+ASK_S: Final = 10.0
 
 
 class Supervisor:
@@ -43,7 +58,8 @@ class Supervisor:
         Args:
             listening: where and how; what it leaves open is as the home remembers it.
             settings: changes to those that the home keeps.
-            tell: told, in the watching thread, what became of the broker, a sentence each time.
+            tell: told what became of the broker, in the watching thread, and whom its end waits
+                for, a sentence each time.
             on_failure: told that the broker does not start again, and nobody tries any more.
             retry_s: the pause after a start that failed.
         """
@@ -80,21 +96,35 @@ class Supervisor:
                 f"A broker with upkeep {endpoint.upkeep} serves {self.home}; end it with "
                 "`rmq stop` first."
             )
-        kept = Flags.remembered(self.home)
-        if self._settings and Flags.remembered(self.home, settings=self._settings) != kept:
-            raise ConflictError(
-                f"A broker with other settings serves {self.home}; end it with `rmq stop` first."
-            )
+        self._check_settings()
         self._endpoint = endpoint
         self._watcher.start()
         return endpoint
+
+    def _check_settings(self) -> None:
+        """Refuse a broker whose settings are not those that were given.
+
+        The broker itself is asked: on a full disk the home may not say what it was started with.
+        """
+        if not self._settings:
+            return
+        wanted = checked(self._settings).model_dump(mode="json")
+        connection = Connection(Target(home=self.home), retry_s=ASK_S)
+        try:
+            found = connection.call("status", {})["settings"]
+        finally:
+            connection.close()
+        if any(found.get(name) != wanted[name] for name in self._settings):
+            raise ConflictError(
+                f"A broker with other settings serves {self.home}; end it with `rmq stop` first."
+            )
 
     def stop(self) -> None:
         """End the broker and wait until it is gone."""
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
-        process.stop(self.home)
+        process.stop(self.home, tell=self._say)
 
     def __enter__(self) -> Self:
         self.start()
@@ -113,8 +143,9 @@ class Supervisor:
             try:
                 if not self._look():
                     return
-            except OSError as error:
-                # Too many open files, say: nobody else would notice a dead broker.
+            except (OSError, psutil.Error) as error:
+                # Too many open files, say, or a process that may not be looked at: nobody else
+                # would notice a dead broker.
                 log.warning("the broker cannot be watched: %s", error)
                 self._stopping.wait(self._retry_s)
 
@@ -128,9 +159,15 @@ class Supervisor:
             self._say("The broker was stopped; it stays so until `rmq broker` starts it.")
             left = self._wait_for_another()
         if left is not None and left.is_alive():
-            self._endpoint = left
+            self._take_over(left)
             return True
         return self._stopping.is_set() or self._restart()
+
+    def _take_over(self, endpoint: Endpoint) -> None:
+        """Watch somebody else's broker, which our settings and addresses are nothing to."""
+        self._endpoint = endpoint
+        self._settings = None
+        self._listening = Listening(insecure=self._listening.insecure)
 
     def _say(self, sentence: str) -> None:
         """Tell, to whom there may be nobody left: a pipe that is closed ends no watch."""
@@ -151,11 +188,10 @@ class Supervisor:
         died_s = time.monotonic()
         for attempt in range(1, TRIES + 1):
             try:
-                # As it was: nothing is given anew, not even by RMQ_SETTINGS.
-                as_before = Listening(insecure=self._listening.insecure)
-                self._endpoint = process.start(self.home, listening=as_before, settings={})
-            # RuntimeError: a thread more than the system allows.
-            except (RocketMQError, OSError, RuntimeError) as error:
+                self._endpoint = self._start_as_before()
+            # RuntimeError: a thread more than the system allows. ValueError: what the home
+            # remembers is no JSON.
+            except (RocketMQError, OSError, psutil.Error, RuntimeError, ValueError) as error:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:
                     self._on_failure(self._as_refusal(error))
@@ -169,6 +205,26 @@ class Supervisor:
             )
             return True
         return False
+
+    def _start_as_before(self) -> Endpoint:
+        """Start a broker that is as the dead one was, whatever RMQ_SETTINGS says by now.
+
+        What the home remembers is not given again: a port that is taken is exchanged then. But on
+        a full disk it may remember an earlier broker.
+        """
+        was, kept = self._endpoint, Flags.remembered(self.home)
+        doors = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
+        served = {name: address or NO_DOOR for name, address in doors.items()}
+        given = {name: at for name, at in served.items() if at != getattr(kept, name)}
+        return process.start(
+            self.home,
+            listening=Listening(
+                **given, tls=self._listening.tls, insecure=self._listening.insecure
+            ),
+            upkeep=cast("Upkeep", was.upkeep),
+            flush=cast("Flush", was.flush),
+            settings=self._settings or {},
+        )
 
     def _as_refusal(self, error: Exception) -> RocketMQError:
         if isinstance(error, RocketMQError):

@@ -1,12 +1,12 @@
 """``rmq user``: create, alter, delete and list users."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected, examples, user_names
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
+from rmq_pipeline.cli.streams import stdin
 from rmq_pipeline.errors import RequestError
 
 app = typer.Typer(
@@ -119,7 +119,7 @@ def _password(file: str | None) -> str | None:
     if file is None:
         return None
     if file == "-":
-        line = sys.stdin.readline()
+        line = stdin().readline()
     else:
         with open(file, encoding="utf-8") as source:  # noqa: PTH123 - the name is a user's
             line = source.readline()

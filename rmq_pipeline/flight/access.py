@@ -136,6 +136,6 @@ class AccessControl(Calls):
         )
 
 
-def _several(texts: Sequence[str]) -> str | list[str]:
-    """One text stays one: it is for the broker to say that a list was meant."""
-    return texts if isinstance(texts, str) else list(texts)
+def _several(texts: Sequence[str]) -> list[str]:
+    """One text is a list of one, as it is for the broker itself."""
+    return [texts] if isinstance(texts, str) else list(texts)

@@ -9,6 +9,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.access import AccessControl
 from rmq_pipeline.flight.administration import Administration
@@ -88,15 +89,20 @@ class Client(
             process.start(target.home)
         self._connection = Connection(target, retry_s=retry_s)
         self._sender: Sender | None = None
+        self._closed = False
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Send what ``send_async`` and ``send_one_way`` have queued, then disconnect."""
+        """Send what ``send_async`` and ``send_one_way`` have queued, then disconnect.
+
+        A future's callback does not wait for that; it is done in the background.
+        """
         with self._lock:
-            sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.close()
-        self._connection.close()
+            self._closed = True
+        if self._sender is not None:
+            self._sender.close(then=self._connection.close)
+        else:
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,17 +125,26 @@ class Client(
         """Store messages in the background, in the order of the calls; what ``send`` returns.
 
         Waits only while 64 MiB are queued.
+
+        Raises:
+            BrokerUnavailableError: this client is closed.
         """
         future: Future[pa.Table] = Future()
         self._background().put(topic, messages, future=future)
         return future
 
     def send_one_way(self, topic: str, messages: pa.Table) -> None:
-        """Store messages in the background; a failure is logged, and nobody told."""
+        """Store messages in the background; a failure is logged, and nobody told.
+
+        Raises:
+            BrokerUnavailableError: this client is closed.
+        """
         self._background().put(topic, messages, future=None)
 
     def _background(self) -> Sender:
         with self._lock:
+            if self._closed:
+                raise BrokerUnavailableError("This client is closed.")
             if self._sender is None:
                 self._sender = Sender(self.send)
             return self._sender

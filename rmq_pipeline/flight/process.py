@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -148,11 +149,17 @@ def serving(home: Path) -> Endpoint | None:
     return endpoint if answer["pid"] == endpoint.pid else None
 
 
-def stop(home: Path, *, timeout_s: float = 60.0) -> Endpoint | Ended | None:
+def stop(
+    home: Path, *, timeout_s: float = 60.0, tell: Callable[[str], None] = lambda _: None
+) -> Endpoint | Ended | None:
     """End the home's broker and wait until it is gone; None when there was none.
 
     A broker that already closes the home, or still opens it, has no endpoint: the first is waited
     for, the second is ended as soon as it serves.
+
+    Args:
+        tell: told, in one sentence, which process has the home open and no endpoint; as it may
+            keep it, and who stops the broker can end that process.
 
     Raises:
         OperatorError: it belongs to another user, or is still there after ``timeout_s``; or a
@@ -160,7 +167,7 @@ def stop(home: Path, *, timeout_s: float = 60.0) -> Endpoint | Ended | None:
     """
     give_up_at = time.monotonic() + timeout_s
     holder: psutil.Process | None = None
-    pause = threading.Event()
+    pause, is_told = threading.Event(), False
     while True:
         endpoint = Endpoint.read(home)
         is_meant = endpoint is not None and (holder is None or holder.pid == endpoint.pid)
@@ -174,8 +181,11 @@ def stop(home: Path, *, timeout_s: float = 60.0) -> Endpoint | Ended | None:
             # A start that came after this call has taken the home.
             return _ended(holder, give_up_at=give_up_at)
         holder = holder or found
+        who = f"process {holder.pid}" if holder else "a process"
+        if not is_told:
+            tell(f"{home} is open in {who}, which serves no door: waiting until it lets it go.")
+            is_told = True
         if time.monotonic() >= give_up_at:
-            who = f"process {holder.pid}" if holder else "a process"
             raise errors.OperatorError(
                 f"{home} is open in {who}, which serves no door and has not let it go within "
                 f"{timeout_s:g} s."

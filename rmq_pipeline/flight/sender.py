@@ -39,6 +39,7 @@ class Sender:
         self._queue: deque[_Waiting] = deque()
         self._bytes = 0
         self._closing = False
+        self._then: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="rmq-sender", daemon=True)
         self._thread.start()
@@ -59,13 +60,19 @@ class Sender:
             self._bytes += waiting.bytes
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Send what is queued, then end; a future's callback does not wait for that."""
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Send what is queued, then call ``then`` and end.
+
+        A future's callback does not wait for that: it runs in the thread that does it.
+        """
         with self._changed:
             self._closing = True
+            if self._is_here():
+                self._then = then
             self._changed.notify_all()
         if not self._is_here():
             self._thread.join()
+            then()
 
     def _is_here(self) -> bool:
         return threading.current_thread() is self._thread
@@ -74,6 +81,7 @@ class Sender:
         while neighbours := self._take():
             if wanted := [waiting for waiting in neighbours if _begin(waiting)]:
                 self._deliver(wanted)
+        self._then()
 
     def _take(self) -> list[_Waiting]:
         """The first tables that can go together; none when the sender is closed and empty."""

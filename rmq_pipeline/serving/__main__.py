@@ -27,8 +27,9 @@ def main() -> int:
 
 
 def _tell(error: errors.RocketMQError) -> None:
-    # It goes to a file of the home: on a full disk the exit code still says what happened.
-    with contextlib.suppress(OSError):
+    # It goes to a file of the home: on a full disk the exit code still says what happened, and so
+    # it does where stderr is closed.
+    with contextlib.suppress(OSError, AttributeError):
         sys.stderr.write(f"{error}\n")
 
 

@@ -1,5 +1,6 @@
 """How the interpreter runs in a process that answers calls."""
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -41,4 +42,6 @@ def calm_garbage_collection() -> None:
     """
     gc.collect()
     gc.freeze()
+    # At an end in order what was kept away from it is to be collected: DuckDB tells what is left.
+    atexit.register(gc.unfreeze)
     gc.set_threshold(50_000, 20, 50)

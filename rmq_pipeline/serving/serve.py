@@ -13,6 +13,7 @@ from typing import NoReturn
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.errors import StoreFullError
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
     NO_DOOR,
@@ -76,7 +77,7 @@ def serve(
         undoing.callback(doors.shut)
         undoing.callback(doors.refuse)
         endpoint = _endpoint(home, flags, doors=doors, token=token, certificate=certificate)
-        _keep(home, flags, endpoint=endpoint)
+        _keep(broker, flags, endpoint=endpoint)
         interpreter.calm_garbage_collection()
         with_room(broker, endpoint.write)
         undoing.callback(endpoint.remove)
@@ -89,8 +90,9 @@ def serve(
     _end(broker, doors)
 
 
-def _keep(home: Path, flags: Flags, *, endpoint: Endpoint) -> None:
-    """Have the next start find how this one is served; for want of room that is left out."""
+def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
+    """Have the next start find how this one is served; without a reserve that is left out."""
+    home = Path(endpoint.home)
     served = replace(
         flags,
         flight=endpoint.flight,
@@ -98,10 +100,8 @@ def _keep(home: Path, flags: Flags, *, endpoint: Endpoint) -> None:
         grpc_tls=endpoint.grpc_tls or NO_DOOR,
     )
     try:
-        served.keep(home)
-    except OSError as error:
-        if not is_full(error):
-            raise
+        with_room(broker, lambda: served.keep(home))
+    except StoreFullError:
         log.warning(
             "the disk is full: %s stays as it was, and what was given holds for this run only",
             home / SETTINGS_FILE,
@@ -111,13 +111,16 @@ def _keep(home: Path, flags: Flags, *, endpoint: Endpoint) -> None:
 def _say_ready(endpoint: Endpoint) -> None:
     also = f" grpc_tls={endpoint.grpc_tls}" if endpoint.grpc_tls else ""
     doors = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
-    sys.stdout.write(f"ready {doors} home={endpoint.home}\n")
-    _flush_stdout()
+    _tell(f"ready {doors} home={endpoint.home}\n")
 
 
-def _flush_stdout() -> None:
-    """Show what was printed; a file of a full disk does without, and may get it later."""
+def _tell(text: str = "") -> None:
+    """Print it, and what was before it, at once; a full disk does without, or gets it later."""
+    # A descriptor that was closed from the start is nobody to tell.
+    if sys.stdout is None:
+        return
     try:
+        sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         if not is_full(error):
@@ -162,5 +165,5 @@ def _end(broker: Broker, doors: Doors) -> NoReturn:
     code = 0 if _close(broker) else 1
     doors.shut()
     logging.shutdown()
-    _flush_stdout()
+    _tell()
     os._exit(code)

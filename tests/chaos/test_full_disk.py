@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +14,16 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.cli.supervisor import Supervisor
+from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import StoreFullError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.flags import SETTINGS_FILE, Listening
+from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening
 from rmq_pipeline.settings import Settings
 from tests.cli.conftest import RMQ
 from tests.conftest import Eventually
+from tests.free_address import free_doors
 
 pytestmark = pytest.mark.chaos
 
@@ -218,6 +222,12 @@ def killed_on_a_full_disk(disk: Path) -> list[str]:
     return sorted(sent)
 
 
+def endpoint_of(home: Path) -> Endpoint:
+    found = Endpoint.read(home)
+    assert found is not None
+    return found
+
+
 def drain(client: Client) -> list[str]:
     received: list[str] = []
     while some := receive_and_ack(client, 1000):
@@ -228,9 +238,9 @@ def drain(client: Client) -> list[str]:
 def test_a_killed_broker_starts_again_on_a_full_disk(disk: Path) -> None:
     home = disk / "home"
     sent = killed_on_a_full_disk(disk)
-    before = (home / SETTINGS_FILE).read_text()
 
     with served(home) as again, Client(home=home) as client:
+        flight = endpoint_of(home).flight
         assert drain(client) == sent
         with pytest.raises(StoreFullError):
             client.send("plain", messages(1))
@@ -238,9 +248,35 @@ def test_a_killed_broker_starts_again_on_a_full_disk(disk: Path) -> None:
         rest, said = again.communicate(timeout=60)
 
     assert (again.returncode, rest) == (0, ""), said
-    # It was asked for another port, and has served there; the next start finds what was before.
-    assert f"{SETTINGS_FILE} stays as it was" in said
-    assert (home / SETTINGS_FILE).read_text() == before
+    # It was asked for another port, and the next start finds it there: a part of the reserve went
+    # to what the home remembers.
+    assert "a part of the reserve is given up" in said
+    assert Flags.remembered(home).flight == flight
+
+
+def test_a_supervised_broker_that_is_killed_on_a_full_disk_is_as_it_was(
+    disk: Path, eventually: Eventually
+) -> None:
+    home = disk / "home"
+    killed_on_a_full_disk(disk)
+    assert Flags.remembered(home).upkeep == "self"
+    told: list[str] = []
+    settings = {"seal_after_ms": 1}
+
+    # Neither upkeep nor settings are those that the home has.
+    with Supervisor(home, free_doors(), settings=settings, tell=told.append) as supervisor:
+        first = supervisor.endpoint
+        fill(disk)
+        os.kill(first.pid, signal.SIGKILL)
+        eventually(lambda: supervisor.restarts == 1, within_s=60)
+
+        again = supervisor.endpoint
+        with Client(home=home) as client:
+            found = client.status()["settings"]
+
+    assert (again.upkeep, again.flight) == ("dagster", first.flight)
+    assert (found["seal_after_ms"], found["log_file_bytes"]) == (1, 4 * MIB)
+    assert "it is back" in told[0]
 
 
 def test_a_killed_broker_is_started_again_by_its_client_on_a_full_disk(disk: Path) -> None:

@@ -1,5 +1,6 @@
 """``rmq broker``, ``rmq stop``, ``rmq status``."""
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ import pytest
 
 from rmq_pipeline.endpoint import Endpoint
 from tests.cli.conftest import RMQ, Rmq, Served, end, process, serve
+from tests.flight.test_process import holder, let_go
+from tests.free_address import free_doors
 
 PORT = r"127\.0\.0\.1:\d+"
 
@@ -66,7 +69,9 @@ def test_stop_ends_the_broker_and_keeps_its_flags(
     no_broker: Rmq, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMQ_HOME", str(home))
-    served = serve(home, "--upkeep", "dagster", "--flush", "async")
+    doors = free_doors()
+    where = ("--flight", str(doors.flight), "--grpc", str(doors.grpc))
+    served = serve(home, *where, "--upkeep", "dagster", "--flush", "async")
 
     stopped = no_broker("stop", "--json").json
     served.process.communicate(timeout=30)
@@ -121,6 +126,22 @@ def test_stop_without_a_broker_is_done(no_broker: Rmq) -> None:
     assert told.code == 0
     assert "No broker serves" in told.text
     assert no_broker("stop", "--json").json["stopped"] is False
+
+
+def test_stop_says_at_once_whom_it_waits_for(home: Path) -> None:
+    command, pipe = [RMQ, "stop", "--home", str(home), "--json"], subprocess.PIPE
+    with (
+        holder(home) as keeping,
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as stopping,
+    ):
+        assert stopping.stderr is not None
+        assert f"{home} is open in process {keeping.pid}" in stopping.stderr.readline()
+        let_go(keeping)
+        # What has ended is there until its parent has looked.
+        keeping.wait(30)
+        out, err = stopping.communicate(timeout=30)
+
+    assert (stopping.returncode, json.loads(out)["pid"], err) == (0, keeping.pid, "")
 
 
 def test_a_killed_broker_is_no_broker(

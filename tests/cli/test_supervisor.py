@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import Flags
 from tests.conftest import Eventually
+from tests.flight.test_process import holder, let_go
+from tests.free_address import free_doors
 
 
 @pytest.fixture
@@ -30,7 +34,9 @@ def failures() -> list[RocketMQError]:
 
 @pytest.fixture
 def supervisor(home: Path, told: list[str], failures: list[RocketMQError]) -> Iterator[Supervisor]:
-    supervisor = Supervisor(home, tell=told.append, on_failure=failures.append, retry_s=0.01)
+    supervisor = Supervisor(
+        home, free_doors(), tell=told.append, on_failure=failures.append, retry_s=0.01
+    )
     with supervisor:
         yield supervisor
 
@@ -53,6 +59,7 @@ def test_a_broker_that_dies_is_started_again_at_its_address(
     assert supervisor.endpoint.flight == first.flight
     assert supervisor.endpoint.upkeep == "dagster"
     assert supervisor.endpoint.pid != first.pid
+    eventually(lambda: told)
     assert told[0].startswith("The broker died; it is back as process")
 
 
@@ -108,14 +115,78 @@ def test_a_broker_with_other_settings_is_left_alone(home: Path) -> None:
 
 
 def test_settings_outlive_the_death_of_a_broker(home: Path, eventually: Eventually) -> None:
+    settings = {"seal_after_ms": 1, "reserve_bytes": 0}
     with (
-        Supervisor(home, settings={"seal_after_ms": 1, "reserve_bytes": 0}) as supervisor,
+        Supervisor(home, free_doors(), settings=settings) as supervisor,
         Client(home=home) as client,
     ):
         kill(supervisor.endpoint)
         eventually(lambda: supervisor.restarts == 1)
 
         assert client.status()["settings"]["seal_after_ms"] == 1
+
+
+def forget(home: Path) -> None:
+    """Have the home remember another broker, as one does whose disk was full."""
+    Flags(flight="127.0.0.1:1", grpc="none", upkeep="self").keep(home)
+
+
+def test_a_broker_is_as_it_was_though_its_home_remembers_another_one(
+    home: Path, eventually: Eventually
+) -> None:
+    settings = {"seal_after_ms": 1, "reserve_bytes": 0}
+    with (
+        Supervisor(home, free_doors(), settings=settings) as supervisor,
+        Client(home=home) as client,
+    ):
+        first = supervisor.endpoint
+        forget(home)
+        kill(first)
+        eventually(lambda: supervisor.restarts == 1)
+
+        assert client.status()["settings"]["seal_after_ms"] == 1
+    again = supervisor.endpoint
+    assert (again.upkeep, again.flight, again.grpc) == ("dagster", first.flight, first.grpc)
+
+
+def test_a_broker_is_asked_for_its_settings_itself(home: Path) -> None:
+    settings = {"seal_after_ms": 1, "reserve_bytes": 0}
+    left = process.start(home, upkeep="dagster", settings=settings)
+    forget(home)
+
+    with Supervisor(home, settings=settings) as supervisor:
+        assert supervisor.endpoint == left
+
+
+def test_a_broker_that_somebody_else_starts_is_started_again_as_theirs(
+    home: Path, told: list[str], eventually: Eventually
+) -> None:
+    ours, theirs = ({"seal_after_ms": at, "reserve_bytes": 0} for at in (1, 2))
+    with Supervisor(home, free_doors(), settings=ours, tell=told.append) as supervisor:
+        process.stop(home)
+        eventually(lambda: told)
+        started = process.start(home, upkeep="self", settings=theirs)
+        eventually(lambda: supervisor.endpoint == started)
+        kill(started)
+        eventually(lambda: supervisor.restarts == 1)
+
+        with Client(home=home) as client:
+            assert client.status()["settings"]["seal_after_ms"] == 2
+    assert supervisor.endpoint.upkeep == "self"
+
+
+def test_stop_says_whom_it_waits_for(
+    supervisor: Supervisor, told: list[str], eventually: Eventually
+) -> None:
+    process.stop(supervisor.home)
+    eventually(lambda: told)
+
+    with holder(supervisor.home) as keeping, ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(supervisor.stop)
+        eventually(lambda: f"is open in process {keeping.pid}" in told[-1])
+        assert not stopping.done()
+        let_go(keeping)
+        stopping.result(30)
 
 
 def test_a_broker_that_does_not_start_is_given_up(
@@ -125,7 +196,7 @@ def test_a_broker_that_does_not_start_is_given_up(
 
     kill(supervisor.endpoint)
 
-    eventually(lambda: failures, within_s=60)
+    eventually(lambda: failures, within_s=180)
     assert isinstance(failures[0], OperatorError)
     assert supervisor.restarts == 0
 
@@ -165,7 +236,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
             return outcome
 
         monkeypatch.setattr(process, "start", start)
-        monkeypatch.setattr(process, "stop", lambda _: None)
+        monkeypatch.setattr(process, "stop", lambda *_, **__: None)
         return made
 
     return each
@@ -212,6 +283,30 @@ def test_that_nobody_can_be_told_ends_no_watch(
     starts(dead, dead, living)
     with Supervisor(Path(dead.home), tell=tell, retry_s=0.01) as supervisor:
         eventually(lambda: supervisor.restarts == 2)
+
+    assert supervisor.endpoint == living
+
+
+def test_a_process_that_may_not_be_looked_at_ends_no_watch(
+    starts: Starts,
+    dead: Endpoint,
+    living: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
+) -> None:
+    refusals = iter([psutil.AccessDenied(dead.pid)])
+    is_alive = Endpoint.is_alive
+
+    def look(endpoint: Endpoint) -> bool:
+        for refusal in refusals:
+            raise refusal
+        return is_alive(endpoint)
+
+    # Whether one may be looked at is the system's setting, and root always may.
+    monkeypatch.setattr(Endpoint, "is_alive", look)
+    starts(dead, living)
+    with Supervisor(Path(dead.home), retry_s=0.01) as supervisor:
+        eventually(lambda: supervisor.restarts == 1)
 
     assert supervisor.endpoint == living
 

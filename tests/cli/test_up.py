@@ -13,15 +13,18 @@ import pytest
 from rmq_pipeline.endpoint import Endpoint
 from tests.cli.conftest import RMQ, process
 from tests.conftest import Eventually
+from tests.free_address import free_doors, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.dagster]
 
 
 @pytest.fixture
 def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [RMQ, "up", "--home", str(home), "--flight", "127.0.0.1:0", "--port", "0"]
-    command += ["--dagster-home", str(tmp_path / "dagster_home")]
-    command += ["--grpc", "127.0.0.1:0", "--grpc-tls", "127.0.0.1:0", "--tls", "self-made"]
+    doors = free_doors(tls="self-made")
+    command = [RMQ, "up", "--home", str(home), "--port", str(free_port())]
+    command += ["--dagster-home", str(tmp_path / "dagster_home"), "--tls", "self-made"]
+    command += ["--flight", str(doors.flight), "--grpc", str(doors.grpc)]
+    command += ["--grpc-tls", str(doors.grpc_tls)]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield started
     if started.poll() is None:

@@ -16,6 +16,7 @@ from rmq_pipeline.flight import server as server_module
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from tests.flight.echo import Echo
+from tests.free_address import free_address
 
 
 def test_many_threads_share_a_client(client: Client) -> None:
@@ -37,7 +38,7 @@ def test_call_of_a_closed_client_is_refused(server: FlightServer) -> None:
 
 
 def test_repeatable_call_waits_for_the_broker_to_come_back(echo: Echo) -> None:
-    first = FlightServer(echo)
+    first = FlightServer(echo, free_address())
     client = Client(first.address, retry_s=20)
     assert client.offset_at("t", 0, at_ms=0) == 1
     first.shutdown()

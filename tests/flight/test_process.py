@@ -20,9 +20,10 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.flags import Listening
+from rmq_pipeline.flight.flags import Flags, Listening
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
+from tests.free_address import free_doors
 
 FREE = json.dumps(
     {
@@ -44,7 +45,7 @@ sys.stdin.read()
 @contextmanager
 def holder(home: Path) -> "Iterator[subprocess.Popen[str]]":
     """A process that has the home open until its stdin is closed."""
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     command = [sys.executable, "-c", HOLD, str(home / process.LOCK_FILE)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
@@ -70,14 +71,18 @@ def log_of(home: Path) -> str:
 
 
 def kill(endpoint: Endpoint) -> None:
-    os.kill(endpoint.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(endpoint.pid)])
+    # Before it is killed: whoever has started it may see to its end first.
+    broker = psutil.Process(endpoint.pid)
+    broker.kill()
+    psutil.wait_procs([broker])
 
 
-def test_started_broker_serves_and_stops(home: Path) -> None:
+def test_started_broker_serves_and_stops(home: Path, eventually: Eventually) -> None:
     endpoint = process.start(home)
 
     assert process.start(home) == process.serving(home) == endpoint
+    # It says so once it serves.
+    eventually(lambda: "ready " in log_of(home))
     assert f"ready grpc={endpoint.grpc} flight={endpoint.flight} home={home}" in log_of(home)
     with Client(home=home, retry_s=0) as client:
         assert client.ping() == {"pid": endpoint.pid}
@@ -102,26 +107,33 @@ def test_broker_does_not_end_with_its_starter(home: Path) -> None:
     assert os.getsid(endpoint.pid) == endpoint.pid
 
 
-def test_several_starters_end_in_one_broker(home: Path) -> None:
+def test_several_starters_end_in_one_broker(home: Path, eventually: Eventually) -> None:
     with ThreadPoolExecutor(4) as pool:
         endpoints = list(pool.map(lambda _: process.start(home), range(4)))
 
     assert len(set(endpoints)) == 1
+    eventually(lambda: "ready " in log_of(home))
     assert log_of(home).count("ready ") == 1
 
 
 def test_ports_and_flags_are_kept(home: Path) -> None:
-    first = process.start(home, upkeep="none", flush="async")
+    picked = Listening(grpc_tls="127.0.0.1:0", tls="self-made")
+    first = process.start(home, listening=picked, upkeep="none", flush="async")
     process.stop(home)
 
-    second = process.start(home)
+    kept = Flags.remembered(home)
+    assert (kept.flight, kept.grpc, kept.grpc_tls) == (first.flight, first.grpc, first.grpc_tls)
+    # Another test may have a port by now that was picked for this one.
+    second = process.start(home, listening=free_doors(tls="self-made"))
+    process.stop(home)
+    third = process.start(home)
 
-    assert second.pid != first.pid
-    assert (second.flight, second.upkeep, second.flush) == (first.flight, "none", "async")
+    assert third.pid != second.pid
+    assert (third.flight, third.upkeep, third.flush) == (second.flight, "none", "async")
 
 
 def test_kept_port_that_is_taken_is_replaced(home: Path) -> None:
-    first = process.start(home)
+    first = process.start(home, listening=free_doors())
     process.stop(home)
     with socket.create_server(("127.0.0.1", int(first.flight.split(":")[1]))):
         second = process.start(home)
@@ -154,7 +166,7 @@ def test_broker_that_cannot_start_says_why(home: Path) -> None:
 def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
     small = Settings(log_file_bytes=1024 * 1024, reserve_bytes=0)
     with Broker.open(home, settings=small), pytest.raises(errors.HomeLockedError):
-        process.start(home, timeout_s=10)
+        process.start(home, timeout_s=30)
 
 
 def test_a_start_waits_for_the_broker_that_closes_the_home(
@@ -168,6 +180,7 @@ def test_a_start_waits_for_the_broker_that_closes_the_home(
         started = starting.result(60)
 
     assert process.serving(home) == started
+    eventually(lambda: "ready " in log_of(home))
     assert log_of(home).count("ready ") == 1
 
 
@@ -212,10 +225,14 @@ def test_stop_ends_a_broker_that_is_about_to_serve(home: Path, eventually: Event
 
 
 def test_stop_names_the_process_that_keeps_the_home_open(home: Path) -> None:
+    told: list[str] = []
     with holder(home) as keeping:
         with pytest.raises(errors.OperatorError, match=f"open in process {keeping.pid}, which"):
-            process.stop(home, timeout_s=0.1)
+            process.stop(home, timeout_s=0.1, tell=told.append)
         let_go(keeping)
+
+    # Once, and not only when it has given up.
+    assert [f"is open in process {keeping.pid}" in sentence for sentence in told] == [True]
 
 
 def test_what_a_killed_broker_has_left_is_no_broker(home: Path) -> None:

@@ -16,6 +16,7 @@ from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.flight.transactions import Transaction
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
+from tests.free_address import free_address
 
 #: In real time, because a producer polls: a check is due at once, and again soon.
 QUICK = Settings(
@@ -236,7 +237,7 @@ def test_a_producer_outlives_its_broker(tmp_path: Path, eventually: Eventually) 
     home = tmp_path / "home"
     with Broker.open(home, upkeep="none", settings=QUICK) as broker:
         broker.create_topic("orders", type="transaction", queues=1)
-        server = FlightServer(broker)
+        server = FlightServer(broker, free_address())
         client = Client(server.address, retry_s=0)
         producer = client.producer("p", checker=lambda halves: ["commit"] * halves.num_rows)
         client.send_half("orders", messages(b"a"), producer_group="p")

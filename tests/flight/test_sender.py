@@ -86,6 +86,53 @@ def test_a_callback_that_sends_does_not_wait_for_the_room_it_makes(
     sender.close()
 
 
+class GatedEcho(Echo):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.may = threading.Event()
+
+    def send(self, topic: str, messages: pa.Table) -> pa.Table:
+        self.begun.set()
+        assert self.may.wait(20)
+        return super().send(topic, messages)
+
+
+def test_a_callback_may_close_its_client_and_what_is_queued_is_sent() -> None:
+    echo = GatedEcho()
+    server = FlightServer(echo)
+    client = Client(server.address, retry_s=0)
+    first = client.send_async("t", of(0))
+    first.add_done_callback(lambda _: client.close())
+    assert echo.begun.wait(20)
+    queued = [client.send_async("t", of(number)) for number in range(1, 4)]
+    client.send_one_way("t", of(4))
+
+    echo.may.set()
+
+    assert [future.result(20)["n"].to_pylist() for future in queued] == [[1], [2], [3]]
+    # Closed once more, it is waited for.
+    client.close()
+    assert sum(call[1]["rows"] for call in echo.calls) == 5
+    with pytest.raises(errors.BrokerUnavailableError, match="closed"):
+        client.create_group("g")
+    server.shutdown()
+
+
+def test_a_closed_client_sends_nothing_in_the_background(client: Client) -> None:
+    before = set(threading.enumerate())
+    client.close()
+
+    with pytest.raises(errors.BrokerUnavailableError, match="client is closed"):
+        client.send_async("t", of(1))
+    with pytest.raises(errors.BrokerUnavailableError, match="client is closed"):
+        client.send_one_way("t", of(1))
+    begun = set(threading.enumerate()) - before
+    assert "rmq-sender" not in {thread.name for thread in begun}
+
+
 def test_a_callback_may_close_its_sender() -> None:
     gate, first, closed = Gate(), Future[pa.Table](), threading.Event()
     sender = Sender(gate.send)

@@ -1,6 +1,7 @@
 """A served home answers at both doors, and where it did before."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening
+from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening, given
 from tests.conformance import raw
 from tests.conformance.raw import Raw
+from tests.conftest import Eventually
+from tests.free_address import free_doors
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_broker_started_again_is_where_it_was(home: Path) -> None:
-    first = process.start(home)
+    first = process.start(home, listening=free_doors())
     assert first.grpc is not None
     with Client(home=home) as client, Raw(first.grpc) as connected:
         client.create_topic("t", queues=1)
@@ -43,7 +46,7 @@ def test_a_broker_started_again_is_where_it_was(home: Path) -> None:
 
 
 def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> None:
-    first = process.start(home)
+    first = process.start(home, listening=free_doors())
     process.stop(home)
     other = tmp_path / "other"
     try:
@@ -58,8 +61,7 @@ def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> Non
 
 
 def test_an_encrypted_port_is_kept_and_left_when_it_is_taken(home: Path) -> None:
-    asked = Listening(grpc_tls="127.0.0.1:0", tls="self-made")
-    first = process.start(home, listening=asked)
+    first = process.start(home, listening=free_doors(tls="self-made"))
     process.stop(home)
     again = process.start(home)
     process.stop(home)
@@ -74,14 +76,14 @@ def test_an_encrypted_port_is_kept_and_left_when_it_is_taken(home: Path) -> None
         assert exchanged.grpc_tls not in (None, first.grpc_tls)
 
 
-def test_a_door_may_stay_shut(home: Path) -> None:
+def test_a_door_may_stay_shut(home: Path, eventually: Eventually) -> None:
     endpoint = process.start(home, listening=Listening(grpc="none"))
+    log = home / process.LOG_FILE
 
     assert endpoint.grpc is None
-    assert (
-        f"ready grpc=- flight={endpoint.flight} home={home}"
-        in (home / process.LOG_FILE).read_text()
-    )
+    # It says so once it serves.
+    eventually(lambda: "ready " in log.read_text())
+    assert f"ready grpc=- flight={endpoint.flight} home={home}" in log.read_text()
     process.stop(home)
     assert process.start(home).grpc is None
 
@@ -112,6 +114,29 @@ except IsADirectoryError:
     )
 
     assert (done.returncode, done.stdout) == (0, "closed"), done.stderr
+    # Nothing of the database is left that its library would complain of.
+    assert "leaked" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("stdout", ["/dev/full", "&-"])
+def test_a_broker_serves_though_its_stdout_takes_nothing(
+    home: Path, stdout: str, unbuffered: str, eventually: Eventually
+) -> None:
+    said = {"listening": {"flight": "127.0.0.1:0", "grpc": "none"}, "settings": given()}
+    command = [sys.executable, "-m", "rmq_pipeline.serving", str(home), json.dumps(said)]
+    redirected = ["sh", "-c", f'exec "$@" >{stdout}', "sh", *command]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+
+    with subprocess.Popen(redirected, env=environment, stderr=subprocess.PIPE, text=True) as broker:
+        try:
+            eventually(lambda: process.serving(home) or broker.poll() is not None)
+        finally:
+            broker.terminate()
+        _, err = broker.communicate(timeout=30)
+
+    assert broker.returncode == 0, err
+    assert "Traceback" not in err
 
 
 def test_kept_settings_that_say_the_same_are_left_alone(tmp_path: Path) -> None:
