@@ -9,6 +9,7 @@ from typing import Final
 from rmq_pipeline.consumer.hooks import Call, Hooks, Status
 from rmq_pipeline.consumer.listener import Context, Listener, Result, checked
 from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.text import said_by
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,7 @@ class Answer:
     def reason(self) -> str:
         """Why it failed, as the broker keeps it."""
         if self.error is not None:
-            try:
-                return str(self.error) or type(self.error).__name__
-            except Exception:  # noqa: BLE001 - the listener's own, like the error
-                return type(self.error).__name__
+            return said_by(self.error) or type(self.error).__name__
         return _SAID.get(self.status, "the listener took too long")
 
     @property

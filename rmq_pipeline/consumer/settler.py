@@ -20,6 +20,7 @@ from rmq_pipeline.errors import (
     ReceiptHandleError,
     RocketMQError,
 )
+from rmq_pipeline.text import speakable
 
 log = logging.getLogger(__name__)
 
@@ -323,11 +324,6 @@ def _each_queue(
         act(ours[0].queue, ours)
 
 
-def _text(said: str) -> str | None:
-    """What an error said, as text that can be sent: names of files may hold half characters."""
-    return said.encode(errors="backslashreplace").decode() or None
-
-
 def _outcomes(parts: Sequence[Part]) -> pa.Table:
     """The table of schema.OUTCOME."""
     rows: dict[str, list[Any]] = {
@@ -338,6 +334,6 @@ def _outcomes(parts: Sequence[Part]) -> pa.Table:
         rows["receipt_handle"] += [message.receipt_handle for message in part.messages]
         rows["outcome"] += [part.outcome] * n
         rows["retry_after_ms"] += [part.retry_after_ms] * n
-        rows["reason"] += [_text(part.reason)] * n
-        rows["error_type"] += [_text(part.error_type)] * n
+        rows["reason"] += [speakable(part.reason) or None] * n
+        rows["error_type"] += [speakable(part.error_type) or None] * n
     return pa.table(rows, schema=pa.schema([schema.OUTCOME.field(name) for name in rows]))

@@ -37,6 +37,16 @@ class Engine(Protocol):
         """How many messages to begin with, while nobody knows how long one takes."""
         ...
 
+    @property
+    def least_rows(self) -> int:
+        """How many messages to take at least, whatever they take."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """How many parts are worked on side by side, at most."""
+        ...
+
     def parts(self, rows: int) -> int:
         """Into how many parts so many messages are cut, at most."""
         ...

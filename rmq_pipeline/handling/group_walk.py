@@ -15,15 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_pipeline.handling.failing import Failure, is_failure
 from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
 from rmq_pipeline.handling.harvest import Effects, Harvest, Walked
-from rmq_pipeline.handling.known_state import as_declared
+from rmq_pipeline.handling.known_state import as_declared, nullable
 from rmq_pipeline.handling.origins import with_origin
 from rmq_pipeline.handling.returned import conform, published, results_of
+from rmq_pipeline.idempotency import SEEN_BEFORE
 
 #: Messages of one call of an unordered handler, so that one bad message costs 1,000 single calls.
 UNORDERED_CALL_ROWS: Final = 1_000
-REASON_LENGTH: Final = 1_000
 #: Stands for the state of a group without one, where the consumer keeps none.
 NO_STATE: Final = pa.schema([])
 
@@ -43,6 +44,12 @@ class Rules:
     publishes: dict[str, str] = field(default_factory=dict)
     #: The topic, where rows are to say which message they are of (handling/origins.py).
     origin: str = ""
+    #: The columns of states on their way: null where a state was removed, or recorded otherwise.
+    known_schema: pa.Schema | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.state_schema is not None:
+            object.__setattr__(self, "known_schema", nullable(self.state_schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +57,8 @@ class _Walk:
     messages: pa.Table
     rules: Rules
     harvest: Harvest
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a call failed."""
-
-    reason: str
-    error_type: str
+    #: Each call has one message.
+    singly: bool
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
             has one.
         rules: the handler and what it may return.
     """
-    this = _Walk(messages.combine_chunks(), rules, Harvest())
+    this = _Walk(messages.combine_chunks(), rules, Harvest(), singly=_singly(messages, rules))
     if not rules.ordered:
         for start in range(0, messages.num_rows, UNORDERED_CALL_ROWS):
             _walk_unordered(this, start)
@@ -92,10 +93,22 @@ def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
     return this.harvest.gathered(groups)
 
 
+def _singly(messages: pa.Table, rules: Rules) -> bool:
+    """Whether no call may be made again: the handler of marked messages has effects outside.
+
+    What came of several messages can only be told apart where it is nothing but results.
+    """
+    told_apart = not (rules.ordered or rules.sink_schema is not None or rules.publishes)
+    return SEEN_BEFORE.name in messages.column_names and not told_apart
+
+
 def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None:
     n = stop - start
+    if n > 1 and this.singly:
+        _walk_one_by_one(this, start=start, stop=stop, before=before)
+        return
     effects = _call(this.messages.slice(start, n), before, rules=this.rules)
-    if isinstance(effects, _Failure):
+    if isinstance(effects, Failure):
         if n == 1:
             this.harvest.failed(start, effects.reason, error_type=effects.error_type)
             return
@@ -114,7 +127,7 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
     state, changed = before, None
     for row in range(start, stop):
         effects = _call(this.messages.slice(row, 1), state, rules=this.rules)
-        if isinstance(effects, _Failure):
+        if isinstance(effects, Failure):
             this.harvest.failed(row, effects.reason, error_type=effects.error_type)
             this.harvest.release(row + 1, stop)
             break
@@ -129,31 +142,43 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
 
 def _walk_unordered(this: _Walk, start: int) -> None:
     given = this.messages.slice(start, UNORDERED_CALL_ROWS)
-    nothing = NO_STATE.empty_table()
-    effects = _call(given, nothing, rules=this.rules)
-    if isinstance(effects, _Failure):
-        if given.num_rows == 1:
+    n = given.num_rows
+    if n > 1 and this.singly:
+        _walk_each(this, start=start, stop=start + n)
+        return
+    effects = _call(given, NO_STATE.empty_table(), rules=this.rules)
+    if isinstance(effects, Failure):
+        if n == 1:
             this.harvest.failed(start, effects.reason, error_type=effects.error_type)
             return
-    elif given.num_rows == 1 or not any(r.outcome == "retry" for r in effects.results):
+    elif (
+        n == 1
+        or (effects.rows is None and not effects.publish)
+        or not any(r.outcome == "retry" for r in effects.results)
+    ):
         this.harvest.keep_with_results(effects, group_row=None, start=start)
         return
     # As in order: only single calls tell what came of the messages that failed.
-    for row in range(start, start + given.num_rows):
-        single = _call(this.messages.slice(row, 1), nothing, rules=this.rules)
-        if isinstance(single, _Failure):
+    _walk_each(this, start=start, stop=start + n)
+
+
+def _walk_each(this: _Walk, *, start: int, stop: int) -> None:
+    for row in range(start, stop):
+        single = _call(this.messages.slice(row, 1), NO_STATE.empty_table(), rules=this.rules)
+        if isinstance(single, Failure):
             this.harvest.failed(row, single.reason, error_type=single.error_type)
         else:
             this.harvest.keep_single(single, row=row)
 
 
-def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> "Effects | _Failure":
+def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> Effects | Failure:
     """Call the handler and check what it returns; whatever goes wrong is the messages' failure."""
     try:
         return _checked(rules.handler(messages, state), messages, rules=rules)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
-        kind = type(error).__name__
-        return _Failure(f"{kind}: {error}"[:REASON_LENGTH], kind)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return Failure.of(error)
 
 
 def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
@@ -167,6 +192,8 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
     after = outcome.state
     if after is not None:
         after = conform(after, rules.state_schema, what="state", most=1)
+        if after is not None and rules.known_schema is not rules.state_schema:
+            after = pa.table(after.columns, schema=rules.known_schema)
         if messages["message_group"].null_count:
             raise OutcomeError("A message without a message_group has no state to keep.")
     onward = published(outcome.publish, rules.publishes) if outcome.publish else []
@@ -176,8 +203,8 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
 
 def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Table]:
     """The groups that have state, and their rows in the state schema's columns."""
-    schema = rules.state_schema or NO_STATE
-    if state is None or rules.state_schema is None:
+    schema = rules.known_schema or NO_STATE
+    if state is None or rules.known_schema is None:
         return pa.array([], pa.string()), schema.empty_table()
     groups = state["message_group"].combine_chunks()
     return groups, as_declared(state, schema).select(schema.names).combine_chunks()

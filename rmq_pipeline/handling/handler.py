@@ -51,6 +51,11 @@ class Outcome:
 #: A handler has no side effects: a call that raises, or that retries one of several messages, is
 #: made again with one message at a time, in order. Of the first one that fails nothing counts but
 #: the retry; those before it stand; those after it are given again later. Without order those after
-#: it are tried as well, and of each that fails nothing counts but the retry. So what a consumer
-#: produces does not depend on where batches are cut or processes are killed.
+#: it are tried as well, and of each that fails nothing counts but the retry; and a call that gave
+#: nothing but results stands as it is. So what a consumer produces does not depend on where batches
+#: are cut or processes are killed.
+#:
+#: With an idempotency key a handler has side effects. A call then has one message, and is not made
+#: again; several where there is no order, sink or topic to publish to: such a call is made again
+#: when it raises, so a handler returns ``retry`` for a message that fails (docs/idempotency.md).
 Handler = Callable[[pa.Table, pa.Table], Outcome]

@@ -43,7 +43,7 @@ def conform(
         most: how many rows it may have; a table that may have 0 rows says something with them.
 
     Raises:
-        OutcomeError: what does not fit, with the column's name.
+        OutcomeError: what does not fit, with the column's name; texts that are not UTF-8.
     """
     if not isinstance(table, pa.Table):
         raise OutcomeError(f"{what} is a {type(table).__name__}, not a pyarrow Table.")
@@ -51,6 +51,7 @@ def conform(
         raise OutcomeError(f"{what} were returned, but the consumer declares no schema for them.")
     if not table.schema.equals(wanted):
         table = _cast(table, wanted, what=what)
+    _check_sound(table, what=what)
     if most is not None and table.num_rows > most:
         raise OutcomeError(f"{what} has {table.num_rows} rows, not 0 or {most}.")
     if filled and table[filled].null_count:
@@ -69,6 +70,17 @@ def _cast(table: pa.Table, wanted: pa.Schema, *, what: str) -> pa.Table:
         return table.select(wanted.names).cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise OutcomeError(f"{what} do not fit their schema: {error}") from error
+
+
+def _check_sound(table: pa.Table, *, what: str) -> None:
+    """Refuse what its own types do not hold, such as bytes that were called a text.
+
+    The broker would refuse the settle of the whole batch, and a sink that has them cannot be read.
+    """
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise OutcomeError(f"{what} cannot be kept: {error}") from error
 
 
 def results_of(results: pa.Table, messages: pa.Table) -> list[Result]:

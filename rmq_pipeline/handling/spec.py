@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import FilterExpressionError
+from rmq_pipeline import state_columns
+from rmq_pipeline.errors import FilterExpressionError, TableSchemaError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.handling.handler import Handler
 from rmq_pipeline.handling.origins import with_origin_columns
@@ -26,7 +27,7 @@ class ConsumerSpec:
     handler: Handler
     #: "message_group": a call has one group's messages in offset order, and keeps its state.
     order_by: Literal["message_group"] | None = None
-    #: Columns of a message group's state.
+    #: Columns of a message group's state; in what the handler is given they are nullable.
     state: pa.Schema | None = None
     #: The sink's folder, this group's alone, and the columns of its rows.
     sink: Path | None = None
@@ -44,7 +45,8 @@ class ConsumerSpec:
     filter: str = "*"
     filter_type: str = "tag"
     #: Where a message's key comes from (rmq_pipeline.idempotency): the handler's messages then have
-    #: the column seen_before, and their acks remember the keys.
+    #: the column seen_before, and their acks remember the keys; with order, a sink or publishes a
+    #: call has one message.
     idempotency_key: Key | None = None
 
     def __post_init__(self) -> None:
@@ -66,9 +68,25 @@ class ConsumerSpec:
             raise ValueError(f"Consumer {self.name}: {error.message}") from error
         if self.sink_schema is not None:
             self._check_partition_time(self.sink_schema)
-        reserved = {"message_group", "message_group_hash", "removed"}
-        if self.state is not None and (taken := reserved & set(self.state.names)):
+        if self.state is not None:
+            self._check_state(self.state)
+
+    def _check_state(self, state: pa.Schema) -> None:
+        if taken := set(state_columns.RESERVED) & set(state.names):
             raise ValueError(f"State columns {sorted(taken)} are the broker's own.")
+        try:
+            state_columns.check(state)
+        except TableSchemaError as error:
+            raise ValueError(f"Consumer {self.name}: {error.message}") from error
+        for field in state:
+            try:
+                pa.nulls(1, field.type).take(pa.array([0]))
+            except pa.ArrowNotImplementedError as error:
+                # A window could keep states, and could not put them beside their messages again.
+                raise ValueError(
+                    f"Consumer {self.name}: column {field.name} of the state is {field.type},"
+                    " of which Arrow cannot pick out rows."
+                ) from error
 
     def _check_partition_time(self, schema: pa.Schema) -> None:
         at = schema.get_field_index(self.partition_time)

@@ -12,7 +12,7 @@ from rmq_pipeline.handling.batch import Batch, cut
 from rmq_pipeline.handling.engine import Engine, Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.intake import LostError, receive
-from rmq_pipeline.handling.pace import Pace
+from rmq_pipeline.handling.pace import BATCH_S, Pace
 from rmq_pipeline.handling.publication import Publication
 from rmq_pipeline.handling.report import BatchReport, Ended
 from rmq_pipeline.handling.settling import settle
@@ -55,7 +55,13 @@ class Window:
         self._engine, self._bounds = engine, bounds
         self._publication = Publication(verbs, group=spec.group, folder=spec.sink)
         self._rules = _rules(spec, verbs)
-        self._pace = Pace(spec.max_batch, first=engine.first_rows)
+        self._pace = Pace(
+            spec.max_batch,
+            first=engine.first_rows,
+            batch_s=BATCH_S,
+            least=engine.least_rows,
+            at_once=engine.at_once,
+        )
         self._pending: deque[Pending] = deque()
         self._next_number = 0
         self._last_message = time.monotonic()
@@ -172,7 +178,10 @@ class Window:
         pending = self._pending[0]
         try:
             worked, work_s = pending.result()
-            self._pace.worked(pending.batch.received.num_rows, work_s)
+            batch = pending.batch
+            self._pace.worked(
+                batch.received.num_rows, work_s, failed=worked.not_done(), parts=batch.parts
+            )
         except WorkerDiedError as error:
             logger.warning("worker died name=%s, messages one by one", self._spec.name)
             yield from self._isolate(pending, stage, error=error)

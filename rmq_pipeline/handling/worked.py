@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.handling.harvest import EXCEPTION, Walked
@@ -40,6 +41,12 @@ class Worked:
     files: pa.Table
     state: pa.Table | None
     publish: dict[str, pa.Table]
+
+    def not_done(self) -> int:
+        """How many messages are to come again: failed, or given back untried."""
+        outcomes = [table["outcome"] for table in self.exceptions.values()]
+        again = [pc.sum(pc.not_equal(each, "dead_letter")).as_py() or 0 for each in outcomes]
+        return sum(again)
 
 
 def pieces(part: int, walked: Walked, *, files: pa.Table | None = None) -> list[Piece]:

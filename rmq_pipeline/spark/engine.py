@@ -49,6 +49,16 @@ class SparkEngine:
         """As many as may be: a small first batch would cost a job of its own."""
         return sys.maxsize
 
+    @property
+    def least_rows(self) -> int:
+        """A task's: a job has its price, the first one the most, whatever the messages take."""
+        return ROWS_PER_TASK
+
+    @property
+    def at_once(self) -> int:
+        """A task for each core."""
+        return self._parallelism
+
     def parts(self, rows: int) -> int:
         """A task for every ROWS_PER_TASK, as many as may be."""
         return min(self._parallelism, 1 + rows // ROWS_PER_TASK)

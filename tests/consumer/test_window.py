@@ -16,14 +16,17 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.window import FIRST_ROWS, ThreadEngine, run_window
-from rmq_pipeline.handling import pace
+from rmq_pipeline.handling import window as windows
 from rmq_pipeline.handling.batch import cut
 from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.group_walk import Rules
-from rmq_pipeline.handling.handler import Handler, Outcome
+from rmq_pipeline.handling.handler import RESULT, Handler, Outcome
+from rmq_pipeline.handling.pace import Pace
 from rmq_pipeline.handling.report import WindowReport
+from rmq_pipeline.handling.run import LENGTH_S
 from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.handling.spec import ConsumerSpec
+from rmq_pipeline.orchestration.upkeep_assets import WINDOW_MAX_S
 from rmq_pipeline.settings import Settings
 
 TOPIC, GROUP = "steps", "walkers"
@@ -66,6 +69,19 @@ def send(broker: Broker, n: int, *, groups: int) -> None:
     names = [f"g{i % groups}" for i in range(n)]
     columns = {"body": [b"x"] * n, "message_group": names, "born_at_ms": [0] * n}
     broker.send(TOPIC, pa.table(columns))
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages windows ask brokers for, from now on."""
+    asked: list[int] = []
+    receive = Broker.receive
+
+    def noting(self: Broker, *args: Any, limit: int, **how: Any) -> pa.Table:
+        asked.append(limit)
+        return receive(self, *args, limit=limit, **how)
+
+    monkeypatch.setattr(Broker, "receive", noting)
+    return asked
 
 
 def kept(messages: pa.Table, _: pa.Table) -> Outcome:
@@ -111,11 +127,11 @@ def test_a_group_is_with_one_thread_at_a_time_and_in_order(
 
 
 def test_threads_share_a_file(broker: Broker, run: Run, tmp_path: Path) -> None:
-    send(broker, 200, groups=50)
+    send(broker, FIRST_ROWS, groups=FIRST_ROWS)
 
     report = run(kept, parallelism=8)
 
-    assert (report.batches, report.files, report.rows) == (1, 1, 200)
+    assert (report.batches, report.files, report.rows) == (1, 1, FIRST_ROWS)
     assert sink_files(tmp_path / "sink").num_rows == 1
 
 
@@ -124,16 +140,9 @@ def test_a_window_begins_with_few_and_takes_more_of_what_is_quickly_done(
     broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch, batch_s: float
 ) -> None:
     """A run that is ended before its batch is settled leaves nothing: the next begins again."""
-    monkeypatch.setattr(pace, "BATCH_S", batch_s)
+    monkeypatch.setattr(windows, "BATCH_S", batch_s)
     send(broker, FIRST_ROWS + 40, groups=FIRST_ROWS + 40)
-    asked: list[int] = []
-    receive = Broker.receive
-
-    def noting(self: Broker, *args: Any, limit: int, **how: Any) -> pa.Table:
-        asked.append(limit)
-        return receive(self, *args, limit=limit, **how)
-
-    monkeypatch.setattr(Broker, "receive", noting)
+    asked = asked_of(monkeypatch)
 
     report = run(kept, parallelism=8)
 
@@ -141,8 +150,46 @@ def test_a_window_begins_with_few_and_takes_more_of_what_is_quickly_done(
     assert asked[0] == FIRST_ROWS
     if batch_s:
         assert max(asked) >= 8 * FIRST_ROWS
-    else:  # with no time for a batch it comes down to single messages
-        assert (min(asked), max(asked)) == (1, FIRST_ROWS)
+    else:  # with no time for a batch it comes down to a message for each thread
+        assert (min(asked), max(asked)) == (8, FIRST_ROWS)
+
+
+@pytest.mark.parametrize("each_s", [0.001, 0.05, 1.0, WINDOW_MAX_S / 100, WINDOW_MAX_S / 33])
+def test_a_run_lives_to_settle_what_it_took_in(each_s: float) -> None:
+    """Of one message group, whose messages are one thread's, one after the other."""
+    pace, now_s, settled = Pace(20_000, first=FIRST_ROWS), 0.0, 0
+    flying = [pace.limit, pace.limit]
+
+    while flying and now_s <= WINDOW_MAX_S:
+        batch = flying.pop(0)
+        now_s += batch * each_s
+        settled += batch
+        pace.worked(batch, batch * each_s)
+        if now_s < LENGTH_S:
+            flying.append(pace.limit)
+
+    assert not flying
+    assert now_s <= WINDOW_MAX_S
+    assert settled >= min(LENGTH_S / each_s, 2 * FIRST_ROWS)
+
+
+def test_failures_at_once_say_nothing_of_how_long_a_message_takes(
+    broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asked_of(monkeypatch)
+    send(broker, 2 * FIRST_ROWS, groups=2 * FIRST_ROWS)
+
+    def away(messages: pa.Table, _: pa.Table) -> Outcome:
+        if messages["queue_offset"][0].as_py() % 2:
+            raise ConnectionError("the database is away")
+        places = messages.select(["queue_id", "queue_offset"])
+        retry = pa.array(["retry"] * messages.num_rows)
+        return Outcome(results=places.append_column(RESULT.field("outcome"), retry))
+
+    report = run(away)
+
+    assert (report.acked, report.dead_lettered) == (0, 2 * FIRST_ROWS)
+    assert max(asked) == FIRST_ROWS
 
 
 def test_what_one_thread_keeps_lives_as_long_as_the_window(broker: Broker, run: Run) -> None:
@@ -203,7 +250,7 @@ def test_a_group_that_fails_holds_no_other(broker: Broker, run: Run, tmp_path: P
             raise SystemExit("not this one")
         return kept(messages, state)
 
-    report = run(picky, length_s=1.0, parallelism=2)
+    report = run(picky, length_s=LONG_S, parallelism=2)
 
     groups = read_sink(tmp_path / "sink")["message_group"].to_pylist()
     assert (groups.count("g0"), groups.count("g1"), groups.count("g2")) == (10, 0, 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmq_pipeline.handling.pace import BATCH_S, Pace
+from rmq_pipeline.handling.pace import BATCH_S, LONGEST_S, Pace
 
 MOST = 20_000
 
@@ -34,3 +34,64 @@ def test_a_handler_that_becomes_slow_is_given_less_at_once() -> None:
     pace.worked(MOST, 10 * BATCH_S)
 
     assert pace.limit == MOST // 10
+
+
+def test_a_few_messages_at_a_time_neither_raise_the_limit_nor_lower_it() -> None:
+    few, many = Pace(MOST, first=16), Pace(MOST, first=MOST)
+
+    for _ in range(10):
+        few.worked(1, 0.001)
+        many.worked(1, 0.001)
+
+    assert (few.limit, many.limit) == (16, MOST)
+    few.worked(3, 0.003)
+    assert few.limit == 24
+
+
+def test_failures_do_not_raise_the_limit() -> None:
+    pace = Pace(MOST, first=256)
+
+    pace.worked(256, 0.01, failed=256)
+    assert pace.limit == 256
+    pace.worked(256, 0.01, failed=216)
+    assert pace.limit == 8 * 40
+
+
+@pytest.mark.parametrize("failed", [90, 100])
+def test_failures_that_take_long_lower_it(failed: int) -> None:
+    pace = Pace(MOST, first=256)
+
+    pace.worked(100, 10 * BATCH_S, failed=failed)
+
+    assert pace.limit == (1 if failed == 90 else 10)
+
+
+def test_the_price_of_a_batch_is_not_that_of_its_messages() -> None:
+    pace = Pace(100_000, first=100_000, least=500)
+
+    pace.worked(1, 3.0)
+    assert pace.limit == 500
+    pace.worked(500, 0.4)
+    assert pace.limit == 4_000
+    for _ in range(10):
+        pace.worked(pace.limit, 70 + pace.limit * 0.001)
+    assert pace.limit >= 500
+    assert Pace(100, first=1, least=500).limit == 100
+
+
+@pytest.mark.parametrize("each_s", [20.0, 61.0, 72.0, 90.0, 300.0])
+@pytest.mark.parametrize("threads", [1, 8, 32])
+@pytest.mark.parametrize("groups", [1, 10_000])
+def test_slow_messages_keep_the_threads_busy_and_are_settled_in_time(
+    each_s: float, threads: int, groups: int
+) -> None:
+    pace = Pace(MOST, first=16, at_once=threads)
+
+    for _ in range(20):
+        n = pace.limit
+        side_by_side = min(threads, groups, n)
+        pace.worked(n, -(-n // side_by_side) * each_s, parts=min(8 * threads, groups, n))
+
+    assert pace.limit >= min(threads, LONGEST_S // each_s)
+    # One after the other, as in one message group, or side by side for a minute.
+    assert pace.limit * each_s <= max(LONGEST_S, threads * BATCH_S)

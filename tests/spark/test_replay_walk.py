@@ -111,6 +111,20 @@ def test_only_the_range_has_effects_and_all_roles_move_the_state() -> None:
     assert done.messages == {WARM_UP: 2, RANGE: 3, BEHIND: 1}
 
 
+def test_a_state_without_nulls_may_be_removed() -> None:
+    never_null = pa.schema([pa.field("steps", pa.int64(), nullable=False)])
+
+    def removing(given_messages: pa.Table, _: pa.Table) -> Outcome:
+        if given_messages["body"][0].as_py() == b"gone":
+            return Outcome(state=never_null.empty_table())
+        return Outcome(state=pa.table({"steps": [given_messages.num_rows]}, schema=never_null))
+
+    given_messages = messages(("a", "1", WARM_UP), ("a", "gone", RANGE), ("b", "2", WARM_UP))
+    done = walk_again(given_messages, None, course=Course(Rules(removing, state_schema=never_null)))
+
+    assert state(done) == {"b": 1}
+
+
 @pytest.mark.parametrize(
     ("on_failure", "outcomes", "bodies"),
     [

@@ -15,6 +15,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer import window
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.handling import sink
+from rmq_pipeline.handling import window as windows
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport, run_window
 from tests.spark.handlers import SINK, STATE, deadly, kept, numbered
@@ -176,6 +177,25 @@ def test_state_goes_on_from_window_to_window(broker: Broker, run: Run, tmp_path:
 
     assert report.epoch == 2
     assert steps(tmp_path) == expected(*first, *second)
+
+
+def test_a_job_is_for_as_many_messages_as_pay_for_it(
+    broker: Broker, run: Run, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "BATCH_S", 0.0)  # whatever they take is too long
+    asked: list[int] = []
+    receive = Broker.receive
+
+    def noting(self: Broker, *args: Any, limit: int, **how: Any) -> pa.Table:
+        asked.append(limit)
+        return receive(self, *args, limit=limit, **how)
+
+    monkeypatch.setattr(Broker, "receive", noting)
+    send(broker, "0", "1", "2")
+
+    run()
+
+    assert asked[-1] == (500 if "spark" in request.node.callspec.id else 8)
 
 
 @pytest.mark.parametrize("max_batch", [1, 10_000])

@@ -1,0 +1,69 @@
+"""What a handler raises fails its message, whatever it is; what ends the run gets through."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline.handling.failing import REASON_LENGTH, Failure
+from rmq_pipeline.handling.group_walk import Rules, walk
+from tests.handling.test_group_walk import exceptions, messages
+
+
+class MuteError(Exception):
+    """Cannot be told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("nor can this")
+
+
+class PanicException(BaseException):
+    """Descends from no Exception."""
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("error", "reason", "error_type"),
+    [
+        (ValueError("no \udcff here"), "ValueError: no \\udcff here", "ValueError"),
+        (MuteError(), "MuteError: ", "MuteError"),
+        (PanicException("out of bounds"), "PanicException: out of bounds", "PanicException"),
+        (SystemExit(3), "SystemExit: 3", "SystemExit"),
+    ],
+)
+def test_whatever_is_raised_fails_its_message(
+    error: BaseException, reason: str, error_type: str, *, ordered: bool
+) -> None:
+    def raising(*_: pa.Table) -> NoReturn:
+        raise error
+
+    walked = walk(messages(("a", "1")), None, rules=Rules(raising, ordered=ordered))
+
+    assert exceptions(walked) == [(0, "retry", None, reason, error_type)]
+
+
+def test_a_long_reason_is_cut() -> None:
+    said = Failure.of(ValueError("\ud800" * REASON_LENGTH)).reason
+
+    assert said.startswith("ValueError: \\ud800\\ud800")
+    assert len(said) == REASON_LENGTH
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        KeyboardInterrupt,
+        dg.DagsterExecutionInterruptedError,
+        type("OfOurs", (KeyboardInterrupt,), {}),
+    ],
+)
+def test_what_ends_the_run_gets_through(ending: type[BaseException], *, ordered: bool) -> None:
+    def raising(*_: pa.Table) -> NoReturn:
+        raise ending
+
+    with pytest.raises(ending):
+        walk(messages(("a", "1")), None, rules=Rules(raising, ordered=ordered))
