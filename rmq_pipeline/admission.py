@@ -154,15 +154,15 @@ def _check_properties(columns: dict[str, pa.Array]) -> None:
         sizes += _lengths(columns["tag"])
     lists = [columns["keys"]] if columns["keys"].null_count < n else []
     if properties.null_count < n:
-        names = properties.keys
+        names, values = _names_and_values(properties)
         counts = np.diff(_list_offsets(properties))
         if len(names):
-            _check_names_and_values(properties)
+            _check_names_and_values(names, values, properties=properties)
         if counts.size and counts.max() > limits.PROPERTY_COUNT:
             raise MessagePropertiesTooLargeError(
                 f"Row {int(np.argmax(counts > limits.PROPERTY_COUNT))}: over 128 properties."
             )
-        for texts in (names, properties.items):
+        for texts in (names, values):
             sizes += _list_bytes(properties, texts)
     for column in lists:
         sizes += _list_bytes(column, column.flatten())
@@ -171,8 +171,14 @@ def _check_properties(columns: dict[str, pa.Array]) -> None:
         raise MessagePropertiesTooLargeError(f"Row {row}: {sizes[row]} bytes of properties.")
 
 
-def _check_names_and_values(properties: pa.Array) -> None:
-    names, values = properties.keys, properties.items
+def _names_and_values(properties: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Those of the rows that there are: of a slice, Arrow gives those of all it was cut from."""
+    bounds = _list_offsets(properties)
+    start, n = int(bounds[0]), int(bounds[-1] - bounds[0])
+    return properties.keys.slice(start, n), properties.items.slice(start, n)
+
+
+def _check_names_and_values(names: pa.Array, values: pa.Array, *, properties: pa.Array) -> None:
     if not _are_plain(names):
         _refuse_at(broken_at(names), properties, what="a name in properties is not UTF-8")
         wrong = pc.or_(_blank(names), _has_control(names))

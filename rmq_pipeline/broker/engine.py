@@ -15,6 +15,7 @@ from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.archive_root import archive_of
 from rmq_pipeline.broker.arrivals import Arrivals
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.failures.unburied import Unburied
 from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.members.membership import Members
 from rmq_pipeline.broker.receiving.sieve import Verdicts
@@ -84,6 +85,7 @@ class Engine:
         #: What doors add to the broker's status, by name.
         self.reports: dict[str, Callable[[], Any]] = {}
         self.offers = Offers()
+        self.unburied = Unburied()
         self.segments = Segments(archive_of(home, settings.archive_root))
         #: What was last found to be due in the archive (stored/tending.py).
         self.outlook: Any = None

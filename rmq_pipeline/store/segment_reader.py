@@ -1,21 +1,23 @@
 """The registered segments of a home, and the messages in them by (topic_id, queue_id, offset)."""
 
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from rmq_pipeline import schema
 from rmq_pipeline.archive.key_index import KeyIndexes
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import place
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.database import StoredState
 
@@ -150,7 +152,8 @@ class Segments:
             columns: those of the segment to read.
 
         Raises:
-            StorageError: a file cannot be read.
+            CorruptLogError: a file is damaged.
+            StorageError: a file cannot be read now.
         """
         groups = self._indexes.row_groups(segment, key=key, message_id=message_id)
         if groups == []:
@@ -169,7 +172,8 @@ class Segments:
 
         Raises:
             LookupError: an offset is in no registered segment.
-            StorageError: a file cannot be read.
+            CorruptLogError: a file is damaged.
+            StorageError: a file cannot be read now.
         """
         wanted = pa.schema([schema.MESSAGE.field(name) for name in columns])
         if not len(offsets):
@@ -243,15 +247,16 @@ class _File:
     """An open segment; ``starts`` are the rows its row groups begin with."""
 
     def __init__(self, root: Root, segment: Segment) -> None:
+        self._root = root
         self._path = path = place(root, segment)
         self._lock = threading.Lock()
         try:
             self._file = pq.ParquetFile(root.open(path))
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{path} cannot be read: {error}.") from error
+            raise self._failure(error, lambda _: None) from error
         footer = self._file.metadata
         if footer.num_rows != segment.rows:
-            raise StorageError(f"{path} holds {footer.num_rows} messages, not {segment.rows}.")
+            raise CorruptLogError(f"{path} holds {footer.num_rows} messages, not {segment.rows}.")
         counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         self.starts = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         self.memory_bytes = footer.serialized_size * _FOOTER_FACTOR
@@ -261,12 +266,72 @@ class _File:
         return batch
 
     def columns(self, group: int, names: Sequence[str] | None) -> pa.Table:
+        def of(file: pq.ParquetFile) -> pa.Table:
+            chosen = None if names is None else list(names)
+            return file.read_row_group(group, columns=chosen, use_threads=False)
+
         try:
             with self._lock:
-                chosen = None if names is None else list(names)
-                return self._file.read_row_group(group, columns=chosen, use_threads=False)
+                return of(self._file)
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{self._path} cannot be read: {error}.") from error
+            raise self._failure(error, of) from error
+
+    def _failure(
+        self, error: Exception, read: Callable[[pq.ParquetFile], object]
+    ) -> CorruptLogError | StorageError:
+        """What to raise: it is damaged when all bytes of it come and still it cannot be read.
+
+        Arrow says OSError of a damaged page as of a file that is away, so it is read once more.
+        """
+        try:
+            watched = _Watched(self._root.open(self._path))
+            try:
+                read(pq.ParquetFile(pa.PythonFile(watched, mode="r")))
+            except (OSError, pa.ArrowException):
+                if not watched.failed:
+                    return CorruptLogError(f"{self._path} is damaged: {error}.")
+        except OSError:
+            pass  # what it said at first is as good
+        return StorageError(f"{self._path} cannot be read: {error}.")
+
+
+class _Watched(io.RawIOBase):
+    """A file that notes whether it could be read."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        super().__init__()
+        self._file = file
+        self.failed = False
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        at: int = self._file.tell()
+        return at
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        at: int = self._noted(lambda: self._file.seek(offset, whence))
+        return at
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self._noted(lambda: self._file.read(size if size >= 0 else None))
+        return data
+
+    def _noted(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except OSError:
+            self.failed = True
+            raise
 
 
 class _Kept(Generic[_Key, _Value]):

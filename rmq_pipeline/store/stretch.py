@@ -4,6 +4,7 @@ By itself a frame of one message costs as much to decode, to put beside others a
 one of a thousand, and the interpreter is held for most of it: the writer waits meanwhile.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -48,6 +49,8 @@ class Stretches:
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._forms = {kind: _Form(of_kind) for kind, of_kind in log.schemas.items()}
+        #: The file read last; one that was dropped is not kept on disk for this.
+        self._last: weakref.ref[LogFile] | None = None
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
         """What is in [start, stop), both of which are where frames start or the log ends.
@@ -59,12 +62,25 @@ class Stretches:
         """
         position, stop = start, min(stop, self._log.end)
         while position < stop:
-            stretch = self._small(self._log.file_of(position), position, stop=stop)
+            stretch = self._small(self._file_of(position), position, stop=stop)
             if stretch is None:
                 end, sections = next(self._log.frames(position, stop))
                 stretch = Stretch(end, [self._of(section) for section in sections])
             yield stretch
             position = stretch.end
+
+    def _file_of(self, position: int) -> LogFile:
+        """The file that has a position; of the one before it the mapped pages are let go of.
+
+        They would add up to all of the log: a file by itself lets go of them only now and then.
+        """
+        file = self._log.file_of(position)
+        last = self._last() if self._last is not None else None
+        if last is not file:
+            if last is not None:
+                last.release()
+            self._last = weakref.ref(file)
+        return file
 
     def _of(self, section: Section) -> Rows:
         form = self._forms.get(section.kind)

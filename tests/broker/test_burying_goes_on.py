@@ -15,8 +15,10 @@ from rmq_pipeline.broker.failures.dead_letters import Doomed, FindDoomed
 from rmq_pipeline.broker.sending import publish
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
+from tests.broker.sealed_home import messages, open_broker, seal_all
 
 LEASE_MS = 10
+MINUTE_MS = 60_000
 SMALL = Settings(reserve_bytes=0, log_file_bytes=1 << 20)
 
 
@@ -116,6 +118,97 @@ def test_more_than_are_found_at_once_hide_no_other_queue(
         broker.revive()
 
     assert dead(broker, "readers-of-two") == [b"good"]
+
+
+def test_more_than_are_found_at_once_hide_nothing_of_their_queue(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burying, "AT_ONCE", 2)
+    bad = damaged(b"bad", b"worse", b"worst")
+    store_unchecked(broker, "one", messages=bad, monkeypatch=monkeypatch)
+    broker.send("one", pa.table({"body": [b"good"]}))
+    let_all_fail(broker, clock)
+
+    with pytest.raises(errors.OperatorError):
+        broker.revive()
+
+    assert dead(broker, "readers-of-one") == [b"good"]
+
+
+def test_who_settles_a_sound_message_hears_nothing_of_another(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    broker.send("one", pa.table({"body": [b"settled", b"forwarded"]}))
+    got = broker.receive("one", "readers-of-one", limit=3)["receipt_handle"]
+    settled = []
+
+    for handle in got.to_pylist()[:2]:
+        outcome = pa.table({"receipt_handle": [handle], "outcome": ["dead_letter"]})
+        settled.append(broker.settle("readers-of-one", outcome)["dead_lettered"])
+    broker.forward_to_dead_letter_queue(got.to_pylist()[2:], reason="no good")
+
+    assert settled == [1, 1]
+    assert dead(broker, "readers-of-one") == [b"settled", b"forwarded"]
+
+
+def test_who_receives_hears_nothing_of_another_groups_message(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    broker.send("two", pa.table({"body": [b"ended"]}))
+    let_all_fail(broker, clock)
+    assert broker.receive("one", "readers-of-one").num_rows == 0
+    broker.send("two", pa.table({"body": [b"next"]}))
+
+    received = broker.receive("two", "readers-of-two", limit=10)
+
+    assert received["body"].to_pylist() == [b"next"]
+    assert dead(broker, "readers-of-two") == [b"ended"]
+
+
+def test_what_cannot_be_buried_is_told_once_and_counted_ever_after(
+    broker: Broker,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    let_all_fail(broker, clock)
+    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+        broker.revive()
+    caplog.clear()
+
+    reports = []
+    for _ in range(5):
+        clock.advance(MINUTE_MS)
+        reports.append(broker.revive())
+
+    assert [report["unburied"] for report in reports] == [1] * 5
+    assert not caplog.records
+
+
+def test_what_could_not_be_buried_is_tried_again(home: Path, clock: ManualClock) -> None:
+    there, away = home / "topics", home / "away"
+    with open_broker(home, clock) as broker:
+        broker.create_topic("one", queues=1)
+        broker.create_group("readers", max_attempts=1)
+        for turn in range(4):
+            broker.send("one", messages(100, start=100 * turn, body_bytes=4_000))
+        seal_all(broker)
+        broker.receive("one", "readers", limit=10, invisible_duration_ms=LEASE_MS)
+        clock.advance(2 * LEASE_MS)
+        broker.engine.segments._files.drop(lambda _: True)  # else they are read as they are open
+        broker.engine.segments._groups.drop(lambda _: True)
+        there.rename(away)
+        with pytest.raises(errors.StorageError):
+            broker.revive()
+
+        away.rename(there)
+        clock.advance(MINUTE_MS)
+        report = broker.revive()
+
+        assert (report["dead_lettered"], report["unburied"]) == (10, 0)
 
 
 def test_a_home_with_one_that_cannot_be_copied_opens(

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker, event_rows, writer
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.receiving import fifo
 from rmq_pipeline.broker.request import Decision, Request
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import REASON_LENGTH
 from rmq_pipeline.store import frame
@@ -153,6 +155,48 @@ def test_a_backlog_that_is_given_up_takes_as_many_frames_as_it_needs(
         (offsets,) = broker.describe_topic("%DLQ%g")["offsets"]
         assert offsets["max_offset"] == GROUPS + n
     assert not caplog.records
+
+
+@pytest.mark.parametrize("letter", ["x", "消", "🙂"])
+@pytest.mark.parametrize("how", ["receive", "revive", "settle"])
+def test_a_large_message_group_that_is_with_a_receiver_is_given_up(
+    home: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, how: str, letter: str
+) -> None:
+    n, reason = 2000, letter * REASON_LENGTH
+    with open_broker(home, clock) as broker:
+        broker.create_topic("t", queues=1, type="fifo")
+        broker.create_group(
+            "g", order="message_group", on_failure="dead_letter_group", max_attempts=2
+        )
+        broker.send("t", messages(n, message_group=["bad"] * n))
+        broker.send("t", messages(1, start=n, message_group=["free"]))
+        got = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+        assert got.num_rows == n
+        broker.settle("g", failed(got, reason))
+        got = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+        monkeypatch.setattr(writer, "FRAME_BYTES_MAX", 4 * MIB)
+        monkeypatch.setattr(limits, "STEP_BYTES", MIB)
+
+        if how == "settle":
+            broker.settle("g", failed(got, reason))
+        else:
+            clock.advance(INVISIBLE_MS)
+        if how == "revive":
+            assert broker.revive()["dead_lettered"] == n
+
+        assert broker.receive("t", "g", limit=10)["body"].to_pylist() == [b"%d:" % n]
+        first, *behind = broker.read("%DLQ%g", 0, offset=0, limit=n)["properties"].to_pylist()
+        assert len(behind) == n - 1
+        assert dict(first)["DLQ_REASON"] == reason
+        for properties in map(dict, behind):
+            assert properties["DLQ_REASON"].startswith("an earlier message of its group failed: ")
+            assert properties["DLQ_SIGNATURE"] == dict(first)["DLQ_SIGNATURE"]
+
+
+def failed(received: pa.Table, reason: str) -> pa.Table:
+    """The first of them has failed, and may come again at once."""
+    columns = {"outcome": ["retry"], "reason": [reason], "retry_after_ms": [0]}
+    return pa.table({"receipt_handle": received["receipt_handle"][:1], **columns})
 
 
 def test_what_waited_of_a_message_group_is_given_up_in_parts(

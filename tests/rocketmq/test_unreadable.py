@@ -9,9 +9,13 @@ import pytest
 from rmq_pipeline.errors import CorruptLogError
 from tests.damaged import MARK, damage
 from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand
+from tests.waiting import until
 
 STORAGE = 50001
 BACKOFF_MS = 30_000
+#: A body of which a log file takes two.
+LARGE = b"large" * 700_000
+LARGE_PER_FILE = 2
 
 
 @pytest.fixture
@@ -86,6 +90,27 @@ def test_nothing_of_a_queue_in_order_goes_past_one_that_cannot_be_read(
     assert received.bodies == [b"a1"]
     assert one.ack("t", "g", received.handles).status.code == OK
     assert one.receive("t", "g").code == EMPTY
+
+
+def test_nothing_is_charged_while_the_archive_is_away(stand: Stand, one: Consumer) -> None:
+    broker = stand.broker
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", max_attempts=1)
+    for _ in range(LARGE_PER_FILE + 1):
+        stand.send("t", LARGE)
+    stand.clock.advance(2 * broker.engine.settings.seal_after_ms)
+    assert broker.seal()["dropped_files"]
+    there = broker.engine.home.path / "topics"
+    away = there.rename(there.with_name("away"))
+
+    for _ in range(3):
+        assert one.receive("t", "g", batch=1).code == STORAGE
+    # What is given back may have to wait for the door to do so.
+    until(lambda: broker.due()["groups"]["g"]["topics"]["t"]["ready"] == LARGE_PER_FILE + 1)
+    away.rename(there)
+
+    received = one.receive("t", "g", batch=1)
+    assert (received.code, received.bodies, received.attempts) == (OK, [LARGE], [1])
 
 
 def test_what_cannot_be_buried_keeps_nobody_else_from_it(stand: Stand, one: Consumer) -> None:

@@ -17,7 +17,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.archive import manifest, root
 from rmq_pipeline.archive.segment import Segment, columns_of
 from rmq_pipeline.archive.segment_file import show
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.message import hash64
 from rmq_pipeline.store.segment_reader import Segments
 from rmq_pipeline.store.segments import SegmentWriter
@@ -214,7 +214,7 @@ def test_a_damaged_segment_is_named(topics: Path) -> None:
     path = topics / segments[0].kept
     path.write_bytes(path.read_bytes()[:-20] + bytes(20))
 
-    with pytest.raises(StorageError, match="parquet"):
+    with pytest.raises(CorruptLogError, match="parquet"):
         opened(topics, segments).read(7, 0, offsets=np.array([1]), columns=ALL)
 
 

@@ -3,12 +3,14 @@
 import tempfile
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_pipeline.errors import CorruptLogError
+from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.commit_log import CommitLog, Section
 from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES
 from rmq_pipeline.store.stretch import Rows, Stretches
@@ -156,3 +158,33 @@ def test_a_sound_section_that_is_no_arrow_is_named(open_log: OpenLog) -> None:
     assert [next(found).rows[0].counts, next(found).rows[0].counts] == [[3], [2]]
     with pytest.raises(CorruptLogError, match=f"no Arrow .* at position {position} "):
         next(found)
+
+
+def test_files_that_were_read_do_not_stay_in_memory(open_log: OpenLog, tmp_path: Path) -> None:
+    log, files = open_log(file_bytes=MIB, flush="async"), 6
+    body = random_body(4_000)
+    while log.end < files * MIB:
+        write(log, messages(body))
+
+    assert sum(1 for _ in Stretches(log).between(0, log.end)) >= files
+
+    mapped = psutil.Process().memory_maps(grouped=True)
+    resident = {Path(each.path): each.rss for each in mapped if each.path.startswith(str(tmp_path))}
+    assert len(resident) > files
+    # But of the last one, which is read on.
+    del resident[max(resident)]
+    assert sum(resident.values()) == 0
+
+
+def test_a_file_that_was_read_and_dropped_is_gone(open_log: OpenLog, tmp_path: Path) -> None:
+    log = open_log()
+    first = tmp_path / "log" / f"{0:020d}.log"
+    while log.end < log._file_bytes:
+        write(log, messages(random_body(1_000)))
+    stretches = Stretches(log)
+    list(stretches.between(0, log.end // 2))
+
+    assert log.drop_before(log.end) == [first]
+
+    mapped = psutil.Process().memory_maps(grouped=True)
+    assert not [each for each in mapped if each.path.startswith(str(first))]

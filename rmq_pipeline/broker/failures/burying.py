@@ -3,19 +3,24 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.dead_letters import Bury, Doomed, FindDoomed, copy_columns
+from rmq_pipeline.broker.receiving.reading import has_another_log, whatever_log
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import checked
 from rmq_pipeline.broker.stored.bodies import Places
-from rmq_pipeline.broker.stored.parts import parts
+from rmq_pipeline.broker.stored.parts import cut, parts
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
-from rmq_pipeline.errors import CorruptLogError, OperatorError, RocketMQError, StorageError
+from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
+from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 
@@ -27,37 +32,42 @@ AT_ONCE = 10_000
 _UNREADABLE = (CorruptLogError, StorageError, LookupError)
 
 
-def bury(engine: Engine, keys: Sequence[QueueKey] | None, *, limit: int | None = None) -> int:
+def bury(
+    engine: Engine,
+    keys: Sequence[QueueKey] | None,
+    *,
+    limit: int | None = None,
+    again: bool = False,
+) -> int:
     """Copy what is doomed in these queues (None: in all) to its dead letters; how many.
+
+    What cannot be read, or copied, stays doomed and is noted (unburied.py): it keeps no other from
+    its dead letters, and whoever buries from what he was to do.
 
     Args:
         limit: after so many it ends; None: when nothing is doomed there any more.
+        again: try what could not be buried before, too.
 
     Raises:
-        OperatorError: some cannot be read, or copied; they stay doomed, and all others that were
-            found are buried.
-        LookupError: the same.
+        RocketMQError: nothing can be stored now, of whatever queue.
     """
-    buried = 0
+    unburied, buried = engine.unburied, 0
     chosen = tuple(keys) if keys is not None else None
-    kept: dict[QueueKey, Exception] = {}
+    but: dict[QueueKey, Int64s] = {} if again else unburied.offsets()
     while limit is None or buried < limit:
-        found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE))
-        if not found:
-            break
+        found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE, but))
         for doomed in found:
-            some, error = _bury_queue(engine, doomed)
+            some, kept = whatever_log(engine, partial(_bury_queue, engine, doomed))
             buried += some
-            if error is not None:
-                kept[doomed.key] = error
-        if kept:
-            # What stays doomed would be found again, and many of it in the place of others.
-            among = map(QueueKey._make, tuple(engine.state.consumptions))
-            chosen = tuple(key for key in (keys if keys is not None else among) if key not in kept)
-    for error in kept.values():
-        if isinstance(error, (RocketMQError, LookupError)):
-            raise error
-        raise OperatorError(f"A message cannot be buried: {error}") from error
+            unburied.note(doomed.key, doomed.queue_offset, kept=kept)
+            if kept:
+                # It would be found again, and much of it in the place of others.
+                offsets = np.array([*kept], dtype=np.int64)
+                but[doomed.key] = np.concatenate([but.get(doomed.key, offsets[:0]), offsets])
+        if not found:
+            if again and chosen is None:
+                unburied.are_only(but)
+            break
     return buried
 
 
@@ -76,75 +86,85 @@ def finish_burying(engine: Engine) -> None:
         log.info("buried %d messages that were left doomed", buried)
 
 
-def _bury_queue(engine: Engine, doomed: Doomed) -> tuple[int, Exception | None]:
-    """Bury a queue's; how many there were, and what keeps the others from it.
+def _bury_queue(engine: Engine, doomed: Doomed) -> tuple[int, dict[int, Exception]]:
+    """Bury a queue's; how many there were, and by offset what keeps the others from it.
 
     Raises:
         RocketMQError: nothing can be stored now, of whatever queue.
     """
-    buried = done = 0
+    buried, done, before = 0, 0, engine.log
     try:
-        for located, rows in _parts_of(engine, doomed):
+        located = _located(engine, doomed)
+        for rows in _parts_of(engine, located):
             buried += _bury_part(engine, located.take(rows))
             done = rows.stop
     except Exception as error:
-        if _is_for_all(error):
+        if _is_for_all(engine, error, before=before):
             raise
-        log.warning("Doomed messages of %s are buried one by one: %r", doomed.key, error)
+        log.info("Doomed messages of %s are buried one by one: %r", doomed.key, error)
         some, kept = _bury_each(engine, doomed.take(slice(done, len(doomed))))
         return buried + some, kept
-    return buried, None
+    return buried, {}
 
 
-def _bury_each(engine: Engine, doomed: Doomed) -> tuple[int, Exception | None]:
+def _bury_each(engine: Engine, doomed: Doomed) -> tuple[int, dict[int, Exception]]:
     """One frame for each of them, but for those that cannot be read or copied."""
-    buried = 0
+    buried, before = 0, engine.log
     kept: dict[int, Exception] = {}
+    #: Damaged sections of the log: their messages are read all together or not at all.
+    damaged: dict[int, Exception] = {}
     for row, offset in enumerate(doomed.queue_offset.tolist()):
+        one = doomed.take(slice(row, row + 1))
         try:
-            for located, rows in _parts_of(engine, doomed.take(slice(row, row + 1))):
-                buried += _bury_part(engine, located.take(rows))
+            one = _located(engine, one)
+            if int(one.position[0]) in damaged:
+                kept[offset] = damaged[int(one.position[0])]
+            else:
+                buried += _bury_part(engine, one)
         except Exception as error:
-            if _is_for_all(error):
+            if _is_for_all(engine, error, before=before):
                 raise
             kept[offset] = error
-    if not kept:
-        return buried, None
-    first = next(iter(kept))
-    log.error(
-        "%d messages of %s cannot be buried and stay doomed, the first at offset %d",
-        len(kept),
-        doomed.key,
-        first,
-        exc_info=kept[first],
-    )
-    return buried, kept[first]
+            if isinstance(error, CorruptLogError) and one.position[0] >= engine.log.first:
+                damaged[int(one.position[0])] = error
+    return buried, kept
 
 
-def _is_for_all(error: Exception) -> bool:
-    """Whether it says nothing of a message: the store is full, busy, or somebody else's."""
-    return isinstance(error, RocketMQError) and not isinstance(error, _UNREADABLE)
+def _is_for_all(engine: Engine, error: Exception, *, before: CommitLog) -> bool:
+    """Whether it says nothing of a message: the store is full, busy, another's, or was rebuilt."""
+    if isinstance(error, _UNREADABLE):
+        return not isinstance(error, CorruptLogError) and has_another_log(engine, before)
+    return isinstance(error, RocketMQError)
 
 
-def _parts_of(engine: Engine, doomed: Doomed) -> Iterator[tuple[Doomed, slice]]:
-    """Where they lie now, and the rows of each frame."""
-    queue_id = np.full(len(doomed), doomed.key.queue_id, dtype=np.int32)
+def _located(engine: Engine, doomed: Doomed) -> Doomed:
+    """The same, with where they lie now.
+
+    Raises:
+        LookupError: one of them has expired.
+    """
     places = locate(
         engine,
         topic_id=doomed.key.topic_id,
-        queue_id=queue_id,
+        queue_id=np.full(len(doomed), doomed.key.queue_id, dtype=np.int32),
         offset=doomed.queue_offset,
         places=Places(doomed.position, doomed.row),
     )
-    located = replace(doomed, position=places.position, row=places.row)
+    return replace(doomed, position=places.position, row=places.row)
+
+
+def _parts_of(engine: Engine, located: Doomed) -> Iterator[slice]:
+    """The rows of each frame, which has what is said of each message twice: there, and of it."""
+    said = np.array([2 * len(failure) for failure in located.failures], dtype=np.int64)
     for rows in parts(
         engine,
-        places,
-        topic_id=doomed.key.topic_id,
-        queue_id=queue_id,
-        offset=doomed.queue_offset,
+        Places(located.position, located.row),
+        topic_id=located.key.topic_id,
+        queue_id=np.full(len(located), located.key.queue_id, dtype=np.int32),
+        offset=located.queue_offset,
     ):
-        yield located, rows
+        for part in cut(said[rows], limits.STEP_BYTES):
+            yield slice(rows.start + part.start, rows.start + part.stop)
 
 
 def _bury_part(engine: Engine, doomed: Doomed) -> int:

@@ -1,6 +1,7 @@
 """Copying messages that have no attempt left, or were given up, to %DLQ%group."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,8 @@ class FindDoomed(Request):
 
     keys: tuple[QueueKey, ...] | None
     limit: int
+    #: Offsets to pass over.
+    but: Mapping[QueueKey, Int64s] = field(default_factory=dict)
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is a list of Doomed."""
@@ -66,7 +69,10 @@ class FindDoomed(Request):
             if consumption is None or topic is None or not len(consumption.leases) or left <= 0:
                 continue
             leases = consumption.leases
-            rows = leases.doomed()[:left]
+            rows = leases.doomed()
+            if key in self.but:
+                rows = rows[~np.isin(leases.offset[rows], self.but[key])]
+            rows = rows[:left]
             if len(rows):
                 left -= len(rows)
                 offsets = leases.offset[rows]

@@ -6,7 +6,9 @@ held, and with order all of its message group behind it, until somebody unparks 
 letters too, until somebody pardons it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +23,10 @@ from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
+#: What the failures that followers are given take of a frame, in which each has its own copy: so
+#: little that those of all queues of a topic fit into one. Of a follower so much at least.
+_COPIES_BYTES: Final = 512 * 1024
+_COPY_BYTES: Final = 256
 
 
 def give_up(
@@ -85,7 +91,10 @@ def _failures(
 def _condemn(
     consumption: Consumption, failed: Rows, *, why: list[str], behind: Rows, now_ms: int
 ) -> list[EventRows]:
-    """Give up the message groups of failed messages, and what of them is unsettled."""
+    """Give up the message groups of failed messages, and what of them is unsettled.
+
+    Where many follow, what they say of the failure is cut: the group's own record has all of it.
+    """
     leases = consumption.leases
     groups = leases.group[failed]
     _, firsts = np.unique(groups, return_index=True)
@@ -113,6 +122,7 @@ def _condemn(
                 failures=of_group,
                 attempt=leases.attempt[behind] - leased.astype(np.int32),
                 now_ms=now_ms,
+                copy_bytes=max(_COPY_BYTES, _COPIES_BYTES // len(behind)),
             )
         )
     return events
@@ -125,15 +135,17 @@ def doomed_with_group(
     failures: Mapping[int, str],
     attempt: Any,
     now_ms: int,
+    copy_bytes: int | None = None,
 ) -> EventRows:
     """Messages that go to the dead letters because their message group was given up.
 
     Args:
         failures: JSON of the failure for which each message group was.
         attempt: their deliveries that count.
+        copy_bytes: how long the failure of each may be; None: as long as it is.
     """
     distinct = {
-        group: Failure.from_json(failures[group]).of_follower().to_json()
+        group: _of_follower(Failure.from_json(failures[group]), copy_bytes)
         for group in np.unique(groups).tolist()
     }
     return EventRows(
@@ -146,3 +158,18 @@ def doomed_with_group(
         message_group_hash=groups,
         detail=[distinct[group] for group in groups.tolist()],
     )
+
+
+def _of_follower(failure: Failure, most_bytes: int | None) -> str:
+    """JSON of a follower's failure, cut to so many bytes; it is known by its signature, as ever."""
+    text = failure.of_follower().to_json()
+    for name in ("reason", "error_type", "run_id"):
+        while (
+            most_bytes is not None and len(text) > most_bytes and (said := getattr(failure, name))
+        ):
+            # What a character takes, in JSON, depends on the language; on average it is this.
+            left = 1 - (len(text) - most_bytes) / len(json.dumps(said))
+            said = said[: max(0, min(int(len(said) * left), len(said) - 1))]
+            failure = replace(failure, **{name: said})
+            text = failure.of_follower().to_json()
+    return text

@@ -13,6 +13,7 @@ from rmq_pipeline.broker.receiving.lease_table import FAR, WAITING
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import OperatorError, RocketMQError
 from rmq_pipeline.store.events import Kind
 
 #: No topic has this id: the bell that nobody rings, for a wait that only time ends.
@@ -58,25 +59,41 @@ def revive(
     """Revive what has ended, and what ends within ``wait_ms``.
 
     Returns:
-        revived, parked, dead_lettered, next_visible_ms.
+        revived, parked, dead_lettered, next_visible_ms; unburied: how many messages stay doomed, as
+        they cannot be read or copied.
+
+    Raises:
+        OperatorError, LookupError: some cannot, which nobody has been told yet; all else is done.
     """
     deadline = engine.clock.now_ms() + wait_ms
-    revived = parked = buried = 0
+    unburied, revived, parked, buried = engine.unburied, 0, 0, 0
     while True:
         version = engine.arrivals.version(_NO_TOPIC)
         some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
         parked += held
-        buried += bury(engine, None, limit=AT_ONCE) if doomed else 0
         now_ms = engine.clock.now_ms()
+        if doomed or unburied:
+            buried += bury(engine, None, limit=AT_ONCE, again=unburied.take_time(now_ms))
+            now_ms = engine.clock.now_ms()
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:
+            _tell(unburied.take_untold())
             return {
                 "revived": revived,
                 "parked": parked,
                 "dead_lettered": buried,
                 "next_visible_ms": next_visible,
+                "unburied": len(unburied),
             }
         wake = deadline if next_visible is None else min(deadline, next_visible)
         # New leases ring no bell: look again after a second, which is as fine as the job promises.
         engine.arrivals.wait(_NO_TOPIC, version, at_ms=min(wake, now_ms + 1000))
+
+
+def _tell(error: Exception | None) -> None:
+    """Raise it, if there is one: once for each message, as its like would come every time."""
+    if isinstance(error, (RocketMQError, LookupError)):
+        raise error
+    if error is not None:
+        raise OperatorError(f"A message cannot be buried: {error}") from error

@@ -1,6 +1,9 @@
 """What a receive leased, read: its receipts, a part of it, its messages."""
 
-from dataclasses import fields, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +13,20 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.deliver import Delivery
 from rmq_pipeline.broker.receiving.scan import Taken
 from rmq_pipeline.broker.settling.settle import Mask
+from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import RocketMQError, StorageError
 from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.store.commit_log import CommitLog
+
+_Found = TypeVar("_Found")
+
+#: So often something is read once more because there is another log: one is enough, unless writes
+#: go on failing.
+_LOGS: Final = 3
 
 
 def receipts_of(delivery: Delivery) -> Receipts:
@@ -64,3 +77,38 @@ def delivered(engine: Engine, delivery: Delivery) -> pa.Table:
     )
     columns = [*table.columns, pa.array(attempt, pa.int32()), handles]
     return pa.Table.from_arrays(columns, schema=schema.RECEIVED)
+
+
+def whatever_log(engine: Engine, read: Callable[[], _Found]) -> _Found:
+    """What ``read`` gives; asked again where the log was closed meanwhile.
+
+    That is what becomes of it, and of all who read it, when anybody's write fails.
+
+    Raises:
+        StorageError, LookupError: it is not that; whatever else ``read`` raises.
+    """
+    for _ in range(_LOGS):
+        before = engine.log
+        try:
+            return read()
+        except (StorageError, LookupError):
+            if not has_another_log(engine, before):
+                raise
+    return read()
+
+
+def has_another_log(engine: Engine, before: CommitLog) -> bool:
+    """Whether there is another log, or is when the writer is done with what has failed."""
+    if engine.log is before:
+        with suppress(RocketMQError):  # it may fail with the log, and is answered after that
+            engine.submit(_Nothing())
+    return engine.log is not before
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing(Request):
+    """Is answered when the writer has a log that works; one that does not is replaced for it."""
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Nothing is stored."""
+        return Decision()

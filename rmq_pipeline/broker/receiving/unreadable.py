@@ -1,6 +1,7 @@
 """Messages that were leased and cannot be read: that delivery of them has failed.
 
 Given back they would be the next ones again, and nobody would ever get what lies behind them.
+A store that fails says nothing of them: then they are given back, and no attempt is counted.
 """
 
 import logging
@@ -13,7 +14,12 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
-from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
+from rmq_pipeline.broker.receiving.reading import (
+    delivered,
+    part_of,
+    receipts_of,
+    whatever_log,
+)
 from rmq_pipeline.broker.settling.each import FailEach, GiveBack, Renew
 from rmq_pipeline.broker.settling.settle import Mask
 from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
@@ -22,8 +28,10 @@ from rmq_pipeline.message import Int64s
 
 log = logging.getLogger(__name__)
 
-#: What reading raises where the store is damaged, or lacks something.
-UNREADABLE: Final = (CorruptLogError, StorageError, LookupError)
+#: What reading raises where a message is damaged, or gone.
+_DAMAGED: Final = (CorruptLogError, LookupError)
+#: After which there is something to sort out: the store may have failed, too.
+UNREADABLE: Final = (*_DAMAGED, StorageError)
 
 
 def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Table:
@@ -36,7 +44,7 @@ def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Tabl
         return delivered(engine, delivery)
     except UNREADABLE:
         rest = sorted_out(engine, delivery, request=request)
-        return delivered(engine, rest) if len(rest) else schema.RECEIVED.empty_table()
+        return _read(engine, rest) if len(rest) else schema.RECEIVED.empty_table()
 
 
 def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
@@ -79,7 +87,11 @@ class _Tried:
 
 
 def _tried(engine: Engine, delivery: Delivery, *, within_ms: int) -> _Tried:
-    """Read halves, and halves of those that fail, in the order of the messages."""
+    """Read halves, and halves of those that fail, in the order of the messages.
+
+    Raises:
+        StorageError: the store fails, which says nothing of the messages.
+    """
     n = len(delivery)
     rows = np.arange(n)
     position = np.concatenate([taken.position for _, taken in delivery.taken])
@@ -93,14 +105,18 @@ def _tried(engine: Engine, delivery: Delivery, *, within_ms: int) -> _Tried:
             untried[start:] = True
             break
         try:
-            delivered(engine, part_of(delivery, (rows >= start) & (rows < stop)))
-        except UNREADABLE as error:
+            _read(engine, part_of(delivery, (rows >= start) & (rows < stop)))
+        except _DAMAGED as error:
             if _is_one(position[start:stop], kept_from=engine.log.first):
                 wrong[start:stop], why = True, error
             else:
                 middle = start + _middle(position[start:stop])
                 parts += [(middle, stop), (start, middle)]
     return _Tried(wrong, untried, why)
+
+
+def _read(engine: Engine, delivery: Delivery) -> pa.Table:
+    return whatever_log(engine, lambda: delivered(engine, delivery))
 
 
 def _middle(position: Int64s) -> int:

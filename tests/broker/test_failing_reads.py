@@ -1,0 +1,173 @@
+"""Reading fails because the store does: that says nothing of the messages, and charges none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typing_extensions import override
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.failures import burying
+from rmq_pipeline.broker.receiving import unreadable
+from rmq_pipeline.broker.receiving.deliver import Delivery
+from rmq_pipeline.broker.receiving.reading import delivered
+from rmq_pipeline.broker.stored.sealed import fetch
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.store.commit_log import CommitLog
+from tests.broker.held import WITHIN_S, Held
+from tests.broker.sealed_home import messages, open_broker, seal_all
+from tests.waiting import until
+
+BACKOFF_MS = 30_000
+LEASE_MS = 10
+
+
+class Rebuilding(Engine):
+    """An engine whose log, once a write has failed, stays closed until somebody waits for it."""
+
+    closed = Event()
+
+    @override
+    def _open_log(self) -> CommitLog:
+        if hasattr(self, "writer"):
+            self.closed.set()
+            until(lambda: self.writer._turns._waiting or not self.writer._queue.empty())
+        return super()._open_log()
+
+
+@pytest.fixture
+def rebuilding(home: Path) -> Iterator[Held]:
+    Rebuilding.closed.clear()
+    held = Held(home, engine=Rebuilding)
+    held.let_go.set()
+    yield held
+    held.broker.close()
+
+
+def fail_a_write(rebuilding: Held, pool: ThreadPoolExecutor) -> Future[Any]:
+    """Have a send fail, to another topic; returns when the log is closed for it."""
+    rebuilding.arm(error="The disk fails once.")
+    failing = pool.submit(rebuilding.broker.send, "other", pa.table({"body": [b"x"]}))
+    assert Rebuilding.closed.wait(WITHIN_S)
+    return failing
+
+
+def test_messages_are_sound_although_anothers_write_fails_as_they_are_read(
+    rebuilding: Held, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, failing = rebuilding.broker, list[Future[Any]]()
+    broker.create_topic("other", queues=1)
+    broker.create_group("g", max_attempts=1)
+    broker.send("t", pa.table({"body": [b"1", b"2", b"3"]}))
+
+    def read(engine: Engine, delivery: Delivery) -> pa.Table:
+        if not failing:
+            failing.append(fail_a_write(rebuilding, pool))
+        return delivered(engine, delivery)
+
+    monkeypatch.setattr(unreadable, "delivered", read)
+
+    received = broker.receive("t", "g", limit=10)
+
+    assert isinstance(failing[0].exception(WITHIN_S), StorageError)
+    assert received["body"].to_pylist() == [b"1", b"2", b"3"]
+    assert received["delivery_attempt"].to_pylist() == [1, 1, 1]
+    assert broker.revive()["dead_lettered"] == 0
+    broker.ack(received)
+
+
+def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
+    rebuilding: Held,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker, failing = rebuilding.broker, list[Future[Any]]()
+    broker.create_topic("other", queues=1)
+    broker.create_group("g", max_attempts=1)
+    broker.send("t", pa.table({"body": [b"1", b"2", b"3"]}))
+    broker.receive("t", "g", limit=10, invisible_duration_ms=LEASE_MS)
+    assert isinstance(broker.engine.clock, ManualClock)
+    broker.engine.clock.advance(LEASE_MS)
+
+    def read(*what: Any, **how: Any) -> pa.Table:
+        if not failing:
+            failing.append(fail_a_write(rebuilding, pool))
+        return fetch(*what, **how)
+
+    monkeypatch.setattr(burying, "fetch", read)
+
+    report = broker.revive()
+
+    assert isinstance(failing[0].exception(WITHIN_S), StorageError)
+    assert (report["dead_lettered"], report["unburied"]) == (3, 0)
+    assert "buried" not in caplog.text
+
+
+@pytest.fixture
+def sealed(home: Path, clock: ManualClock) -> Iterator[Broker]:
+    """A broker with messages that are in segments only, and some after them."""
+    with open_broker(home, clock) as broker:
+        broker.create_topic("t", queues=1)
+        broker.create_group("g", max_attempts=2, backoff_ms=[BACKOFF_MS])
+        for turn in range(6):
+            broker.send("t", messages(100, start=100 * turn, body_bytes=4_000))
+        seal_all(broker)
+        broker.send("t", pa.table({"body": [b"last"]}))
+        yield broker
+
+
+def segment(home: Path) -> Path:
+    """The first segment, under the name that it is read by."""
+    found: Path = min((home / "topics").glob("t/*/.segments/*/*.kept"))
+    return found
+
+
+def test_nothing_is_charged_while_the_archive_is_away(sealed: Broker, home: Path) -> None:
+    there, away = home / "topics", home / "away"
+    there.rename(away)
+
+    for _ in range(3):
+        with pytest.raises(StorageError, match="cannot be read"):
+            sealed.receive("t", "g", limit=10)
+    away.rename(there)
+
+    received = sealed.receive("t", "g", limit=10)
+    assert received["delivery_attempt"].to_pylist() == [1] * 10
+    assert sealed.sql("SELECT count(*) AS n FROM retrying").to_pylist() == [{"n": 0}]
+
+
+@pytest.mark.parametrize("part", ["page", "footer"])
+def test_what_a_damaged_segment_has_fails_and_what_is_behind_it_is_given(
+    sealed: Broker, home: Path, clock: ManualClock, part: str
+) -> None:
+    path = segment(home)
+    body = pq.read_schema(path).get_field_index("body")
+    footer = pq.read_metadata(path)
+    spoilt = footer.num_rows if part == "footer" else footer.row_group(0).num_rows
+    at = footer.row_group(0).column(body).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(*((-8, 2) if part == "footer" else (at,)))
+        file.write(b"\xff" * 8)
+
+    received = sealed.receive("t", "g", limit=1_000)
+
+    assert received.num_rows == 601 - spoilt
+    assert received["body"].to_pylist()[-1] == b"last"
+    sealed.ack(received)
+    retrying = sealed.sql("SELECT delivery_attempts AS n, reason FROM retrying").to_pylist()
+    assert [row["n"] for row in retrying] == [1] * spoilt
+    assert "is damaged" in retrying[0]["reason"]
+    clock.advance(BACKOFF_MS)
+    with pytest.raises(CorruptLogError, match="is damaged"):
+        sealed.receive("t", "g", limit=1_000)
+    assert sealed.receive("t", "g", limit=1_000).num_rows == 0
