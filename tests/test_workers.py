@@ -55,5 +55,5 @@ def test_nothing_of_workers_stays_however_they_end(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in run.stdout, run.stdout
     left = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
     assert len(left) == 2
-    until(lambda: not any(map(psutil.pid_exists, left)), within_s=10)
+    until(lambda: not any(map(psutil.pid_exists, left)), within_s=30)
     assert not list(temporary.glob("rmq-tests-*"))

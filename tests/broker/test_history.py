@@ -17,6 +17,7 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError, QueryError
 from rmq_pipeline.store.history import NOTHING
 from tests.broker.sealed_home import messages, open_broker
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,8 +132,10 @@ def test_queries_go_on_while_files_are_merged(broker: Broker) -> None:
     asking.start()
     try:
         for _ in range(20):
+            before = len(found)
             work(broker, 10)
             broker.seal()
+            until(lambda before=before: len(found) > before)  # type: ignore[misc]
     finally:
         done.set()
         asking.join()

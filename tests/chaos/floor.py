@@ -1,5 +1,6 @@
 """Everything a pipeline runs on, in processes that can be killed: broker, Dagster, its runs."""
 
+import contextlib
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from rmq_pipeline.orchestration.upkeep_assets import op_name
 from rmq_pipeline.orchestration.windows import JOBS
 from tests.chaos.exchange import GROUP, PIPELINE
 from tests.chaos.zygote import Zygote
-from tests.free_address import free_address
+from tests.free_address import free_address, free_port
 
 #: Short, so that a check whose answer got lost is made again soon.
 SETTINGS: Final = {"transaction_check_interval_ms": 3_000, "transaction_check_max": 1_000}
@@ -37,6 +38,7 @@ class Floor:
         self._dagster_home = folder / "dagster_home"
         self._dagster = DevServer(
             self._dagster_home,
+            port=free_port(),
             module="tests.chaos.exchange",
             env={
                 "RMQ_HOME": str(self.home),
@@ -149,15 +151,17 @@ def stop(process: psutil.Process) -> list[psutil.Process]:
     stopped = [process]
     process.suspend()
     for child in process.children(recursive=True):
-        child.suspend()
-        stopped.append(child)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was about to end
+            child.suspend()
+            stopped.append(child)
     return stopped
 
 
 def go_on(stopped: list[psutil.Process]) -> None:
     """Let them run on as if nothing had happened."""
     for process in reversed(stopped):
-        process.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def pause(seconds: float) -> None:

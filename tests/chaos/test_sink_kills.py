@@ -124,10 +124,19 @@ class Runs:
                 process.stdin.close()
             if process.poll() is None:
                 for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
+                    is_killed(child)
                 process.kill()
             process.wait()
         self._log.close()
+
+
+def is_killed(process: psutil.Process) -> bool:
+    """Kill it; not when it has come to its end by itself."""
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 class Feed:
@@ -211,9 +220,7 @@ def test_every_message_is_in_the_sink_once_after_kills(
                     assert zygote.ask(reap=broker) == -signal.SIGKILL
                     broker = zygote.ask(serve=str(home), flight=address)
                     killed[kind] += 1
-                elif victims := runs.victims(kind):
-                    for victim in victims:
-                        victim.kill()
+                elif sum(map(is_killed, runs.victims(kind))):
                     killed[kind] += 1
                     if kind in ("jvm", "run"):
                         eventually(runs.is_over, within_s=600)

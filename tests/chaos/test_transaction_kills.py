@@ -43,7 +43,9 @@ class Facts:
     @classmethod
     def read(cls, path: Path) -> "Facts":
         facts = cls()
-        for line in path.read_text().splitlines():
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):  # the kill came while it was written down
+                break
             what, value = json.loads(line)
             if what in ("begun", "trying"):
                 getattr(facts, what).update(value)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -28,8 +28,9 @@ class Ledger:
     delivered: set[str] = field(default_factory=set)
     #: When the answer to the ack came.
     acked: dict[str, float] = field(default_factory=dict)
-    #: An ack was asked for; it may have been carried out.
-    tried: set[str] = field(default_factory=set)
+    #: How many acks were asked for that may have been carried out: two may have a message, of whom
+    #: one is refused.
+    tried: Counter[str] = field(default_factory=Counter)
     #: Numbers answered, and the id of each, by message group.
     numbers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     ids: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Ledger:
         """Whatever was answered before the first of a delivery is settled, or may be."""
         numbers, at = self.numbers[group], self.done[group]
         while at < len(numbers) and numbers[at] < first:
-            if self.ids[group, numbers[at]] not in self.tried:
+            if not self.tried[self.ids[group, numbers[at]]]:
                 self.violations.append(f"{group}: {first} delivered before {numbers[at]}")
             at += 1
         self.done[group] = max(0, at - 1)
@@ -158,12 +159,13 @@ class Traffic:
                 )
                 ledger.received(got, asked_at=asked_at)
                 ids = got["message_id"].to_pylist()
-                before = ids if not ids else [i for i in ids if i not in ledger.tried]
-                ledger.tried.update(ids)
+                with ledger.lock:
+                    ledger.tried.update(ids)
                 try:
                     self.client.ack(got)
                 except errors.ReceiptHandleError:
-                    ledger.tried.difference_update(before)
+                    with ledger.lock:
+                        ledger.tried.subtract(ids)
                 else:
                     ledger.acked.update(dict.fromkeys(ids, time.monotonic()))
             except errors.BrokerUnavailableError:

@@ -56,11 +56,11 @@ def fifo(place: Place) -> Facts:
 def delay(place: Place) -> Facts:
     """A message with a delivery time does not come before it."""
     topic = place.topic("delay")
-    due_s = int(time.time()) + 3
     with (
         started(place.producer(topic)) as producer,
         started(place.consumer(topic, f"{topic}-group", wait_s=10)) as consumer,
     ):
+        due_s = int(time.time()) + 3
         producer.send(message(topic, "later", delivery_timestamp=due_s))
         return {"due_ms": due_s * 1000, "got": take(consumer, 1)}
 
@@ -68,11 +68,12 @@ def delay(place: Place) -> Facts:
 def recall(place: Place) -> Facts:
     """A recalled message does not come; one after it, not recalled, does."""
     topic = place.topic("recall")
-    due_s = int(time.time()) + 3
     with (
         started(place.producer(topic)) as producer,
         started(place.consumer(topic, f"{topic}-group", wait_s=10)) as consumer,
     ):
+        # Late enough that it is called back before, beside all the other scenarios.
+        due_s = int(time.time()) + 8
         called_back = producer.send(message(topic, "no", delivery_timestamp=due_s))
         kept = producer.send(message(topic, "yes", delivery_timestamp=due_s + 1))
         recalled = producer.recall_message(topic, called_back.recall_handle)

@@ -53,7 +53,7 @@ def test_a_scheduled_message_is_not_early(both: Seen) -> None:
 
     (got,) = facts["got"]
 
-    assert 0 <= got["at_ms"] - facts["due_ms"] < 2000
+    assert 0 <= got["at_ms"] - facts["due_ms"] < 20_000
 
 
 def test_a_recalled_message_does_not_come(both: Seen) -> None:
@@ -131,7 +131,8 @@ def test_a_changed_invisible_duration_ends_on_time(both: Seen) -> None:
     (got,) = facts["got"]
 
     assert got["attempt"] == 2
-    assert 900 <= got["at_ms"] - facts["changed"]["at_ms"] < 3000
+    # 35 clients start at once, and wait for each other; unchanged it would take 30 s.
+    assert 1000 <= got["at_ms"] - facts["asked_ms"] < 20_000
     assert facts["new_handle"]
     assert facts["old_handle"] == "BadRequestException"
 

@@ -64,10 +64,11 @@ class Settled:
 
     def settle(self, *parts: Part) -> None:
         with self._lock:
+            # Before its queue has it no more: who waits for that looks here next.
+            self.parts += parts
             for part in parts:
                 for message in part.messages:
                     message.queue.remove([message])
-                self.parts.append(part)
 
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         self.given_back += [message.queue_offset for message in messages]

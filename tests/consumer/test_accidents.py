@@ -161,7 +161,8 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
 
     monkeypatch.setattr(Leasing, "pull", hanging)
     before = set(threading.enumerate())
-    with consumer(broker, "concurrently").listen(lambda _messages, _context: "success"):
+    listening = consumer(broker, "concurrently", close_timeout_s=30)
+    with listening.listen(lambda _messages, _context: "success"):
         assert hung.wait(30)
 
     until(lambda: not {t for t in set(threading.enumerate()) - before if "pull" in t.name})

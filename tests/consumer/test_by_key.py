@@ -199,6 +199,7 @@ def test_nothing_is_given_while_the_queue_is_not_locked(setups: list[Setup]) -> 
     setup.arrive("ab")
 
     assert setup.suspended_ms() == UNLOCKED_MS
+    until(lambda: len(setup.timetable._due) == 2)
     setup.locked = True
     setup.clock.advance(UNLOCKED_MS)
     setup.ended()

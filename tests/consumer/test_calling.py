@@ -103,7 +103,7 @@ def test_a_failure_is_logged_with_topic_queue_offset_and_attempt(
     with caplog.at_level(logging.WARNING):
         call(listener, n=2)
 
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if each.name == Calling.__module__]
     assert record.getMessage() == (
         "listener of group g: exception, topic flights, queue 0, offset 7 (2 messages), attempt 1:"
         " gate 7 is shut"

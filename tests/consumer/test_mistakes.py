@@ -145,13 +145,14 @@ def test_a_start_that_is_refused_leaves_no_threads(
     name, readers = topic(), group()
     told = {"model": "broadcasting", "offsets_folder": tmp_path, "client_id": "me"}
     with consumer(verbs, readers, name, **told).listen(Heard()):
-        before = threading.active_count()
+        before = set(threading.enumerate())
         with pytest.raises(ConsumerUsageError, match="client_id"):
             consumer(verbs, readers, name, **told).listen(Heard()).start()
         with pytest.raises(RocketMQError, match="AVG"):
             PushConsumer(verbs, readers, strategy="NEAREST")
 
-        assert threading.active_count() == before
+        new = set(threading.enumerate()) - before
+        assert not [thread for thread in new if thread.name.startswith("rmq-")]
 
 
 def test_reasons_that_are_no_text_are_told_as_well_as_can_be(
@@ -240,15 +241,19 @@ def test_what_a_pull_brings_between_a_reset_and_the_news_of_it_comes_again(
 def test_a_puller_that_was_stopped_leaves_nothing_leased_behind_its_successor(
     verbs: Broker, topic: Make, group: Make
 ) -> None:
-    name, readers = topic(queues=1), group()
+    name, readers, between = topic(queues=1), group(), Between(verbs, only=("receive",))
+    # A pull is under way when the puller is stopped.
+    gate = between.gate = Gate()
     heard = Heard()
-    with consumer(verbs, readers, name, order="queue", poll_ms=1_000).listen(heard) as running:
+    told = {"order": "queue", "poll_ms": 1_000}
+    with consumer(cast(Any, between), readers, name, **told).listen(heard) as running:
         parts = running._running()
-        until(lambda: parts.queues.of_topic(name) != [])
+        assert gate.arrived.wait(30)
         puller: Puller = parts._pullers[name]
         queue = parts.queues.of_topic(name)[0]
         puller._stopped = True
         verbs.send(name, bodies(0, 3))
+        gate.open()
         until(lambda: not puller._thread.is_alive())
 
         assert parts.queues.of_topic(name)[0] is not queue

@@ -66,6 +66,7 @@ def test_messages_come_one_by_one(verbs: Broker, topic: Make, group: Make, reade
     verbs.send(name, bodies(0, 5, tag="a"))
     consumer = reader(group()).subscribe(name)
 
+    until(lambda: _cached(consumer) == 5)
     found = list(consumer.messages(0.3, limit=2))
 
     assert [int(message.body) for message in found] == [0, 1, 2, 3, 4]

@@ -103,7 +103,7 @@ def test_a_paused_queue_gives_nothing_until_it_is_resumed(
     consumer.pause(first)
     verbs.send(name, bodies(0, 100))
 
-    found = pa.concat_tables([consumer.poll(0.2) for _ in range(4)])
+    found = pa.concat_tables([consumer.poll(10.0), *(consumer.poll(0.2) for _ in range(3))])
     assert set(found["queue_id"].to_pylist()) == {1}
     assert consumer.paused() == [first]
     consumer.resume(first)

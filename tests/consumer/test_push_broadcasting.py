@@ -218,6 +218,7 @@ def test_no_more_is_held_than_the_threshold(
         running.suspend()
         stopped = threading.Event()
         until(lambda: not stopped.wait(0.1))
+        until(lambda: running._running().queues.of_topic(name))
         (queue,) = running._running().queues.of_topic(name)
         assert queue.count <= 1000
         running.resume()

@@ -13,6 +13,7 @@ from examples.flights.publishing import BATCH_ROWS, publish, stored
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError
 from rmq_pipeline.flight.client import Client
+from tests.waiting import until
 
 TOPIC = "departures"
 BATCHES = 120
@@ -43,6 +44,8 @@ def test_every_departure_is_stored_once_when_the_broker_is_killed(
         def kill_now_and_then(count: int) -> None:
             if kill_after and count >= kill_after[0] * BATCH_ROWS:
                 kill_after.pop(0)
+                # It may not be back yet from the last time.
+                until(lambda: supervisor.endpoint.is_alive())  # noqa: PLW0108 - another each time
                 os.kill(supervisor.endpoint.pid, signal.SIGKILL)
 
         publish(client, TOPIC, messages=messages, on_stored=kill_now_and_then)

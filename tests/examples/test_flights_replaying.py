@@ -29,6 +29,7 @@ from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import session
 from tests.broker.sealed_home import seal_all
 from tests.conftest import Eventually
+from tests.free_address import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +135,8 @@ class Ui:
 
     def wait_for_grid(self) -> None:
         """Until the topic's log shows that the hours have data."""
-        self._eventually(lambda: set(HOURS) <= self.partitions("topic_log", "departures"))
+        hours = set(HOURS)
+        self._eventually(lambda: hours <= self.partitions("topic_log", "departures"), within_s=120)
 
     def launch(self, consumer: Consumer, **config: Any) -> tuple[str, str]:
         """Launch a backfill, which begins at the daemon's next look, within half a minute."""
@@ -143,7 +145,7 @@ class Ui:
     def finished(self, launched: tuple[str, str]) -> dict[str, Any]:
         """What the materialization of a backfill says."""
         name, backfill = launched
-        self._eventually(lambda: self._is_over(backfill), within_s=200)
+        self._eventually(lambda: self._is_over(backfill), within_s=400)
         said: dict[str, Any] = self._graphql.materializations([name])[0]["metadata"]
         return said
 
@@ -164,7 +166,8 @@ def ui(address: str, sinks: Path, tmp_path: Path, eventually: Eventually) -> Ite
         "RMQ_FLIGHTS": str(tmp_path / "airline"),
     }
     code = "examples.flights.replaying_definitions"
-    with DevServer(tmp_path / "dagster_home", env=environment, module=code) as dagster:
+    home = tmp_path / "dagster_home"
+    with DevServer(home, port=free_port(), env=environment, module=code) as dagster:
         yield Ui(dagster, eventually)
 
 

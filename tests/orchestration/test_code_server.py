@@ -13,6 +13,7 @@ import pytest
 from rmq_pipeline.orchestration.code_server import PRELOADED
 from rmq_pipeline.orchestration.dev_server import DevServer
 from tests.conftest import Eventually
+from tests.free_address import free_port
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
 
@@ -60,7 +61,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dagster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[DevServer]:
     home = tmp_path_factory.mktemp("dagster") / "home"
-    with DevServer(home, module="sample_defs", working_directory=project) as dagster:
+    port = free_port()
+    with DevServer(home, port=port, module="sample_defs", working_directory=project) as dagster:
         yield dagster
 
 

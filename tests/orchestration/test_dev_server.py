@@ -16,6 +16,8 @@ import pytest
 from rmq_pipeline.errors import HomeLockedError
 from rmq_pipeline.orchestration.dev_server import LOCATION, SESSION, DagsterStartError, DevServer
 from tests.conftest import Eventually
+from tests.free_address import free_port
+from tests.waiting import until
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
 
@@ -70,18 +72,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     folder = tmp_path_factory.mktemp("running")
     with server(folder / "dagster_home", begun(folder / "project")) as dagster:
         yield dagster
-    assert not living(folder / "dagster_home")
+    until(lambda: not living(folder / "dagster_home"))
 
 
 @pytest.fixture
 def dagster_home(tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "dagster_home"
     yield home
-    assert not living(home)
+    until(lambda: not living(home))
 
 
 def server(dagster_home: Path, project: Path) -> DevServer:
-    return DevServer(dagster_home, module="sample_defs", working_directory=project)
+    return DevServer(
+        dagster_home, port=free_port(), module="sample_defs", working_directory=project
+    )
 
 
 def living(dagster_home: Path) -> list[int]:
@@ -106,7 +110,7 @@ def test_sensors_tick_and_stop_ends_everything(
         with pytest.raises(HomeLockedError):
             server(dagster_home, project).start()
 
-    assert not living(dagster_home)
+    eventually(lambda: not living(dagster_home))
     assert (dagster_home / "dagster.yaml").exists()
 
 

@@ -18,6 +18,7 @@ from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 from tests.conftest import Eventually
+from tests.free_address import free_port
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
 
@@ -76,6 +77,7 @@ def test_the_launchpad_takes_a_filter(
     (tmp_path / "redrive_defs.py").write_text(CODE)
     dagster = DevServer(
         tmp_path / "dagster_home",
+        port=free_port(),
         module="redrive_defs",
         working_directory=tmp_path,
         env={"RMQ_FLIGHT": resource.address},
