@@ -10,6 +10,7 @@ from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.receiving.consumption import Skipped
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.placed import Placed
+from rmq_pipeline.store import frame
 from rmq_pipeline.store.payload import Payload, bytes_of, payload_of
 
 #: What a section takes beside its columns and a schema of its own, and an event beside its texts;
@@ -43,11 +44,8 @@ class Decision:
 
 
 def _batch_bytes(batch: pa.RecordBatch) -> int:
-    # Exact: columns share buffers, of nulls for one, which the frame has as often as they do.
-    size: int = pa.ipc.get_record_batch_size(batch)
-    # Keyed state has its schema in the section, and may have any number of columns.
-    schema: int = batch.schema.serialize().size
-    return _SECTION_BYTES + schema + size
+    # Exact, with dictionaries: they are messages of their own, of any length.
+    return _SECTION_BYTES + frame.encoded_bytes(batch)
 
 
 #: From so many rows on a request is bulk.

@@ -274,7 +274,8 @@ class Administration(Calls):
         """Record ended leases, waiting up to ``wait_ms`` for the first.
 
         Returns:
-            {"revived", "dead_lettered", "next_visible_ms"}.
+            {"revived", "parked", "dead_lettered", "next_visible_ms", "unburied"}; the last: how
+            many stay doomed, as they cannot be read or copied.
         """
         return self._facts("revive", wait_ms=wait_ms, limit=limit, window=window)
 

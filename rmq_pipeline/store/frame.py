@@ -210,6 +210,14 @@ def encode(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.Buffer:
     return sink.getvalue()
 
 
+def encoded_bytes(batch: pa.RecordBatch) -> int:
+    """How long the payload of a batch that brings its schema is; nothing is copied for it."""
+    sink = pa.MockOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return int(sink.size())
+
+
 def decode(payload: pa.Buffer, schema: pa.Schema | None) -> pa.RecordBatch:
     """The batch of a payload, over the same memory."""
     if schema is not None:

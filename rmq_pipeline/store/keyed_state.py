@@ -1,10 +1,16 @@
 """Keyed state in DuckDB: one table for each (group, topic), with the consumer's own columns."""
 
+from collections.abc import Callable
+from typing import Final
+
 import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.message import Int64s
+from rmq_pipeline.store.history_columns import converted, folded, newest
 from rmq_pipeline.store.statements import named, quoted
+
+_TRIED: Final = "tried"
 
 
 class KeyedState:
@@ -65,8 +71,8 @@ class KeyedState:
         """Types of columns that this schema lacks stay as they were."""
         ids = {"group_id": group_id, "topic_id": topic_id}
         ((before,),) = self._connection.sql(named("keyed_schema"), params=ids).fetchall()
-        types = {**_types(before), **{field.name: field.type for field in schema}}
-        data = pa.schema(list(types.items())).serialize().to_pybytes()
+        kept = newest(_schema(before), schema.remove_metadata())
+        data = pa.schema(list(kept.values())).serialize().to_pybytes()
         self._connection.execute(named("set_arrow_schema"), {**ids, "arrow_schema": data})
 
     def _register(self, group_id: int, topic_id: int) -> str:
@@ -82,15 +88,82 @@ class KeyedState:
         changed = self._connection.sql(
             named("changed_columns"), params={"table_name": _name(group_id, topic_id)}
         ).fetchall()
-        for column, type_, is_new in changed:
-            self._connection.execute(
-                named(
-                    "add_column" if is_new else "change_column",
-                    table=qualified(group_id, topic_id),
-                    column=quoted(column),
-                    type=type_,
-                )
-            )
+        table = qualified(group_id, topic_id)
+        for column, of_type, before in changed:
+            name = "add_column"
+            if before is not None:
+                name = "change_column" if self._is_cast(before, of_type) else "clear_column"
+            self._connection.execute(named(name, table=table, column=quoted(column), type=of_type))
+
+    def _is_cast(self, before: str, of_type: str) -> bool:
+        """Whether values of one type may have a form in another, as far as DuckDB knows."""
+        with self._connection.cursor() as aside:  # an error would end the transaction
+            try:
+                aside.execute(named("cast_nothing", before=before, type=of_type))
+            except duckdb.Error:
+                return False
+            return True
+
+
+class Trial:
+    """A database in memory in which rows are folded in once, to see whether dispatch will.
+
+    Args:
+        memory_bytes: what it may use.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": f"{memory_bytes}B",
+            "threads": 1,
+            "temp_directory": "",
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+        }
+        self._connection = duckdb.connect(":memory:", config=config)
+
+    def refusal(self, rows: pa.Table, *, known: pa.Schema) -> str | None:
+        """Why rows cannot be folded into a table of columns known already; None: they can.
+
+        Args:
+            rows: message_group, message_group_hash, removed, the consumer's columns.
+            known: all columns that the table will have, in their newest types.
+        """
+        order = pa.array(range(rows.num_rows), pa.int64())
+        staged = rows.append_column("staged_order", order)
+
+        def fold_in() -> None:
+            self._connection.register("net_state", known.empty_table())
+            self._connection.execute(named("create_state", table=_TRIED))
+            self._connection.unregister("net_state")
+            self._connection.register("staged_state", staged)
+            self._connection.execute(named("fold_state"))
+            self._connection.execute(named("insert_state", table=_TRIED))
+
+        return self._error_of(fold_in)
+
+    def refusal_of_values(self, columns: pa.Table) -> str | None:
+        """Why DuckDB takes some value of columns whose types it takes not; None: it takes all."""
+
+        def read_all() -> None:
+            self._connection.register("staged_state", columns)
+            self._connection.execute(named("scan_state"))
+
+        return self._error_of(read_all)
+
+    def _error_of(self, action: Callable[[], None]) -> str | None:
+        """DuckDB's first line about an action, nothing of which is kept."""
+        self._connection.begin()
+        try:
+            action()
+        except duckdb.Error as error:
+            return str(error).partition("\n")[0]
+        finally:
+            self._connection.rollback()
+            for name in ("net_state", "staged_state"):
+                self._connection.unregister(name)
+        return None
 
 
 def read(
@@ -107,9 +180,11 @@ def read(
         name = "read_some_state"
     table = qualified(group_id, topic_id)
     found = cursor.sql(named(name, table=table)).to_arrow_table()
-    types = _types(known[0][0])
-    return found.cast(
-        pa.schema([(field.name, types.get(field.name, field.type)) for field in found.schema])
+    kept = newest(found.schema, _schema(known[0][0]))
+    fields = [kept[folded(name)] for name in found.column_names]
+    columns = zip(found.columns, fields, strict=True)
+    return pa.table(
+        [converted(column, field.type) for column, field in columns], schema=pa.schema(fields)
     )
 
 
@@ -123,11 +198,10 @@ def first_of_groups(
     return found
 
 
-def _types(arrow_schema: bytes | None) -> dict[str, pa.DataType]:
+def _schema(arrow_schema: bytes | None) -> pa.Schema:
     if arrow_schema is None:
-        return {}
-    fields = pa.ipc.read_schema(pa.py_buffer(arrow_schema))
-    return {field.name: field.type for field in fields}
+        return pa.schema([])
+    return pa.ipc.read_schema(pa.py_buffer(arrow_schema))
 
 
 def qualified(group_id: int, topic_id: int) -> str:

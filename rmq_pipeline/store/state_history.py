@@ -9,6 +9,7 @@ not sealed yet is of a seal that died, and is written again.
 """
 
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -27,7 +28,10 @@ from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.history_columns import together
 from rmq_pipeline.store.log_file import sync_folder
+
+log = logging.getLogger(__name__)
 
 #: What every row of the history has, before the consumer's own columns.
 HISTORY: Final = pa.schema(
@@ -105,9 +109,51 @@ def write(folder: Path, states: dict[Owner, list[pa.Table]], *, start: int, end:
         for old in own.iterdir():
             if old.suffix == _NEW or _from(old) >= start:
                 old.unlink()
-        table = pa.concat_tables(tables, promote_options="permissive")
-        _put(own / f"{start:020d}-{end:020d}.parquet", table)
+        path = own / f"{start:020d}-{end:020d}.parquet"
+        table = together(tables, fixed=HISTORY)
+        try:
+            _put(path, table)
+        except (OSError, pa.ArrowException):
+            writable = _writable(table, owner)
+            if writable is table:
+                raise
+            _put(path, writable)
         sync_folder(folder)
+
+
+def refusal(rows: pa.Table) -> str | None:
+    """Why a file cannot have such rows; None: it can.
+
+    Args:
+        rows: message_group_hash, and the consumer's columns.
+    """
+    try:
+        pq.write_table(_sortable(rows).sort_by("message_group_hash"), pa.MockOutputStream())
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    return None
+
+
+def _sortable(table: pa.Table) -> pa.Table:
+    """The table without views of texts and bytes, which Arrow cannot put in another order."""
+    types = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    for at, column in enumerate(table.schema):
+        if to := types.get(column.type):
+            table = table.set_column(at, column.name, table.column(at).cast(to))
+    return table
+
+
+def _writable(table: pa.Table, owner: Owner) -> pa.Table:
+    """Without columns that no file takes: for their sake the log would never become shorter.
+
+    They were settled by an older version; now they are refused.
+    """
+    for name in table.column_names[len(HISTORY) :]:
+        if why := refusal(table.select(["message_group_hash", name])):
+            text = "Column %s of state %s is not kept in the history: %s."
+            log.error(text, name, owner.folder, why.rstrip("."))
+            table = table.drop_columns([name])
+    return table
 
 
 def expire(folder: Path, *, before_ms: int) -> int:
@@ -127,7 +173,7 @@ def _expire(own: Path, *, before_ms: int) -> int:
     old = list(itertools.takewhile(lambda path: _newest_ms(path) < before_ms, files))
     if len(old) < _EXPIRED_FILES:
         return 0
-    rows = pa.concat_tables(map(pq.read_table, old), promote_options="permissive")
+    rows = together(map(pq.read_table, old), fixed=HISTORY)
     placed = rows.filter(pc.is_valid(rows["queue_offset"])).sort_by("position").combine_chunks()
     # Of several rows for one message group the last one stays.
     last = dict(zip(placed["message_group"].to_pylist(), range(placed.num_rows), strict=True))
@@ -202,7 +248,7 @@ def around(
     tables = [*_files(folder / owner.folder, sealed_to=sealed_to, hashes=hashes), *unsealed]
     if not tables:
         return None
-    rows = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    rows = together(tables, fixed=HISTORY).combine_chunks()
     asked = pc.fill_null(pc.index_in(rows["message_group"], places["message_group"]), -1)
     wanted = (asked.to_numpy() >= 0) & rows["queue_offset"].is_valid().to_numpy()
     rows = rows.filter(pa.array(wanted)).sort_by("position")
@@ -278,7 +324,8 @@ def _placed(section: Section, sections: list[Section], *, owner: Owner) -> pa.Ta
         *taken,
     ]
     own = [name for name in table.column_names if name not in HISTORY.names]
-    return pa.table([*fixed, *(table[name] for name in own)], names=[*HISTORY.names, *own])
+    columns = [*fixed, *(table[name] for name in own)]
+    return _sortable(pa.table(columns, names=[*HISTORY.names, *own]))
 
 
 def _settled(sections: list[Section], owner: Owner) -> _Settled:

@@ -1,6 +1,6 @@
 """Keyed state: the last row of a message group, typed as its consumer typed it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 
 import numpy as np
 import pyarrow as pa
@@ -150,3 +150,98 @@ def test_a_failed_transaction_leaves_the_state_as_it_was(database: Database) -> 
     dispatch(database, [added])
 
     assert state(database) == {"a": (1, None), "b": (2, 3)}
+
+
+EURO, DOLLAR = pa.struct([("eur", pa.int64())]), pa.struct([("usd", pa.int64())])
+FIRST, SECOND = {"eur": 1}, {"usd": 2}
+#: A column whose type DuckDB casts to another in no way: before and after.
+UNLIKE = {
+    "struct": (EURO, FIRST, DOLLAR, SECOND),
+    "nested": (
+        pa.struct([("total", EURO)]),
+        {"total": FIRST},
+        pa.struct([("total", DOLLAR)]),
+        {"total": SECOND},
+    ),
+    "list": (pa.list_(EURO), [FIRST], pa.list_(DOLLAR), [SECOND]),
+    "map": (
+        pa.map_(pa.string(), EURO),
+        [("k", FIRST)],
+        pa.map_(pa.string(), DOLLAR),
+        [("k", SECOND)],
+    ),
+    "empty": (pa.struct([]), {}, DOLLAR, SECOND),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_values_without_a_form_in_the_new_type_become_null(database: Database, what: str) -> None:
+    old, first, new, second = UNLIKE[what]
+    dispatch(database, [keyed([{"message_group": "a", "v": first, "n": 1}], v=old, n=pa.int64())])
+
+    after = keyed([{"message_group": "b", "v": second, "n": 2}], v=new, n=pa.int64())
+    dispatch(database, [after])
+
+    assert state(database) == {"a": (None, 1), "b": (second, 2)}
+
+
+def test_what_has_a_form_in_the_new_type_is_kept(database: Database) -> None:
+    both = pa.struct([("eur", pa.int64()), ("usd", pa.int64())])
+    dispatch(database, [keyed([{"message_group": "a", "v": FIRST}], v=EURO)])
+
+    dispatch(database, [keyed([{"message_group": "b", "v": SECOND}], v=both)])
+
+    assert state(database) == {"a": ({"eur": 1, "usd": None},), "b": ({"eur": None, "usd": 2},)}
+
+
+@pytest.mark.parametrize(("old", "new"), [("É", "é"), ("ẞ", "ß")])
+def test_letters_beyond_ascii_are_told_apart(database: Database, old: str, new: str) -> None:
+    dispatch(database, [keyed([{"message_group": "a", old: 1}], **{old: pa.int64()})])
+
+    dispatch(database, [keyed([{"message_group": "b", new: 2}], **{new: pa.int64()})])
+
+    assert state(database) == {"a": (1, None), "b": (None, 2)}
+
+
+def test_a_column_has_the_name_that_it_was_given_last(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": "a", "Score": 1}], Score=pa.int64())])
+    dispatch(database, [keyed([{"message_group": "a", "score": 2}], score=pa.int64())])
+    dispatch(
+        database,
+        [keyed([{"message_group": "b", "SCORE": 3, "m": 4}], SCORE=pa.int32(), m=pa.int8())],
+    )
+
+    found = database.keyed_state(1, 2, hashes=None)
+
+    assert found is not None
+    assert found.schema.names == ["message_group", "SCORE", "m"]
+    assert found.schema.types[1:] == [pa.int32(), pa.int8()]
+    assert state(database) == {"a": (2, None), "b": (3, 4)}
+
+
+#: Types that DuckDB does not tell apart, where a value of the older one has no form in the newer.
+ALIKE = {
+    "bytes": (pa.binary(2), b"ab", pa.binary(3), None),
+    "text": (pa.string(), "abc", pa.binary(2), None),
+    "moment": (
+        pa.timestamp("us", "UTC"),
+        datetime(2013, 1, 1, 0, 0, 1, 500_001, tzinfo=UTC),
+        pa.timestamp("ms", "UTC"),
+        datetime(2013, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC),
+    ),
+    "time": (pa.time64("us"), time(1, 2, 3, 4), pa.time32("s"), time(1, 2, 3)),
+    "list": (pa.list_(pa.binary(2)), [b"ab"], pa.list_(pa.binary(3)), None),
+}
+
+
+@pytest.mark.parametrize("what", ALIKE)
+def test_state_is_read_in_its_newest_types(database: Database, what: str) -> None:
+    old, value, new, now = ALIKE[what]
+    dispatch(database, [keyed([{"message_group": "a", "v": value, "n": 1}], v=old, n=pa.int8())])
+
+    dispatch(database, [keyed([{"message_group": "b", "v": None, "n": 2}], v=new, n=pa.int8())])
+
+    found = database.keyed_state(1, 2, hashes=None)
+    assert found is not None
+    assert found.schema.field("v").type == new
+    assert state(database) == {"a": (now, 1), "b": (None, 2)}

@@ -79,7 +79,8 @@ NOT_HERE = {"lock_settings", "allow_folders", "forbid_files", "events_of_files"}
 def test_statement_fits_the_schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     table = TABLES.get(name, "keyed.state_3_4" if name == "create_state" else "keyed.state_1_2")
     column = quoted("more" if name == "add_column" else "total")
-    filled = {"view": quoted("keyed_state_a"), "type": "BIGINT", "size": "'1GB'"}
+    types = {"type": "BIGINT", "before": "VARCHAR"}
+    filled = {"view": quoted("keyed_state_a"), **types, "size": "'1GB'"}
     text = named(name, table=table, column=column, **filled)
 
     (statement,) = connection.extract_statements(text)

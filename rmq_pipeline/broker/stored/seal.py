@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from rmq_pipeline import limits
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
@@ -65,6 +67,7 @@ def seal(
     Raises:
         FencedError: the window has been taken over; nothing was registered.
         StoreFullError: no room for the Parquet files, not even in the reserve.
+        StorageError: they cannot be written for another reason.
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
@@ -77,8 +80,9 @@ def seal(
         except BaseException as error:
             # What is on disk and what is registered may differ: look at it again next time.
             engine.segments.loaded = engine.segments.tidy = False
-            if isinstance(error, OSError):
-                kind = StoreFullError if error.errno in log_file.FULL else StorageError
+            if isinstance(error, OSError | pa.ArrowException):
+                is_full = isinstance(error, OSError) and error.errno in log_file.FULL
+                kind = StoreFullError if is_full else StorageError
                 raise kind(f"Sealing failed: {error}.") from error
             raise
         turns.report.update(history.keep(engine, window=window, fault=fault or _no_fault))

@@ -1,5 +1,5 @@
 -- The tables of keyed state. "{table}", "{view}", "{column}" are replaced by quoted names, "{type}"
--- by what DuckDB calls the type.
+-- and "{before}" by what DuckDB calls the type.
 -- staged_state: message_group, message_group_hash, removed, the consumer's own columns, and
 -- staged_order, their order in the transaction.
 
@@ -16,6 +16,10 @@ SELECT arrow_schema FROM store.keyed_tables WHERE group_id = $group_id AND topic
 CREATE OR REPLACE TEMP TABLE net_state AS
 SELECT * EXCLUDE (staged_order) FROM staged_state
 WHERE staged_order IN (SELECT max(staged_order) FROM staged_state GROUP BY message_group);
+
+-- name: scan_state
+-- In: staged_state. Out: a row of no use; every value of every column was read.
+SELECT last(COLUMNS(*)) FROM staged_state;
 
 -- name: create_state
 -- In: net_state. Out: {table}, empty.
@@ -56,12 +60,17 @@ CREATE OR REPLACE VIEW main."{view}" AS SELECT * EXCLUDE (message_group_hash) FR
 
 -- name: changed_columns
 -- In: $table_name; net_state. Out: its columns that the table lacks or has in another type:
--- column_name, data_type, whether it is new.
-SELECT n.column_name, n.data_type, t.column_name IS NULL AS is_new
-FROM duckdb_columns() AS n
+-- column_name, data_type, and the type that the table has (null: none). DuckDB tells names apart by
+-- more than the case of ASCII letters; lower() would take É and é for one.
+WITH letters AS (
+    SELECT 'ABCDEFGHIJKLMNOPQRSTUVWXYZ' AS upper, 'abcdefghijklmnopqrstuvwxyz' AS lower
+)
+SELECT n.column_name, n.data_type, t.data_type AS before
+FROM letters AS l
+CROSS JOIN duckdb_columns() AS n
 LEFT JOIN duckdb_columns() AS t
     ON t.schema_name = 'keyed' AND t.table_name = $table_name
-   AND lower(t.column_name) = lower(n.column_name)
+   AND translate(t.column_name, l.upper, l.lower) = translate(n.column_name, l.upper, l.lower)
 WHERE n.table_name = 'net_state' AND n.database_name = 'temp' AND n.column_name <> 'removed'
   AND t.data_type IS DISTINCT FROM n.data_type
 ORDER BY n.column_index;
@@ -74,6 +83,14 @@ ALTER TABLE "{table}" ADD COLUMN "{column}" "{type}";
 -- In: {table}, {column}, {type}. Out: the column in that type; null where a value has no such form.
 ALTER TABLE "{table}" ALTER COLUMN "{column}" SET DATA TYPE "{type}"
 USING TRY_CAST("{column}" AS "{type}");
+
+-- name: clear_column
+-- In: {table}, {column}, {type}. Out: the column in that type, null everywhere.
+ALTER TABLE "{table}" ALTER COLUMN "{column}" SET DATA TYPE "{type}" USING NULL;
+
+-- name: cast_nothing
+-- In: {before}, {type}. Out: null; an error when DuckDB knows no cast, not even TRY_CAST.
+SELECT TRY_CAST(NULL::"{before}" AS "{type}");
 
 -- name: delete_state
 -- In: net_state. Out: the rows it replaces or removes are gone from {table}.

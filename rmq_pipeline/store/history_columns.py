@@ -1,0 +1,128 @@
+"""Columns of keyed state whose names and types change with the code that writes them."""
+
+import string
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Of Arrow's longest decimals.
+_DIGITS_MAX: Final = 76
+_UPPER_TO_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+def folded(name: str) -> str:
+    """What DuckDB tells columns apart by: their names, whatever the case of ASCII letters."""
+    return name.translate(_UPPER_TO_LOWER)
+
+
+def newest(*schemas: pa.Schema) -> dict[str, pa.Field]:
+    """By folded name, the columns of schemas that follow each other; the last counts."""
+    return {folded(field.name): field for schema in schemas for field in schema}
+
+
+def converted(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """A column in another type: a value without such a form becomes null.
+
+    Times lose what is finer than their new unit.
+    """
+    if column.type == to:
+        return column
+    if pa.types.is_fixed_size_binary(to) and not pa.types.is_nested(column.type):
+        column = _of_width(column, to.byte_width)
+    if pa.types.is_integer(column.type) and pa.types.is_decimal(to):
+        # Arrow casts none to a decimal that does not take all, but some decimals.
+        column = column.cast(pa.decimal256(_DIGITS_MAX, to.scale))
+    if _cast(pa.nulls(1, column.type), to) is None:
+        return pa.chunked_array([pa.nulls(len(column), to)])
+    parts = [part for chunk in column.chunks for part in _parts(chunk, to)]
+    return pa.chunked_array(parts, to)
+
+
+def together(tables: Iterable[pa.Table], *, fixed: pa.Schema) -> pa.Table:
+    """Rows of tables that follow each other, with the columns of all.
+
+    A column has the type that all of its types go into, or else the newest one. Rows of one table
+    keep their order among themselves.
+
+    Args:
+        tables: at least one; ``fixed`` first, then columns that differ by more than case.
+        fixed: columns that all of them have alike.
+    """
+    alike = _by_schema(tables)
+    own: dict[str, pa.Field] = {}
+    for table in alike:
+        for field in list(table.schema)[len(fixed) :]:
+            known = own.get(folded(field.name))
+            of_type = _common(known.type, field.type) if known else field.type
+            own[folded(field.name)] = pa.field(field.name, of_type)
+    schema = pa.schema([*fixed, *own.values()])
+    return pa.concat_tables(_shaped(table, schema, fixed=len(fixed)) for table in alike)
+
+
+def _of_width(column: pa.ChunkedArray, width: int) -> pa.ChunkedArray:
+    """Without the values of another length: all at once, as there may be many."""
+    if not (pa.types.is_binary(column.type) or pa.types.is_fixed_size_binary(column.type)):
+        return column
+    fits = pc.equal(pc.binary_length(column), width)
+    return pc.if_else(fits, column, pa.scalar(None, column.type))
+
+
+def _parts(values: pa.Array, to: pa.DataType) -> Iterator[pa.Array]:
+    """The values cast by halves, until what has no such form is alone."""
+    whole = _cast(values, to)
+    if whole is not None:
+        yield whole
+    elif len(values) == 1:
+        yield pa.nulls(1, to)
+    else:
+        middle = len(values) // 2
+        for start, stop in ((0, middle), (middle, len(values))):
+            # The cast of a slice of lists looks at what the other lists hold, too.
+            nested = pa.types.is_nested(values.type)
+            rows = pa.array(range(start, stop), pa.int64()) if nested else None
+            yield from _parts(values[start:stop] if rows is None else values.take(rows), to)
+
+
+def _cast(values: pa.Array, to: pa.DataType) -> pa.Array | None:
+    try:
+        return pc.cast(values, options=pc.CastOptions(to, allow_time_truncate=True))
+    except pa.ArrowException:
+        return None
+
+
+def _by_schema(tables: Iterable[pa.Table]) -> list[pa.Table]:
+    """One table for each schema; the one that was written last at the end."""
+    found: dict[pa.Schema, list[pa.Table]] = {}
+    last: list[pa.Table] = []
+    for table in tables:
+        # Telling that two are equal takes less than a look-up, and most are.
+        if not last or not last[-1].schema.equals(table.schema):
+            last = found.pop(table.schema, [])
+            found[table.schema] = last
+        last.append(table)
+    return [pa.concat_tables(of_schema) for of_schema in found.values()]
+
+
+def _common(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+    """A type that both go into; the newer one when Arrow knows none."""
+    try:
+        both = [pa.schema([("column", of_type)]) for of_type in (old, new)]
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return new
+
+
+def _shaped(table: pa.Table, schema: pa.Schema, *, fixed: int) -> pa.Table:
+    """The table with the columns of a schema; null where it has none."""
+    places = {folded(name): at for at, name in enumerate(table.column_names) if at >= fixed}
+    columns = table.columns[:fixed]
+    for field in list(schema)[fixed:]:
+        at = places.get(folded(field.name))
+        columns.append(
+            pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+            if at is None
+            else converted(table.column(at), field.type)
+        )
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,160 @@
+"""State that could not be kept is refused at once; the broker goes on, with it and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmq_pipeline import schema
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.errors import TableSchemaError
+from tests.broker.sealed_home import messages, open_broker
+
+NO_OUTCOMES = schema.OUTCOME.empty_table()
+WIDE = pa.list_(pa.float32(), 2048)
+COUNTS = pa.map_(pa.string(), pa.int64())
+#: A moment in seconds that microseconds do not reach, and one that not even milliseconds do.
+FAR, FARTHEST = 1 << 50, 1 << 60
+
+
+@pytest.fixture
+def broker(home: Path) -> Iterator[Broker]:
+    with open_broker(home) as broker:
+        broker.create_topic("t", queues=1)
+        broker.create_group("g")
+        yield broker
+
+
+def settle(broker: Broker, group: str = "a", /, **columns: Any) -> None:
+    state = pa.table({"message_group": [group], **columns})
+    broker.settle("g", NO_OUTCOMES, state=state, topic="t")
+
+
+def kept(broker: Broker) -> list[dict[str, Any]] | None:
+    """What is there, once dispatch has it; and what seal needs is there, too."""
+    broker.send("t", messages(1))
+    found = broker.keyed_state("g", "t")
+    assert broker.seal()["segments"] == 1
+    return None if found is None else found.to_pylist()
+
+
+REFUSED = {
+    "duplicate key": pa.array([[("k", 1), ("k", 2)]], COUNTS),
+    "duplicate key in a list": pa.array([[[("k", 1), ("k", 2)]]], pa.list_(COUNTS)),
+    "Microsecond": pa.array([FAR], pa.timestamp("s", "UTC")),
+    "Microsecond of milliseconds": pa.array([FARTHEST], pa.timestamp("ms", "UTC")),
+    "Microsecond in a list": pa.array([[FAR]], pa.list_(pa.timestamp("s", "UTC"))),
+    "overflow": pa.array([FARTHEST], pa.timestamp("s")),
+    "overflow in a list": pa.array([[FARTHEST]], pa.list_(pa.timestamp("s"))),
+    "Out of Memory": pa.array([[0.0] * 8192], pa.list_(pa.float64(), 8192)),
+    "no child field": pa.array([{}], pa.struct([])),
+    "Invalid FIXED_LEN_BYTE_ARRAY length": pa.array([b""], pa.binary(0)),
+    "no kernel": pa.array([["a"]], pa.list_(pa.string_view())),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_dispatch_or_seal_cannot_take_is_refused(broker: Broker, what: str) -> None:
+    why = what.partition(" in a ")[0].partition(" of ")[0]
+    why = "Out of Memory" if what == "Out of Memory" else why
+
+    with pytest.raises(TableSchemaError, match=f"Column score .*(?i:{why})"):
+        settle(broker, score=REFUSED[what], n=[1])
+
+    assert kept(broker) is None
+
+
+@pytest.mark.parametrize("what", ["duplicate key", "Microsecond", "overflow in a list"])
+def test_values_are_looked_at_in_every_settle(broker: Broker, what: str) -> None:
+    wrong = REFUSED[what]
+    settle(broker, score=pa.nulls(1, wrong.type))
+
+    with pytest.raises(TableSchemaError, match="Column score"):
+        settle(broker, score=wrong)
+
+    assert kept(broker) == [{"message_group": "a", "score": None}]
+
+
+def test_columns_that_fit_alone_may_not_fit_together(broker: Broker) -> None:
+    wide = pa.array([[0.0] * 2048], WIDE)
+
+    with pytest.raises(TableSchemaError, match=r"together.*Out of Memory"):
+        settle(broker, **{f"v{i}": wide for i in range(9)})
+
+    assert kept(broker) is None
+
+
+def test_columns_of_several_settles_may_not_fit_together(broker: Broker) -> None:
+    wide = pa.array([[0.0] * 2048], WIDE)
+    for i in range(5):
+        settle(broker, **{f"v{i}": wide})
+
+    with pytest.raises(TableSchemaError, match="Out of Memory"):
+        settle(broker, **{f"w{i}": wide for i in range(5)})
+
+    assert kept(broker) is not None
+
+
+def test_columns_of_all_settles_are_counted(home: Path) -> None:
+    def many(start: int) -> dict[str, Any]:
+        return {f"c{i}": [i] for i in range(start, start + 400)}
+
+    with open_broker(home) as broker:
+        broker.create_topic("t", queues=1)
+        broker.create_group("g")
+        settle(broker, **many(0))
+        settle(broker, "b", **many(400))
+        with pytest.raises(TableSchemaError, match=r"would have 1200 columns.* may have 1000"):
+            settle(broker, "c", **many(800))
+        broker.engine.dispatched()
+    with open_broker(home) as broker:
+        with pytest.raises(TableSchemaError, match="would have 1200 columns"):
+            settle(broker, "c", **many(800))
+        settle(broker, "c", **many(300))
+
+        found = kept(broker)
+
+    assert found is not None
+    assert [row["c300"] for row in found] == [300, None, 300]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_a_name_that_duckdb_would_change_is_refused(broker: Broker, name: str) -> None:
+    part = pa.StructArray.from_arrays([pa.array([1])], names=[name])
+
+    with pytest.raises(TableSchemaError, match="has no name for DuckDB"):
+        settle(broker, "a", **{name: [1]})
+    with pytest.raises(TableSchemaError, match=r"Column 'score'.* has no name for DuckDB"):
+        settle(broker, score=pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), part))
+
+    assert kept(broker) is None
+
+
+def test_nulls_of_a_dictionary_are_nulls(broker: Broker) -> None:
+    texts = pa.array(["x", None])
+    indices = pa.array([1], pa.int32())
+
+    settle(broker, kind=pa.DictionaryArray.from_arrays(indices, texts))
+
+    assert kept(broker) == [{"message_group": "a", "kind": None}]
+
+
+def test_a_struct_may_get_other_parts_again_and_again(broker: Broker) -> None:
+    for i in range(4):
+        settle(broker, f"g{i}", total=[{"usd" if i % 2 else "eur": i}])
+
+    found = kept(broker)
+
+    assert found is not None
+    assert [row["total"] for row in found] == [None, None, None, {"usd": 3}]
+
+
+def test_state_is_answered_by_the_name_that_it_was_settled_by(broker: Broker) -> None:
+    settle(broker, Score=[1])
+    settle(broker, score=[2])
+
+    assert kept(broker) == [{"message_group": "a", "score": 2}]
