@@ -112,3 +112,14 @@ def _unkept(of_type: pa.DataType) -> pa.DataType | None:
         return next((part for part in inner if part is not None), None)
     except UnicodeDecodeError:  # the name of a field is no text
         return of_type
+
+
+def stored_columns(state: pa.Schema) -> int:
+    """As how many columns DuckDB keeps these; RESERVED ones do not count."""
+    return sum(_stored(field.type) for field in state if field.name not in RESERVED)
+
+
+def _stored(of_type: pa.DataType) -> int:
+    if not any(is_one(of_type) for is_one in _NESTED):
+        return 1
+    return 1 + sum(_stored(of_type.field(i).type) for i in range(of_type.num_fields))

@@ -114,14 +114,21 @@ class Database:
             stretches: those from ``dispatched`` on without a gap.
 
         Raises:
-            StorageError: the transaction failed; nothing of it took effect.
+            StorageError: it failed; of what is too much for the memory, the first part may be done.
         """
         if not stretches:
             return
         end = stretches[-1].end
-        with self._lock:
-            self._write("Dispatch", lambda: self._move(stretches, end))
-            self.dispatched = end
+        try:
+            with self._lock:
+                self._write("Dispatch", lambda: self._move(stretches, end))
+                self.dispatched = end
+        except StorageError as error:
+            middle = len(stretches) // 2
+            if not middle or not is_short_of_memory(error.__cause__):  # keyed state may be wide
+                raise
+            self.dispatch(stretches[:middle])
+            self.dispatch(stretches[middle:])
 
     def load_state(self) -> StoredState:
         """The state tables, all of one moment."""

@@ -137,7 +137,7 @@ class QueryRunner:
             return None
 
 
-def is_short_of_memory(error: duckdb.Error) -> bool:
+def is_short_of_memory(error: BaseException | None) -> bool:
     """Whether DuckDB failed for want of memory; a commit says so in other words than a query."""
     text = str(error)
     return isinstance(error, duckdb.OutOfMemoryException) or any(

@@ -11,6 +11,7 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.settling import given_state
 from rmq_pipeline.errors import TableSchemaError
 from tests.broker.sealed_home import messages, open_broker
 
@@ -101,25 +102,49 @@ def test_columns_of_several_settles_may_not_fit_together(broker: Broker) -> None
 
 def test_columns_of_all_settles_are_counted(home: Path) -> None:
     def many(start: int) -> dict[str, Any]:
-        return {f"c{i}": [i] for i in range(start, start + 400)}
+        return {f"c{i}": [i] for i in range(start, start + 60)}
 
     with open_broker(home) as broker:
         broker.create_topic("t", queues=1)
         broker.create_group("g")
         settle(broker, **many(0))
-        settle(broker, "b", **many(400))
-        with pytest.raises(TableSchemaError, match=r"would have 1200 columns.* may have 1000"):
-            settle(broker, "c", **many(800))
+        settle(broker, "b", **many(60))
+        with pytest.raises(TableSchemaError, match=r"would have 180 columns.* may have 150"):
+            settle(broker, "c", **many(120))
         broker.engine.dispatched()
     with open_broker(home) as broker:
-        with pytest.raises(TableSchemaError, match="would have 1200 columns"):
-            settle(broker, "c", **many(800))
-        settle(broker, "c", **many(300))
+        with pytest.raises(TableSchemaError, match="would have 180 columns"):
+            settle(broker, "c", **many(120))
+        settle(broker, "c", **many(50))
 
         found = kept(broker)
 
     assert found is not None
-    assert [row["c300"] for row in found] == [300, None, 300]
+    assert [row["c50"] for row in found] == [50, None, 50]
+
+
+def test_parts_of_columns_are_counted(broker: Broker) -> None:
+    point = pa.array([dict.fromkeys((f"p{i}" for i in range(75)), 1.0)])
+
+    settle(broker, a=point)
+    with pytest.raises(TableSchemaError, match=r"would have 152 columns.* may have 150"):
+        settle(broker, b=point)
+
+
+def test_a_home_that_has_more_columns_goes_on_with_these(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(given_state, "_COLUMNS_MAX", 1000)
+        settle(broker, **{f"c{i}": [i] for i in range(200)})
+
+    settle(broker, "b", **{f"c{i}": [i] for i in range(200)})
+    with pytest.raises(TableSchemaError, match="would have 201 columns"):
+        settle(broker, "b", more=[1])
+
+    found = kept(broker)
+    assert found is not None
+    assert [row["c199"] for row in found] == [199, 199]
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])

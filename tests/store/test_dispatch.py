@@ -1,8 +1,9 @@
 """The dispatch thread follows the log, at once for whoever waits, and says when it cannot."""
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import duckdb
 import pytest
 
 from rmq_pipeline import schema
@@ -12,7 +13,7 @@ from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.stretch import Stretch
+from rmq_pipeline.store.stretch import Rows, Stretch
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.log_batches import OpenLog
@@ -125,6 +126,29 @@ def test_a_backlog_is_cut_into_transactions(
 
     assert store.dispatcher.wait_for(end, WITHIN_S)
     assert transactions == [1] * 5
+
+
+def test_what_is_too_much_for_the_memory_goes_in_parts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"x" * 20_000  # small frames would be taken together
+    end = [store.commit(messages(message(2, 0, i, body=body))) for i in range(5)][-1]
+    parts: list[int] = []
+    original = store.database._fold.apply
+
+    def apply(rows: Iterable[Rows], end: int) -> None:
+        some = list(rows)
+        if len(some) > 2:
+            raise duckdb.OutOfMemoryException("could not allocate block of size 256.0 KiB")
+        parts.append(len(some))
+        original(some, end)
+
+    monkeypatch.setattr(store.database._fold, "apply", apply)
+
+    store.dispatcher.start()
+
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert parts == [2, 1, 2]
 
 
 def test_waiting_has_an_end(store: Store) -> None:

@@ -25,8 +25,10 @@ from rmq_pipeline.store.keyed_state import Trial
 from rmq_pipeline.store.state_history import Owner
 from rmq_pipeline.tables import contiguous
 
-#: Columns that the state of a group for a topic may have, those of earlier settles included.
-_COLUMNS_MAX: Final = 1000
+#: Columns that the state of a group for a topic may have, those of earlier settles and the parts of
+#: nested ones included. Each takes up to a block of DuckDB's memory in every checkpoint of a large
+#: table, some of them three: 200 were written with 500,000 states, 250 ended the database.
+_COLUMNS_MAX: Final = 150
 #: Of DuckDB's memory, what a trial may take; dispatch does a little more than fold states in.
 _TRIAL_PART: Final = 0.75
 #: Owners, and sets of columns of each, that are known not to need another trial.
@@ -139,11 +141,12 @@ class _Gate:
 
     def _check_columns(self, rows: pa.Table, known: _Known) -> None:
         columns = pa.schema(list(newest(known.columns, rows.schema).values()))
-        own = len(columns) - len(state_columns.RESERVED)
-        if own > _COLUMNS_MAX:
+        own = state_columns.stored_columns(columns)
+        # A home in which there are more already goes on with these.
+        if own > max(_COLUMNS_MAX, state_columns.stored_columns(known.columns)):
             raise TableSchemaError(
-                f"The state would have {own} columns, those of earlier settles included, and may "
-                f"have {_COLUMNS_MAX}."
+                f"The state would have {own} columns, those of earlier settles and the parts of "
+                f"nested ones included, and may have {_COLUMNS_MAX}."
             )
         this = (rows.schema, columns)
         others = [tried for tried in known.tried if tried != this]
