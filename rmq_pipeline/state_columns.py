@@ -1,5 +1,6 @@
 """Which columns a consumer's keyed state may have: those that DuckDB keeps as they are."""
 
+import string
 from typing import Final
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ from rmq_pipeline.errors import TableSchemaError
 
 #: The broker's own, beside the consumer's.
 RESERVED: Final = ("message_group", "message_group_hash", "removed")
+_UPPER_TO_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 #: What dispatch adds to the rows of a state while it folds them in.
 _ORDER: Final = "staged_order"
 #: What DuckDB takes of a consumer's state and gives back unchanged; _unkept has the rest.
@@ -36,6 +38,11 @@ _NESTED: Final = (
     pa.types.is_struct,
     pa.types.is_map,
 )
+
+
+def folded(name: str) -> str:
+    """What DuckDB tells columns apart by: their names, whatever the case of ASCII letters."""
+    return name.translate(_UPPER_TO_LOWER)
 
 
 def check(state: pa.Schema) -> None:

@@ -7,6 +7,8 @@ never settle again, and only older code could help.
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_pipeline.state_columns import folded
+
 
 def nullable(state: pa.Schema) -> pa.Schema:
     """The columns of states that may be missing; the same schema where all are nullable."""
@@ -27,9 +29,10 @@ def as_declared(known: pa.Table, state: pa.Schema) -> pa.Table:
         state: the consumer's columns.
     """
     state = nullable(state)
+    recorded = {folded(name): known[name] for name in known.column_names}
     columns = [
-        _cast(known[field.name], field.type)
-        if field.name in known.column_names
+        _cast(recorded[folded(field.name)], field.type)
+        if folded(field.name) in recorded
         else pa.nulls(known.num_rows, field.type)
         for field in state
     ]

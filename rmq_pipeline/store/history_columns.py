@@ -1,20 +1,15 @@
 """Columns of keyed state whose names and types change with the code that writes them."""
 
-import string
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_pipeline.state_columns import folded
+
 #: Of Arrow's longest decimals.
 _DIGITS_MAX: Final = 76
-_UPPER_TO_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-
-
-def folded(name: str) -> str:
-    """What DuckDB tells columns apart by: their names, whatever the case of ASCII letters."""
-    return name.translate(_UPPER_TO_LOWER)
 
 
 def newest(*schemas: pa.Schema) -> dict[str, pa.Field]:

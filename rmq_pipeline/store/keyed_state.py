@@ -7,7 +7,8 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.store.history_columns import converted, folded, newest
+from rmq_pipeline.state_columns import folded
+from rmq_pipeline.store.history_columns import converted, newest
 from rmq_pipeline.store.statements import named, quoted
 
 _TRIED: Final = "tried"

@@ -53,6 +53,14 @@ def test_what_cannot_be_cast_is_null(
     assert made["x"].to_pylist() == found
 
 
+def test_names_are_told_apart_as_the_store_does() -> None:
+    known = pa.table({"message_group": ["a"], "Score": [1], "É": [2]})
+
+    made = as_declared(known, pa.schema([("score", pa.int64()), ("é", pa.int64())]))
+
+    assert made.to_pylist() == [{"message_group": "a", "score": 1, "é": None}]
+
+
 MANY_DIGITS = [2**60 + 1, 2**53 + 1, -(2**63), 5, None, 0]
 HALVES = [1.5, 2.5, -2.5, -0.4, None, 126.5, 127.5, 1e300, math.nan, math.inf, 0.0]
 PRICES = [Decimal("1.5"), Decimal("2.5"), Decimal("-2.5"), Decimal("999.9"), None, Decimal("0.1")]
