@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -54,10 +54,11 @@ def _part_of(place: Path) -> tuple[int, str]:
 
 
 def _put(part: Path, place: Path) -> None:
-    if place.exists():
-        shutil.copymode(place, part)
-    else:
-        part.chmod(0o666 & ~_umask())
+    with suppress(OSError):  # a file system of another kind may know of no modes
+        if place.exists():
+            shutil.copymode(place, part)
+        else:
+            part.chmod(0o666 & ~_umask())
     try:
         part.replace(place)
     except OSError as error:

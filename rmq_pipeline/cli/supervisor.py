@@ -188,7 +188,7 @@ class Supervisor:
         died_s = time.monotonic()
         for attempt in range(1, TRIES + 1):
             try:
-                self._endpoint = self._start_as_before()
+                self._endpoint = self._start_as_before(is_last=attempt == TRIES)
             # RuntimeError: a thread more than the system allows. ValueError: what the home
             # remembers is no JSON.
             except (RocketMQError, OSError, psutil.Error, RuntimeError, ValueError) as error:
@@ -206,16 +206,18 @@ class Supervisor:
             return True
         return False
 
-    def _start_as_before(self) -> Endpoint:
+    def _start_as_before(self, *, is_last: bool) -> Endpoint:
         """Start a broker that is as the dead one was, whatever RMQ_SETTINGS says by now.
 
         What the home remembers is not given again: a port that is taken is exchanged then. But on
-        a full disk it may remember an earlier broker.
+        a full disk it may remember an earlier broker; the last try does without the addresses.
         """
         was, kept = self._endpoint, Flags.remembered(self.home)
         doors = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
         served = {name: address or NO_DOOR for name, address in doors.items()}
         given = {name: at for name, at in served.items() if at != getattr(kept, name)}
+        if is_last:
+            given = {}
         return process.start(
             self.home,
             listening=Listening(

@@ -20,7 +20,7 @@ from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
 from rmq_pipeline.handling.harvest import Effects, Harvest, Walked
 from rmq_pipeline.handling.known_state import as_declared, nullable
 from rmq_pipeline.handling.origins import with_origin
-from rmq_pipeline.handling.returned import conform, published, results_of
+from rmq_pipeline.handling.returned import STATE, conform, published, results_of
 from rmq_pipeline.idempotency import SEEN_BEFORE
 
 #: Messages of one call of an unordered handler, so that one bad message costs 1,000 single calls.
@@ -191,7 +191,7 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
         rows = conform(rows, rules.sink_schema, what="rows", filled=rules.partition_time)
     after = outcome.state
     if after is not None:
-        after = conform(after, rules.state_schema, what="state", most=1)
+        after = conform(after, rules.state_schema, what=STATE, most=1)
         if after is not None and rules.known_schema is not rules.state_schema:
             after = pa.table(after.columns, schema=rules.known_schema)
         if messages["message_group"].null_count:

@@ -9,8 +9,8 @@ from typing import Final
 #: What a batch should take. The windows' runs end 600 s after they were to take in nothing more,
 #: and two batches may be in flight then.
 BATCH_S: Final = 60.0
-#: And what it may take at most, so that a run lives to settle both.
-LONGEST_S: Final = 580.0
+#: And what it may take at most: one that is received while another is worked on ends in time, too.
+LONGEST_S: Final = 290.0
 #: A batch may have so many times the messages of one that was worked on in time: what is known of
 #: few says little about many.
 _GROWTH: Final = 8

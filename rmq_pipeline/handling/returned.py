@@ -1,7 +1,7 @@
 """Checks of what a handler returned: rows, state, results, messages to publish."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -11,6 +11,10 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling.handler import OUTCOMES, RESULT, OutcomeError
 from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import Topic
+
+#: What conform is told that a state is.
+STATE: Final = "state"
+_TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 class Result(NamedTuple):
@@ -38,7 +42,7 @@ def conform(
     Args:
         table: what the handler returned.
         wanted: None: the consumer has no such thing, so only None fits.
-        what: its name in errors.
+        what: its name in errors; STATE is looked at as the broker does.
         filled: a column without nulls.
         most: how many rows it may have; a table that may have 0 rows says something with them.
 
@@ -75,12 +79,32 @@ def _cast(table: pa.Table, wanted: pa.Schema, *, what: str) -> pa.Table:
 def _check_sound(table: pa.Table, *, what: str) -> None:
     """Refuse what its own types do not hold, such as bytes that were called a text.
 
-    The broker would refuse the settle of the whole batch, and a sink that has them cannot be read.
+    The broker would refuse the settle of the whole batch, and a sink with such texts cannot be
+    read. Other values of a sink are Parquet's.
     """
     try:
-        table.validate(full=True)
+        for column in table.columns:
+            if what == STATE or _has_texts(column.type):
+                for chunk in column.chunks:
+                    _validate(chunk)
     except pa.ArrowInvalid as error:
         raise OutcomeError(f"{what} cannot be kept: {error}") from error
+
+
+def _validate(values: pa.Array) -> None:
+    if pa.types.is_nested(values.type):
+        # Of a slice Arrow looks at all that it was cut from: at the batch, for each of its calls.
+        values.validate()
+        values = pa.concat_arrays([values, values.slice(0, 0)])
+    values.validate(full=True)
+
+
+def _has_texts(of_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(of_type):
+        return _has_texts(of_type.value_type)
+    if pa.types.is_nested(of_type):
+        return any(_has_texts(of_type.field(i).type) for i in range(of_type.num_fields))
+    return any(is_one(of_type) for is_one in _TEXTS)
 
 
 def results_of(results: pa.Table, messages: pa.Table) -> list[Result]:

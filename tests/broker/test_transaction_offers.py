@@ -10,6 +10,7 @@ import pytest
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.state import Window
 from rmq_pipeline.broker.transactions.halves import HALF, Rows
 from rmq_pipeline.broker.transactions.offers import Offers
 from rmq_pipeline.clock import ManualClock
@@ -108,8 +109,23 @@ def test_who_asked_long_ago_is_forgotten_when_there_are_many() -> None:
     offers.take(later_ms, producer_group=None, topic_ids=[TOPIC_ID], limit=0)
 
     assert set(offers._askers._asked) == {None, "new"}
-    assert set(offers._askers._asked[None]) == {TOPIC_ID}
+    assert set(offers._askers._asked[None]) == {(TOPIC_ID, None)}
     assert waiting(offers, now_ms=later_ms) == [1]
+
+
+@pytest.mark.parametrize("other", [None, ("upkeep/another", 1)])
+def test_a_window_at_work_is_not_forgotten_when_another_asks(other: tuple[str, int] | None) -> None:
+    offers = Offers()
+    later_ms = NOW_MS + 2 * limits.PRODUCER_LIVE_MS
+    offers.offer("p", checks(1, due_ms=later_ms))
+    name = "upkeep/check_transactions"
+    for window in ((name, 3), other):
+        offers.take(NOW_MS, producer_group=None, topic_ids=[TOPIC_ID], limit=0, window=window)
+
+    at_work = {name: Window(name, "a run", 3, expires_at_ms=later_ms + 1)}
+
+    assert offers.waiting(later_ms, windows=at_work).tolist() == [1]
+    assert offers.waiting(later_ms + 1, windows=at_work).tolist() == []
 
 
 @pytest.mark.parametrize("end", ["commit", "delete"])

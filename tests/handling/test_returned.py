@@ -47,6 +47,27 @@ def test_texts_that_are_some_are_not() -> None:
     assert conform(returned, returned.schema, what="rows") is returned
 
 
+def test_what_lies_beside_a_row_is_not_its_fault() -> None:
+    names = pa.ListArray.from_arrays(ENDS, BROKEN)
+
+    sound, broken = (pa.table({"x": names.slice(at, 1)}) for at in (0, 1))
+
+    assert conform(sound, sound.schema, what="rows") is sound
+    with pytest.raises(OutcomeError, match="UTF8"):
+        conform(broken, broken.schema, what="rows")
+
+
+def test_dates_in_rows_are_parquets() -> None:
+    noon = pa.table({"on": pa.array([1_700_000_000_123], pa.int64())})
+
+    rows = conform(noon, pa.schema([("on", pa.date64())]), what="rows")
+
+    assert rows is not None
+    assert str(rows["on"][0]) == "2023-11-14"
+    with pytest.raises(OutcomeError, match="whole number of days"):
+        conform(noon, pa.schema([("on", pa.date64())]), what="state", most=1)
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     settings = Settings(reserve_bytes=1 << 20)

@@ -39,8 +39,9 @@ class Askers:
     """The topics that producer groups ask about, and those that anybody does."""
 
     def __init__(self) -> None:
-        #: By producer group, None for who asks for the checks of any, and by topic.
-        self._asked: dict[str | None, dict[int, _Asked]] = {None: {}}
+        #: By producer group, None for who asks for the checks of any; then by topic, and by the
+        #: name of the window, None for who has none: nobody takes the place of another kind.
+        self._asked: dict[str | None, dict[tuple[int, str | None], _Asked]] = {None: {}}
 
     def note(
         self,
@@ -56,15 +57,16 @@ class Askers:
             self._asked = {name: self._asked[name] for name in live}
         asked = self._asked.setdefault(producer_group, {})
         if len(asked) >= _MANY:
-            for topic_id in [each for each, last in asked.items() if not last.lately(now_ms)]:
-                del asked[topic_id]
+            for gone in [each for each, last in asked.items() if not last.lately(now_ms)]:
+                del asked[gone]
         about = (ALL,) if topic_ids is None else topic_ids
-        asked.update(dict.fromkeys(about, _Asked(now_ms, window)))
+        name = window[0] if window is not None else None
+        asked.update({(topic_id, name): _Asked(now_ms, window) for topic_id in about})
 
     def claimed(self, producer_group: str, now_ms: int) -> Collection[int]:
         """The topics about which a live producer of the group asks, ALL among them."""
         asked = self._asked.get(producer_group, {})
-        return [topic_id for topic_id, last in asked.items() if last.lately(now_ms)]
+        return {topic_id for (topic_id, _), last in asked.items() if last.lately(now_ms)}
 
     def topics(
         self, producer_group: str, now_ms: int, *, windows: Mapping[str, Window]
@@ -73,6 +75,6 @@ class Askers:
         return {
             topic_id
             for name in (producer_group, None)
-            for topic_id, last in self._asked.get(name, {}).items()
+            for (topic_id, _), last in self._asked.get(name, {}).items()
             if last.lately(now_ms) or last.at_it(now_ms, windows=windows)
         }
