@@ -93,7 +93,7 @@ def test_texts_of_events_are_counted_as_they_are_stored(text: str) -> None:
 def test_wide_keyed_state_is_settled_to_the_end_of_a_log_file(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = keyed_state(300)
+    state = keyed_state(150)
     nothing = pa.table({name: pa.array([], pa.string()) for name in ("receipt_handle", "outcome")})
     with open_broker(home) as broker:
         broker.create_topic("t", queues=1, type="fifo")
