@@ -1,6 +1,7 @@
 """Where a consumer group stands, and putting it elsewhere."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from rmq_pipeline.broker.failures.redeliver import ended_leases
 from rmq_pipeline.broker.receiving.barrier import open_backlogs
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.fifo import ready_from_cursor
-from rmq_pipeline.broker.receiving.lease_table import WAITING
+from rmq_pipeline.broker.receiving.lease_table import DOOMED, WAITING
 from rmq_pipeline.broker.receiving.queue_order import blocked_until, unsettled
+from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import Queue, State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, InUseError
@@ -114,6 +116,9 @@ class CommittedOffset(Request):
 class Due(Request):
     """A question: what background work and which consumers have something to do."""
 
+    #: Offsets that cannot be buried: they are nothing to do.
+    but: Mapping[QueueKey, Int64s] = field(default_factory=dict)
+
     def decide(self, state: State, now_ms: int) -> Decision:
         """Nothing is stored; the answer is JSON-able."""
         ended, next_visible, oldest_ended = 0, None, None
@@ -130,7 +135,8 @@ class Due(Request):
                 continue
             leases = consumption.leases
             soonest = consumption.next_after(now_ms)
-            unrecorded = _unrecorded(consumption, group, now_ms=now_ms)
+            but = self.but.get(QueueKey(group_id, topic_id, queue_id))
+            unrecorded = _unrecorded(consumption, group, but=but, now_ms=now_ms)
             ended += len(unrecorded)
             if len(unrecorded):
                 oldest_ended = earlier(oldest_ended, int(unrecorded.min()))
@@ -154,7 +160,9 @@ class Due(Request):
         return Decision({"now_ms": now_ms, "jobs": jobs, "groups": groups})
 
 
-def _unrecorded(consumption: Consumption, group: Group, *, now_ms: int) -> Int64s:
+def _unrecorded(
+    consumption: Consumption, group: Group, *, but: Int64s | None, now_ms: int
+) -> Int64s:
     """When each lease ended that the revive job has something to do about."""
     leases = consumption.leases
     rows = leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
@@ -164,6 +172,8 @@ def _unrecorded(consumption: Consumption, group: Group, *, now_ms: int) -> Int64
         found = ended_leases(consumption, group, now_ms=now_ms)
         known = np.concatenate([found.offset, *(each.queue_offset for each in found.events)])
         rows &= ~leased | np.isin(leases.offset, known)
+    if but is not None:
+        rows &= (leases.delivery != DOOMED) | ~np.isin(leases.offset, but)
     ended: Int64s = leases.visible_at[rows]
     return ended
 

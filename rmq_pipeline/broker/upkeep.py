@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
+from rmq_pipeline.broker.failures.burying import AT_ONCE, bury
 from rmq_pipeline.broker.failures.reviving import revive
 from rmq_pipeline.broker.progress import Due
 from rmq_pipeline.broker.scheduling.delivering import deliver_scheduled
@@ -124,7 +125,8 @@ class Upkeep:
         A live window is not waited for. It may be in the call of one topic's checker, which takes
         as long as it takes, and the producers of all other topics are not asked meanwhile.
         """
-        due = self._engine.submit(Due())
+        unburied = self._engine.unburied
+        due = self._engine.submit(Due(unburied.offsets()))
         limit_ms = self._engine.settings.fallback_overdue_ms
         oldest = due["jobs"]["deliver_scheduled"]["next_due_ms"]
         if oldest is not None and due["now_ms"] - oldest > limit_ms:
@@ -136,7 +138,11 @@ class Upkeep:
             self._note("check_transactions", due["now_ms"] - oldest, report=report)
         ended = due["jobs"]["revive"].get("oldest_ended_ms")
         if ended is not None and due["now_ms"] - ended > limit_ms:
-            self._note("revive", due["now_ms"] - ended, report=self._revive())
+            report = self._revive()
+            if any(report[done] for done in ("revived", "parked", "dead_lettered")):
+                self._note("revive", due["now_ms"] - ended, report=report)
+        elif unburied and unburied.take_time(due["now_ms"]):  # which are not due: no run is for it
+            bury(self._engine, None, limit=AT_ONCE, again=True)
 
     def _note(self, job: str, overdue_ms: int, *, report: dict[str, Any]) -> None:
         self._engine.submit(NoteFallback(job, overdue_ms, report))

@@ -12,13 +12,17 @@ from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.failures import burying
 from rmq_pipeline.broker.failures.dead_letters import Doomed, FindDoomed
+from rmq_pipeline.broker.progress import Due
 from rmq_pipeline.broker.sending import publish
+from rmq_pipeline.broker.upkeep import Upkeep
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import messages, open_broker, seal_all
 
 LEASE_MS = 10
 MINUTE_MS = 60_000
+#: When what the store could not give is tried again at first.
+SOON_MS = 5_000
 SMALL = Settings(reserve_bytes=0, log_file_bytes=1 << 20)
 
 
@@ -188,7 +192,9 @@ def test_what_cannot_be_buried_is_told_once_and_counted_ever_after(
     assert not caplog.records
 
 
-def test_what_could_not_be_buried_is_tried_again(home: Path, clock: ManualClock) -> None:
+@pytest.fixture
+def away(home: Path, clock: ManualClock) -> Iterator[tuple[Broker, Path]]:
+    """A broker with ten doomed messages, and its archive, which is not where it was."""
     there, away = home / "topics", home / "away"
     with open_broker(home, clock) as broker:
         broker.create_topic("one", queues=1)
@@ -203,12 +209,82 @@ def test_what_could_not_be_buried_is_tried_again(home: Path, clock: ManualClock)
         there.rename(away)
         with pytest.raises(errors.StorageError):
             broker.revive()
+        yield broker, away
 
-        away.rename(there)
+
+def test_what_could_not_be_buried_is_tried_again(
+    away: tuple[Broker, Path], home: Path, clock: ManualClock
+) -> None:
+    broker, archive = away
+    archive.rename(home / "topics")
+    clock.advance(SOON_MS)
+
+    report = broker.revive()
+
+    assert (report["dead_lettered"], report["unburied"]) == (10, 0)
+
+
+def test_the_broker_tries_them_again_where_runs_do_its_work(
+    away: tuple[Broker, Path], home: Path, clock: ManualClock
+) -> None:
+    broker, archive = away
+    upkeep = Upkeep(broker.engine, "none", archive=())
+    archive.rename(home / "topics")
+    clock.advance(SOON_MS)
+
+    upkeep._fall_back()
+
+    assert len(dead(broker, "readers")) == 10
+    assert upkeep.last_fallback is None
+
+
+def test_who_forwards_is_not_told_of_what_was_before(away: tuple[Broker, Path], home: Path) -> None:
+    broker, archive = away
+    broker.reset_offset("readers", "one", to_earliest=True)
+    archive.rename(home / "topics")
+
+    broker.forward_to_dead_letter_queue(broker.receive("one", "readers", limit=10))
+
+    assert len(dead(broker, "readers")) == 10
+
+
+def test_who_forwards_one_that_cannot_be_copied_is_told(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.send("one", pa.table({"body": [b"first"]}))
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    received = broker.receive("one", "readers-of-one", limit=2)
+
+    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+        broker.forward_to_dead_letter_queue(received, reason="no good")
+
+    assert dead(broker, "readers-of-one") == [b"first"]
+    [left] = broker.engine.submit(FindDoomed(None, 10))
+    assert left.queue_offset.tolist() == [1]
+
+
+@pytest.mark.parametrize("noted_late", [False, True])
+def test_what_cannot_be_buried_is_not_due(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, noted_late: bool
+) -> None:
+    store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
+    let_all_fail(broker, clock)
+    unburied = broker.engine.unburied
+    assert broker.engine.submit(Due(unburied.offsets()))["jobs"]["revive"]["due"] == 1
+    with pytest.raises(errors.OperatorError):
+        broker.revive()
+    job = broker.engine.submit(Due(unburied.offsets()))["jobs"]["revive"]
+    assert (job["due"], job["oldest_ended_ms"]) == (0, None)
+    assert broker.due()["jobs"]["revive"] == job
+    upkeep = Upkeep(broker.engine, "none", archive=())
+
+    if noted_late:  # somebody else finds that it cannot be, after this one has asked what is due
+        monkeypatch.setattr(unburied, "offsets", dict)
+    for _ in range(5):
         clock.advance(MINUTE_MS)
-        report = broker.revive()
+        upkeep._fall_back()
 
-        assert (report["dead_lettered"], report["unburied"]) == (10, 0)
+    assert upkeep.last_fallback is None
 
 
 def test_a_home_with_one_that_cannot_be_copied_opens(

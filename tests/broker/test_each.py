@@ -112,6 +112,24 @@ def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
     assert broker.receive("t", "g")["delivery_attempt"].to_pylist() == [1] * 3
 
 
+def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualClock) -> None:
+    broker.create_topic("many", queues=1)
+    broker.send("many", pa.table({"body": [b"x"] * 200}))
+
+    def paused(limit: int) -> list[int]:
+        given = broker.receive("many", "g", limit=limit)
+        receipts = receipt.decode(given.column("receipt_handle"))
+        broker.engine.submit(GiveBack(receipts, 10_000))
+        offsets: list[int] = given["queue_offset"].to_pylist()
+        return offsets
+
+    first, second = paused(100), paused(100)
+    clock.advance(10_000)
+    assert paused(200) == first
+    clock.advance(5_000)
+    assert broker.receive("many", "g", limit=200)["queue_offset"].to_pylist() == second
+
+
 def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None:
     receipts = received(broker, "orders", "ordered")
 

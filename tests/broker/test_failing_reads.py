@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,6 +20,7 @@ from rmq_pipeline.broker.failures import burying
 from rmq_pipeline.broker.receiving import unreadable
 from rmq_pipeline.broker.receiving.deliver import Delivery
 from rmq_pipeline.broker.receiving.reading import delivered
+from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
@@ -113,6 +115,31 @@ def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
     assert "buried" not in caplog.text
 
 
+def test_what_was_buried_before_anothers_write_failed_is_counted(
+    rebuilding: Held, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, reads = rebuilding.broker, 0
+    broker.create_topic("other", queues=1)
+    broker.create_group("g", max_attempts=1)
+    broker.send("t", pa.table({"body": [b"1", b"2", b"3"]}))
+    broker.receive("t", "g", limit=10, invisible_duration_ms=LEASE_MS)
+    assert isinstance(broker.engine.clock, ManualClock)
+    broker.engine.clock.advance(LEASE_MS)
+
+    def read(*what: Any, **how: Any) -> pa.Table:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            fail_a_write(rebuilding, pool)
+        return fetch(*what, **how)
+
+    monkeypatch.setattr(burying, "fetch", read)
+    monkeypatch.setattr(burying, "parts", partial(parts, bound_bytes=1))  # a frame for each
+
+    assert broker.revive()["dead_lettered"] == 3
+    assert reads > 3
+
+
 @pytest.fixture
 def sealed(home: Path, clock: ManualClock) -> Iterator[Broker]:
     """A broker with messages that are in segments only, and some after them."""
@@ -132,7 +159,9 @@ def segment(home: Path) -> Path:
     return found
 
 
-def test_nothing_is_charged_while_the_archive_is_away(sealed: Broker, home: Path) -> None:
+def test_nothing_is_charged_while_the_archive_is_away(
+    sealed: Broker, home: Path, clock: ManualClock
+) -> None:
     there, away = home / "topics", home / "away"
     there.rename(away)
 
@@ -143,7 +172,56 @@ def test_nothing_is_charged_while_the_archive_is_away(sealed: Broker, home: Path
 
     received = sealed.receive("t", "g", limit=10)
     assert received["delivery_attempt"].to_pylist() == [1] * 10
-    assert sealed.sql("SELECT count(*) AS n FROM retrying").to_pylist() == [{"n": 0}]
+    assert sealed.sql("SELECT max(delivery_attempts) AS n FROM retrying")["n"].to_pylist() == [0]
+    sealed.ack(received)
+    clock.advance(BACKOFF_MS)
+    again = sealed.receive("t", "g", limit=30)
+    assert again["queue_offset"].to_pylist() == list(range(30))
+    assert again["delivery_attempt"].to_pylist() == [1] * 30
+
+
+@pytest.mark.parametrize("limit", [50, 1_000])
+def test_what_lies_behind_a_segment_that_is_gone_is_given(
+    sealed: Broker, home: Path, clock: ManualClock, limit: int
+) -> None:
+    there = segment(home)
+    gone = pq.read_metadata(there).num_rows
+    away = there.rename(home / "away")
+
+    got: list[int] = []
+    for _ in range(-(-601 // limit)):
+        try:
+            received = sealed.receive("t", "g", limit=limit)
+        except StorageError:
+            continue
+        got += received["queue_offset"].to_pylist()
+        sealed.ack(received)
+
+    assert got == list(range(gone, 601))
+    assert sealed.receive("t", "g", limit=limit).num_rows == 0
+    away.rename(there)
+    clock.advance(BACKOFF_MS)
+    received = sealed.receive("t", "g", limit=1_000)
+    assert received["queue_offset"].to_pylist() == list(range(gone))
+    assert received["delivery_attempt"].to_pylist() == [1] * gone
+
+
+def test_a_segment_that_is_gone_is_found_in_few_reads(
+    sealed: Broker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = segment(home)
+    gone = pq.read_metadata(there).num_rows
+    there.unlink()
+    reads = []
+
+    def read(engine: Engine, delivery: Delivery) -> pa.Table:
+        reads.append(len(delivery))
+        return delivered(engine, delivery)
+
+    monkeypatch.setattr(unreadable, "delivered", read)
+
+    assert sealed.receive("t", "g", limit=1_000).num_rows == 601 - gone
+    assert len(reads) <= 4 * (601).bit_length()
 
 
 @pytest.mark.parametrize("part", ["page", "footer"])

@@ -153,6 +153,89 @@ def test_what_was_found_counts_although_there_is_no_time_for_the_rest(
     assert failed == [1, 1, 1, 1]
 
 
+class Away:
+    """The real reading of messages, but for these: the store fails when they are read."""
+
+    def __init__(self, *offsets: int) -> None:
+        self.offsets = set(offsets)
+
+    def __call__(self, engine: Any, delivery: Delivery) -> pa.Table:
+        if any(self.offsets.intersection(taken.offset.tolist()) for _, taken in delivery.taken):
+            raise StorageError("A sector cannot be read.")
+        return delivered(engine, delivery)
+
+
+@pytest.mark.parametrize(
+    ("order", "given"), [("none", [0, 2, 3]), ("message_group", [0, 3]), ("queue", [0])]
+)
+def test_what_is_away_comes_later_and_nothing_of_its_order_before_it(
+    broker: Broker,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    order: str,
+    given: list[int],
+) -> None:
+    broker.create_topic("t", queues=1, type="fifo")
+    broker.create_group("g", order=order, max_attempts=1)
+    send(broker, b"a0", b"a1", b"a2", message_group="A")
+    send(broker, b"b3", message_group="B")
+    with monkeypatch.context() as patched:
+        patched.setattr(unreadable, "delivered", Away(1))
+        received = broker.receive("t", "g", limit=10)
+        assert received["queue_offset"].to_pylist() == given
+        broker.ack(received)
+        for _ in range(3):
+            assert not broker.receive("t", "g", limit=10).num_rows
+            clock.advance(unreadable.AWAY_MS)
+            with pytest.raises(StorageError):
+                broker.receive("t", "g", limit=10)
+
+    clock.advance(unreadable.AWAY_MS)
+    received = broker.receive("t", "g", limit=10)
+    assert received["queue_offset"].to_pylist() == sorted({0, 1, 2, 3}.difference(given))
+    assert set(received["delivery_attempt"].to_pylist()) == {1}
+
+
+def test_one_that_is_damaged_behind_one_that_is_away_is_not_charged(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("t", queues=1, type="fifo")
+    broker.create_group("g", order="message_group")
+    send(broker, b"a0", MARK, message_group="A")
+    damage(broker)
+    monkeypatch.setattr(unreadable, "delivered", Away(0))
+
+    with pytest.raises(CorruptLogError):
+        broker.receive("t", "g", limit=10)
+
+    failed = broker.sql("SELECT delivery_attempts AS n FROM retrying")["n"].to_pylist()
+    assert failed == [0, 0]
+
+
+def test_a_damaged_message_behind_slow_reads_keeps_nobody_from_the_others(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g", backoff_ms=[BACKOFF_MS], max_attempts=2)
+    send(broker, b"0", b"1", b"2", MARK, b"4", b"5", b"6", b"7")
+    damage(broker)
+
+    def slow(engine: Any, delivery: Delivery) -> pa.Table:
+        clock.advance(700 * len(delivery))
+        return delivered(engine, delivery)
+
+    monkeypatch.setattr(unreadable, "delivered", slow)
+
+    got: list[bytes] = []
+    for _ in range(4):
+        received = broker.receive("t", "g", limit=8, invisible_duration_ms=10_000)
+        got += bodies(received)
+        assert set(received["delivery_attempt"].to_pylist()) <= {1}
+        broker.ack(received)
+
+    assert sorted(got) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
+
+
 def test_leases_that_ended_while_it_was_read_give_nothing(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import cut, parts
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
-from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
+from rmq_pipeline.errors import CorruptLogError, OperatorError, RocketMQError, StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.commit_log import CommitLog
 
@@ -32,14 +32,22 @@ AT_ONCE = 10_000
 _UNREADABLE = (CorruptLogError, StorageError, LookupError)
 
 
+@dataclass(slots=True)
+class Buried:
+    """How many there were; and by queue and offset what keeps others from it, of those tried."""
+
+    n: int = 0
+    kept: dict[QueueKey, dict[int, Exception]] = field(default_factory=dict)
+
+
 def bury(
     engine: Engine,
     keys: Sequence[QueueKey] | None,
     *,
     limit: int | None = None,
     again: bool = False,
-) -> int:
-    """Copy what is doomed in these queues (None: in all) to its dead letters; how many.
+) -> Buried:
+    """Copy what is doomed in these queues (None: in all) to its dead letters.
 
     What cannot be read, or copied, stays doomed and is noted (unburied.py): it keeps no other from
     its dead letters, and whoever buries from what he was to do.
@@ -51,16 +59,16 @@ def bury(
     Raises:
         RocketMQError: nothing can be stored now, of whatever queue.
     """
-    unburied, buried = engine.unburied, 0
+    unburied, buried = engine.unburied, Buried()
     chosen = tuple(keys) if keys is not None else None
     but: dict[QueueKey, Int64s] = {} if again else unburied.offsets()
-    while limit is None or buried < limit:
+    while limit is None or buried.n < limit:
         found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE, but))
         for doomed in found:
-            some, kept = whatever_log(engine, partial(_bury_queue, engine, doomed))
-            buried += some
+            kept = whatever_log(engine, partial(_bury_queue, engine, doomed, buried=buried))
             unburied.note(doomed.key, doomed.queue_offset, kept=kept)
             if kept:
+                buried.kept.setdefault(doomed.key, {}).update(kept)
                 # It would be found again, and much of it in the place of others.
                 offsets = np.array([*kept], dtype=np.int64)
                 but[doomed.key] = np.concatenate([but.get(doomed.key, offsets[:0]), offsets])
@@ -71,6 +79,15 @@ def bury(
     return buried
 
 
+def told(error: Exception) -> Exception:
+    """What keeps a message from being buried, as a caller is told."""
+    if isinstance(error, (RocketMQError, LookupError)):
+        return error
+    said = OperatorError(f"A message cannot be buried: {error}")
+    said.__cause__ = error
+    return said
+
+
 def finish_burying(engine: Engine) -> None:
     """Bury what a broker left doomed that was cut off after the step that doomed it.
 
@@ -78,7 +95,7 @@ def finish_burying(engine: Engine) -> None:
     Where it cannot be done the home opens all the same, and revive tries again.
     """
     try:
-        buried = bury(engine, None)
+        buried = bury(engine, None).n
     except Exception:
         log.exception("What was left doomed is not buried yet; revive tries again.")
         return
@@ -86,30 +103,29 @@ def finish_burying(engine: Engine) -> None:
         log.info("buried %d messages that were left doomed", buried)
 
 
-def _bury_queue(engine: Engine, doomed: Doomed) -> tuple[int, dict[int, Exception]]:
-    """Bury a queue's; how many there were, and by offset what keeps the others from it.
+def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
+    """Bury a queue's, and count them; by offset what keeps the others from it.
 
     Raises:
         RocketMQError: nothing can be stored now, of whatever queue.
     """
-    buried, done, before = 0, 0, engine.log
+    done, before = 0, engine.log
     try:
         located = _located(engine, doomed)
         for rows in _parts_of(engine, located):
-            buried += _bury_part(engine, located.take(rows))
+            buried.n += _bury_part(engine, located.take(rows))
             done = rows.stop
     except Exception as error:
         if _is_for_all(engine, error, before=before):
             raise
         log.info("Doomed messages of %s are buried one by one: %r", doomed.key, error)
-        some, kept = _bury_each(engine, doomed.take(slice(done, len(doomed))))
-        return buried + some, kept
-    return buried, {}
+        return _bury_each(engine, doomed.take(slice(done, len(doomed))), buried=buried)
+    return {}
 
 
-def _bury_each(engine: Engine, doomed: Doomed) -> tuple[int, dict[int, Exception]]:
+def _bury_each(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
     """One frame for each of them, but for those that cannot be read or copied."""
-    buried, before = 0, engine.log
+    before = engine.log
     kept: dict[int, Exception] = {}
     #: Damaged sections of the log: their messages are read all together or not at all.
     damaged: dict[int, Exception] = {}
@@ -120,14 +136,14 @@ def _bury_each(engine: Engine, doomed: Doomed) -> tuple[int, dict[int, Exception
             if int(one.position[0]) in damaged:
                 kept[offset] = damaged[int(one.position[0])]
             else:
-                buried += _bury_part(engine, one)
+                buried.n += _bury_part(engine, one)
         except Exception as error:
             if _is_for_all(engine, error, before=before):
                 raise
             kept[offset] = error
             if isinstance(error, CorruptLogError) and one.position[0] >= engine.log.first:
                 damaged[int(one.position[0])] = error
-    return buried, kept
+    return kept
 
 
 def _is_for_all(engine: Engine, error: Exception, *, before: CommitLog) -> bool:

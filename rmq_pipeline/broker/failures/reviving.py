@@ -7,13 +7,12 @@ import numpy as np
 
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
-from rmq_pipeline.broker.failures.burying import AT_ONCE, bury
+from rmq_pipeline.broker.failures.burying import AT_ONCE, bury, told
 from rmq_pipeline.broker.failures.redeliver import dooms, expire
 from rmq_pipeline.broker.receiving.lease_table import FAR, WAITING
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import OperatorError, RocketMQError
 from rmq_pipeline.store.events import Kind
 
 #: No topic has this id: the bell that nobody rings, for a wait that only time ends.
@@ -74,7 +73,8 @@ def revive(
         parked += held
         now_ms = engine.clock.now_ms()
         if doomed or unburied:
-            buried += bury(engine, None, limit=AT_ONCE, again=unburied.take_time(now_ms))
+            again = unburied.take_time(now_ms)
+            buried += bury(engine, None, limit=AT_ONCE, again=again).n
             now_ms = engine.clock.now_ms()
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:
@@ -93,7 +93,5 @@ def revive(
 
 def _tell(error: Exception | None) -> None:
     """Raise it, if there is one: once for each message, as its like would come every time."""
-    if isinstance(error, (RocketMQError, LookupError)):
-        raise error
     if error is not None:
-        raise OperatorError(f"A message cannot be buried: {error}") from error
+        raise told(error)

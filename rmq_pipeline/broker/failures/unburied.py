@@ -13,12 +13,15 @@ from typing import Final
 import numpy as np
 
 from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 
 log = logging.getLogger(__name__)
 
 #: How long they are let be.
 _AGAIN_MS: Final = 60_000
+#: And at first, where the store has failed: that may be over soon.
+_SOON_MS: Final = 5_000
 
 
 class Unburied:
@@ -31,7 +34,8 @@ class Unburied:
         self._lock = threading.Lock()
         self._kept: dict[QueueKey, set[int]] = {}
         self._untold: Exception | None = None
-        self._again_ms = 0
+        self._tried_ms = 0
+        self._wait_ms = _AGAIN_MS
 
     def __len__(self) -> int:
         with self._lock:
@@ -53,6 +57,8 @@ class Unburied:
             if not new:
                 return
             self._untold = self._untold or kept[new[0]]
+            if any(isinstance(kept[offset], StorageError) for offset in new):
+                self._wait_ms = _SOON_MS
         log.error(
             "%d messages of %s cannot be buried and stay doomed, the first at offset %d",
             len(new),
@@ -60,6 +66,10 @@ class Unburied:
             new[0],
             exc_info=kept[new[0]],
         )
+
+    def forget(self, key: QueueKey, offsets: Int64s) -> None:
+        """What was noted of these says nothing any more: they are doomed anew."""
+        self.note(key, offsets, kept={})
 
     def are_only(self, found: Mapping[QueueKey, Int64s]) -> None:
         """All were tried: others are doomed no more."""
@@ -69,9 +79,9 @@ class Unburied:
     def take_time(self, now_ms: int) -> bool:
         """Whether it is time to try them again; then it is not so for a while."""
         with self._lock:
-            is_time = now_ms >= self._again_ms
+            is_time = now_ms >= self._tried_ms + self._wait_ms
             if is_time:
-                self._again_ms = now_ms + _AGAIN_MS
+                self._tried_ms, self._wait_ms = now_ms, min(_AGAIN_MS, 2 * self._wait_ms)
             return is_time
 
     def take_untold(self) -> Exception | None:

@@ -107,7 +107,7 @@ def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> 
             unjudged=delivery.unjudged,
             turn=delivery.delivery,
         )
-    buried = bury(engine, None, limit=AT_ONCE) if delivery.doomed else 0
+    buried = bury(engine, None, limit=AT_ONCE).n if delivery.doomed else 0
     return bool(delivery.pages or delivery.backlogs or delivery.unjudged or buried)
 
 

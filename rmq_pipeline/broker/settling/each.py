@@ -1,18 +1,30 @@
 """Settling receipts that have nothing to do with each other: each has its own answer."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from rmq_pipeline.broker.event_rows import run_starts
+from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.failures.giving_back import release, released_behind
-from rmq_pipeline.broker.receiving.lease_table import LeaseTable, Rows
+from rmq_pipeline.broker.receiving.lease_table import WAITING, LeaseTable, Rows
 from rmq_pipeline.broker.settling.outcomes import acks, retries
-from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, by_queue, standing
+from rmq_pipeline.broker.settling.settle import (
+    ChangeInvisible,
+    OnQueue,
+    Settle,
+    by_queue,
+    standing,
+)
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import ReceiptHandleError
 from rmq_pipeline.receipt import Receipts
+
+#: A pause is so much longer for each message that waits already, up to a bound: else who is given
+#: few at a time would be given the first ones again before it has come past the last.
+_PER_WAITING_MS: Final = 50
+_PAUSE_MAX_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +77,25 @@ class Renew(Request):
 
 @dataclass(frozen=True, slots=True)
 class GiveBack(Request):
-    """Deliveries that nobody got: visible at once, as if they had not been."""
+    """Deliveries that nobody got: visible again as if they had not been."""
 
     receipts: Receipts
+    #: 0: at once. Otherwise so much later, and with order all that is leased behind them, too.
+    pause_ms: int = 0
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Those that are settled or have ended are let be."""
         decision = Decision()
         kept = self.receipts.take(standing(self.receipts, state, now_ms=now_ms))
         for part in by_queue(kept, state, now_ms=now_ms):
-            events = release(part.consumption, part.rows, visible_at_ms=now_ms)
+            if self.pause_ms:
+                leases = part.consumption.leases
+                waits = leases.alive & (leases.delivery == WAITING) & (leases.visible_at > now_ms)
+                more_ms = _PER_WAITING_MS * int(np.count_nonzero(waits))
+                pause_ms = max(self.pause_ms, min(_PAUSE_MAX_MS, self.pause_ms + more_ms))
+                events = _released(part, visible_at_ms=now_ms + pause_ms)
+            else:
+                events = release(part.consumption, part.rows, visible_at_ms=now_ms)
             decision.events.extend(part.key.events(events, now_ms))
         return decision
 
@@ -89,15 +110,21 @@ class Release(Request):
         """All or none; with order, what is delivered behind them is given back with them."""
         decision = Decision()
         for part in by_queue(self.receipts, state, now_ms=now_ms):
-            consumption, rows = part.consumption, part.rows
-            events = release(consumption, rows, visible_at_ms=now_ms)
-            if consumption.ordered:
-                firsts = rows[_first_of_groups(consumption.leases, rows)]
-                moments = np.full(len(firsts), now_ms, dtype=np.int64)
-                given = consumption.leases.offset[rows]
-                events += released_behind(consumption, firsts, visible_at=moments, settled=given)
+            events = _released(part, visible_at_ms=now_ms)
             decision.events.extend(part.key.events(events, now_ms))
         return decision
+
+
+def _released(part: OnQueue, *, visible_at_ms: int) -> list[EventRows]:
+    """They are given back; with order, so is what is leased behind them."""
+    consumption, rows = part.consumption, part.rows
+    events = release(consumption, rows, visible_at_ms=visible_at_ms)
+    if consumption.ordered:
+        firsts = rows[_first_of_groups(consumption.leases, rows)]
+        moments = np.full(len(firsts), visible_at_ms, dtype=np.int64)
+        given = consumption.leases.offset[rows]
+        events += released_behind(consumption, firsts, visible_at=moments, settled=given)
+    return events
 
 
 def _first_of_groups(leases: LeaseTable, rows: Rows) -> Rows:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from rmq_pipeline import receipt, schema
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.failures.burying import bury
+from rmq_pipeline.broker.failures.burying import bury, told
+from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import prepare
 from rmq_pipeline.broker.settling.given_state import state_batch
 from rmq_pipeline.broker.settling.outcomes import DEAD_LETTER, Outcomes, acks, outcomes_of
@@ -18,6 +19,7 @@ from rmq_pipeline.broker.settling.replacing import described_files
 from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, Settled
 from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.failure import Failure
+from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.tables import columns_of
 
@@ -75,6 +77,11 @@ def forward(
 
     Args:
         keep_behind: what is leased behind them in their message groups stays leased.
+
+    Raises:
+        ReceiptHandleError: a receipt does not hold.
+        OperatorError, LookupError: they are settled, but one of them cannot be read or copied: it
+            is not in the dead letters yet.
     """
     reason = arguments.text(reason or "", "reason")
     receipts = receipts_of(given)
@@ -87,7 +94,22 @@ def forward(
         np.full(n, -1, dtype=np.int64),
         pa.repeat(pa.scalar(Failure.of(reason).to_json() if reason else None, pa.string()), n),
     )
-    _settle(engine, Settle(outcomes, keep_behind=keep_behind))
+    settled: Settled = engine.submit(Settle(outcomes, keep_behind=keep_behind))
+    asked = {key: _offsets_in(receipts, key) for key in settled.doomed}
+    for key, offsets in asked.items():
+        engine.unburied.forget(key, offsets)
+    kept = bury(engine, settled.doomed).kept if asked else {}
+    for key, why in kept.items():
+        mine = [offset for offset in asked[key].tolist() if offset in why]
+        if mine:
+            raise told(why[mine[0]])
+
+
+def _offsets_in(receipts: Receipts, key: QueueKey) -> Int64s:
+    chosen = receipts.queue_id == key.queue_id
+    chosen &= (receipts.topic_id == key.topic_id) & (receipts.group_id == key.group_id)
+    offsets: Int64s = receipts.queue_offset[chosen]
+    return offsets
 
 
 def _settle(engine: Engine, request: Settle) -> Settled:

@@ -17,7 +17,7 @@ class Background(Opened):
 
     def due(self) -> dict[str, Any]:
         """What background work is due, and which groups have something to receive."""
-        answer: dict[str, Any] = self._engine.submit(Due())
+        answer: dict[str, Any] = self._engine.submit(Due(self._engine.unburied.offsets()))
         answer["jobs"]["seal"].update(ripe.due(self._engine))
         for job, facts in tending.due(self._engine).items():
             answer["jobs"][job].update(facts)

@@ -98,7 +98,13 @@ class Messaging(Opened):
     def forward_to_dead_letter_queue(
         self, receipts: pa.Table | Sequence[str], *, reason: str = ""
     ) -> None:
-        """Settle deliveries as hopeless: they are in %DLQ%group when this returns."""
+        """Settle deliveries as hopeless: they are in %DLQ%group when this returns.
+
+        Raises:
+            ReceiptHandleError: a receipt does not hold; nothing was done.
+            OperatorError, LookupError: they are settled, and one cannot be read or copied yet: it
+                comes to %DLQ%group when it can.
+        """
         settling.forward(self._engine, receipts, reason=reason)
 
     def settle(
