@@ -118,11 +118,10 @@ class Database:
         """
         if not stretches:
             return
-        end = stretches[-1].end
         try:
             with self._lock:
-                self._write("Dispatch", lambda: self._move(stretches, end))
-                self.dispatched = end
+                self._write("Dispatch", lambda: self._move(stretches))
+                self.dispatched = stretches[-1].end
         except StorageError as error:
             middle = len(stretches) // 2
             if not middle or not is_short_of_memory(error.__cause__):  # keyed state may be wide
@@ -330,11 +329,12 @@ class Database:
     def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
         self._writer.execute(named(name), params)
 
-    def _move(self, stretches: Sequence[Stretch], end: int) -> None:
-        # A commit that failed for want of memory may have taken effect all the same.
+    def _move(self, stretches: Sequence[Stretch]) -> None:
+        # A commit that failed for want of memory may have taken effect all the same; of what went
+        # in parts, the first may be done.
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
-        if reached < end:
-            self._fold.apply((rows for stretch in stretches for rows in stretch.rows), end)
+        if left := [stretch for stretch in stretches if stretch.end > reached]:
+            self._fold.apply((rows for stretch in left for rows in stretch.rows), left[-1].end)
 
     def _write(self, what: str, action: Callable[[], None]) -> None:
         """Carry out a transaction."""
@@ -390,8 +390,7 @@ class Database:
         # it gave up answers nothing any more: the first error is the one to tell.
         with suppress(duckdb.Error):
             self._writer.rollback()
-        with suppress(duckdb.Error):
-            self._fold.forget()
+        self._fold.forget()
 
 
 def _translation(what: str, error: duckdb.Error | OSError) -> StorageError | StoreFullError:

@@ -124,10 +124,13 @@ class Fold:
         self._dead_letter_topics: pa.Array | None = None
 
     def forget(self) -> None:
-        """The transaction was rolled back: what was learnt in it does not hold."""
+        """The transaction was rolled back: what was learnt in it does not hold.
+
+        Nothing is asked here: there may be no memory for an answer.
+        """
         self._dead_letter_topics = None
         self._redrives.forget()
-        self._keyed.reload()
+        self._keyed.forget()
 
     def apply(self, found: Iterable[Rows], end: int) -> None:
         """Take in rows in log order; the tables then stand for log position ``end``."""
@@ -217,7 +220,7 @@ class Fold:
             self._run_for(kinds, _QUEUE_STATEMENTS)
 
     def _forget_deleted(self, kinds: frozenset[int]) -> None:
-        self._keyed.forget()
+        self._keyed.drop_deleted()
         if Kind.TOPIC_DELETED in kinds:
             self._run("note_deleted_topics")
             for table in _OF_TOPICS:

@@ -1,6 +1,7 @@
 """Columns of keyed state whose names and types change with the code that writes them."""
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -10,11 +11,59 @@ from rmq_pipeline.state_columns import folded
 
 #: Of Arrow's longest decimals.
 _DIGITS_MAX: Final = 76
+#: All texts that Arrow reads as whole numbers, and as others; not all of these are in a type.
+_WHOLE: Final = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"
+_NUMBER: Final = r"^[+-]?([0-9.]+([eE][+-]?[0-9]+)?|(?i:inf(inity)?|nan)(\(.*\))?)$"
 
 
 def newest(*schemas: pa.Schema) -> dict[str, pa.Field]:
-    """By folded name, the columns of schemas that follow each other; the last counts."""
-    return {folded(field.name): field for schema in schemas for field in schema}
+    """By folded name, the columns of schemas that follow each other; the last counts.
+
+    Arrow's null type says nothing: no column of it, and no part of one, has a value to have a type.
+    """
+    found: dict[str, pa.Field] = {}
+    for field in itertools.chain(*schemas):
+        name = folded(field.name)
+        if name not in found:
+            found[name] = field
+        elif not pa.types.is_null(field.type):
+            found[name] = field.with_type(_completed(field.type, found[name].type))
+    return found
+
+
+def telling(rows: pa.Table, known: Mapping[str, pa.Field]) -> pa.Table:
+    """Rows without columns of Arrow's null type that are known, by folded name, nor such parts.
+
+    They would give the column another type, in which all that others have in it became null.
+    """
+    for field in rows.schema:
+        if (before := known.get(folded(field.name))) is None:
+            continue
+        of_type = _completed(field.type, before.type)
+        if pa.types.is_null(field.type):
+            rows = rows.drop_columns([field.name])
+        elif of_type != field.type:
+            at = rows.schema.get_field_index(field.name)
+            rows = rows.set_column(at, field.with_type(of_type), rows.column(at).cast(of_type))
+    return rows
+
+
+def _completed(of_type: pa.DataType, known: pa.DataType) -> pa.DataType:
+    """A type with the known ones where it has Arrow's null type, as of empty lists."""
+    if pa.types.is_null(of_type):
+        return known
+    if pa.types.is_list(of_type) and pa.types.is_list(known):
+        inner = of_type.value_field
+        return pa.list_(inner.with_type(_completed(inner.type, known.value_type)))
+    if pa.types.is_struct(of_type) and pa.types.is_struct(known):
+        places = [(part, known.get_field_index(part.name)) for part in of_type]
+        return pa.struct(
+            [
+                part if at < 0 else part.with_type(_completed(part.type, known.field(at).type))
+                for part, at in places
+            ]
+        )
+    return of_type
 
 
 def converted(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
@@ -31,7 +80,7 @@ def converted(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
         column = column.cast(pa.decimal256(_DIGITS_MAX, to.scale))
     if _cast(pa.nulls(1, column.type), to) is None:
         return pa.chunked_array([pa.nulls(len(column), to)])
-    parts = [part for chunk in column.chunks for part in _parts(chunk, to)]
+    parts = [part for chunk in column.chunks for part in _parts(_numbers(chunk, to), to)]
     return pa.chunked_array(parts, to)
 
 
@@ -62,6 +111,19 @@ def _of_width(column: pa.ChunkedArray, width: int) -> pa.ChunkedArray:
         return column
     fits = pc.equal(pc.binary_length(column), width)
     return pc.if_else(fits, column, pa.scalar(None, column.type))
+
+
+def _numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Without texts that are no number where one is wanted: all at once, as there may be many."""
+    is_whole = pa.types.is_integer(to)
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return values
+    if not (is_whole or pa.types.is_floating(to) or pa.types.is_decimal(to)):
+        return values
+    if _cast(values, to) is not None:
+        return values
+    fits = pc.match_substring_regex(values, _WHOLE if is_whole else _NUMBER)
+    return pc.if_else(fits, values, pa.scalar(None, values.type))
 
 
 def _parts(values: pa.Array, to: pa.DataType) -> Iterator[pa.Array]:

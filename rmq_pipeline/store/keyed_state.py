@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.state_columns import folded
-from rmq_pipeline.store.history_columns import converted, newest
+from rmq_pipeline.store.history_columns import converted, newest, telling
 from rmq_pipeline.store.statements import named, quoted
 
 _TRIED: Final = "tried"
@@ -19,16 +19,15 @@ class KeyedState:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
-        self._views: dict[tuple[int, int], str] = {}
-        #: The columns of the last rows folded in, so that a table is looked at only on a change.
-        self._schemas: dict[tuple[int, int], pa.Schema] = {}
-        self.reload()
+        #: The views of all tables; None: nobody has looked.
+        self._views: dict[tuple[int, int], str] | None = None
+        #: By folded name the columns of tables, so that they are looked at only on a change.
+        self._columns: dict[tuple[int, int], dict[str, pa.Field]] = {}
 
-    def reload(self) -> None:
-        """Forget what is known of the tables, as after a rollback, and look again."""
-        rows = self._connection.sql(named("keyed_tables")).fetchall()
-        self._views = {(group, topic): view for group, topic, view in rows}
-        self._schemas.clear()
+    def forget(self) -> None:
+        """What is known of the tables does not hold, as after a rollback: look again."""
+        self._views = None
+        self._columns.clear()
 
     def fold(self, rows: pa.Table, *, group_id: int, topic_id: int) -> None:
         """Take in rows of one schema, in order: the last of a message group is its state.
@@ -36,45 +35,63 @@ class KeyedState:
         A column whose type has changed is converted; a value without such a form becomes null.
         """
         table = qualified(group_id, topic_id)
+        known = self._known(group_id, topic_id)
+        rows = telling(rows, known)
         self._connection.register("staged_state", rows)
         self._connection.execute(named("fold_state"))
-        self._shape(rows.schema, group_id=group_id, topic_id=topic_id)
+        if not known or newest(pa.schema(list(known.values())), rows.schema) != known:
+            self._shape(rows.schema, group_id=group_id, topic_id=topic_id)
         self._connection.execute(named("delete_state", table=table))
         self._connection.execute(named("insert_state", table=table))
         self._connection.unregister("staged_state")
 
-    def forget(self) -> None:
+    def drop_deleted(self) -> None:
         """Drop the tables of the topics and groups that staged_events deletes."""
         rows = self._connection.sql(named("forgotten_state")).fetchall()
         for group_id, topic_id, view in rows:
             self._connection.execute(named("drop_state_view", view=quoted(view)))
             self._connection.execute(named("drop_state", table=qualified(group_id, topic_id)))
-            self._views.pop((group_id, topic_id), None)
-            self._schemas.pop((group_id, topic_id), None)
+        if rows:
+            self.forget()
+
+    def _all_views(self) -> dict[tuple[int, int], str]:
+        if self._views is None:
+            rows = self._connection.sql(named("keyed_tables")).fetchall()
+            self._views = {(group, topic): view for group, topic, view in rows}
+        return self._views
+
+    def _known(self, group_id: int, topic_id: int) -> dict[str, pa.Field]:
+        """The columns of a table; none: there is no table."""
+        key = (group_id, topic_id)
+        if key not in self._all_views():
+            return {}
+        if key not in self._columns:
+            ids = {"group_id": group_id, "topic_id": topic_id}
+            ((kept,),) = self._connection.sql(named("keyed_schema"), params=ids).fetchall()
+            table = qualified(group_id, topic_id)
+            found = self._connection.sql(named("columns_of_state", table=table)).to_arrow_table()
+            # An older version did not write all of them down.
+            self._columns[key] = {**newest(found.schema), **newest(_schema(kept))}
+        return self._columns[key]
 
     def _shape(self, schema: pa.Schema, *, group_id: int, topic_id: int) -> None:
         """See to it that the table is there with the columns of net_state."""
         key = (group_id, topic_id)
-        if self._schemas.get(key) == schema:
-            return
+        known, views = self._known(group_id, topic_id), self._all_views()
         table = qualified(group_id, topic_id)
-        if key not in self._views:
+        if key not in views:
             self._connection.execute(named("create_state", table=table))
-            self._views[key] = self._register(group_id, topic_id)
+            views[key] = self._register(group_id, topic_id)
         else:
             self._alter(group_id, topic_id)
-        view = quoted(self._views[key])
+        view = quoted(views[key])
         self._connection.execute(named("view_state", view=view, table=table))
-        self._keep_schema(schema, group_id=group_id, topic_id=topic_id)
-        self._schemas[key] = schema
-
-    def _keep_schema(self, schema: pa.Schema, *, group_id: int, topic_id: int) -> None:
-        """Types of columns that this schema lacks stay as they were."""
-        ids = {"group_id": group_id, "topic_id": topic_id}
-        ((before,),) = self._connection.sql(named("keyed_schema"), params=ids).fetchall()
-        kept = newest(_schema(before), schema.remove_metadata())
+        # Types of columns that this schema lacks stay as they were.
+        kept = newest(pa.schema(list(known.values())), schema.remove_metadata())
         data = pa.schema(list(kept.values())).serialize().to_pybytes()
+        ids = {"group_id": group_id, "topic_id": topic_id}
         self._connection.execute(named("set_arrow_schema"), {**ids, "arrow_schema": data})
+        self._columns[key] = kept
 
     def _register(self, group_id: int, topic_id: int) -> str:
         ids = {"group_id": group_id, "topic_id": topic_id}
@@ -181,7 +198,7 @@ def read(
         name = "read_some_state"
     table = qualified(group_id, topic_id)
     found = cursor.sql(named(name, table=table)).to_arrow_table()
-    kept = newest(found.schema, _schema(known[0][0]))
+    kept = {**newest(found.schema), **newest(_schema(known[0][0]))}
     fields = [kept[folded(name)] for name in found.column_names]
     columns = zip(found.columns, fields, strict=True)
     return pa.table(

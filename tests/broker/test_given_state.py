@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.settling import given_state
-from rmq_pipeline.errors import TableSchemaError
+from rmq_pipeline.errors import ReceiptHandleError, TableSchemaError
+from rmq_pipeline.store import keyed_state, state_history
 from tests.broker.sealed_home import messages, open_broker
 
 NO_OUTCOMES = schema.OUTCOME.empty_table()
@@ -20,6 +22,7 @@ WIDE = pa.list_(pa.float32(), 2048)
 COUNTS = pa.map_(pa.string(), pa.int64())
 #: A moment in seconds that microseconds do not reach, and one that not even milliseconds do.
 FAR, FARTHEST = 1 << 50, 1 << 60
+WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -121,6 +124,79 @@ def test_columns_of_all_settles_are_counted(home: Path) -> None:
 
     assert found is not None
     assert [row["c50"] for row in found] == [50, None, 50]
+
+
+def test_columns_of_settles_that_were_refused_do_not_count(broker: Broker) -> None:
+    broker.send("t", messages(1))
+    handles = broker.receive("t", "g")["receipt_handle"].to_pylist()
+    broker.ack(handles)
+    ended = pa.table({"receipt_handle": handles, "outcome": ["ack"]})
+    wide = pa.array([[0.0] * 2048], WIDE)
+    for i in range(4):
+        columns = {f"r{i}_{k}": [1] for k in range(45)} | {f"w{i}": wide, f"v{i}": wide}
+        state = pa.table({"message_group": ["a"], **columns})
+        with pytest.raises(ReceiptHandleError):
+            broker.settle("g", ended, state=state, topic="t")
+
+    settle(broker, **{f"c{k}": [k] for k in range(120)}, wide=wide)
+
+    found = kept(broker)
+    assert found is not None
+    assert len(found[0]) == 122
+
+
+def test_a_column_without_values_does_not_wipe_those_of_others(broker: Broker) -> None:
+    settle(broker, score=["high"], legs=[["EWR"]], n=[1])
+    settle(broker, "b", score=pa.nulls(1), legs=[[]], n=[2])
+
+    assert kept(broker) == [
+        {"message_group": "a", "score": "high", "legs": ["EWR"], "n": 1},
+        {"message_group": "b", "score": None, "legs": [], "n": 2},
+    ]
+
+
+def test_columns_are_tried_once_whichever_a_settle_has(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+    original = keyed_state.Trial.refusal
+
+    def refusal(trial: keyed_state.Trial, rows: pa.Table, *, known: pa.Schema) -> str | None:
+        tried.append(rows.column_names[3:])
+        return original(trial, rows, known=known)
+
+    monkeypatch.setattr(keyed_state.Trial, "refusal", refusal)
+    names = ["a", "b", "c", "d"]
+    for i in range(16):
+        without = [name for at, name in enumerate(names) if i >> at & 1]
+        row = {name: None if name in without else "x" for name in names}
+        settle(broker, f"g{i}", **{name: [value] for name, value in row.items()})
+    settle(broker, **{name: [1] for name in names})
+    for i in range(16):
+        settle(broker, **{name: [1] if i >> at & 1 else ["x"] for at, name in enumerate(names)})
+    settle(broker, a=["x"], D=["x"])
+
+    assert tried == [names, names]
+
+
+def test_a_file_is_tried_while_others_settle(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = state_history.refusal
+    with ThreadPoolExecutor() as other:
+
+        def refusal(rows: pa.Table) -> str | None:
+            if rows["message_group"][0].as_py() == "a":
+                other.submit(settle, broker, "b", n=[1]).result(WITHIN_S)
+            return original(rows)
+
+        monkeypatch.setattr(state_history, "refusal", refusal)
+
+        settle(broker, moments=pa.array([[0]], pa.list_(pa.timestamp("s"))))
+
+    found = kept(broker)
+    assert found is not None
+    assert sorted(row["message_group"] for row in found) == ["a", "b"]
 
 
 def test_parts_of_columns_are_counted(broker: Broker) -> None:

@@ -151,6 +151,34 @@ def test_what_is_too_much_for_the_memory_goes_in_parts(
     assert parts == [2, 1, 2]
 
 
+def test_a_part_that_was_dispatched_is_not_again_when_the_disk_is_full_for_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"x" * 20_000  # small frames would be taken together
+    end = [store.commit(messages(message(2, 0, i, body=body))) for i in range(5)][-1]
+    store.room = True
+    parts: list[int] = []
+    original = store.database._fold.apply
+
+    def apply(rows: Iterable[Rows], end: int) -> None:
+        some = list(rows)
+        if not parts and len(some) > 2:
+            raise duckdb.OutOfMemoryException("could not allocate block of size 256.0 KiB")
+        if parts and not store.full:
+            raise duckdb.IOException("No space left on device")
+        parts.append(len(some))
+        original(some, end)
+
+    monkeypatch.setattr(store.database._fold, "apply", apply)
+
+    store.dispatcher.start()
+
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert len(store.full) == 1
+    assert parts == [2, 3]
+    assert store.count() == 5
+
+
 def test_waiting_has_an_end(store: Store) -> None:
     store.dispatcher.start()
 

@@ -1,12 +1,16 @@
 """Keyed state: the last row of a message group, typed as its consumer typed it."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, time
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.fold import Fold
+from rmq_pipeline.store.stretch import Rows
 from tests.store import rows
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import dispatch, events, hash_of, keyed, rows_of
@@ -150,6 +154,80 @@ def test_a_failed_transaction_leaves_the_state_as_it_was(database: Database) -> 
     dispatch(database, [added])
 
     assert state(database) == {"a": (1, None), "b": (2, 3)}
+
+
+def test_what_was_rolled_back_is_forgotten_though_nothing_can_be_asked(database: Database) -> None:
+    connection = database._root.cursor()
+    fold = Fold(connection)
+    connection.close()  # as where there is no memory for an answer
+
+    fold.forget()
+
+
+def test_a_table_whose_transaction_was_rolled_back_is_made_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = database._fold.apply
+    attempts: list[int] = []
+
+    def apply(rows: Iterable[Rows], end: int) -> None:
+        original(rows, end)
+        attempts.append(end)
+        if len(attempts) == 1:
+            raise duckdb.OutOfMemoryException("could not allocate block of size 256.0 KiB")
+
+    monkeypatch.setattr(database._fold, "apply", apply)
+
+    dispatch(database, [keyed([{"message_group": "a", "n": 1}], n=pa.int64())])
+
+    assert len(attempts) == 2
+    assert state(database) == {"a": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("of_type", "value"),
+    [(pa.string(), "x"), (pa.list_(pa.string()), ["x"]), (pa.struct([("a", pa.int8())]), {"a": 1})],
+)
+def test_a_column_without_values_changes_nothing_of_others(
+    database: Database, of_type: pa.DataType, value: object
+) -> None:
+    first = keyed([{"message_group": g, "v": value, "n": 1} for g in "ab"], v=of_type, n=pa.int8())
+    nothing = keyed([{"message_group": "b", "V": None, "n": 2}], V=pa.null(), n=pa.int8())
+
+    dispatch(database, [first])
+    dispatch(database, [nothing])
+
+    found = database.keyed_state(1, 2, hashes=None)
+    assert found is not None
+    assert found.schema.field("v").type == of_type
+    assert state(database) == {"a": (value, 1), "b": (None, 2)}
+
+
+def test_empty_lists_and_parts_without_values_change_nothing_of_others(database: Database) -> None:
+    part = pa.struct([("a", pa.string()), ("b", pa.int64())])
+    types = {"l": pa.list_(pa.string()), "s": part, "d": pa.list_(part)}
+    value = {"l": ["x"], "s": {"a": "y", "b": 1}, "d": [{"a": "z", "b": 2}]}
+    part = pa.struct([("a", pa.null()), ("b", pa.int64())])
+    without = {"l": pa.list_(pa.null()), "s": part, "d": pa.list_(part)}
+    nothing = {"l": [], "s": {"a": None, "b": 3}, "d": [{"a": None, "b": 4}]}
+    dispatch(database, [keyed([{"message_group": "a", **value}], **types)])
+
+    dispatch(database, [keyed([{"message_group": "b", **nothing}], **without)])
+
+    found = database.keyed_state(1, 2, hashes=None)
+    assert found is not None
+    assert found.schema.types[1:] == list(types.values())
+    assert state(database) == {"a": tuple(value.values()), "b": tuple(nothing.values())}
+
+
+def test_a_column_that_had_no_values_gets_the_type_of_its_first(database: Database) -> None:
+    dispatch(database, [keyed([{"message_group": "a", "v": None}], v=pa.null())])
+    before = state(database)
+
+    dispatch(database, [keyed([{"message_group": "b", "v": ["x"]}], v=pa.list_(pa.string()))])
+
+    assert before == {"a": (None,)}
+    assert state(database) == {"a": (None,), "b": (["x"],)}
 
 
 EURO, DOLLAR = pa.struct([("eur", pa.int64())]), pa.struct([("usd", pa.int64())])

@@ -6,7 +6,7 @@ tried in a database in memory and in a file in memory first.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -19,8 +19,9 @@ from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.message import hash64
+from rmq_pipeline.state_columns import folded
 from rmq_pipeline.store import state_history
-from rmq_pipeline.store.history_columns import newest
+from rmq_pipeline.store.history_columns import newest, telling
 from rmq_pipeline.store.keyed_state import Trial
 from rmq_pipeline.store.state_history import Owner
 from rmq_pipeline.tables import contiguous
@@ -31,13 +32,17 @@ from rmq_pipeline.tables import contiguous
 _COLUMNS_MAX: Final = 150
 #: Of DuckDB's memory, what a trial may take; dispatch does a little more than fold states in.
 _TRIAL_PART: Final = 0.75
-#: Owners, and sets of columns of each, that are known not to need another trial.
+#: Owners, and traits of the columns of each, that are known not to need another trial.
 _OWNERS_KEPT: Final = 1024
-_TRIED_KEPT: Final = 16
+_TRIED_KEPT: Final = 512
 #: How many columns are tried alone to find the one to blame.
 _BLAMED_MAX: Final = 64
 _GATES: Final[WeakKeyDictionary[Engine, "_Gate"]] = WeakKeyDictionary()
 _MAKING: Final = threading.Lock()
+_NONE: Final = pa.schema([])
+_Wide = frozenset[tuple[str, pa.DataType]]
+#: A column's folded name and its type, or which columns are wide together, as _traits has them.
+_Trait = tuple[str, pa.DataType] | tuple[_Wide, _Wide]
 
 
 def state_batch(
@@ -106,8 +111,10 @@ class _Known:
     """What an owner's table has, or will have with what is on its way through the log."""
 
     columns: pa.Schema
-    #: Columns of a settle, and of the table with them, that were tried; the newest at the end.
-    tried: list[tuple[pa.Schema, pa.Schema]] = field(default_factory=list)
+    #: The columns of the last settle: most have the same, and are not looked at again.
+    last: pa.Schema | None = None
+    #: What was tried, as _traits has it.
+    tried: set[_Trait] = field(default_factory=set)
 
 
 class _Gate:
@@ -124,13 +131,25 @@ class _Gate:
         Raises:
             TableSchemaError: with the column, where one alone is to blame.
         """
+        row = rows.slice(0, 1)
         with self._lock:
-            known = self._known.get(owner) or self._found(engine, owner)
-            if not known.tried or not known.tried[-1][0].equals(rows.schema):
-                self._check_columns(rows, known)
-            self._check_values(rows)
+            known = self._known_of(engine, owner)
+            is_seen = known.last is not None and known.last.equals(row.schema)
+            is_tried = is_seen or _traits(row, known.columns) <= known.tried
+        if not is_tried:
+            _check_file(row)
+        if not is_seen and self._refusal(engine, owner, row=row):
+            # Settles that were refused for another reason after this brought no columns.
+            engine.dispatched()
+            with self._lock:
+                self._known.pop(owner, None)
+            if why := self._refusal(engine, owner, row=row):
+                raise TableSchemaError(why)
+        self._check_values(rows)
 
-    def _found(self, engine: Engine, owner: Owner) -> _Known:
+    def _known_of(self, engine: Engine, owner: Owner) -> _Known:
+        if (known := self._known.get(owner)) is not None:
+            return known
         if len(self._known) >= _OWNERS_KEPT:
             self._known.clear()
         nobody = np.zeros(0, np.int64)
@@ -139,34 +158,33 @@ class _Gate:
             owner, _Known(pa.schema([]) if found is None else found.schema)
         )
 
-    def _check_columns(self, rows: pa.Table, known: _Known) -> None:
-        columns = pa.schema(list(newest(known.columns, rows.schema).values()))
-        own = state_columns.stored_columns(columns)
-        # A home in which there are more already goes on with these.
-        if own > max(_COLUMNS_MAX, state_columns.stored_columns(known.columns)):
-            raise TableSchemaError(
-                f"The state would have {own} columns, those of earlier settles and the parts of "
-                f"nested ones included, and may have {_COLUMNS_MAX}."
-            )
-        this = (rows.schema, columns)
-        others = [tried for tried in known.tried if tried != this]
-        if len(others) == len(known.tried):
-            self._try(rows.slice(0, 1), columns)
-        known.columns = columns
-        known.tried = [*others[1 - _TRIED_KEPT :], this]
+    def _refusal(self, engine: Engine, owner: Owner, *, row: pa.Table) -> str | None:
+        """Why a row's columns are too much beside those known; None: now they are known, too.
 
-    def _try(self, row: pa.Table, columns: pa.Schema) -> None:
-        why = self._refusal(row, columns)
-        if why is None:
-            return
-        names = [name for name in row.column_names if name not in state_columns.RESERVED]
-        for name in names[:_BLAMED_MAX]:
-            alone = row.select([*state_columns.RESERVED, name])
-            _refuse(name, self._refusal(alone, alone.schema))
-        raise TableSchemaError(f"The state has columns that cannot be kept together: {why}.")
+        Raises:
+            TableSchemaError: one column alone is to blame.
+        """
+        with self._lock:
+            known = self._known_of(engine, owner)
+            columns = pa.schema(list(newest(known.columns, row.schema).values()))
+            own = state_columns.stored_columns(columns)
+            # A home in which there are more already goes on with these.
+            if own > max(_COLUMNS_MAX, state_columns.stored_columns(known.columns)):
+                return (
+                    f"The state would have {own} columns, those of earlier settles and the parts "
+                    f"of nested ones included, and may have {_COLUMNS_MAX}."
+                )
+            untried = _traits(row, known.columns) - known.tried
+            if untried and (why := self._trial_refusal(row, known.columns)):
+                _blame(row, lambda alone: self._trial_refusal(alone, _NONE))
+                return f"The state has columns that cannot be kept together: {why}."
+            known.columns, known.last = columns, row.schema
+            known.tried = untried | (known.tried if len(known.tried) < _TRIED_KEPT else set())
+        return None
 
-    def _refusal(self, row: pa.Table, columns: pa.Schema) -> str | None:
-        return self._trial.refusal(row, known=columns) or state_history.refusal(row)
+    def _trial_refusal(self, row: pa.Table, known: pa.Schema) -> str | None:
+        columns = pa.schema(list(newest(known, row.schema).values()))
+        return self._trial.refusal(telling(row, newest(known)), known=columns)
 
     def _check_values(self, rows: pa.Table) -> None:
         """Look at values of types whose values do not all have a form in DuckDB and in Parquet."""
@@ -176,7 +194,9 @@ class _Gate:
             elif pa.types.is_nested(column.type):
                 moments = _holds(column.type, pa.types.is_timestamp)
                 if moments or _holds(column.type, pa.types.is_map):
-                    _refuse(column.name, self._trial.refusal_of_values(rows.select([column.name])))
+                    with self._lock:
+                        why = self._trial.refusal_of_values(rows.select([column.name]))
+                    _refuse(column.name, why)
                 if moments:
                     alone = rows.select([*state_columns.RESERVED, column.name])
                     _refuse(column.name, state_history.refusal(alone))
@@ -188,6 +208,46 @@ def _gate_of(engine: Engine) -> _Gate:
         if gate is None:
             gate = _GATES[engine] = _Gate(engine.settings.duckdb_memory_bytes)
         return gate
+
+
+def _traits(row: pa.Table, known: pa.Schema) -> set[_Trait]:
+    """What of a row's columns has to have been tried, beside columns that are known.
+
+    That is a type that a column has not now; and which columns are wide together, those of the row
+    and all: for others it does not matter much what is beside them.
+    """
+    before = newest(known)
+    told = telling(row, before).schema
+    own = {folded(one.name): one.type for one in told if one.name not in state_columns.RESERVED}
+    found: set[_Trait] = {
+        (name, of_type)
+        for name, of_type in own.items()
+        if name not in before or before[name].type != of_type
+    }
+    wide = _wide(own)
+    if wide or found:
+        of_all = {name: one.type for name, one in before.items()} | own
+        found.add((wide, _wide(of_all)))
+    return found
+
+
+def _wide(columns: Mapping[str, pa.DataType]) -> _Wide:
+    """Those whose memory depends on their type: DuckDB has room for 2048 lists of fixed size."""
+    is_one = pa.types.is_fixed_size_list
+    return frozenset(item for item in columns.items() if _holds(item[1], is_one))
+
+
+def _check_file(row: pa.Table) -> None:
+    if (why := state_history.refusal(row)) is not None:
+        _blame(row, state_history.refusal)
+        raise TableSchemaError(f"The state has columns that cannot be kept together: {why}.")
+
+
+def _blame(row: pa.Table, refusal: Callable[[pa.Table], str | None]) -> None:
+    """Refuse the first column that is refused alone, if there is one."""
+    names = [name for name in row.column_names if name not in state_columns.RESERVED]
+    for name in names[:_BLAMED_MAX]:
+        _refuse(name, refusal(row.select([*state_columns.RESERVED, name])))
 
 
 def _refuse(name: str, why: str | None) -> None:

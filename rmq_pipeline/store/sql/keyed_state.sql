@@ -115,6 +115,10 @@ DROP VIEW IF EXISTS main."{view}";
 -- In: {table}. Out: it is gone.
 DROP TABLE IF EXISTS "{table}";
 
+-- name: columns_of_state
+-- In: {table}. Out: no row; its columns are those of the table.
+SELECT * FROM "{table}" LIMIT 0;
+
 -- name: read_state
 -- In: {table}. Out: message_group and the consumer's own columns.
 SELECT * EXCLUDE (message_group_hash) FROM "{table}";
