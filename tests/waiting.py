@@ -8,13 +8,20 @@ from typing import Final
 #: How often another process is looked at: it tells nobody when it gets there.
 LOOK_S: Final = 0.005
 
+Told = str | Callable[[], str]
 
-def until(condition: Callable[[], object], *, within_s: float = 30.0, what: str = "") -> None:
-    """Wait until a condition holds; fail after ``within_s``, and say ``what`` did not come."""
+
+def until(condition: Callable[[], object], *, within_s: float = 30.0, what: Told = "") -> None:
+    """Wait until a condition holds; fail after ``within_s``, and say ``what`` did not come.
+
+    Args:
+        what: a text, or what gives one at that moment.
+    """
     give_up_at = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
         if time.monotonic() >= give_up_at:
-            missed = what or getattr(condition, "__qualname__", str(condition))
+            said = what if isinstance(what, str) else what()
+            missed = said or getattr(condition, "__qualname__", str(condition))
             raise AssertionError(f"not within {within_s:g} s: {missed}")
         pause.wait(LOOK_S)

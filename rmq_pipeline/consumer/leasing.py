@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from rmq_pipeline import schema
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.consumer.verbs import Verbs
@@ -48,9 +49,9 @@ class Leasing:
         Raises:
             QueueLockedError: somebody else has locked one of them meanwhile.
         """
-        for queue in queues:
-            if queue.unsure:
-                self._make_sure(subscription.topic, queue)
+        sure = [queue for queue in queues if self._is_sure(subscription.topic, queue)]
+        if not sure:
+            return schema.RECEIVED.empty_table()
         return self._verbs.receive(
             subscription.topic,
             self._group,
@@ -60,7 +61,7 @@ class Leasing:
             filter_type=subscription.filter_type,
             wait_ms=wait_ms,
             client_id=self._client_id,
-            queue_ids=[queue.queue.queue_id for queue in queues],
+            queue_ids=[queue.queue.queue_id for queue in sure],
         )
 
     def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
@@ -75,16 +76,35 @@ class Leasing:
             for queue in queues:
                 self._begin_anew(queue)
 
-    def _make_sure(self, topic: str, queue: ProcessQueue) -> None:
-        """Let all leases of a locked queue end: unlocking does that, and locking it again."""
-        only = [queue.queue.queue_id]
-        self._verbs.unlock_queues(self._group, topic, queue_ids=only, client_id=self._client_id)
-        locked = self._verbs.lock_queues(
-            self._group, topic, queue_ids=only, client_id=self._client_id
-        )
-        if locked != only:
+    def _is_sure(self, topic: str, queue: ProcessQueue) -> bool:
+        """Let all leases of an unsure queue end; False: it was dropped meanwhile."""
+        if not queue.unsure:
+            return True
+        with queue.relocking() as may:
+            if not may:
+                return False
+            locked = self._relock(topic, queue)
+            if queue.dropped:
+                # Whoever dropped it may have grown tired of waiting, and unlocked it before.
+                self._unlock(topic, queue)
+                return False
+        if not locked:
             # Of this queue only: the others are to be pulled all the same.
             error = QueueLockedError(f"{queue.queue.key} has another owner now.")
             error.queue_id = queue.queue.queue_id
             raise error
         queue.unsure = False
+        return True
+
+    def _relock(self, topic: str, queue: ProcessQueue) -> bool:
+        """Unlocking ends leases; whether the lock could be had again."""
+        self._unlock(topic, queue)
+        only = [queue.queue.queue_id]
+        return only == self._verbs.lock_queues(
+            self._group, topic, queue_ids=only, client_id=self._client_id
+        )
+
+    def _unlock(self, topic: str, queue: ProcessQueue) -> None:
+        self._verbs.unlock_queues(
+            self._group, topic, queue_ids=[queue.queue.queue_id], client_id=self._client_id
+        )

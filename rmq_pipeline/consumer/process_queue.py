@@ -1,7 +1,8 @@
 """What this client holds of one message queue: pulled, not yet settled (semantics §6.7)."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from heapq import heappop, heappush
 
 from rmq_pipeline.consumer.message_queue import MessageQueue
@@ -55,6 +56,8 @@ class ProcessQueue:
         self._consuming = False
         #: Whether what is with the listener only waits for it to commit: it is not called now.
         self._is_kept = False
+        #: Whether somebody gives its lock back and takes it anew: the lock is not to be let go then.
+        self._is_relocked = False
         #: Messages that are done with here, and whose outcome the broker does not know yet.
         self._unsettled = 0
 
@@ -72,8 +75,10 @@ class ProcessQueue:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing of it runs, and the broker knows of all that ran."""
-        return (not self._running or self._is_kept) and not self._unsettled and self.may_begin
+        """Whether nothing of it runs, the broker knows of all that ran, and nobody locks it."""
+        if self._is_relocked or self._unsettled:
+            return False
+        return (not self._running or self._is_kept) and self.may_begin
 
     @property
     def may_begin(self) -> bool:
@@ -81,6 +86,19 @@ class ProcessQueue:
         if self._before is not None and self._before.is_quiet:
             self._before = None
         return self._before is None
+
+    @contextmanager
+    def relocking(self) -> Iterator[bool]:
+        """While its lock is given back and taken anew it is not quiet; whether that may be done.
+
+        Of one that was dropped, the lock is on its way to others.
+        """
+        with self._lock:
+            self._is_relocked = may = not self.dropped
+        try:
+            yield may
+        finally:
+            self._is_relocked = False
 
     def put(self, messages: Sequence[ReceivedMessage]) -> bool:
         """Hold more; whether somebody must begin to ``take``, as nobody does.

@@ -52,7 +52,10 @@ class Heard:
 
     def wait(self, count: int) -> None:
         """Until so many messages were done."""
-        until(lambda: len(self.done) >= count, what=f"{count} messages done: {len(self.done)}")
+        until(
+            lambda: len(self.done) >= count,
+            what=lambda: f"{count} messages done: {len(self.done)} are",
+        )
 
 
 def consumer(verbs: Broker, group: str, *topics: str, **settings: Any) -> PushConsumer:

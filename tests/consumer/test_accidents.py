@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,9 @@ from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.consumer.verbs import Verbs
 from rmq_pipeline.errors import QueueLockedError, StorageError
+from tests.consumer.between import Between
 from tests.consumer.conftest import FAST, SMALL, bodies
+from tests.consumer.pieces import Gate
 from tests.waiting import until
 
 #: Orders of work, and of their groups.
@@ -168,23 +171,64 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
     until(lambda: not {t for t in set(threading.enumerate()) - before if "pull" in t.name})
 
 
-def test_only_the_queue_that_another_locked_meanwhile_is_let_be(broker: Broker) -> None:
+def leasing(verbs: object) -> Leasing:
+    """Of member "a", which waits for nothing."""
+    return Leasing(
+        cast(Verbs, verbs), "g", client_id="a", lease_ms=60_000, begin_anew=lambda _queue: None
+    )
+
+
+def owned(broker: Broker) -> list[ProcessQueue]:
+    """Both queues, which member "a" has locked; it is unsure of the second."""
     broker.create_group("g")
     broker.lock_queues("g", "t", queue_ids=[0, 1], client_id="a")
-    leasing = Leasing(
-        cast(Verbs, Snatching(broker)),
-        "g",
-        client_id="a",
-        lease_ms=60_000,
-        begin_anew=lambda _queue: None,
-    )
     queues = [ProcessQueue(MessageQueue("t", BROKER_NAME, n), now_ms=0) for n in (0, 1)]
     queues[1].unsure = True
+    return queues
+
+
+def test_only_the_queue_that_another_locked_meanwhile_is_let_be(broker: Broker) -> None:
+    queues = owned(broker)
 
     with pytest.raises(QueueLockedError) as refused:
-        leasing.pull(Subscription("t"), queues, limit=1, max_bytes=1, wait_ms=0)
+        leasing(Snatching(broker)).pull(Subscription("t"), queues, limit=1, max_bytes=1, wait_ms=0)
 
     assert refused.value.queue_id == 1
+
+
+def test_a_queue_that_is_dropped_while_it_is_locked_anew_does_not_stay_locked(
+    broker: Broker,
+) -> None:
+    _, queue = owned(broker)
+    broker.send("t", bodies(0, 9, message_group=group_of(broker, 1)))
+    between = Between(broker, only=("lock_queues",))
+    between.gate = gate = Gate()
+    with ThreadPoolExecutor() as threads:
+        pull = threads.submit(
+            leasing(between).pull, Subscription("t"), [queue], limit=1, max_bytes=1, wait_ms=0
+        )
+        assert gate.arrived.wait(30)
+
+        queue.drop()
+        was_quiet = queue.is_quiet
+        gate.open()
+
+        assert pull.result(30).num_rows == 0
+    assert not was_quiet
+    assert queue.is_quiet
+    assert broker.lock_queues("g", "t", queue_ids=[1], client_id="b") == [1]
+
+
+def test_a_queue_that_was_dropped_is_not_locked_anew(broker: Broker) -> None:
+    _, queue = owned(broker)
+    broker.send("t", bodies(0, 9, message_group=group_of(broker, 1)))
+    queue.drop()
+    broker.unlock_queues("g", "t", queue_ids=[1], client_id="a")
+
+    pulled = leasing(broker).pull(Subscription("t"), [queue], limit=1, max_bytes=1, wait_ms=0)
+
+    assert pulled.num_rows == 0
+    assert broker.lock_queues("g", "t", queue_ids=[1], client_id="b") == [1]
 
 
 class Snatching:

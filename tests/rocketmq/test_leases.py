@@ -8,7 +8,7 @@ import pytest
 
 from rmq_pipeline.rocketmq.clients import LIVE_MS
 from rmq_pipeline.rocketmq.leases import HELD_MAX_MS, LEASE_MS
-from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand
+from tests.rocketmq.consuming import EMPTY, OK, Consumer, Received, Stand
 from tests.waiting import until
 
 
@@ -28,6 +28,18 @@ def slow(stand: Stand) -> Consumer:
 @pytest.fixture
 def other(stand: Stand) -> Consumer:
     return stand.consumer("other")
+
+
+def received_later(stand: Stand, consumer: Consumer) -> Received:
+    """What a poll gets while time goes on: the broker ends leases after its last answer."""
+    poll = consumer.begin("t", "g")
+
+    def later() -> bool:
+        stand.clock.advance(1)
+        return poll.done()
+
+    until(later)
+    return poll.result(20)
 
 
 def test_a_slow_listener_that_lives_gets_no_duplicates(
@@ -50,7 +62,7 @@ def test_what_a_dead_client_had_comes_again(stand: Stand, slow: Consumer, other:
 
     stand.pass_time(LIVE_MS + 5_000)
 
-    assert other.receive("t", "g", renewed=True).attempts == [2]
+    assert received_later(stand, other).attempts == [2]
     assert slow.ack("t", "g", received.handles).status.code == 40013
 
 
@@ -59,17 +71,10 @@ def test_a_client_that_says_goodbye_gives_back_what_it_has(
 ) -> None:
     stand.send("t", b"1")
     slow.receive("t", "g", renewed=True)
-    poll = other.begin("t", "g")
 
     slow.terminate()
 
-    def later() -> bool:
-        stand.clock.advance(1)
-        return poll.done()
-
-    until(later)
-
-    assert poll.result(20).attempts == [2]
+    assert received_later(stand, other).attempts == [2]
 
 
 def test_a_client_that_goes_while_leases_are_renewed_keeps_none(
