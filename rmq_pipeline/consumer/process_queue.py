@@ -56,7 +56,7 @@ class ProcessQueue:
         self._consuming = False
         #: Whether what is with the listener only waits for it to commit: it is not called now.
         self._is_kept = False
-        #: Whether somebody gives its lock back and takes it anew: the lock is not to be let go then.
+        #: Whether somebody gives its lock back and takes it anew: it is not to be let go then.
         self._is_relocked = False
         #: Messages that are done with here, and whose outcome the broker does not know yet.
         self._unsettled = 0
