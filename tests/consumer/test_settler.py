@@ -15,7 +15,7 @@ from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage, messages_of
 from rmq_pipeline.consumer.settler import Part, Settler
-from rmq_pipeline.errors import ConsumerGroupNotFoundError, ForbiddenError
+from rmq_pipeline.errors import ConsumerGroupNotFoundError, ForbiddenError, ReceiptHandleError
 from tests.consumer.between import Between
 from tests.consumer.conftest import bodies
 from tests.consumer.pieces import Gate
@@ -279,8 +279,15 @@ def test_leases_are_renewed_while_messages_are_held(
     waits = setup.receive(1)[0]
     setup.queue.consume_again([waits])
 
+    def are_acked() -> bool:
+        try:
+            verbs.ack([lost.receipt_handle, waits.receipt_handle])
+        except ReceiptHandleError:  # they were renewed meanwhile
+            return False
+        return True
+
     until(lambda: done.receipt_handle != before[0])
-    verbs.ack([lost.receipt_handle, waits.receipt_handle])
+    until(are_acked)
     until(lambda: setup.queue.begin([waits]) == [])
     setup.settler.settle(Part([done]))
     setup.settled()
