@@ -1,6 +1,7 @@
 """Messages by lease: the broker knows who has them, and how often they were tried."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import pyarrow as pa
 
@@ -49,8 +50,9 @@ class Leasing:
         Raises:
             QueueLockedError: somebody else has locked one of them meanwhile.
         """
-        sure = [queue for queue in queues if self._is_sure(subscription.topic, queue)]
-        if not sure:
+        self._make_sure(subscription.topic, [queue for queue in queues if queue.unsure])
+        ids = [queue.queue.queue_id for queue in queues if not (queue.dropped or queue.unsure)]
+        if not ids:
             return schema.RECEIVED.empty_table()
         return self._verbs.receive(
             subscription.topic,
@@ -61,7 +63,7 @@ class Leasing:
             filter_type=subscription.filter_type,
             wait_ms=wait_ms,
             client_id=self._client_id,
-            queue_ids=[queue.queue.queue_id for queue in sure],
+            queue_ids=ids,
         )
 
     def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
@@ -76,35 +78,33 @@ class Leasing:
             for queue in queues:
                 self._begin_anew(queue)
 
-    def _is_sure(self, topic: str, queue: ProcessQueue) -> bool:
-        """Let all leases of an unsure queue end; False: it was dropped meanwhile."""
-        if not queue.unsure:
-            return True
-        with queue.relocking() as may:
-            if not may:
-                return False
-            locked = self._relock(topic, queue)
-            if queue.dropped:
-                # Whoever dropped it may have grown tired of waiting, and unlocked it before.
-                self._unlock(topic, queue)
-                return False
-        if not locked:
+    def _make_sure(self, topic: str, queues: Sequence[ProcessQueue]) -> None:
+        """Let all leases of locked queues end: unlocking does that, and locking them again."""
+        with ExitStack() as relocked:
+            ours = [queue for queue in queues if relocked.enter_context(queue.relocking())]
+            if not ours:
+                return
+            self._unlock(topic, ours)
+            locked = self._verbs.lock_queues(
+                self._group, topic, queue_ids=_ids(ours), client_id=self._client_id
+            )
+            # Whoever dropped one may have grown tired of waiting, and unlocked it before.
+            self._unlock(topic, [queue for queue in ours if queue.dropped])
+        for queue in ours:
+            queue.unsure = queue.queue.queue_id not in locked
+        theirs = [queue for queue in ours if queue.unsure and not queue.dropped]
+        if theirs:
             # Of this queue only: the others are to be pulled all the same.
-            error = QueueLockedError(f"{queue.queue.key} has another owner now.")
-            error.queue_id = queue.queue.queue_id
+            error = QueueLockedError(f"{theirs[0].queue.key} has another owner now.")
+            error.queue_id = theirs[0].queue.queue_id
             raise error
-        queue.unsure = False
-        return True
 
-    def _relock(self, topic: str, queue: ProcessQueue) -> bool:
-        """Unlocking ends leases; whether the lock could be had again."""
-        self._unlock(topic, queue)
-        only = [queue.queue.queue_id]
-        return only == self._verbs.lock_queues(
-            self._group, topic, queue_ids=only, client_id=self._client_id
-        )
+    def _unlock(self, topic: str, queues: Sequence[ProcessQueue]) -> None:
+        if queues:
+            self._verbs.unlock_queues(
+                self._group, topic, queue_ids=_ids(queues), client_id=self._client_id
+            )
 
-    def _unlock(self, topic: str, queue: ProcessQueue) -> None:
-        self._verbs.unlock_queues(
-            self._group, topic, queue_ids=[queue.queue.queue_id], client_id=self._client_id
-        )
+
+def _ids(queues: Sequence[ProcessQueue]) -> list[int]:
+    return [queue.queue.queue_id for queue in queues]

@@ -61,8 +61,6 @@ class OwnedQueues:
         self._dropped: dict[MessageQueue, ProcessQueue] = {}
         #: Whose place others took while something of them was with a listener: its leases go on.
         self._left: list[ProcessQueue] = []
-        #: Queues that were taken before: a pull of then may still wait at the broker.
-        self._taken: set[MessageQueue] = set()
 
     def of_topic(self, topic: str) -> list[ProcessQueue]:
         """What is owned of a topic now, by queue_id."""
@@ -88,8 +86,9 @@ class OwnedQueues:
         with self._lock:
             before = self._owned.get(queue) or self._dropped.get(queue)
         held = self._new(queue, before)
-        held.unsure = self._ordered and queue in self._taken
-        self._taken.add(queue)
+        # A pull of before may still wait at the broker, and one of this name may have leased
+        # messages in another process: who has the lock keeps the leases of its name.
+        held.unsure = self._ordered
         if self._places is not None:
             self._places.begin(held)
         with self._lock:

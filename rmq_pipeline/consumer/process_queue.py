@@ -76,16 +76,18 @@ class ProcessQueue:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing of it runs, the broker knows of all that ran, and nobody locks it."""
-        if self._is_relocked or self._unsettled:
-            return False
-        return (not self._running or self._is_kept) and self.may_begin
+        with self._lock:  # what ends moves from the one to the other
+            runs = bool(self._running) and not self._is_kept
+            is_busy = runs or self._is_relocked or self._unsettled > 0
+        return not is_busy and self.may_begin
 
     @property
     def may_begin(self) -> bool:
         """Whether nothing is left of what held the queue before."""
-        if self._before is not None and self._before.is_quiet:
-            self._before = None
-        return self._before is None
+        before = self._before  # another thread may see at the same time that it is quiet
+        if before is not None and before.is_quiet:
+            self._before = before = None
+        return before is None
 
     @contextmanager
     def relocking(self) -> Iterator[bool]:
@@ -133,7 +135,8 @@ class ProcessQueue:
 
     def keep(self) -> None:
         """A call has ended without a commit: what it was given comes again, if none follows."""
-        self._is_kept = True
+        with self._lock:
+            self._is_kept = True
 
     def begin(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
         """Those of these that still wait, now with the listener."""
@@ -210,9 +213,10 @@ class ProcessQueue:
 
     def held(self) -> list[ReceivedMessage]:
         """Everything that is held, in order; and what still runs of what held the queue before."""
-        before = self._before.held() if self._before is not None else []
+        before = self._before
+        earlier = before.held() if before is not None else []
         with self._lock:
-            held = [*before, *self._waiting.values(), *self._running.values()]
+            held = [*earlier, *self._waiting.values(), *self._running.values()]
         return sorted(held, key=lambda message: message.queue_offset)
 
     def drop(self) -> list[ReceivedMessage]:

@@ -2,16 +2,30 @@
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from rmq_pipeline.consumer.message_queue import MessageQueue, by_topic
 from rmq_pipeline.consumer.verbs import MembershipVerbs
+from rmq_pipeline.errors import BusyError, RocketMQError
 
 #: For how long a lock holds at the broker.
 LOCK_MS: Final = 60_000
 RENEW_S: Final = 20.0
 #: The first renewal is early: a lock taken at the end of a slow call gets its full time soon.
 FIRST_RENEW_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Renewed:
+    """What became of locks that were to be renewed."""
+
+    #: Queues that others have.
+    lost: list[MessageQueue] = field(default_factory=list)
+    #: Locked again, but others may have had them meanwhile.
+    doubtful: list[MessageQueue] = field(default_factory=list)
+    #: Why some were not: their locks are as they were.
+    refusal: RocketMQError | None = None
 
 
 class QueueLocks:
@@ -66,21 +80,27 @@ class QueueLocks:
         self._since.update(dict.fromkeys(got, asked_at))
         return got
 
-    def renew(
-        self, queues: Iterable[MessageQueue]
-    ) -> tuple[list[MessageQueue], list[MessageQueue]]:
-        """Lock queues again; those that were lost, and those that others may have had meanwhile."""
-        lost, doubtful = [], []
+    def renew(self, queues: Iterable[MessageQueue]) -> Renewed:
+        """Lock queues again."""
+        renewed = Renewed()
         for of_topic in by_topic(queues).values():
-            before, asked_at = self._since.copy(), self._now_s()
-            got = set(self.acquire(of_topic))
+            before = self._since.copy()
+            try:
+                got = set(self.acquire(of_topic))
+            except RocketMQError as error:
+                renewed.refusal = error
+                if isinstance(error, BusyError):
+                    break  # one call after the other would wait for a broker that is away
+                continue
+            # The broker may have come to it as late as now, and others may have been faster.
+            heard_at = self._now_s()
             for queue in of_topic:
                 if queue not in got:
                     self.forget(queue)
-                    lost.append(queue)
-                elif (asked_at - before.get(queue, asked_at)) * 1000 >= self._lock_ms:
-                    doubtful.append(queue)
-        return lost, doubtful
+                    renewed.lost.append(queue)
+                elif (heard_at - before.get(queue, heard_at)) * 1000 >= self._lock_ms:
+                    renewed.doubtful.append(queue)
+        return renewed
 
     def release(self, queue: MessageQueue) -> None:
         """Unlock a queue for others."""

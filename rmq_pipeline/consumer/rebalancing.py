@@ -265,8 +265,7 @@ class Rebalancer:
                 self._begin_to_drop(queue)
         self._hand_over()
         new = [q for q in share if q not in self._owned and q not in self._dropping]
-        for queue in new if self._locks is None else self._locks.acquire(new):
-            self._take(queue)
+        self._take_all(new if self._locks is None else self._locks.acquire(new))
         mine = sorted(queue for queue in self._owned if queue.topic == topic)
         if self._shares.get(topic) != (queues, mine):
             self._shares[topic] = (queues, mine)
@@ -291,6 +290,21 @@ class Rebalancer:
         if not members:
             return []
         return self._strategy(self._client_id, queues=queues, client_ids=members)
+
+    def _take_all(self, queues: Iterable[MessageQueue]) -> None:
+        """Begin with queues that are locked; one that cannot be begun with keeps none from it."""
+        left, failure = list(queues), None
+        try:
+            while left and not isinstance(failure, BusyError):
+                try:
+                    self._take(left.pop(0))
+                except RocketMQError as error:
+                    failure = error
+        finally:
+            for queue in left:  # they may be others' before they are offered again
+                self._unlock(queue)
+        if failure is not None:
+            raise failure
 
     def _take(self, queue: MessageQueue) -> None:
         resets = self._membership.members.resets.get((queue.topic, queue.queue_id), 0)
@@ -342,19 +356,18 @@ class Rebalancer:
             log.info("%s stays locked for up to a minute: %s", queue.key, error)
 
     def _renew(self, locks: QueueLocks) -> None:
-        try:
-            lost, doubtful = locks.renew(self._owned.copy())
-        except RocketMQError as error:
-            log.info("locks are not renewed: %s", error)
-            self._renew_at = time.monotonic() + self._pace.unbalanced_s
-            return
-        self._renew_at = time.monotonic() + self._pace.renew_s
-        for queue in lost:
+        renewed = locks.renew(self._owned.copy())
+        pause_s = self._pace.renew_s
+        if renewed.refusal is not None:
+            log.info("locks are not renewed: %s", renewed.refusal)
+            pause_s = min(pause_s, self._pace.unbalanced_s)
+        self._renew_at = time.monotonic() + pause_s
+        for queue in renewed.lost:
             log.warning("%s was locked by another member", queue.key)
             self._begin_to_drop(queue)
-        for queue in doubtful:
+        for queue in renewed.doubtful:
             self._owned[queue] = -1
-        if lost:
+        if renewed.lost:
             self.rebalance_soon()
 
     def _unknown_resets(self) -> list[tuple[MessageQueue, int]]:

@@ -114,10 +114,10 @@ def test_what_comes_while_a_queue_is_dropped_is_given_back() -> None:
     assert settled.given_back == [4, 5]
 
 
-def test_an_ordered_queue_that_comes_back_is_unsure_of_what_was_leased() -> None:
+def test_an_ordered_queue_is_unsure_of_what_was_leased_before() -> None:
     queues = owned(Settled(), ordered=True)
     (first,) = queues.of_topic(QUEUE.topic)
-    assert not first.unsure
+    assert first.unsure
     assert queues.drop(QUEUE)
 
     queues.take(QUEUE)

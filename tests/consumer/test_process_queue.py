@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
-from tests.consumer.pieces import held_queue, received
+from rmq_pipeline.consumer.process_queue import ProcessQueue
+from tests.consumer.pieces import QUEUE, held_queue, received
+from tests.waiting import until
 
 
 def test_messages_are_held_with_their_number_bytes_and_span() -> None:
@@ -143,6 +146,41 @@ def test_a_dropped_queue_is_quiet_once_the_broker_knows_of_what_ran() -> None:
     quiet.append(queue.is_quiet)
     assert quiet == [False, False, True]
     assert told.is_set()
+
+
+class Torn(ProcessQueue):
+    """A call ends while somebody looks whether the queue is quiet."""
+
+    ends: Callable[[], None] = staticmethod(lambda: None)
+    _number = 0
+
+    @property
+    def _unsettled(self) -> int:
+        number = self._number
+        self.ends()
+        return number
+
+    @_unsettled.setter
+    def _unsettled(self, number: int) -> None:
+        self._number = number
+
+
+def test_a_queue_is_not_quiet_while_what_ran_becomes_unsettled() -> None:
+    queue = Torn(QUEUE, now_ms=0)
+    queue.put(received(queue, [1]))
+    running = queue.take(1)
+    queue.drop()
+
+    def end() -> None:
+        del queue.ends
+        ended = threading.Thread(target=queue.remove, args=[running], kwargs={"unsettled": True})
+        ended.start()
+        ended.join(0.2)  # it may have to wait until the look is over
+
+    queue.ends = end
+    assert not queue.is_quiet
+    until(lambda: queue._unsettled == 1)
+    assert not queue.is_quiet
 
 
 def test_what_takes_its_place_begins_when_it_is_quiet() -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.consumer.message_queue import MessageQueue, queues_of
-from rmq_pipeline.consumer.queue_locks import QueueLocks
+from rmq_pipeline.consumer.queue_locks import QueueLocks, Renewed
+from rmq_pipeline.errors import BusyError, ForbiddenError, RocketMQError
 from tests.consumer.conftest import SMALL, bodies
 
 QUEUES = queues_of("orders", 3)
@@ -65,7 +67,7 @@ def test_a_renewed_lock_holds_on(desk: Desk) -> None:
     desk.one.acquire(QUEUES)
     for _ in range(6):
         desk.advance(20)
-        assert desk.one.renew(QUEUES) == ([], [])
+        assert desk.one.renew(QUEUES) == Renewed()
         assert all(map(desk.one.is_live, QUEUES))
 
     assert desk.other.acquire(QUEUES) == []
@@ -76,11 +78,74 @@ def test_a_lock_that_others_have_is_lost(desk: Desk) -> None:
     desk.advance(61)
     desk.other.acquire(QUEUES[1:2])
 
-    lost, doubtful = desk.one.renew(QUEUES)
+    renewed = desk.one.renew(QUEUES)
 
-    assert lost == QUEUES[1:2]
-    assert doubtful == [QUEUES[0], QUEUES[2]], "others may have had them for a while"
+    assert renewed.lost == QUEUES[1:2]
+    assert renewed.doubtful == [QUEUES[0], QUEUES[2]], "others may have had them for a while"
     assert not desk.one.is_locked(QUEUES[1])
+
+
+def test_a_renewal_that_reached_the_broker_late_leaves_doubts(desk: Desk) -> None:
+    slow = Slow(desk)
+    late = QueueLocks(
+        cast(Any, slow), group="readers", client_id="late", now_s=lambda: desk.clock.now_ms() / 1000
+    )
+    late.acquire(QUEUES)
+    desk.advance(45)
+    slow.takes_s = 20
+
+    assert late.renew(QUEUES) == Renewed(doubtful=QUEUES)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "renewed"), [(ForbiddenError("no"), "ac"), (BusyError("away"), "a")]
+)
+def test_a_topic_that_is_refused_keeps_no_other_from_being_renewed(
+    desk: Desk, refusal: RocketMQError, renewed: str
+) -> None:
+    for topic in "abc":
+        desk.broker.create_topic(topic, queues=1)
+    slow = Slow(desk)
+    locks = QueueLocks(
+        cast(Any, slow), group="readers", client_id="one", now_s=lambda: desk.clock.now_ms() / 1000
+    )
+    queues = [MessageQueue(topic, "rmq", 0) for topic in "abc"]
+    for queue in queues:
+        locks.acquire([queue])
+    slow.refusals["b"] = refusal
+    desk.advance(20)
+
+    assert locks.renew(queues) == Renewed(refusal=refusal)
+
+    desk.advance(10)
+    assert "".join(queue.topic for queue in queues if locks.is_live(queue)) == renewed
+
+
+def test_what_was_lost_is_told_although_another_topic_is_refused(desk: Desk) -> None:
+    slow = Slow(desk)
+    locks = QueueLocks(cast(Any, slow), group="readers", client_id="one")
+    desk.broker.create_topic("parcels", queues=1)
+    parcel = MessageQueue("parcels", "rmq", 0)
+    locks.acquire([parcel])
+    desk.other.acquire(QUEUES)
+    slow.refusals["parcels"] = BusyError("away")
+
+    assert locks.renew([QUEUES[0], parcel]).lost == QUEUES[:1]
+
+
+class Slow:
+    """A broker that takes its time to lock queues, and refuses some topics."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.takes_s = 0
+        self.refusals: dict[str, RocketMQError] = {}
+        self._desk = desk
+
+    def lock_queues(self, group: str, topic: str, **how: Any) -> list[int]:
+        if topic in self.refusals:
+            raise self.refusals[topic]
+        self._desk.advance(self.takes_s)
+        return self._desk.broker.lock_queues(group, topic, **how)
 
 
 def test_a_released_queue_is_for_others_at_once(desk: Desk) -> None:
