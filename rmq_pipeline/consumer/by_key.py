@@ -150,16 +150,20 @@ class ByKey:
     def _step(self, line: Line) -> bool:
         """One batch of a key; whether there is more to do of it now."""
         pause_ms: int | None = None
-        try:
-            messages, queue = self._take(line)
-            if queue is not None and not self._holds(queue.queue):
-                pause_ms = UNLOCKED_MS
-                self._put_back(line, messages)
-            elif queue is not None and (begun := queue.begin(messages)):
+        messages, queue = self._take(line)
+        if queue is not None and not self._holds(queue.queue):
+            pause_ms = UNLOCKED_MS
+            self._put_back(line, messages)
+        elif queue is not None and (begun := queue.begin(messages)):
+            try:
                 pause_ms = self._consume(line, begun, queue=queue)
-        finally:
-            goes_on = self._end(line, pause_ms)
-        return goes_on
+            except BaseException:
+                log.exception("the end of a call failed: a key of %s pauses", queue.queue.topic)
+                # Or nobody would ever look at the key again. Those that are done are not begun.
+                queue.consume_again(begun)
+                self._put_back(line, begun)
+                pause_ms = self._suspend_ms
+        return self._end(line, pause_ms)
 
     def _take(self, line: Line) -> tuple[list[ReceivedMessage], ProcessQueue | None]:
         """The next messages of a key, all of one queue."""

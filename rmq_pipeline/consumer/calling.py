@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rmq_pipeline.consumer.hooks import Call, Hooks, Status
-from rmq_pipeline.consumer.listener import Context, Listener, Result, checked
+from rmq_pipeline.consumer.listener import Context, Listener, Result, checked, shown
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.text import said_by
 
@@ -94,9 +94,9 @@ class Calling:
             return Answer(self._failed, Status.EXCEPTION, took_ms, error)
         try:
             result = Result(said) if said is not None else None
-        except ValueError:
+        except Exception:  # noqa: BLE001 - it is compared, which may raise anything
             error = TypeError(
-                f"the listener returned {said!r}: return one of {', '.join(Result)}, or None"
+                f"the listener returned {shown(said)}: return one of {', '.join(Result)}, or None"
             )
             return Answer(self._failed, Status.EXCEPTION, took_ms, error)
         if result is None:

@@ -88,15 +88,14 @@ class Fetcher:
 
     def _fetch_once(self) -> None:
         topic = self._subscription.topic
-        wanted = self._reading.wanted(topic)
+        with self._reading.changed:  # or what changes between look and wait would wake nobody
+            wanted = self._reading.wanted(topic)
+            if not wanted and not self._closed.is_set():
+                # Whether a queue is held changes without a word.
+                self._reading.changed.wait(self._wait_ms / 1000)
         if wanted:
             held_back = self._reading.is_held_back(topic)
             self._fetch(wanted, wait_ms=HELD_BACK_MS if held_back else self._wait_ms)
-            return
-        with self._reading.changed:
-            if not self._closed.is_set():
-                # Whether a queue is held changes without a word.
-                self._reading.changed.wait(self._wait_ms / 1000)
 
     def _fetch(self, wanted: dict[int, int], *, wait_ms: int) -> None:
         began = time.perf_counter()

@@ -81,5 +81,5 @@ class Hooks:
 def _tell(hook: Callable[[Call], None], call: Call) -> None:
     try:
         hook(call)
-    except Exception:
+    except BaseException:  # even sys.exit: the queue of the call has to go on
         log.exception("hook %r of group %s failed", hook, call.group)

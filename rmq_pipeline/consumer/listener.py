@@ -78,10 +78,26 @@ def checked(context: Context) -> TypeError | None:
     wrong: TypeError | None = None
     for field in fields(context):
         said = getattr(context, field.name)
-        if field.name in _NUMBERS and said != field.default and not isinstance(said, int):
-            wrong = TypeError(f"the listener set {field.name} to {said!r}: set a whole number")
+        if field.name in _NUMBERS and not _is_number(said, field.default):
+            wrong = TypeError(f"the listener set {field.name} to {shown(said)}: set a whole number")
             setattr(context, field.name, field.default)
     return wrong
+
+
+def _is_number(said: object, default: object) -> bool:
+    """Whether it is a whole number, or what it was before."""
+    try:
+        return isinstance(said, int) or bool(said == default)
+    except Exception:  # noqa: BLE001 - anybody's object may refuse to be compared
+        return False
+
+
+def shown(said: object) -> str:
+    """How an error shows what a listener said."""
+    try:
+        return repr(said)
+    except Exception:  # noqa: BLE001 - the repr() of anybody's object may raise anything
+        return f"a thing of type {type(said).__name__}"
 
 
 def done_of(result: Result, *, ack_index: int, count: int) -> int:

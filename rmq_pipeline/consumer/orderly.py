@@ -85,7 +85,18 @@ class Orderly:
             if not messages:
                 self._settling.hurry()
                 return
-            suspended_ms = self._consume(queue, messages)
+            try:
+                suspended_ms = self._consume(queue, messages)
+            except BaseException:
+                place = queue.queue
+                log.exception(
+                    "the end of a call failed: queue %d of %s is suspended",
+                    place.queue_id,
+                    place.topic,
+                )
+                # Or nobody would ever look at the queue again.
+                queue.consume_again(messages)
+                suspended_ms = self._suspend_ms
             queue.keep()
             if suspended_ms is not None:
                 self._later(queue, suspended_ms)

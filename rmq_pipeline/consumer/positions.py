@@ -46,6 +46,16 @@ class Position:
         """Of all that was fetched and not given out."""
         return self._bytes
 
+    @property
+    def is_left(self) -> bool:
+        """Whether it is on its way to another member, and nothing of it is worked on here."""
+        return self.is_dropping and self.done == self.at
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether all that was given out is done with, and committed."""
+        return self.done == self.at == self.known.offset
+
     def has_room(self, thresholds: Thresholds) -> bool:
         """Whether more is to be fetched."""
         return (

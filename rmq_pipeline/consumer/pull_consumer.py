@@ -1,8 +1,9 @@
 """A consumer that asks for messages when it wants them, and says itself how far it is."""
 
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from rmq_pipeline.consumer.membership import new_client_id, steady_client_id
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, queues_of
 from rmq_pipeline.consumer.offset_file import OffsetFile
 from rmq_pipeline.consumer.polled import one_by_one
-from rmq_pipeline.consumer.reading import Reading
+from rmq_pipeline.consumer.reading import Asked, Reading
 from rmq_pipeline.consumer.rebalancing import Model, Pace, QueueListener, Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.statistics import Statistics
@@ -103,6 +104,7 @@ class PullConsumer:
             describe=partial(described, model=model, statistics=self._statistics),
         )
         self._rebalancer: Rebalancer | None = None
+        self._subscribing = threading.Lock()
         self._listeners: dict[str, QueueListener] = {}
         self._listened: dict[str, list[MessageQueue]] = {}
         self._fetchers: dict[str, Fetcher] = {}
@@ -122,18 +124,21 @@ class PullConsumer:
             TopicNotFoundError: create the topic first; so with the consumer group.
         """
         self._check_open()
-        if self._is_assigned:
-            raise ConsumerUsageError("Queues are assigned to this consumer: it cannot subscribe.")
         subscription = Subscription(topic, filter, filter_type)
-        with self._reading.subscribing(subscription):
-            if self._rebalancer is not None:
-                self._rebalancer.subscribe(topic)
-            else:
-                rebalancer = self._rebalancing(topic)
-                self._reading.holds = rebalancer.holds
-                rebalancer.start()
-                self._rebalancer = rebalancer
-        self._fetch(subscription)
+        with self._subscribing:
+            if self._is_assigned:
+                raise ConsumerUsageError(
+                    "Queues are assigned to this consumer: it cannot subscribe."
+                )
+            with self._reading.subscribing(subscription):
+                if self._rebalancer is not None:
+                    self._rebalancer.subscribe(topic)
+                else:
+                    rebalancer = self._rebalancing(topic)
+                    self._reading.holds = rebalancer.holds
+                    rebalancer.start()
+                    self._rebalancer = rebalancer
+            self._fetch(subscription)
         return self
 
     def assign(
@@ -271,9 +276,7 @@ class PullConsumer:
 
     # --------------------------------------------------------------------------------- committing
 
-    def commit(
-        self, offsets: Mapping[MessageQueue, int] | Iterable[MessageQueue] | None = None
-    ) -> dict[MessageQueue, int]:
+    def commit(self, offsets: Asked = None) -> dict[MessageQueue, int]:
         """Commit all that polls have given, or that of some queues, or these offsets.
 
         Returns:
@@ -282,14 +285,11 @@ class PullConsumer:
 
         Raises:
             IllegalOffsetError: an offset lies behind the end of its queue.
-            QueueLockedError, BusyError: another member has one of the queues, or may have it.
+            QueueLockedError, BusyError: another member has one of the queues, or may have it. One
+                that had to be let go while it was worked on is read no more then.
         """
         self._check_open()
-        if offsets is None or not isinstance(offsets, Mapping):
-            queues = self._reading.queues() if offsets is None else list(offsets)
-            offsets = {queue: self._reading.position(queue) for queue in queues}
-        self._reading.set_done(offsets)
-        return self._reading.commit(offsets)
+        return self._reading.commit_given(offsets)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The committed offset; None when the group has none of the queue."""

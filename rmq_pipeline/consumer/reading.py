@@ -25,6 +25,9 @@ from rmq_pipeline.pulled import Pulled
 
 log = logging.getLogger(__name__)
 
+#: To be committed: up to these offsets, or all that was given out of some queues, or of all queues.
+Asked = Mapping[MessageQueue, int] | Iterable[MessageQueue] | None
+
 
 class Reading:
     """The queues of a pull consumer, for any number of threads; it owns them for a Rebalancer."""
@@ -187,10 +190,9 @@ class Reading:
     def settle(self) -> None:
         """All that was given out is done with."""
         with self.changed:
-            for queue, position in list(self._positions.items()):
+            for position in self._positions.values():
                 position.settle()
-                if position.is_dropping and not self.holds(queue):
-                    del self._positions[queue]  # it had to be let go before
+            self._forget_let_go(list(self._positions))
 
     def forgo(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """What was given out and is not done with is for others: it comes again."""
@@ -277,21 +279,30 @@ class Reading:
 
     # ----------------------------------------------------------------------------------- committing
 
-    def set_done(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """All before these offsets is done with."""
-        with self.changed:
-            for position, offset in [(self._of(queue), at) for queue, at in offsets.items()]:
-                position.done = offset
-
     def commit(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
         """Commit what is done with, and go where others have put the group; the offsets then.
 
         Raises:
             BusyError: queues may have gone to another member; what could be committed was.
         """
+        return self._commit(lambda: self._unfinished() if queues is None else list(queues))
+
+    def commit_given(self, asked: Asked = None) -> dict[MessageQueue, int]:
+        """The same, as all that was given out is done with, or that of some, or up to offsets."""
+
+        def count_as_done() -> list[MessageQueue]:
+            queues = self._unfinished() if asked is None else list(asked)
+            told = asked if isinstance(asked, Mapping) else {}
+            for position in [self._of(queue) for queue in queues]:
+                position.done = told.get(position.queue, position.at)
+            return queues
+
+        return self._commit(count_as_done)
+
+    def _commit(self, choose: Callable[[], list[MessageQueue]]) -> dict[MessageQueue, int]:
         with self._committing:
-            with self.changed:
-                chosen = list(self._positions if queues is None else queues)
+            with self.changed:  # all at once: meanwhile queues come and go
+                chosen = choose()
                 moves = {q: (self._of(q).known, self._of(q).done) for q in chosen if self.holds(q)}
             found: dict[MessageQueue, int] = {}
             failure: RocketMQError | None = None
@@ -308,9 +319,11 @@ class Reading:
                     found[queue] = self._was_moved(queue, before._replace(offset=offset))
         if failure is not None:
             raise failure
-        if doubted := [queue.key for queue in chosen if queue not in moves]:
+        if doubted := [queue for queue in chosen if queue not in moves]:
+            self._forget_let_go(doubted)
+            keys = ", ".join(queue.key for queue in doubted)
             raise BusyError(
-                f"Nothing is committed of {', '.join(doubted)}: the lock of it was not renewed in"
+                f"Nothing is committed of {keys}: the lock of it was not renewed in"
                 " time, and another member may have it. What is not committed comes again there."
             )
         return found
@@ -334,6 +347,19 @@ class Reading:
         with self.changed:
             self._positions.clear()
         self._kept.close()
+
+    def _unfinished(self) -> list[MessageQueue]:
+        """All but those that only wait to change hands: others may have them at any moment."""
+        finished = {q for q, at in self._positions.items() if at.is_left and at.is_committed}
+        self._forget_let_go(finished)
+        return [queue for queue in self._positions if queue not in finished]
+
+    def _forget_let_go(self, queues: Iterable[MessageQueue]) -> None:
+        """Read no more what had to go to others while it was worked on, once that is over."""
+        with self.changed:
+            for position in [self._positions[q] for q in queues if q in self._positions]:
+                if position.is_left and not self.holds(position.queue):
+                    del self._positions[position.queue]
 
     def _has_committed(self, queue: MessageQueue, place: Place) -> None:
         with self.changed:

@@ -78,8 +78,7 @@ class Workers:
         with self._lock:
             self.stuck = sum(since < long_ago for since in list(self._since.values()))
             missing = min(self._most, self.threads + self.stuck) - len(self._alive)
-            closing = self._closing
-        for _ in range(0 if closing else missing):
+        for _ in range(missing):
             self._start()
 
     def close(self, timeout_s: float) -> bool:
@@ -101,8 +100,10 @@ class Workers:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         with self._lock:
-            self._alive.add(thread)
-        thread.start()
+            # ``close`` has counted those that are to end, and waits for them.
+            if not self._closing:
+                self._alive.add(thread)
+                thread.start()
 
     def _run(self) -> None:
         own: Final = threading.current_thread()

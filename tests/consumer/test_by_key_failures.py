@@ -44,6 +44,29 @@ def test_a_failed_batch_is_tried_again_in_place_after_a_pause(setups: list[Setup
     assert setup.statistics.totals("flights").failed == 1
 
 
+def test_a_call_whose_end_is_not_understood_is_a_failure_and_the_key_goes_on(
+    setups: list[Setup], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup(lambda *_: "success", batch=2)
+    setups.append(setup)
+    count = setup.statistics.consumed
+
+    def fail(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(setup.statistics, "consumed", count)
+        raise RuntimeError("once")
+
+    monkeypatch.setattr(setup.statistics, "consumed", fail)
+    setup.arrive("aaa")
+
+    assert setup.suspended_ms() == 1000
+    setup.clock.advance(1000)
+    setup.ended()
+
+    assert setup.of("a") == [[0, 1], [0, 1], [2]]
+    assert setup.settled.offsets("ack") == [0, 1, 2]
+    assert "a key of flights pauses" in caplog.text
+
+
 def test_a_listener_may_say_how_long_its_key_pauses(setups: list[Setup]) -> None:
     def fail(_messages: Any, context: Any) -> str:
         context.suspend_ms = 70

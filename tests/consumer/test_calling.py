@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,17 +10,38 @@ import pytest
 
 from rmq_pipeline.consumer.calling import Answer, Calling
 from rmq_pipeline.consumer.hooks import Call, Hook, Hooks, Status
-from rmq_pipeline.consumer.listener import ConcurrentContext, Result
+from rmq_pipeline.consumer.listener import ALL, ConcurrentContext, Result
 from tests.consumer.pieces import QUEUE, Work, held_queue, received
 
 CONTEXT = ConcurrentContext(QUEUE)
 
 
-def call(listener: Work, *hooks: Hook, timeout_ms: int = 60_000, n: int = 1) -> Answer:
+def call(
+    listener: Work,
+    *hooks: Hook,
+    timeout_ms: int = 60_000,
+    n: int = 1,
+    context: ConcurrentContext = CONTEXT,
+) -> Answer:
     calling = Calling(
         listener, group="g", hooks=Hooks(hooks), failed=Result.LATER, timeout_ms=timeout_ms
     )
-    return calling(received(held_queue(), range(7, 7 + n)), CONTEXT)
+    return calling(received(held_queue(), range(7, 7 + n)), context)
+
+
+class Odd:
+    """Like a table: whether it is equal to something, it cannot say; nor what it is."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a table is ambiguous")
+
+    def __repr__(self) -> str:
+        raise OSError("the table is closed")
 
 
 class Seen:
@@ -38,11 +60,14 @@ class Seen:
 class Broken:
     """A hook that fails."""
 
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
     def before(self, call: Call) -> None:
-        raise RuntimeError(f"before {call.group}")
+        raise self._error(f"before {call.group}")
 
     def after(self, call: Call) -> None:
-        raise RuntimeError(f"after {call.group}")
+        raise self._error(f"after {call.group}")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +111,29 @@ def test_something_else_is_a_failure_that_says_what_may_be_returned() -> None:
 
     assert (answer.result, answer.status) == (Result.LATER, Status.EXCEPTION)
     assert "the listener returned True: return one of success, reconsume_later" in answer.reason
+
+
+def test_something_that_cannot_be_compared_is_a_failure_like_any_other() -> None:
+    answer = call(lambda *_: Odd())
+
+    assert (answer.result, answer.status) == (Result.LATER, Status.EXCEPTION)
+    assert "the listener returned a thing of type Odd: return one of success" in answer.reason
+
+
+def test_a_setting_that_cannot_be_compared_is_a_failure_and_taken_back() -> None:
+    context = ConcurrentContext(QUEUE)
+
+    def listener(_messages: Any, context: Any) -> str:
+        context.ack_index = Odd()
+        return "success"
+
+    answer = call(listener, context=context)
+
+    assert (answer.result, answer.status) == (Result.LATER, Status.EXCEPTION)
+    assert answer.reason == (
+        "the listener set ack_index to a thing of type Odd: set a whole number"
+    )
+    assert context.ack_index == ALL
 
 
 def test_a_call_that_takes_too_long_is_timed_out_whatever_it_says() -> None:
@@ -134,12 +182,13 @@ def test_hooks_hear_of_exceptions() -> None:
     assert isinstance(seen.calls[1].error, ValueError)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError])
 def test_a_hook_that_raises_is_logged_and_stops_nothing(
-    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = Seen()
 
-    answer = call(lambda *_: "success", Broken(), seen)
+    answer = call(lambda *_: "success", Broken(error), seen)
 
     assert answer.status is Status.SUCCESS
     assert len(seen.calls) == 2

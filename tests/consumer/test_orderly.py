@@ -185,6 +185,35 @@ def test_with_auto_commit_commit_and_rollback_are_success_and_a_warning(
     assert f"{result} for queue 0 of flights is for listeners without auto_commit" in caplog.text
 
 
+class Neither:
+    """Is not true, and not false."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither")
+
+
+def test_a_call_whose_end_is_not_understood_is_a_failure_and_the_queue_goes_on(
+    setups: list[Setup], caplog: pytest.LogCaptureFixture
+) -> None:
+    undecided: list[Any] = [Neither()]
+
+    def listener(_messages: Any, context: Any) -> str:
+        context.auto_commit = undecided.pop() if undecided else True
+        return "success"
+
+    setup = Setup(listener)
+    setups.append(setup)
+    setup.arrive(1, 2)
+
+    assert setup.suspended_ms() == 1000
+    setup.clock.advance(1000)
+    setup.ended()
+
+    assert setup.calls == [[1], [1], [2]]
+    assert setup.settled.offsets("ack") == [1, 2]
+    assert "queue 0 of flights is suspended" in caplog.text
+
+
 def by_hand(results: list[str]) -> Work:
     """A listener without auto_commit."""
     left = iter(results)

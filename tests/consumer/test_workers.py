@@ -101,6 +101,26 @@ def test_a_turn_that_fails_takes_no_worker_along(
     assert "a turn of test failed" in caplog.text
 
 
+def test_no_thread_that_is_to_make_up_for_another_begins_once_it_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(1, most=2, stuck_after_ms=0, name="test")
+    gate = Gate()
+    workers.submit(gate.pass_through)
+    assert gate.arrived.wait(30)
+    start = workers._start
+
+    def close_first() -> None:
+        assert not workers.close(0)
+        start()
+
+    monkeypatch.setattr(workers, "_start", close_first)
+    workers.look()
+    gate.open()
+
+    until(lambda: workers.alive == 0, within_s=5, what="each thread is told to end")
+
+
 def test_closing_waits_for_what_runs_and_begins_nothing_more() -> None:
     workers = Workers(1, most=1, stuck_after_ms=1000, name="test")
     gate, later = Gate(), threading.Event()
