@@ -4,6 +4,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -312,7 +313,8 @@ class Engine:
             if self.failure is None:
                 self.dispatched()
         finally:
-            self.dispatcher.stop()
-            self.log.close()
-            self.database.close()
-            self.home.close()
+            with ExitStack() as last:  # the home is let go whatever becomes of the others
+                last.callback(self.home.close)
+                last.callback(self.database.close)
+                last.callback(self.log.close)
+                last.callback(self.dispatcher.stop)

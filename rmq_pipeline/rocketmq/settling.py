@@ -1,6 +1,7 @@
 """What consumers say of deliveries: done, later, or hopeless."""
 
 import asyncio
+import logging
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,8 @@ from rmq_pipeline.rocketmq.protocol import (
 )
 from rmq_pipeline.rocketmq.receiving import duration_ms
 from rmq_pipeline.rocketmq.status import OK, status_of
+
+log = logging.getLogger(__name__)
 
 #: A push consumer that has failed and names a shorter delay than this has misread its settings:
 #: the group's own delays hold.
@@ -110,14 +113,21 @@ class Settling:
         return client is not None and client.type in _PUSH
 
     async def forward(self, request: ForwardMessageToDeadLetterQueueRequest, caller: Caller) -> Any:
-        """What a client has tried often enough; it goes on with the rest of what it has."""
+        """What a client has tried often enough; it goes on with the rest of what it has.
+
+        Asked again it is done, too, and so is what has ended otherwise: clients ask until they are
+        told so, and consume nothing of the rest before.
+        """
         if self._row(request.receipt_handle, request, caller=caller) is None:
             raise _ended()
         engine, run = self._context.engine, self._context.bridge.run
         attempts = f"{request.delivery_attempt} of {request.max_delivery_attempts}"
         reason = f"failed in the client, attempt {attempts}"
         handles = [request.receipt_handle]
-        await run(forward, engine, handles, reason=reason, keep_behind=True)
+        try:
+            await run(forward, engine, handles, reason=reason, keep_behind=True)
+        except ReceiptHandleError as error:
+            log.info("forwarded too late, or again, by %s: %s", caller.client_id, error)
         self._context.leases.settled(caller.client_id, request.receipt_handle)
         return ForwardMessageToDeadLetterQueueResponse(status=OK)
 

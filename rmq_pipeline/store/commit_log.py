@@ -255,7 +255,8 @@ class CommitLog:
                     self._files[-1].sync()
                 except OSError as error:
                     raise self._break("Syncing the commit log", error) from error
-                self.synced = end
+                # With commits that sync themselves, more was written meanwhile.
+                self.synced = max(self.synced, end)
 
     def read(self, position: int) -> Section:
         """The section at a position, checked against its CRC.

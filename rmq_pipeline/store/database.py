@@ -28,6 +28,7 @@ from rmq_pipeline.store import (
 )
 from rmq_pipeline.store.checkpoint import checkpoint
 from rmq_pipeline.store.consume_queue import IndexPage
+from rmq_pipeline.store.exporter import Exporter
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
@@ -63,9 +64,7 @@ class Database:
         self._idle: list[duckdb.DuckDBPyConnection] = []
         self._prepare()
         share = memory_bytes // 4
-        self._exporter = root.cursor()
-        self._exporter.execute(named("limit_operators", size=f"'{share}B'"))
-        self._exporting = threading.Lock()
+        self._exporter = Exporter(root.cursor(), operator_bytes=share)
         self._queries = QueryRunner(
             [root.cursor() for _ in range(_QUERIES)],
             operator_bytes=share,
@@ -303,11 +302,13 @@ class Database:
         self._insist("Checkpoint", lambda: checkpoint(take, self._queries))
 
     def close(self) -> None:
-        """Stop queries and let go of the file. Again: nothing happens."""
+        """Stop queries and exports, and let go of the file. Again: nothing happens."""
         self._queries.close()
+        self._exporter.close()
         with self._lock:
-            for cursor in (*self._idle, self._exporter, self._writer, self._root):
-                cursor.close()
+            for cursor in (*self._idle, self._writer, self._root):
+                with suppress(duckdb.Error):  # one that is still at work keeps the others open
+                    cursor.close()
             self._idle.clear()
 
     def _prepare(self) -> None:
@@ -382,8 +383,7 @@ class Database:
 
     def _export(self, write: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
         """Write a file, with no more memory than a query."""
-        with self._exporting:
-            return self._insist("Exporting", lambda: write(self._exporter))
+        return self._insist("Exporting", lambda: self._exporter.run(write))
 
     def _roll_back(self) -> None:
         # A transaction that DuckDB has ended itself has nothing to roll back, and a database that

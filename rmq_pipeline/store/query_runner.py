@@ -17,8 +17,12 @@ from rmq_pipeline.store.statements import named
 #: The answer of a query is held in memory, outside of DuckDB's limit.
 RESULT_BYTES: Final = 256 * MIB
 _BATCH_ROWS: Final = 65_536
-#: How long an interrupted query is waited for.
+#: How long an interrupted query is waited for, and when it is interrupted again: DuckDB forgets
+#: what comes between two statements.
 _STOP_S: Final = 5.0
+_AGAIN_S: Final = 0.05
+#: An interruption that came late may meet the end of a transaction.
+_TRIES: Final = 3
 
 
 class QueryRunner:
@@ -56,10 +60,12 @@ class QueryRunner:
             cursor = self._free.get(timeout=timeout_s)
         except queue.Empty:
             raise QueryError(f"Other queries left it no turn within {timeout_s:g} s.") from None
-        timer = threading.Timer(max(0.0, give_up_at - time.monotonic()), cursor.interrupt)
-        timer.daemon = True
-        timer.start()
+        ended = threading.Event()
+        limit = threading.Thread(
+            target=_interrupt, args=(cursor, ended, give_up_at), name="rmq-query-limit", daemon=True
+        )
         try:
+            limit.start()
             return self._answer(cursor, sql)
         except duckdb.InterruptException as error:
             if time.monotonic() >= give_up_at:
@@ -72,10 +78,10 @@ class QueryRunner:
                 raise QueryError("The query needs more memory than a query gets.") from error
             raise QueryError(str(error)) from error
         finally:
-            timer.cancel()
-            timer.join()  # it must not interrupt the next query of this connection
-            with suppress(duckdb.Error):  # the query may not have come as far as to begin one
-                cursor.rollback()
+            ended.set()
+            if limit.ident is not None:
+                limit.join()  # it must not interrupt the next query of this connection
+            _roll_back(cursor)
             self._free.put(cursor)
 
     def stop(self) -> None:
@@ -99,10 +105,12 @@ class QueryRunner:
 
     def close(self) -> None:
         """Interrupt what runs and let go of the connections. Again: nothing happens."""
-        cursors, self._cursors = self._cursors, ()
-        for cursor in cursors:
-            cursor.interrupt()
-            cursor.close()
+        taken = [self._take_interrupted() for _ in self._cursors]
+        self._cursors = ()
+        for cursor in taken:
+            if cursor is not None:  # a query that nothing ends keeps its own
+                cursor.close()
+                self._free.put(cursor)  # who waits for a turn is told
 
     def _answer(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
         statements = cursor.extract_statements(sql)
@@ -129,12 +137,31 @@ class QueryRunner:
             return self._take_interrupted()
 
     def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
-        for cursor in self._cursors:
-            cursor.interrupt()
-        try:
-            return self._free.get(timeout=_STOP_S)
-        except queue.Empty:
-            return None
+        give_up_at = time.monotonic() + _STOP_S
+        while True:
+            for cursor in self._cursors:
+                cursor.interrupt()
+            try:
+                return self._free.get(timeout=_AGAIN_S)
+            except queue.Empty:
+                if time.monotonic() >= give_up_at:
+                    return None
+
+
+def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, at_s: float) -> None:
+    """Interrupt a query from a moment on until it has ended."""
+    pause_s = max(0.0, at_s - time.monotonic())
+    while not ended.wait(pause_s):
+        cursor.interrupt()
+        pause_s = _AGAIN_S
+
+
+def _roll_back(cursor: duckdb.DuckDBPyConnection) -> None:
+    """End the transaction of a query, which may not have come as far as to begin one."""
+    for _ in range(_TRIES):
+        with suppress(duckdb.Error):
+            cursor.rollback()
+            return
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:

@@ -2,9 +2,10 @@
 
 import threading
 
+import duckdb
 import pytest
 
-from rmq_pipeline.errors import QueryError
+from rmq_pipeline.errors import QueryError, StorageError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store import query_runner
 from rmq_pipeline.store.database import Database
@@ -40,6 +41,69 @@ def test_long_query_is_stopped(database: Database) -> None:
         database.query(ENDLESS, timeout_s=0.2)
 
     assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_a_limit_that_is_over_before_the_query_begins_holds(database: Database) -> None:
+    with pytest.raises(QueryError, match="did not end within 0 s"):
+        database.query(ENDLESS, timeout_s=0)
+
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_a_query_that_has_no_thread_for_its_limit_keeps_no_turn(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Refused)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new thread"):
+                database.query("SELECT 1", timeout_s=30)
+
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_what_runs_and_what_waits_is_ended_when_the_database_closes(
+    database: Database, eventually: Eventually
+) -> None:
+    running = [run_in_thread(database, ENDLESS) for _ in range(2)]
+    eventually(database._queries._free.empty)
+    running.append(run_in_thread(database, "SELECT 1"))
+
+    database.close()
+
+    for thread, said in running:
+        thread.join(30)
+        assert len(said) == 1
+    database.close()
+
+
+def test_a_file_that_is_exported_is_ended_when_the_database_closes(
+    database: Database, eventually: Eventually
+) -> None:
+    begun, said = threading.Event(), []
+
+    def write(cursor: duckdb.DuckDBPyConnection) -> None:
+        begun.set()
+        cursor.execute(ENDLESS)
+
+    def export() -> None:
+        try:
+            database._export(write)
+        except StorageError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    eventually(begun.is_set)
+
+    database.close()
+    thread.join(30)
+
+    assert len(said) == 1
 
 
 def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,9 @@ def plan(engine: Engine, *, topic: str | None, limit_bytes: int) -> list[Merger]
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
-    wanted = [engine.state.topic(topic)] if topic is not None else engine.state.topics.values()
+    wanted = (
+        [engine.state.topic(topic)] if topic is not None else list(engine.state.topics.values())
+    )
     found: list[Merger] = []
     left = limit_bytes
     segments = segments_of(engine)

@@ -55,7 +55,7 @@ def expire(
     report = dict.fromkeys(_COUNTS, 0)
     now_ms = engine.clock.now_ms()
     engine.submit(_Fence(window))
-    for topic in [each.topic for each in engine.state.topics.values()]:
+    for topic in [each.topic for each in list(engine.state.topics.values())]:
         with segments.changing:
             old = overdue(engine, topic, now_ms=now_ms)
             if old:
@@ -112,7 +112,7 @@ def bury(engine: Engine) -> int:
     """Delete replaced and expired files whose grace is over; how many there were."""
     segments, now_ms = engine.segments, engine.clock.now_ms()
     grace_ms, buried = engine.settings.replaced_grace_ms, 0
-    for topic in [each.topic for each in engine.state.topics.values()]:
+    for topic in [each.topic for each in list(engine.state.topics.values())]:
         with segments.changing:
             names = manifest.bury(
                 segments.root,

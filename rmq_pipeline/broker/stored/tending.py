@@ -55,7 +55,7 @@ def _look(engine: Engine, now_ms: int) -> Outlook:
     version = segments.version
     mergers = compaction.plan(engine, topic=None, limit_bytes=limits.COMPACT_SPARK_BYTES)
     moments = []
-    for topic in [each.topic for each in engine.state.topics.values()]:
+    for topic in [each.topic for each in list(engine.state.topics.values())]:
         moments.append(retention.next_overdue_ms(engine, topic, now_ms=now_ms))
         replaced = manifest.read(segments.root, topic_folder(topic.name, topic.topic_id)).replaced
         moments += [each["at_ms"] + engine.settings.replaced_grace_ms for each in replaced[:1]]
