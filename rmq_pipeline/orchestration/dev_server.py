@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Final, Self
 
+import dagster as dg
 import psutil
 
 from rmq_pipeline.errors import HomeLockedError, OperatorError
@@ -29,6 +30,12 @@ SESSION: Final = "RMQ_DAGSTER_SESSION"
 CODE_SERVER_THREADS: Final = 32
 RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
+#: Runs of these states have a process of the code server; others are the daemon's to start.
+_AT_THE_CODE_SERVER: Final = (
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
 
 
 class DagsterStartError(OperatorError):
@@ -256,10 +263,20 @@ class DevServer:
                 code = child.poll()
                 if code is None:
                     continue
-                LOG.warning("restarting", extra={"child": name, "exit_code": code})
-                self._signal(name, signal.SIGKILL)
-                self.restarts += 1
-                self._spawn(name)
+                try:
+                    self._begin_anew(name, code)
+                except (OSError, RuntimeError):
+                    # Too many processes or open files, say, or a full disk: the next turn may have
+                    # better luck, and nobody else would notice a dead child.
+                    LOG.warning("a child is not begun anew", extra={"child": name}, exc_info=True)
+
+    def _begin_anew(self, name: str, code: int) -> None:
+        LOG.warning("restarting", extra={"child": name, "exit_code": code})
+        self._signal(name, signal.SIGKILL)
+        if name == "code_server":
+            _report_lost_runs(self.dagster_home)
+        self._spawn(name)
+        self.restarts += 1
 
     def _end_runs(self) -> None:
         end = time.monotonic() + RUNS_END_S
@@ -312,3 +329,26 @@ def _kill_session(home: str) -> None:
             if process.pid != os.getpid() and process.environ().get(SESSION) == home:
                 LOG.warning("ending a process left over", extra={"pid": process.pid})
                 process.kill()
+
+
+def _report_lost_runs(home: Path) -> None:
+    """Report the runs of a code server as failed that died, and whose processes are gone.
+
+    They were its children, and nobody else would notice: they would hold their slots for as long
+    as a run may take. Whatever goes wrong here, the code server is begun anew.
+    """
+    try:
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            for run in instance.get_runs(dg.RunsFilter(statuses=_AT_THE_CODE_SERVER)):
+                _report_lost(instance, run)
+    except Exception:
+        # Settings, tables, disk: each comes as another class.
+        LOG.warning("runs of a dead code server cannot be reported", exc_info=True)
+
+
+def _report_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    try:
+        instance.report_run_failed(run, "The code server died, and the process of this run with it")
+    except Exception:
+        # Each run has a file of its own for its events: the next may do better.
+        LOG.warning("a run cannot be reported", extra={"run_id": run.run_id}, exc_info=True)

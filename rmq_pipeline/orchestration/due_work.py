@@ -92,6 +92,11 @@ class Memory:
         return f"{name}/{self.serial}"
 
 
+def none_to_come(_name: str) -> bool:
+    """No kind of window has a run that is to come."""
+    return False
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A window to request; ``name`` is that of the job and of the tag that limits it."""
@@ -109,6 +114,7 @@ def wanted_upkeep(
     *,
     memory: Memory,
     busy_for_ms: int = BUSY_FOR_MS,
+    is_to_come: Callable[[str], bool] = none_to_come,
 ) -> list[Wanted]:
     """At most one window a job.
 
@@ -117,6 +123,8 @@ def wanted_upkeep(
         jobs: kinds of work.
         memory: changed to what the sensor is to remember.
         busy_for_ms: windows follow each other while work was due within this time.
+        is_to_come: whether a run of that name will open its window yet; only asked when one is
+            wanted. Then none is requested, and none remembered as such.
     """
     now_ms = int(due["now_ms"])
     wanted = []
@@ -132,6 +140,8 @@ def wanted_upkeep(
         if not reason or asked.is_waiting(now_ms):
             continue
         if window and not _hands_over(window, job, since_ms=asked.seen_at_ms, now_ms=now_ms):
+            continue
+        if is_to_come(name):
             continue
         epoch = asked.epoch if window else 0
         asked.ask(now_ms)
@@ -157,7 +167,13 @@ def _due_reason(facts: Mapping[str, Any], *, ahead_ms: int, now_ms: int) -> str:
 
 
 def wanted_consumer(
-    due: Mapping[str, Any], *, group: str, topic: str, memory: Memory, orphans: Callable[[], int]
+    due: Mapping[str, Any],
+    *,
+    group: str,
+    topic: str,
+    memory: Memory,
+    orphans: Callable[[], int],
+    is_to_come: Callable[[str], bool] = none_to_come,
 ) -> Wanted | None:
     """The window of a consumer group, when its topic has messages for it and none is open.
 
@@ -167,6 +183,7 @@ def wanted_consumer(
         topic: the one it reads.
         memory: changed to what the sensor is to remember.
         orphans: asks how many messages a window that is gone holds; only asked when it matters.
+        is_to_come: as for ``wanted_upkeep``.
     """
     now_ms = int(due["now_ms"])
     facts, asked = due["groups"][group], memory.of(group)
@@ -177,10 +194,11 @@ def wanted_consumer(
     reason = _consumer_reason(reads, now_ms)
     if not reason and reads.get("unsettled") and (held := orphans()):
         reason = f"{held} messages held by a window that is gone"
-    if not reason:
+    name = identifier(group)
+    if not reason or is_to_come(name):
         return None
     asked.ask(now_ms)
-    return Wanted(identifier(group), memory.next_key(group, now_ms), reason)
+    return Wanted(name, memory.next_key(group, now_ms), reason)
 
 
 def _consumer_reason(facts: Mapping[str, Any], now_ms: int) -> str:

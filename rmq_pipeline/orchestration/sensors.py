@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import dagster as dg
@@ -28,13 +29,13 @@ POLL_S: Final = 4.0
 POLL_INTERVAL_S: Final = 0.25
 #: A sensor does not wait for a broker that is away.
 CONNECT_RETRY_S: Final = 0.0
-#: Runs of these states will open their window yet,
-_TO_COME: Final = (
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-)
-#: and so may one that started within this time.
+#: A run waits in the queue for as long as others have its slot, and is started then,
+_QUEUED: Final = (dg.DagsterRunStatus.QUEUED,)
+#: but one whose starter has died stays in these states until Dagster gives it up after minutes.
+_COMING_UP: Final = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
+COMES_UP_WITHIN_S: Final = 60.0
+#: One that started opens its window within this time.
+_STARTED: Final = (dg.DagsterRunStatus.STARTED,)
 STARTS_WITHIN_S: Final = 30.0
 
 Target = dg.JobDefinition | Any
@@ -70,7 +71,13 @@ def due_work_sensor(
     )
     def due_work(context: dg.SensorEvaluationContext, broker: BrokerResource) -> dg.SensorResult:
         def look(client: Client, memory: Memory) -> list[Wanted]:
-            return wanted_upkeep(client.due(), jobs, memory=memory, busy_for_ms=busy_for_ms)
+            return wanted_upkeep(
+                client.due(),
+                jobs,
+                memory=memory,
+                busy_for_ms=busy_for_ms,
+                is_to_come=partial(_is_to_come, context.instance),
+            )
 
         return _poll(context, broker, look=look, request=request, poll_s=poll_s)
 
@@ -112,6 +119,7 @@ def consumer_sensor(
                 topic=group.topic.name,
                 memory=memory,
                 orphans=lambda: held(client),
+                is_to_come=partial(_is_to_come, context.instance),
             )
             return [wanted] if wanted else []
 
@@ -143,9 +151,7 @@ def _poll(
         with broker.client(retry_s=CONNECT_RETRY_S) as client:
             while True:
                 memory = Memory.load(context.cursor)
-                wanted = [
-                    each for each in look(client, memory) if not _is_to_come(context, each.name)
-                ]
+                wanted = look(client, memory)
                 if wanted or time.monotonic() >= end:
                     break
                 threading.Event().wait(POLL_INTERVAL_S)
@@ -157,9 +163,20 @@ def _poll(
     return dg.SensorResult(run_requests=[request(each) for each in wanted], cursor=memory.dump())
 
 
-def _is_to_come(context: dg.SensorEvaluationContext, name: str) -> bool:
-    tags = {WINDOW_TAG: name}
-    lately = datetime.now(UTC) - timedelta(seconds=STARTS_WITHIN_S)
-    waiting = dg.RunsFilter(tags=tags, statuses=_TO_COME)
-    started = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.STARTED], updated_after=lately)
-    return any(context.instance.get_runs_count(runs) for runs in (waiting, started))
+def _is_to_come(instance: dg.DagsterInstance, name: str) -> bool:
+    """Whether a run will open a window of this name yet.
+
+    One that is given up here may come up all the same: then one of two yields its window.
+    """
+    now = datetime.now(UTC)
+
+    def there_are(statuses: Sequence[dg.DagsterRunStatus], within_s: float | None = None) -> bool:
+        lately = None if within_s is None else now - timedelta(seconds=within_s)
+        runs = dg.RunsFilter(tags={WINDOW_TAG: name}, statuses=statuses, updated_after=lately)
+        return instance.get_runs_count(runs) > 0
+
+    return (
+        there_are(_QUEUED)
+        or there_are(_COMING_UP, COMES_UP_WITHIN_S)
+        or there_are(_STARTED, STARTS_WITHIN_S)
+    )
