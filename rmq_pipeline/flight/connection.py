@@ -75,12 +75,12 @@ class Connection:
         """Disconnect; calls without an answer are ended."""
         self._closed.set()
         with self._lock:
-            client, self._client = self._client, None
+            # It is not closed: another thread may just begin a call, and would take the process
+            # down with it. It goes with the last call, and disconnects then.
+            self._client = None
             running = list(self._running)
         for reader in running:
             reader.cancel()
-        if client is not None:
-            client.close()
 
     def _once(self, request: wire.Request, pieces: list[wire.Piece]) -> Any:
         client, token = self._connected()

@@ -6,17 +6,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 from typing_extensions import override
 
-from rmq_pipeline import errors, limits
+from rmq_pipeline import errors, limits, receipt
 from rmq_pipeline.access import Access, Principal
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.user import OWNER
+from rmq_pipeline.broker.settling.each import GiveBack
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.handshake import Handshake, Headers, authorization_of
@@ -27,6 +29,15 @@ log = logging.getLogger(__name__)
 
 #: How long a long poll may wait before it looks whether its caller is still there.
 SLICE_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is written to a caller: pieces of a table, or what stands for another value."""
+
+    content: bytes | Iterable[wire.Piece]
+    #: schema.RECEIVED that its caller does not have before all is written.
+    leased: pa.Table | None = None
 
 
 class FlightServer(flight.FlightServerBase):
@@ -47,6 +58,7 @@ class FlightServer(flight.FlightServerBase):
 
         Args:
             broker: has the verbs of ``wire.VERBS`` as methods; they are called from many threads.
+                And its ``engine``, where it leases.
             address: host:port; port 0 picks a free one.
             token: a call that carries another token is refused; one that carries it is its owner's.
             clock: the broker's, for the slices of a long poll.
@@ -104,11 +116,22 @@ class FlightServer(flight.FlightServerBase):
         except errors.RocketMQError as error:
             writer.write_metadata(pa.py_buffer(wire.error_answer(error)))
             return
-        if isinstance(answer, bytes):
-            writer.write_metadata(pa.py_buffer(answer))
-            return
-        for name, piece in answer:
-            writer.write_with_metadata(piece, pa.py_buffer(name.encode()))
+        is_sent = False
+        try:
+            _write(answer.content, writer)
+            # A caller reads to the end, which comes after this: who cancelled does not have it.
+            is_sent = answer.leased is None or not context.is_cancelled()
+        finally:
+            if answer.leased is not None and not is_sent:
+                self._take_back(answer.leased)
+
+    def _take_back(self, leased: pa.Table) -> None:
+        """Give back, uncounted, what its caller has not been given after all."""
+        receipts = receipt.decode(leased.column("receipt_handle"))
+        try:
+            self._broker.engine.submit(GiveBack(receipts))
+        except errors.RocketMQError as error:
+            log.warning("What was leased to a caller that has gone stays leased: %s", error)
 
     def _answer(
         self,
@@ -116,7 +139,7 @@ class FlightServer(flight.FlightServerBase):
         command: bytes,
         *,
         reader: flight.MetadataRecordBatchReader,
-    ) -> bytes | list[wire.Piece]:
+    ) -> _Answer:
         # All input is read before anything is answered: a client that still writes would see a
         # broken stream instead of the answer.
         pieces = wire.read_pieces(reader)
@@ -134,9 +157,9 @@ class FlightServer(flight.FlightServerBase):
         result = self._call(verb, args, caller=caller, context=context)
         if isinstance(result, Pulled):
             result = result.to_table()
-        if isinstance(result, pa.Table):
-            return list(wire.pack(wire.ANSWER, result))
-        return wire.value_answer(result)
+        if not isinstance(result, pa.Table):
+            return _Answer(wire.value_answer(result))
+        return _Answer(wire.pack(wire.ANSWER, result), leased=_leased(verb, args, result=result))
 
     def _caller(self, token: str | None, context: flight.ServerCallContext) -> Principal | None:
         """Who calls; None: somebody, and everybody may do everything.
@@ -198,7 +221,7 @@ class FlightServer(flight.FlightServerBase):
     def _poll(
         self, verb: wire.Verb, args: dict[str, Any], *, is_cancelled: Callable[[], bool]
     ) -> object:
-        """Wait in slices, so that no message is leased to a caller that has gone."""
+        """Wait in slices, so that a caller that has gone is noticed before its time is up."""
         until_ms = self._clock.now_ms() + args["wait_ms"]
         method: Callable[..., object] = getattr(self._broker, verb.name)
         while True:
@@ -228,6 +251,23 @@ class FlightServer(flight.FlightServerBase):
                 return errors.RequestError(f"{name}: {unbound}.")
         log.error("%s failed", name, exc_info=error)
         return errors.RocketMQError(f"{name} failed: {type(error).__name__}: {error}.")
+
+
+def _write(content: bytes | Iterable[wire.Piece], writer: flight.MetadataRecordBatchWriter) -> None:
+    if isinstance(content, bytes):
+        writer.write_metadata(pa.py_buffer(content))
+        return
+    for name, piece in content:
+        writer.write_with_metadata(piece, pa.py_buffer(name.encode()))
+
+
+def _leased(verb: wire.Verb, args: dict[str, Any], *, result: pa.Table) -> pa.Table | None:
+    """What is leased to nobody where this answer gets lost.
+
+    An attempt with an id may be made again, and is given the same messages then.
+    """
+    is_lease = verb.name == "receive" and result.num_rows and not args.get("attempt_id")
+    return result if is_lease else None
 
 
 def _following(result: object, args: dict[str, Any]) -> dict[str, Any] | None:

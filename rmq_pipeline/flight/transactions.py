@@ -3,15 +3,25 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import BusyError, FencedError, RocketMQError
+from rmq_pipeline.errors import (
+    BusyError,
+    FencedError,
+    RocketMQError,
+    StorageError,
+    StoreFullError,
+    UnauthorizedError,
+)
 from rmq_pipeline.flight.calls import Calls, Window
 from rmq_pipeline.transaction import COMMIT, ROLLBACK
 
 log = logging.getLogger(__name__)
+
+#: What would be said of every part of a request, too: it is no single transaction's fault.
+_OF_THE_WHOLE: Final = (BusyError, FencedError, StorageError, StoreFullError, UnauthorizedError)
 
 
 class Transactions(Calls):
@@ -127,7 +137,8 @@ class Transactions(Calls):
     ) -> Iterator["Transaction"]:
         """Half messages around local work: committed at the end of the block, unless it raises.
 
-        An exception rolls them back. A process that dies in the block leaves them to the check.
+        An exception rolls them back. A process that dies in the block leaves them to the check, and
+        so does a ``commit`` in it that raises: it may have been carried out.
 
         Raises:
             BrokerUnavailableError: the end did not get through; the check decides.
@@ -183,8 +194,10 @@ class Transaction:
     def _end(self, resolution: str) -> None:
         ids = self.sent.column("transaction_id")
         ends = pa.table({"transaction_id": ids, "resolution": [resolution] * len(ids)})
-        self._client.end_transactions(ends, producer_group=self._producer_group)
+        # Before the call: where its answer gets lost, the other end would be one that nobody chose.
+        # What refuses it, as ended otherwise or unknown, leaves nothing to be rolled back either.
         self._decided = True
+        self._client.end_transactions(ends, producer_group=self._producer_group)
 
 
 def end_all(
@@ -200,10 +213,11 @@ def end_all(
 
     Raises:
         FencedError: the window has been taken over.
+        BusyError, StorageError, StoreFullError, UnauthorizedError: the broker ends none now.
     """
     try:
         client.end_transactions(said, producer_group=producer_group, window=window)
-    except (BusyError, FencedError):
+    except _OF_THE_WHOLE:
         raise
     except RocketMQError as error:
         if said.num_rows == 1:

@@ -1,14 +1,19 @@
 """A broker that goes away, comes back, or comes back elsewhere."""
 
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from rmq_pipeline import errors
 from rmq_pipeline.endpoint import Endpoint
@@ -35,6 +40,56 @@ def test_call_of_a_closed_client_is_refused(server: FlightServer) -> None:
 
     with pytest.raises(errors.BrokerUnavailableError, match="closed"):
         client.ping()
+
+
+class Beginning:
+    """A Flight client in which a call has begun, and is not sent yet."""
+
+    def __init__(self, client: flight.FlightClient) -> None:
+        self._client = client
+        self.has_begun, self.may_send = threading.Event(), threading.Event()
+        self.is_closed = False
+
+    def do_exchange(self, *args: Any) -> Any:
+        self.has_begun.set()
+        assert self.may_send.wait(20)
+        return self._client.do_exchange(*args)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_closing_lets_a_thread_that_begins_a_call_keep_its_connection(client: Client) -> None:
+    # Closed under it, the call would crash the process now and then.
+    client.ping()
+    used: Any = Beginning(client._connection._client)
+    client._connection._client = used
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.ping)
+        assert used.has_begun.wait(20)
+
+        client.close()
+        used.may_send.set()
+
+        assert isinstance(call.exception(20), errors.BrokerUnavailableError)
+    assert not used.is_closed
+
+
+def test_the_connection_of_a_closed_client_goes_with_its_last_call(
+    client: Client, echo: Echo
+) -> None:
+    client.ping()
+    used = weakref.ref(client._connection._client)
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(client.receive, "t", "g", wait_ms=60_000)
+        echo.wait_until_waiting(1)
+
+        client.close()
+
+        assert isinstance(poll.exception(20), errors.BrokerUnavailableError)
+    del poll  # its error's trace still names the connection
+    gc.collect()
+    assert used() is None
 
 
 def test_repeatable_call_waits_for_the_broker_to_come_back(echo: Echo) -> None:
