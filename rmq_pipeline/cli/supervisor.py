@@ -10,6 +10,7 @@ from typing import Final, Self, cast
 
 import psutil
 
+from rmq_pipeline.cli.supervision import Supervision
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
@@ -41,6 +42,7 @@ class Supervisor:
     """Keeps the broker of a home running, with its background work left to Dagster, until ``stop``.
 
     A broker that was stopped on purpose stays stopped; one that somebody starts then is watched.
+    A home has one supervisor: a second one would end the broker of the first.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Supervisor:
         self._on_failure = on_failure
         self._retry_s = retry_s
         self._stopping = threading.Event()
+        #: From the start until the broker is gone; without it the broker is nothing to us.
+        self._supervision: Supervision | None = None
         self._watcher = threading.Thread(target=self._watch, name="rmq-supervisor", daemon=True)
 
     @property
@@ -82,9 +86,21 @@ class Supervisor:
         """The endpoint of the home's broker; one that was left running for Dagster is taken over.
 
         Raises:
+            HomeLockedError: another supervisor keeps the home's broker, which is left alone.
             ConflictError: a broker with another upkeep, or other settings, serves the home.
             OperatorError: the broker does not start.
         """
+        supervision = Supervision.begin(self.home)
+        try:
+            self._endpoint = self._started()
+            self._watcher.start()
+        except BaseException:
+            supervision.end()
+            raise
+        self._supervision = supervision
+        return self._endpoint
+
+    def _started(self) -> Endpoint:
         endpoint = process.start(
             self.home,
             listening=self._listening,
@@ -97,8 +113,6 @@ class Supervisor:
                 "`rmq stop` first."
             )
         self._check_settings()
-        self._endpoint = endpoint
-        self._watcher.start()
         return endpoint
 
     def _check_settings(self) -> None:
@@ -120,11 +134,17 @@ class Supervisor:
             )
 
     def stop(self) -> None:
-        """End the broker and wait until it is gone."""
+        """End the broker and wait until it is gone; nothing, unless it was started.
+
+        A stop that fails can be tried again: the broker is still ours.
+        """
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
-        process.stop(self.home, tell=self._say)
+        if self._supervision is not None:
+            process.stop(self.home, tell=self._say)
+            self._supervision.end()
+            self._supervision = None
 
     def __enter__(self) -> Self:
         self.start()
