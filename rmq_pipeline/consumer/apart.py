@@ -8,6 +8,7 @@ process is found as Spark's windows find it: in halves, down to the message, whi
 import importlib
 import logging
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -161,6 +162,7 @@ def _told(code: int | None) -> str:
 
 def _serve(line: Connection, rules: Rules, *, threads: int) -> None:
     """What the other process does, until the window is gone."""
+    threading.Thread(target=_end_with_the_window, name="rmq-window", daemon=True).start()
     if isinstance(rules.handler, Named):
         rules = replace(rules, handler=rules.handler.found())
     line.send("ready")
@@ -176,6 +178,18 @@ def _serve(line: Connection, rules: Rules, *, threads: int) -> None:
             except Exception as error:  # noqa: BLE001 - raised again in the window
                 answer = [], f"{type(error).__name__}: {error}"
             line.send(answer)
+
+
+def _end_with_the_window() -> None:
+    """End this process when the window's does, in the middle of a part as well.
+
+    A window that is killed closes nothing. Its messages go to the next one, and what is left of
+    the part would be handled twice, side by side.
+    """
+    window = multiprocessing.parent_process()
+    assert window is not None
+    wait([window.sentinel])
+    os._exit(1)
 
 
 def _walk(rules: Rules, part: tuple[pa.Table, pa.Table | None]) -> Walked:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -109,6 +112,35 @@ def test_a_process_that_does_not_find_its_handler_does_not_begin() -> None:
     gone = Named("tests.consumer.nowhere", "forever")
 
     assert not Apart(Rules(gone, ordered=False), threads=1).is_begun()
+
+
+def told_and_forever(messages: pa.Table, state: pa.Table) -> Outcome:
+    """Say which process this is, and be never done."""
+    print(os.getpid(), flush=True)
+    return forever(messages, state)
+
+
+def walk_forever() -> None:
+    """What a window does that is to be killed meanwhile."""
+    apart = begun(Rules(told_and_forever, ordered=False), threads=1)
+    assert apart is not None
+    apart.walk([(_one(), None)], threading.Event())
+
+
+def test_the_process_apart_ends_with_a_window_that_is_killed_in_the_middle_of_a_part() -> None:
+    command = [sys.executable, "-c", f"from {__name__} import walk_forever; walk_forever()"]
+    window = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert window.stdout is not None
+    handling = int(window.stdout.readline())
+
+    window.kill()
+
+    try:
+        # Its output has an end when both are gone.
+        window.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(handling, signal.SIGKILL)
 
 
 def _one() -> pa.Table:
