@@ -62,7 +62,11 @@ class QueryRunner:
             raise QueryError(f"Other queries left it no turn within {timeout_s:g} s.") from None
         ended = threading.Event()
         limit = threading.Thread(
-            target=_interrupt, args=(cursor, ended, give_up_at), name="rmq-query-limit", daemon=True
+            target=_interrupt,
+            args=(cursor, ended),
+            kwargs={"at_s": give_up_at},
+            name="rmq-query-limit",
+            daemon=True,
         )
         try:
             limit.start()
@@ -148,7 +152,7 @@ class QueryRunner:
                     return None
 
 
-def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, at_s: float) -> None:
+def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, at_s: float) -> None:
     """Interrupt a query from a moment on until it has ended."""
     pause_s = max(0.0, at_s - time.monotonic())
     while not ended.wait(pause_s):
