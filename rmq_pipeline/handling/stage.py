@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,10 @@ class Pending:
     def done(self) -> bool:
         """Whether it can be settled at once."""
         return self._result.done()
+
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait for so long at most; whether ``result`` would wait no more."""
+        return bool(wait([self._result], seconds).done)
 
     def result(self) -> tuple[Worked, float]:
         """What it leaves, and the seconds it took; waits for it.

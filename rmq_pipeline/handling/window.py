@@ -30,6 +30,8 @@ WAIT_MS: Final = 5_000
 #: are received again, the engine works on the other.
 ROWS_TO_OVERLAP: Final = 20_000
 _PENDING: Final = 2
+#: How long a window that waits for its handler may miss that it is fenced.
+_LOOK_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Window:
     def _settle_next(self, stage: Stage) -> Iterator[BatchReport]:
         pending = self._pending[0]
         try:
-            worked, work_s = pending.result()
+            worked, work_s = self._result(pending)
             batch = pending.batch
             self._pace.worked(
                 batch.received.num_rows, work_s, failed=worked.not_done(), parts=batch.parts
@@ -188,6 +190,17 @@ class Window:
         else:
             yield self._settle(pending, worked, work_s=work_s)
         self._pending.popleft()
+
+    def _result(self, pending: Pending) -> tuple[Worked, float]:
+        """What the engine made of a batch, while somebody wants it.
+
+        Another window has the messages of one that is fenced: each further call would be one too
+        many. The engine begins no further part once the stage ends.
+        """
+        while not pending.is_done_within(_LOOK_S):
+            if self._tenure.lost:
+                raise FencedError
+        return pending.result()
 
     def _isolate(
         self, pending: Pending, stage: Stage, *, error: WorkerDiedError
@@ -207,7 +220,7 @@ class Window:
                 break
             again = self._submitted(half, stage, received_at=pending.received_at)
             try:
-                worked, work_s = again.result()
+                worked, work_s = self._result(again)
             except WorkerDiedError as another:
                 failed = yield from self._isolate(again, stage, error=another)
             else:
