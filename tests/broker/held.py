@@ -17,6 +17,11 @@ WITHIN_S = 30.0
 BULK = 300
 
 
+def quiet(engine: type[Engine]) -> type[Engine]:
+    """The same without housekeeping: it comes when it likes, and waits for a turn to decide."""
+    return type(engine.__name__, (engine,), {"_keep_house": lambda _: None})
+
+
 class Held:
     """A broker whose next frame, once it is armed, stops at a step until it is let go."""
 
@@ -26,7 +31,7 @@ class Held:
         self.error: OSError | None = None
         self.held, self.followed, self.let_go = Event(), Event(), Event()
         settings = Settings(log_file_bytes=MIB, reserve_bytes=MIB)
-        opened = engine.open(
+        opened = quiet(engine).open(
             home, clock=ManualClock(), settings=settings, flush="sync", fault=self.step
         )
         self.broker = Broker(opened, "none")

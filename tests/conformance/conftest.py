@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("conformance") / "home"
     flags = ("--grpc-tls", brokers.ANY_PORT, "--tls", "self-made")
     # Longer than the clients take between a half and its end: only the orphan is asked about.
-    with brokers.serving(home, *flags, transaction_immunity_ms=5_000) as served:
+    with brokers.serving(home, *flags, transaction_immunity_ms=15_000) as served:
         with Client(home=served.home) as client:
             for prefix in PREFIXES.values():
                 _declare(client, prefix)

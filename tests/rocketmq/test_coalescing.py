@@ -93,9 +93,19 @@ def test_sends_that_come_together_are_one(sends: Any) -> None:
 def test_what_comes_during_a_send_shares_the_next(sends: Any) -> None:
     async def scenario(coalescing: Coalescing) -> list[Outcome]:
         first = asyncio.create_task(coalescing.send("t", batch(b"first")))
-        assert isinstance(coalescing._bridge, Counting)
-        await coalescing._bridge.began.wait()
-        others = [coalescing.send("t", batch(str(n).encode())) for n in range(5)]
+        bridge, turns = coalescing._bridge, coalescing._engine.writer._turns
+        assert isinstance(bridge, Counting)
+        turns.take(bulk=False)  # nothing is stored meanwhile
+        try:
+            await bridge.began.wait()
+            others = [
+                asyncio.create_task(coalescing.send("t", batch(str(n).encode()))) for n in range(5)
+            ]
+            await asyncio.sleep(0)  # each begins
+            assert (bridge.rows, len(coalescing._waiting["t"])) == ([1], 5)
+        finally:
+            turns.decided()
+            turns.written()
         return [await first, *await asyncio.gather(*others)]
 
     answers, rows, broker = sends(scenario)

@@ -99,7 +99,7 @@ def test_a_repeated_attempt_that_is_cut_off_gives_its_messages_back(stand: Stand
     assert gate.reached.wait(30)
 
     again.cancel()
-    until(again.done)
+    until(lambda: stand.door._service._streams == 0)
     gate.opened.set()
 
     until(lambda: not len(stand.context.leases))

@@ -168,11 +168,11 @@ def test_a_poll_ends_empty_when_its_time_is_over(stand: Stand, one: Consumer) ->
 
 
 def test_a_poll_ends_before_the_deadline_of_its_call(stand: Stand, one: Consumer) -> None:
-    poll = one.begin("t", "g", timeout_s=10, wait_ms=20_000)
+    poll = one.begin("t", "g", timeout_s=18, wait_ms=20_000)
 
-    stand.clock.advance(9_700)
+    stand.clock.advance(17_700)
 
-    assert poll.result(5).code == EMPTY
+    assert poll.result(18).code == EMPTY
 
 
 def test_a_call_without_time_to_wait_is_answered_at_once(one: Consumer) -> None:
@@ -186,7 +186,9 @@ def test_one_message_wakes_one_of_those_who_share_it(
 
     stand.send("t", b"1")
     until(lambda: any(poll.done() for poll in polls))
-    assert stand.waiting() == 1
+    # Who found it has woken the other, which looks, finds nothing, and waits again.
+    until(lambda: stand.waiting() == 1)
+    assert [poll.done() for poll in polls].count(True) == 1
     stand.send("t", b"2")
 
     assert sorted(poll.result(20).bodies for poll in polls) == [[b"1"], [b"2"]]
@@ -278,4 +280,4 @@ def test_closing_the_door_ends_what_waits(stand: Stand, one: Consumer) -> None:
 
     stand.door.shutdown()
 
-    assert poll.result(5).code in (EMPTY, 50003)
+    assert poll.result(20).code in (EMPTY, 50003)
