@@ -92,10 +92,14 @@ class KeptPlaces:
 
     def begin(self, queue: ProcessQueue) -> None:
         """Read on where the group was put, where this member was, or where it is to start."""
-        to = self._moved.pop(queue.queue, None)
-        if to is not None:  # how far it was may have been kept once more since
-            self._offsets.commit({queue.queue: (ANYWHERE, to)})
-        queue.next_offset = self._offsets.start(queue.queue).offset
+        to = self._moved.get(queue.queue)
+        if to is None:
+            queue.next_offset = self._offsets.start(queue.queue).offset
+            return
+        # How far it was may have been kept once more since, and may be again while this is done.
+        self._offsets.commit({queue.queue: (ANYWHERE, to)})
+        self._moved.pop(queue.queue, None)
+        queue.next_offset = to
 
     def end(self, queue: ProcessQueue) -> None:
         """Keep how far it was."""

@@ -1,6 +1,7 @@
 """The parts of a running push consumer, put together."""
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -62,8 +63,12 @@ class Consuming:
         """
         self._verbs, self._settings, self._clock = verbs, settings, clock
         self._subscriptions = {each.topic: each for each in subscriptions}
+        #: Held while topics come and go: two pulls of a queue at once would overtake each other.
+        self._subscribing = threading.Lock()
+        #: Held to begin a puller, of a topic that is subscribed to, before this closes.
+        self._beginning = threading.Lock()
         self._pullers: dict[str, Puller] = {}
-        self._is_held = False
+        self._is_held = self._is_closing = False
         self._file: FileOffsets | None = None
         self._settler: Settler | None = None
         # What may be refused comes before what has threads.
@@ -124,7 +129,6 @@ class Consuming:
                 self._verbs,
                 settings.group,
                 held=self._leased if renews else None,
-                gives_back=renews,
             )
             self._settling = self._settler
         return OwnedQueues(
@@ -188,9 +192,19 @@ class Consuming:
             begin_anew=self.queues.begin_anew if locking else None,
         )
 
-    def _pull(self, subscription: Subscription) -> Puller:
+    def _pull(self, subscription: Subscription) -> None:
+        """Pull a topic, unless it was unsubscribed, or this was closed, meanwhile."""
+        topic = subscription.topic
+        with self._beginning:
+            if self._is_closing or self._subscriptions.get(topic) is not subscription:
+                return
+            puller = self._pullers[topic] = self._puller(subscription)
+            puller.hold(self._is_held)
+            puller.start()
+
+    def _puller(self, subscription: Subscription) -> Puller:
         settings = self._settings
-        puller = Puller(
+        return Puller(
             subscription,
             source=self._source(),
             service=self._service,
@@ -203,10 +217,6 @@ class Consuming:
             batch=settings.pull_batch,
             poll_ms=settings.poll_ms,
         )
-        self._pullers[subscription.topic] = puller
-        puller.hold(self._is_held)
-        puller.start()
-        return puller
 
     # ------------------------------------------------------------------------------- what it can do
 
@@ -221,7 +231,7 @@ class Consuming:
             for topic in self._subscriptions:
                 self._verbs.start_offsets(settings.group, topic, where=settings.start_from)
         self.rebalancer.start()
-        for subscription in self._subscriptions.values():
+        for subscription in list(self._subscriptions.values()):
             self._pull(subscription)
         self.timetable.every(LOOK_MS, self.workers.look)
         self.timetable.every(min(EXPIRE_MS, settings.consume_timeout_ms), self._service.expire)
@@ -232,23 +242,29 @@ class Consuming:
     def subscribe(self, subscription: Subscription) -> None:
         """Consume another topic, too."""
         settings = self._settings
-        if not settings.is_broadcasting:
-            where = settings.start_from
-            self._verbs.start_offsets(settings.group, subscription.topic, where=where)
-        self._subscriptions[subscription.topic] = subscription
-        try:
-            self.rebalancer.subscribe(subscription.topic)
-        except BaseException:
-            del self._subscriptions[subscription.topic]
-            raise
-        self._pull(subscription)
+        with self._subscribing:
+            if not settings.is_broadcasting:
+                where = settings.start_from
+                self._verbs.start_offsets(settings.group, subscription.topic, where=where)
+            self._subscriptions[subscription.topic] = subscription
+            try:
+                self.rebalancer.subscribe(subscription.topic)
+            except BaseException:
+                del self._subscriptions[subscription.topic]
+                raise
+            self._pull(subscription)
 
     def unsubscribe(self, topic: str) -> None:
-        """Consume a topic no more."""
-        self._subscriptions.pop(topic, None)
-        self.rebalancer.unsubscribe(topic)
-        if topic in self._pullers:
-            self._pullers.pop(topic).stop()
+        """Consume a topic no more, once a pull that waits at the broker has ended."""
+        with self._subscribing:
+            with self._beginning:
+                self._subscriptions.pop(topic, None)
+                puller = self._pullers.get(topic)
+            if puller is not None:
+                # Before its queues are let go: it would lease what comes then without a lock.
+                puller.stop(self._patience_s)
+                self._pullers.pop(topic, None)
+            self.rebalancer.unsubscribe(topic)
 
     def hold(self, held: bool) -> None:
         """Pull nothing and call nobody until told otherwise; calls under way end."""
@@ -263,24 +279,30 @@ class Consuming:
     def close(self) -> None:
         """Finish what runs, give the rest back uncounted, and leave the group."""
         timeout_s = self._settings.close_timeout_s
-        for puller in list(self._pullers.values()):
+        with self._beginning:
+            self._is_closing = True
+            pullers = list(self._pullers.values())
+        for puller in pullers:
             puller.stop()
-        for puller in list(self._pullers.values()):
-            puller.stop(self._settings.poll_ms / 1000 + timeout_s)
+        for puller in pullers:
+            puller.stop(self._patience_s)
         if not self.workers.close(timeout_s):
             log.warning(
                 "group %s closes while its listener still runs: these messages come again",
                 self._settings.group,
             )
         self.timetable.close()
-        for puller in list(self._pullers.values()):
-            puller.stop()  # one may have been begun meanwhile, in the place of one that hangs
         try:
             self._keep()
         finally:
             self._leave(timeout_s)
 
     # ------------------------------------------------------------------------------ among the parts
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a pull that is to end is waited for."""
+        return self._settings.poll_ms / 1000 + self._settings.close_timeout_s
 
     def _leave(self, timeout_s: float) -> None:
         self.rebalancer.close(patience_s=min(timeout_s, 20.0))

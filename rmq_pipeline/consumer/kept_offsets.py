@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 from rmq_pipeline.consumer.message_queue import MessageQueue, by_topic
 from rmq_pipeline.consumer.offset_file import OffsetFile
 from rmq_pipeline.consumer.verbs import MembershipVerbs, OffsetVerbs
-from rmq_pipeline.errors import RequestError
+from rmq_pipeline.errors import RequestError, StorageError
 
 #: Where a group begins in a topic that it has never read: after the last message, with the first,
 #: or with the first stored at or after a time in ms since 1970.
@@ -125,7 +125,7 @@ class BrokerOffsets:
 
 
 class FileOffsets:
-    """A broadcasting consumer's own offsets."""
+    """A broadcasting consumer's own offsets; a StorageError says that they are not kept."""
 
     def __init__(self, verbs: ReadingVerbs, file: OffsetFile, *, start_from: StartFrom) -> None:
         self._verbs, self._file = verbs, file
@@ -136,7 +136,7 @@ class FileOffsets:
         kept = self._file.get(queue)
         if kept is None:
             kept = self._first_start(queue)
-            self._file.put({queue: kept})
+            self._put({queue: kept})
         return Place(kept)
 
     def committed(self, queue: MessageQueue) -> int | None:
@@ -146,12 +146,18 @@ class FileOffsets:
     def commit(self, moves: Moves) -> dict[MessageQueue, int]:
         """Nobody else moves them: all moves are made."""
         found = {queue: to for queue, (_, to) in moves.items()}
-        self._file.put(found)
+        self._put(found)
         return found
 
     def close(self) -> None:
         """Let others have the file."""
         self._file.close()
+
+    def _put(self, offsets: Mapping[MessageQueue, int]) -> None:
+        try:
+            self._file.put(offsets)
+        except OSError as error:
+            raise StorageError(f"Offsets are not kept in {self._file.path}: {error}.") from error
 
     def _first_start(self, queue: MessageQueue) -> int:
         if isinstance(self._start_from, int):

@@ -85,6 +85,8 @@ class Membership:
         self._group, self._client_id = group, client_id
         self._topics, self._details, self._changed = topics, details, changed
         self._version = -1
+        #: Held to keep an answer: heartbeats of two threads may come back at once.
+        self._answering = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.members = Members()
@@ -109,11 +111,9 @@ class Membership:
         if self._closed.is_set():
             return
         self._closed.set()
-        # The first ends the heartbeat that waits; the second one that was about to.
-        heard = self._say_goodbye()
-        if self._thread is not None and heard:
+        # It ends the heartbeat that waits; one that was about to says goodbye itself.
+        if self._say_goodbye() and self._thread is not None:
             self._thread.join()
-            self._say_goodbye()
 
     def _say_goodbye(self) -> bool:
         try:
@@ -141,17 +141,27 @@ class Membership:
                 self._closed.wait(_PAUSE_S)
 
     def _beat(self, *, wait_ms: int) -> None:
-        answer = self._verbs.heartbeat(
-            self._group,
-            self._client_id,
-            topics=self._topics(),
-            details=self._details(),
-            known_version=self._version,
-            wait_ms=wait_ms,
-        )
-        self._version = answer["version"]
+        topics = self._topics()
+        try:
+            answer = self._verbs.heartbeat(
+                self._group,
+                self._client_id,
+                topics=topics,
+                details=self._details(),
+                known_version=self._version,
+                wait_ms=wait_ms,
+            )
+        finally:
+            if self._closed.is_set():  # it may have made a member of one that was gone
+                self._say_goodbye()
         members = Members.told(answer)
-        # A broker that began anew counts versions anew: what they say is compared, not they.
-        if members != self.members:
+        with self._answering:
+            # It says nothing of the resets of topics that came meanwhile: the next one does.
+            if topics != self._topics():
+                return
+            self._version = answer["version"]
+            # A broker that began anew counts versions anew: what they say is compared, not they.
+            if members == self.members:
+                return
             self.members = members
-            self._changed()
+        self._changed()

@@ -142,7 +142,9 @@ class Puller:
         """Pull nothing more; what a pull under way brings is given back."""
         self._stopped = True
         self.wake()
-        if timeout_s and self._thread.ident is not None:
+        # What finds the key of a message is called in that thread, and may have asked for this.
+        is_own = self._thread is threading.current_thread()
+        if timeout_s and self._thread.ident is not None and not is_own:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -260,9 +262,10 @@ class Puller:
             queue = queues[queue_id]
             self._sizes.saw(len(messages), sum(message.size for message in messages))
             if self._stopped or queue.dropped:
-                self._settling.give_back(messages)
                 # Another thread may pull it by now, and is not to go on behind these.
                 self._source.lost([queue])
+                # Its lock may have ended before they were leased: then nothing ends that lease.
+                self._settling.give_back(messages)
                 continue
             self._service.arrived(queue, messages)
             self._settling.give_back(queue.late())

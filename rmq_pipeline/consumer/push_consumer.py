@@ -85,11 +85,12 @@ class PushConsumer:
                     f"{topic} is subscribed to already: close this consumer to change its filter."
                 )
             self._consuming.subscribe(subscription)
+            self._check_open()  # another thread may have closed it meanwhile
         self._subscriptions[topic] = subscription
         return self
 
     def unsubscribe(self, topic: str) -> None:
-        """Leave a topic to the other members."""
+        """Leave a topic to the other members, once a pull that waits at the broker has ended."""
         self._subscriptions.pop(topic, None)
         if self._consuming is not None:
             self._consuming.unsubscribe(topic)

@@ -82,16 +82,13 @@ class Settler:
         group: str,
         *,
         held: Callable[[], Iterable[ReceivedMessage]] | None = None,
-        gives_back: bool = True,
     ) -> None:
         """Begin.
 
         Args:
             held: messages whose leases are to be renewed; None: they are long enough.
-            gives_back: there are no locks which, when they end, end the leases with them.
         """
         self._verbs, self._group, self._held = verbs, group, held
-        self._gives_back = gives_back
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._renewed_at = self._called_at = time.monotonic()
         #: What was refused for another reason than its receipt, and when it is told again.
@@ -113,7 +110,7 @@ class Settler:
 
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Give messages back, soon; their attempt is not counted."""
-        if messages and self._gives_back:
+        if messages:
             self._work.put(_GivenBack(messages))
 
     def hurry(self) -> None:

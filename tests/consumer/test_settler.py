@@ -94,19 +94,6 @@ def test_results_wait_for_others_unless_somebody_waits_for_them(
     assert setup.between.calls == [("ack", 1)]
 
 
-def test_what_a_lock_ends_with_it_is_not_given_back_one_by_one(
-    verbs: Broker, topic: Make, group: Make
-) -> None:
-    setup = Setup(verbs, topic(queues=1), group())
-    setup.settler.close(5)
-    setup.settler = Settler(cast(Any, setup.between), setup.group, gives_back=False)
-
-    setup.settler.give_back(setup.receive(2))
-    setup.settler.close(5)
-
-    assert setup.between.calls == []
-
-
 def test_failures_carry_their_reason_to_the_broker(setup: Setup) -> None:
     one, two, three = setup.receive(3)
     setup.settler.settle(

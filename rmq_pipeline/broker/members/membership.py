@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.members.locking import UnlockMember
+from rmq_pipeline.broker.members.locking import UnlockMember, UnlockRunOut
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, RequestError
@@ -150,7 +150,7 @@ class Members:
         """Have those who are gone be members no more, and their queues unlocked.
 
         Args:
-            group: of this consumer group only.
+            group: of this consumer group only; None: of all, and locks that have run out are ended.
         """
         with self._lock:
             groups = [(n, g) for n, g in self._groups.items() if group in (None, n)]
@@ -163,6 +163,8 @@ class Members:
                 if gone:
                     with found.condition:
                         found.changed()
+        if group is None:
+            submit(UnlockRunOut())
 
     def _take_gone(self, found: _Group) -> list[tuple[str, int]]:
         with found.condition:
