@@ -1,8 +1,13 @@
-"""Moving scheduled messages to their topics when their time has come."""
+"""Moving scheduled messages to their topics when their time has come.
 
+One that cannot be read then is put off, and keeps no other waiting.
+"""
+
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,19 +15,20 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.scheduling.readable import LeftOut, Mask, Stored, read_parts
 from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.sending.publish import Send, checked, place, subset
 from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
-from rmq_pipeline.broker.stored.parts import parts
 from rmq_pipeline.broker.stored.placed import Placed
-from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.tables import contiguous
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE
+
+log = logging.getLogger(__name__)
 
 _COLUMNS = (
     "message_id",
@@ -41,6 +47,9 @@ _FOUND_AT_ONCE = 200_000
 READ_BYTES = 16 * limits.MIB
 #: Messages that one frame delivers at most: others wait for it.
 _FRAME_ROWS = 10_000
+#: How long what cannot be read is let be: as long as it is late by then, but between these.
+_SOON_MS: Final = 10_000
+_AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,25 @@ class Deliver(Request):
         lateness = now_ms - self.rows.deliver_at[delivered]
         answer = (self.rows.take(delivered), int(dropped.sum()), lateness)
         return Decision(answer, placed=placed, events=events)
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff(Request):
+    """Due messages that cannot be read wait on; nothing is stored, they are only let be."""
+
+    rows: Scheduled
+    #: Which of them were tried alone. The others come earlier, so that all are some day.
+    alone: Mask
+    window: tuple[str, int] | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is how many of them never were put off."""
+        state.fence(self.window)
+        # The same for all: once they can be read they come in their order.
+        pause = min(max(now_ms - int(self.rows.deliver_at.min()), _SOON_MS), _AGAIN_MS)
+        until_ms = now_ms + np.where(self.alone, pause, pause // 2)
+        keys = self.rows.keys()
+        return Decision(state.schedule.put_off(keys, until_ms=until_ms, alone=self.alone))
 
 
 def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]:
@@ -154,8 +182,7 @@ def deliver_scheduled(
         version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
         rows, next_due_ms = engine.submit(FindDue(min(_FOUND_AT_ONCE, limit), window))
         if len(rows):
-            for part in _parts(engine, rows):
-                _deliver_part(engine, rows.take(part), window=window, report=report)
+            _deliver_found(engine, rows, window=window, report=report)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
@@ -166,29 +193,43 @@ def deliver_scheduled(
         engine.arrivals.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
 
 
-def _parts(engine: Engine, rows: Scheduled) -> Iterator[slice]:
-    return parts(
+def _deliver_found(
+    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None, report: DeliveryReport
+) -> None:
+    """Read these rows in parts and deliver them; what cannot be read is put off."""
+    places = Places(rows.position, rows.row)
+    for part, messages in read_parts(
         engine,
-        Places(rows.position, rows.row),
-        topic_id=SCHEDULE_TOPIC_ID,
-        queue_id=rows.queue_id,
-        offset=rows.queue_offset,
+        Stored(SCHEDULE_TOPIC_ID, rows.queue_id, rows.queue_offset, places),
+        columns=_COLUMNS,
         bound_bytes=READ_BYTES,
-    )
+        leave_out=partial(_put_off, engine, rows=rows, window=window),
+    ):
+        _deliver_part(engine, rows.take(part), messages=messages, window=window, report=report)
+
+
+def _put_off(
+    engine: Engine, left_out: LeftOut, *, rows: Scheduled, window: tuple[str, int] | None
+) -> None:
+    """Let be what cannot be read; each message is logged once."""
+    some = rows.take(left_out.rows)
+    if new := engine.submit(PutOff(some, left_out.alone, window)):
+        log.error(
+            "%d scheduled messages that are due cannot be read, and are tried again later",
+            new,
+            exc_info=left_out.why,
+        )
 
 
 def _deliver_part(
-    engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None, report: DeliveryReport
+    engine: Engine,
+    rows: Scheduled,
+    *,
+    messages: pa.Table,
+    window: tuple[str, int] | None,
+    report: DeliveryReport,
 ) -> None:
-    """Read these rows and deliver them, a frame after the other."""
-    messages = fetch(
-        engine,
-        Places(rows.position, rows.row),
-        columns=_COLUMNS,
-        topic_id=SCHEDULE_TOPIC_ID,
-        queue_id=rows.queue_id,
-        offset=rows.queue_offset,
-    )
+    """Deliver these rows, a frame after the other."""
     for start in range(0, len(rows), _FRAME_ROWS):
         some = rows.take(slice(start, start + _FRAME_ROWS))
         sends = _sends(engine, some, messages=messages.slice(start, len(some)))

@@ -71,28 +71,35 @@ EMPTY = Scheduled(
 
 
 class _Run:
-    """Rows that arrived one after the other, by (queue_id, queue_offset)."""
+    """Rows that arrived one after the other, by (queue_id, queue_offset).
 
-    __slots__ = ("_by_time", "_head", "gone", "keys", "open", "rows")
+    Args:
+        rows: of the run.
+        due_at: when each is due; None: when it is to be delivered.
+    """
 
-    def __init__(self, rows: Scheduled) -> None:
+    __slots__ = ("_by_time", "_head", "due_at", "gone", "keys", "open", "rows")
+
+    def __init__(self, rows: Scheduled, due_at: Int64s | None = None) -> None:
         keys = rows.keys()
+        due_at = rows.deliver_at if due_at is None else due_at
         if np.any(keys[1:] < keys[:-1]):
             order = np.argsort(keys, kind="stable")
-            rows, keys = rows.take(order), keys[order]
+            rows, keys, due_at = rows.take(order), keys[order], due_at[order]
         self.rows = rows
+        self.due_at = due_at
         self.keys = keys
         self.gone = np.zeros(len(rows), np.bool_)
         #: How many are not gone.
         self.open = len(rows)
         #: The rows by time; of one time by queue and offset, so that a level keeps its order.
-        self._by_time = np.argsort(rows.deliver_at, kind="stable").astype(np.int32)
+        self._by_time = np.argsort(due_at, kind="stable").astype(np.int32)
         #: How many at the front of these are gone.
         self._head = 0
 
     def next_due_ms(self) -> int:
         """When the first open row is due; there must be one."""
-        return int(self.rows.deliver_at[self._by_time[self._head]])
+        return int(self.due_at[self._by_time[self._head]])
 
     def due(self, now_ms: int, limit: int) -> Rows:
         """The first ``limit`` open rows by time whose time has come."""
@@ -100,7 +107,7 @@ class _Run:
         start, left = self._head, limit
         while left > 0 and start < len(self._by_time):
             some = self._by_time[start : start + limit].astype(np.intp)
-            come = some[self.rows.deliver_at[some] <= now_ms]
+            come = some[self.due_at[some] <= now_ms]
             still = come[~self.gone[come]][:left]
             found.append(still)
             left -= len(still)
@@ -113,7 +120,7 @@ class _Run:
         """How many open rows have come to their time."""
         if self.next_due_ms() > now_ms:
             return 0
-        return int(np.count_nonzero((self.rows.deliver_at <= now_ms) & ~self.gone))
+        return int(np.count_nonzero((self.due_at <= now_ms) & ~self.gone))
 
     def find(self, keys: Int64s) -> tuple[Rows, Mask]:
         """Where these rows are, and which of them are here and open."""
@@ -133,17 +140,27 @@ class _Run:
         """The open rows."""
         return self.rows.take(~self.gone) if self.open < len(self.rows) else self.rows
 
+    def shrunk(self) -> "_Run":
+        """The same without what is gone, once that is most of it."""
+        if self.open * 2 >= len(self.rows):
+            return self
+        return _Run(self.left(), self.due_at[~self.gone])
+
 
 class Schedule:
     """Open rows by time, then by order of arrival; per level that is first in, first out."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
+        #: What was put off, a run at most: what was not tried alone, and what cannot be read.
+        self._untried: list[_Run] = []
+        self._unreadable: list[_Run] = []
         self._arrived: list[Scheduled] = []
         self._next = np.iinfo(np.int64).max
 
     def __len__(self) -> int:
-        return sum(run.open for run in self._runs) + sum(len(rows) for rows in self._arrived)
+        arrived = sum(len(rows) for rows in self._arrived)
+        return sum(run.open for run in self._all_runs()) + arrived
 
     def add(self, rows: Scheduled) -> None:
         """Take in new rows."""
@@ -151,8 +168,11 @@ class Schedule:
             self._arrived.append(rows)
             self._next = min(self._next, int(rows.deliver_at.min()))
 
+    def _all_runs(self) -> list[_Run]:
+        return [*self._unreadable, *self._untried, *self._runs]
+
     def _settled(self) -> list[_Run]:
-        """The runs, with what has arrived."""
+        """All runs, with what has arrived."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._next = np.iinfo(np.int64).max
@@ -160,26 +180,55 @@ class Schedule:
             while len(self._runs) > 1 and _alike(*self._runs[-2:]):
                 younger, older = self._runs.pop(), self._runs.pop()
                 self._runs.append(_Run(join([older.left(), younger.left()])))
-        return self._runs
+        return self._all_runs()
 
     def next_due_ms(self) -> int | None:
         """When the next row is due."""
-        moments = [run.next_due_ms() for run in self._runs]
+        moments = [run.next_due_ms() for run in self._all_runs()]
         if self._arrived:
             moments.append(self._next)
         return min(moments, default=None)
 
     def due(self, now_ms: int, limit: int) -> Scheduled:
-        """Up to ``limit`` rows whose time has come, the earliest first."""
+        """Up to ``limit`` rows whose time has come, the earliest first.
+
+        Those that could not be read come alone, when nothing else is due: nobody waits for them.
+        """
         next_due = self.next_due_ms()
         if next_due is None or next_due > now_ms or limit <= 0:
             return EMPTY
-        parts = [run.rows.take(run.due(now_ms, limit)) for run in self._settled()]
-        if len(parts) == 1:
-            return parts[0]
-        rows = join(parts)
-        order = np.argsort(rows.deliver_at, kind="stable")  # an older run has what came earlier
-        return rows.take(order[:limit])
+        self._settled()
+        rows = _due(self._runs, now_ms, limit=limit)
+        if self._untried:
+            untried = _due(self._untried, now_ms, limit=limit)
+            rows = _in_order(join([rows, untried])).take(slice(limit))
+        if not len(rows):
+            rows = _in_order(_due(self._unreadable, now_ms, limit=limit))
+        return rows
+
+    def put_off(self, keys: Int64s, *, until_ms: Int64s, alone: Mask) -> int:
+        """Have these rows be due then, each, and not before; how many never were put off.
+
+        They wait as they did: delivered, dropped or called back at any time. Only in memory, so
+        that each start tries all of them.
+
+        Args:
+            keys: of the rows.
+            until_ms: of each.
+            alone: which could not be read alone; one of these stays one of these.
+        """
+        rows, still = self.find(keys)
+        until_ms, alone = until_ms[still], alone[still]
+        new = np.ones(len(rows), np.bool_)
+        for run in self._untried:
+            new &= ~run.find(rows.keys())[1]
+        for run in self._unreadable:
+            before = run.find(rows.keys())[1]
+            new, alone = new & ~before, alone | before
+        self.remove(rows.keys())
+        self._untried = _joined(self._untried, rows.take(~alone), due_at=until_ms[~alone])
+        self._unreadable = _joined(self._unreadable, rows.take(alone), due_at=until_ms[alone])
+        return int(np.count_nonzero(new))
 
     def count_due(self, now_ms: int) -> int:
         """How many rows have come to their time."""
@@ -210,12 +259,9 @@ class Schedule:
         """Take out rows that were delivered, dropped or called back."""
         for run in self._settled():
             run.remove(keys)
-        # What is gone is given back once it is most of a run.
-        self._runs = [
-            _Run(run.left()) if run.open * 2 < len(run.rows) else run
-            for run in self._runs
-            if run.open
-        ]
+        self._runs = [run.shrunk() for run in self._runs if run.open]
+        self._untried = [run.shrunk() for run in self._untried if run.open]
+        self._unreadable = [run.shrunk() for run in self._unreadable if run.open]
 
     def first_offset(self, queue_id: int) -> int | None:
         """Where the first open row of a queue lies."""
@@ -232,6 +278,29 @@ class Schedule:
             int(np.count_nonzero((run.rows.target_topic_id == topic_id) & ~run.gone))
             for run in self._settled()
         )
+
+
+def _due(runs: list[_Run], now_ms: int, *, limit: int) -> Scheduled:
+    """Up to ``limit`` rows of these runs, the earliest first."""
+    parts = [run.rows.take(run.due(now_ms, limit)) for run in runs]
+    if len(parts) == 1:
+        return parts[0]
+    rows = join([EMPTY, *parts])
+    order = np.argsort(rows.deliver_at, kind="stable")  # an older run has what came earlier
+    return rows.take(order[:limit])
+
+
+def _in_order(rows: Scheduled) -> Scheduled:
+    """By time, whenever they came, and whenever they are due again."""
+    return rows.take(np.lexsort((rows.keys(), rows.deliver_at)))
+
+
+def _joined(runs: list[_Run], rows: Scheduled, *, due_at: Int64s) -> list[_Run]:
+    """One run of the open rows of these and of those rows; none of no rows."""
+    parts = [rows, *(run.left() for run in runs)]
+    moments = [due_at, *(run.due_at[~run.gone] for run in runs)]
+    joined = join(parts)
+    return [_Run(joined, np.concatenate(moments))] if len(joined) else []
 
 
 def _alike(older: _Run, younger: _Run) -> bool:

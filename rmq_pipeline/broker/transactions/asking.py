@@ -1,16 +1,17 @@
 """Long polls for checks: what is open still, with its message, for a producer or a checker."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.stored.parts import cut
-from rmq_pipeline.broker.transactions.ending import half_sizes, read_halves
+from rmq_pipeline.broker.scheduling.readable import LeftOut, read_parts
+from rmq_pipeline.broker.transactions.ending import stored_halves
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import FindHalves, check_producer_group
@@ -62,9 +63,7 @@ def fetch_checks(
             window=window,
         )
         if taken:
-            found = pa.concat_tables(
-                _described(engine, rows, producer_group=name) for name, rows in taken.items()
-            )
+            found = _all_described(engine, taken)
             if found.num_rows:
                 log.info("checks given out: client=%s rows=%d", client_id, found.num_rows)
                 return found
@@ -75,15 +74,27 @@ def fetch_checks(
         engine.arrivals.wait(NEW_OFFERS, version, at_ms=wake)
 
 
+def _all_described(engine: Engine, taken: Mapping[str, Rows]) -> pa.Table:
+    """Those of all producer groups; nobody has asked about any of them when that fails."""
+    try:
+        return pa.concat_tables(
+            [_described(engine, rows, producer_group=name) for name, rows in taken.items()]
+        )
+    except Exception:
+        for name, rows in taken.items():
+            engine.offers.put_back(name, rows)
+        raise
+
+
 def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
-    """Those that are open still, as schema.CHECK."""
+    """Those that are open still and can be read, as schema.CHECK."""
     open_rows, still, _ = engine.submit(FindHalves(rows["queue_offset"], rows["message_id_hash"]))
     there = np.isin(open_rows["target_topic_id"], list(engine.state.topics))
     rows = rows[still][there]
     if not len(rows):
         return schema.CHECK.empty_table()
-    messages = _messages(engine, rows, producer_group=producer_group)
-    rows = rows[: messages.num_rows]
+    fitting, messages = _messages(engine, rows, producer_group=producer_group)
+    rows = rows[fitting]
     ids = transaction.encode(rows["queue_offset"], rows["message_id_hash"])
     known = {
         "topic": _names(engine, rows),
@@ -95,12 +106,31 @@ def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
     return pa.table(columns, schema=schema.CHECK)
 
 
-def _messages(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
-    """The messages of the first rows; what would be too much is offered again."""
-    fitting = cut(half_sizes(engine, rows), limits.STEP_BYTES)[0].stop
-    if fitting < len(rows):
-        engine.offers.put_back(producer_group, rows[fitting:])
-    return read_halves(engine, rows[:fitting], columns=_READ)
+def _messages(
+    engine: Engine, rows: Rows, *, producer_group: str
+) -> tuple[npt.NDArray[np.intp], pa.Table]:
+    """The first rows that can be read, and their messages; what would be too much is offered again.
+
+    What cannot be read is offered again with the next check.
+    """
+    left = np.ones(len(rows), dtype=np.bool_)
+
+    def leave_out(left_out: LeftOut) -> None:
+        left[left_out.rows] = False
+        log.warning("%d half messages cannot be read: %s", len(left_out.rows), left_out.why)
+
+    parts = read_parts(
+        engine,
+        stored_halves(rows),
+        columns=_READ,
+        bound_bytes=limits.STEP_BYTES,
+        leave_out=leave_out,
+    )
+    fitting, messages = next(parts, (_NONE, schema.CHECK.empty_table()))
+    left[fitting] = False
+    if left.any():
+        engine.offers.put_back(producer_group, rows[left])
+    return fitting, messages
 
 
 def _names(engine: Engine, rows: Rows) -> pa.Array:

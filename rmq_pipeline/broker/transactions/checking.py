@@ -1,18 +1,21 @@
 """The check job: half messages that stay open are counted and offered, and given up in the end."""
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
+from rmq_pipeline.broker.scheduling.readable import LeftOut, read_parts
 from rmq_pipeline.broker.sending.publish import Send, checked, place
 from rmq_pipeline.broker.state import State
-from rmq_pipeline.broker.stored.parts import cut
-from rmq_pipeline.broker.transactions.ending import COPIED, half_sizes, plain_columns, read_halves
+from rmq_pipeline.broker.transactions.ending import COPIED, plain_columns, stored_halves
 from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import Mask, end_events, producers
@@ -21,9 +24,13 @@ from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID
 
+log = logging.getLogger(__name__)
+
 #: Half messages that one frame counts at most, and that one frame gives up (limits.STEP_BYTES).
 _AT_ONCE: Final = 50_000
 _GIVEN_UP_AT_ONCE: Final = 10_000
+#: How long those are let be that are to be given up and cannot be read.
+_AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,18 @@ class GiveUp(Request):
         return Decision(len(self.rows), placed=placed, events=events)
 
 
+@dataclass(frozen=True, slots=True)
+class PutOff(Request):
+    """Half messages that cannot be given up stay open; nothing is stored, they are only let be."""
+
+    queue_offset: Int64s
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """The answer is how many of them never were put off."""
+        until_ms = now_ms + _AGAIN_MS
+        return Decision(state.halves.put_off(self.queue_offset, until_ms=until_ms))
+
+
 def check_transactions(
     engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
 ) -> dict[str, Any]:
@@ -178,16 +197,36 @@ def _give_up(engine: Engine, swept: Swept) -> int:
     for name, mask in swept.exhausted_of.items():
         names[mask] = name
     for start in range(0, len(swept.exhausted), _GIVEN_UP_AT_ONCE):
-        some = swept.exhausted[start : start + _GIVEN_UP_AT_ONCE]
-        for part in cut(half_sizes(engine, some), limits.STEP_BYTES):
-            of_part = names[start + part.start : start + part.stop]
-            copies = _copies(engine, some[part], producer_groups=of_part)
+        at_once = slice(start, start + _GIVEN_UP_AT_ONCE)
+        some, of_some = swept.exhausted[at_once], names[at_once]
+        for part, messages in _read_parts(engine, some):
+            copies = _copies(engine, some[part], messages=messages, producer_groups=of_some[part])
             given_up += engine.submit(GiveUp(some[part], copies))
     return given_up
 
 
-def _copies(engine: Engine, rows: Rows, *, producer_groups: np.ndarray) -> Send:
-    messages = read_halves(engine, rows, columns=COPIED)
+def _read_parts(engine: Engine, rows: Rows) -> Iterator[tuple[npt.NDArray[np.intp], pa.Table]]:
+    """Parts of these half messages, a frame each; what cannot be read is put off."""
+
+    def put_off(left_out: LeftOut) -> None:
+        if new := engine.submit(PutOff(rows["queue_offset"][left_out.rows])):
+            log.error(
+                "%d half messages cannot be read, and are given up when they can be",
+                new,
+                exc_info=left_out.why,
+            )
+
+    return read_parts(
+        engine,
+        stored_halves(rows),
+        columns=COPIED,
+        bound_bytes=limits.STEP_BYTES,
+        leave_out=put_off,
+    )
+
+
+def _copies(engine: Engine, rows: Rows, *, messages: pa.Table, producer_groups: np.ndarray) -> Send:
+    """The send of what these half messages become."""
     columns = plain_columns(messages)
     topics = engine.state.topics
     names = {t: topics[t].topic.name for t in np.unique(rows["target_topic_id"]) if t in topics}

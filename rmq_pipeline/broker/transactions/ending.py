@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.scheduling.readable import Stored
 from rmq_pipeline.broker.sending.publish import Send, checked
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.parts import sizes
@@ -203,6 +204,16 @@ def read_halves(engine: Engine, rows: Rows, *, columns: tuple[str, ...]) -> pa.T
         topic_id=HALF_TOPIC_ID,
         queue_id=np.zeros(len(rows), dtype=np.int32),
         offset=rows["queue_offset"].astype(np.int64),
+    )
+
+
+def stored_halves(rows: Rows) -> Stored:
+    """Where they lie."""
+    return Stored(
+        HALF_TOPIC_ID,
+        np.zeros(len(rows), dtype=np.int32),
+        rows["queue_offset"].astype(np.int64),
+        Places(rows["position"].astype(np.int64), rows["row"].astype(np.int32)),
     )
 
 

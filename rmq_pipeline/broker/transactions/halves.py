@@ -39,6 +39,8 @@ class Halves:
         self._open = 0
         #: No open row is due before this.
         self._next = _FAR
+        #: Offsets of open ones that were put off.
+        self._put_off: set[int] = set()
         self._producers: list[str] = []
         self._codes: dict[str, int] = {}
 
@@ -73,6 +75,8 @@ class Halves:
         if events.kind != Kind.HALF:
             rows["open"][at] = False
             self._open -= len(at)
+            if self._put_off:
+                self._put_off.difference_update(events.queue_offset.tolist())
             if not self._open:
                 self._n, self._next = 0, _FAR
                 self._producers, self._codes = [], {}
@@ -84,6 +88,18 @@ class Halves:
         rows["message_id_hash"][at] = events.message_group_hash
         rows["producer"][at] = self.code(events.client_id or "")
         self._next = min(self._next, int(due.min()))
+
+    def put_off(self, queue_offset: Int64s, *, until_ms: int) -> int:
+        """Have those that are open be due then; how many never were put off.
+
+        Only in memory, so that each start tries all of them.
+        """
+        at = self._find(queue_offset)
+        at = at[at >= 0]
+        self._rows["due_ms"][at] = until_ms
+        new = set(self._rows["queue_offset"][at].tolist()).difference(self._put_off)
+        self._put_off.update(new)
+        return len(new)
 
     def code(self, producer_group: str) -> int:
         """The number that stands for a producer group."""
