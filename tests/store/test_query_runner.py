@@ -71,7 +71,7 @@ def test_what_runs_and_what_waits_is_ended_when_the_database_closes(
 ) -> None:
     running = [run_in_thread(database, ENDLESS) for _ in range(2)]
     eventually(database._queries._free.empty)
-    running.append(run_in_thread(database, "SELECT 1"))
+    running.append(run_in_thread(database, ENDLESS))
 
     database.close()
 
