@@ -126,6 +126,7 @@ def test_a_key_that_hangs_pauses_only_itself(setups: list[Setup]) -> None:
     setups.append(setup)
     setup.arrive("aabcbcb")
 
+    assert gate.arrived.wait(30)
     until(lambda: setup.queue.count == 2)
 
     assert setup.of("a") == [[0]]
@@ -182,6 +183,7 @@ def test_several_keys_are_one_together_in_their_order(setups: list[Setup]) -> No
     keys = [["k", "l"], ["k"], ["l", "k"], ["k", "l"], ["l"], ["k"], None]
     setup.service.arrived(setup.queue, received(setup.queue, range(7), keys=keys))
 
+    assert gate.arrived.wait(30)
     until(lambda: setup.queue.count == 2)
     assert setup.of(("k", "l")) == [[0]]
     gate.open()

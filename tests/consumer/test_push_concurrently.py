@@ -58,10 +58,12 @@ def test_what_fails_comes_again_and_its_reason_is_kept(
             raise ValueError("gate 7 is shut")
         return "success"
 
-    # The view has the row only while the message waits.
-    name, readers = topic(queues=1), group(backoff_ms=[3_000])
+    name, readers = topic(queues=1), group(backoff_ms=[1])
     verbs.send(name, bodies(0, 1))
     heard = Heard(fail)
+    between = Between(verbs, only=("receive",))
+    first, second = Gate(), Gate()
+    between.gate = first
 
     retrying: list[dict[str, Any]] = []
 
@@ -69,8 +71,13 @@ def test_what_fails_comes_again_and_its_reason_is_kept(
         retrying[:] = rows_of(verbs, "retrying", readers, "reason, error_type")
         return bool(retrying)
 
-    with consumer(verbs, readers, name).listen(heard):
+    with consumer(cast(Broker, between), readers, name).listen(heard):
+        assert first.arrived.wait(30)
+        between.gate = second
+        first.open()
+        # The view has the row until the message is received again.
         until(look)
+        second.open()
         heard.wait(1)
 
     assert retrying == [{"reason": "gate 7 is shut", "error_type": "ValueError"}]
