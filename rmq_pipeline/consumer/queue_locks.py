@@ -51,6 +51,8 @@ class QueueLocks:
         self._lock_ms, self._now_s = lock_ms, now_s
         #: When each was last asked for with success; before the call, so never too late.
         self._since: dict[MessageQueue, float] = {}
+        #: Renewed too late, and when that was asked for.
+        self._doubted: dict[MessageQueue, float] = {}
 
     def is_live(self, queue: MessageQueue) -> bool:
         """Whether it may be worked on: locked, and so not long ago that others may have it."""
@@ -63,30 +65,18 @@ class QueueLocks:
 
     def acquire(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Lock queues of one topic; those that nobody else has."""
-        wanted = list(queues)
-        if not wanted:
-            return []
         asked_at = self._now_s()
-        ids = set(
-            self._verbs.lock_queues(
-                self._group,
-                wanted[0].topic,
-                queue_ids=[queue.queue_id for queue in wanted],
-                client_id=self._client_id,
-                duration_ms=self._lock_ms,
-            )
-        )
-        got = [queue for queue in wanted if queue.queue_id in ids]
+        got = self._ask(list(queues))
         self._since.update(dict.fromkeys(got, asked_at))
         return got
 
     def renew(self, queues: Iterable[MessageQueue]) -> Renewed:
-        """Lock queues again."""
+        """Lock queues again; doubtful ones are not live before they are trusted."""
         renewed = Renewed()
         for of_topic in by_topic(queues).values():
-            before = self._since.copy()
+            asked_at = self._now_s()
             try:
-                got = set(self.acquire(of_topic))
+                got = set(self._ask(of_topic))
             except RocketMQError as error:
                 renewed.refusal = error
                 if isinstance(error, BusyError):
@@ -98,12 +88,36 @@ class QueueLocks:
                 if queue not in got:
                     self.forget(queue)
                     renewed.lost.append(queue)
-                elif (heard_at - before.get(queue, heard_at)) * 1000 >= self._lock_ms:
+                elif (heard_at - self._since.get(queue, heard_at)) * 1000 >= self._lock_ms:
+                    self._doubted[queue] = asked_at
                     renewed.doubtful.append(queue)
+                else:
+                    self._since[queue] = asked_at
         return renewed
+
+    def trust(self, queue: MessageQueue) -> None:
+        """Nothing is held any more of the time when others may have had it."""
+        asked_at = self._doubted.pop(queue, None)
+        if asked_at is not None:
+            self._since[queue] = asked_at
+
+    def _ask(self, wanted: list[MessageQueue]) -> list[MessageQueue]:
+        if not wanted:
+            return []
+        ids = set(
+            self._verbs.lock_queues(
+                self._group,
+                wanted[0].topic,
+                queue_ids=[queue.queue_id for queue in wanted],
+                client_id=self._client_id,
+                duration_ms=self._lock_ms,
+            )
+        )
+        return [queue for queue in wanted if queue.queue_id in ids]
 
     def release(self, queue: MessageQueue) -> None:
         """Unlock a queue for others."""
+        self._doubted.pop(queue, None)
         if self._since.pop(queue, None) is None:
             return
         self._verbs.unlock_queues(
@@ -113,3 +127,4 @@ class QueueLocks:
     def forget(self, queue: MessageQueue) -> None:
         """Others have it."""
         self._since.pop(queue, None)
+        self._doubted.pop(queue, None)

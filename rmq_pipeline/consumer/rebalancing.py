@@ -384,3 +384,5 @@ class Rebalancer:
                 log.info("%s is not reset yet: %s", queue.key, error)
             else:
                 self._owned[queue] = count
+                if self._locks is not None:
+                    self._locks.trust(queue)

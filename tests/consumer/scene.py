@@ -203,8 +203,9 @@ class Scene:
         )
 
     def holders(self) -> set[str]:
-        """Who has locked queues."""
-        return {row["client_id"] for row in self.sql("SELECT client_id FROM queue_locks")}
+        """Who has locked queues; an empty name stands for those that nobody has."""
+        names = [row["client_id"] for row in self.sql("SELECT client_id FROM queue_locks")]
+        return {*names, *([""] if len(names) < QUEUES else [])}
 
     def is_drained(self) -> bool:
         """Whether the group is done with everything."""

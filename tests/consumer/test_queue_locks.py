@@ -83,6 +83,10 @@ def test_a_lock_that_others_have_is_lost(desk: Desk) -> None:
     assert renewed.lost == QUEUES[1:2]
     assert renewed.doubtful == [QUEUES[0], QUEUES[2]], "others may have had them for a while"
     assert not desk.one.is_locked(QUEUES[1])
+    assert [desk.one.is_live(queue) for queue in QUEUES] == [False, False, False]
+    for queue in QUEUES:  # as if what was held of them had been dropped
+        desk.one.trust(queue)
+    assert [desk.one.is_live(queue) for queue in QUEUES] == [True, False, True]
 
 
 def test_a_renewal_that_reached_the_broker_late_leaves_doubts(desk: Desk) -> None:

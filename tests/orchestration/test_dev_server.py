@@ -121,7 +121,7 @@ def test_a_process_that_dies_is_started_anew(running: DevServer, eventually: Eve
     def answers() -> bool:
         try:
             return running.graphql.readiness(since_s=0).ready
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     eventually(lambda: running.pids()["webserver"] != before["webserver"])
@@ -154,7 +154,9 @@ def test_processes_end_with_their_supervisor(
         from rmq_pipeline.orchestration.dev_server import DevServer
 
         home, project = Path({str(dagster_home)!r}), Path({str(project)!r})
-        dagster = DevServer(home, module="sample_defs", working_directory=project)
+        dagster = DevServer(
+            home, port={free_port()}, module="sample_defs", working_directory=project
+        )
         dagster.start()
         print("ready", flush=True)
         input()

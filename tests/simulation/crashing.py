@@ -47,6 +47,10 @@ class SteppedEngine(Engine):
     numbers: count[int]
 
     @override
+    def _keep_house(self) -> None:
+        """It would come when it likes: locks and members that time has ended stay until asked."""
+
+    @override
     def _dispatcher(self, commit_log: CommitLog) -> Dispatcher:
         return AskedDispatcher(commit_log, self.database, on_failure=self._dispatch_failed)
 

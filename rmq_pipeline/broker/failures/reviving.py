@@ -67,15 +67,14 @@ def revive(
     deadline = engine.clock.now_ms() + wait_ms
     unburied, revived, parked, buried = engine.unburied, 0, 0, 0
     while True:
-        version = engine.arrivals.version(_NO_TOPIC)
+        # Before the look: what has ended since is looked for once more.
+        version, now_ms = engine.arrivals.version(_NO_TOPIC), engine.clock.now_ms()
         some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
         parked += held
-        now_ms = engine.clock.now_ms()
         if doomed or unburied:
             again = unburied.take_time(now_ms)
             buried += bury(engine, None, limit=AT_ONCE, again=again).n
-            now_ms = engine.clock.now_ms()
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:
             _tell(unburied.take_untold())

@@ -155,25 +155,31 @@ class Members:
         with self._lock:
             groups = [(n, g) for n, g in self._groups.items() if group in (None, n)]
         for name, found in groups:
-            gone = self._take_gone(found)
-            try:
-                for client_id, gone_at_ms in gone:
-                    submit(UnlockMember(name, client_id, gone_at_ms))
-            finally:  # who learns of it finds the queues unlocked
-                if gone:
-                    with found.condition:
-                        found.changed()
+            gone = self._gone(found)
+            for client_id, _, gone_at_ms in gone:
+                submit(UnlockMember(name, client_id, gone_at_ms))
+            # Only now, as who learns of it is to find the queues unlocked; and they are tried
+            # again where that failed.
+            self._forget(found, gone)
         if group is None:
             submit(UnlockRunOut())
 
-    def _take_gone(self, found: _Group) -> list[tuple[str, int]]:
+    def _gone(self, found: _Group) -> list[tuple[str, _Member, int]]:
+        """Client id, member and moment of those who are gone."""
         with found.condition:
             now_ms = self._clock.now_ms()
-            moments = {i: m.gone_at_ms(self._timeout_ms) for i, m in found.members.items()}
-            gone = [(i, at) for i, at in moments.items() if at is not None and at <= now_ms]
-            for client_id, _ in gone:
-                del found.members[client_id]
-        return gone
+            moments = [(i, m, m.gone_at_ms(self._timeout_ms)) for i, m in found.members.items()]
+        return [(i, member, at) for i, member, at in moments if at is not None and at <= now_ms]
+
+    def _forget(self, found: _Group, gone: list[tuple[str, _Member, int]]) -> None:
+        """They are members no more, unless they have come back."""
+        with found.condition:
+            here = found.members
+            for client_id, member, gone_at_ms in gone:
+                is_same = here.get(client_id) is member
+                if is_same and member.gone_at_ms(self._timeout_ms) == gone_at_ms:
+                    del here[client_id]
+                    found.changed()
 
     def topics_of(self, group: str) -> tuple[int, dict[str, dict[str, list[str]]]]:
         """The version of a group, and the topics of its members by client id."""

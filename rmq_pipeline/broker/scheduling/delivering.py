@@ -179,14 +179,14 @@ def deliver_scheduled(
     report = DeliveryReport()
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        version = engine.arrivals.version(SCHEDULE_TOPIC_ID)
+        version, now_ms = engine.arrivals.version(SCHEDULE_TOPIC_ID), engine.clock.now_ms()
         rows, next_due_ms = engine.submit(FindDue(min(_FOUND_AT_ONCE, limit), window))
         if len(rows):
             _deliver_found(engine, rows, window=window, report=report)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
-        now_ms = engine.clock.now_ms()
+        # Before the look: what has fallen due since is looked for once more.
         if report.delivered >= limit or now_ms >= deadline or engine.arrivals.closed:
             return report.describe(next_due_ms)
         wake = deadline if next_due_ms is None else min(deadline, next_due_ms)

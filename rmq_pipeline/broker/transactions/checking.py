@@ -156,7 +156,7 @@ def check_transactions(
     done = {"checked": 0, "given_up": 0, "dropped": 0}
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        version = engine.arrivals.version(HALF_TOPIC_ID)
+        version, now_ms = engine.arrivals.version(HALF_TOPIC_ID), engine.clock.now_ms()
         left = limit - sum(done.values())
         swept = _sweep(engine, left, window=window)
         done["checked"] += len(swept.asked)
@@ -164,7 +164,7 @@ def check_transactions(
         done["given_up"] += _give_up(engine, swept)
         if len(swept) and sum(done.values()) < limit:
             continue
-        now_ms = engine.clock.now_ms()
+        # Before the look: what has fallen due since is looked for once more.
         if sum(done.values()) >= limit or now_ms >= deadline or engine.arrivals.closed:
             return {**done, "next_due_ms": swept.next_due_ms}
         wake = deadline if swept.next_due_ms is None else min(deadline, swept.next_due_ms)
