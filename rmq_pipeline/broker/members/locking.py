@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.store.events import Kind
-
-#: Locks that are ended in one step, of those that have run out.
-_AT_ONCE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class UnlockQueues(Request):
     client_id: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the queues that the client had, also if their locks have just run out."""
+        """The answer is the queues that the client had, whether or not their locks still held."""
         decision = Decision([])
         for queue_id, key in _keys(state, self.group, topic=self.topic, queue_ids=self.queue_ids):
             lock = state.queue_locks.get(key)
@@ -99,19 +95,6 @@ class UnlockMember(Request):
                 decision.events.extend(
                     _unlocked(state, key, client_id=self.client_id, now_ms=now_ms)
                 )
-        return decision
-
-
-@dataclass(frozen=True, slots=True)
-class UnlockRunOut(Request):
-    """Locks have run out, and nobody has said so: what was leased under them is for others."""
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is how many there were, of the first of them."""
-        decision = Decision(0)
-        for key, lock in state.queue_locks.run_out(now_ms)[:_AT_ONCE]:
-            decision.answer += 1
-            decision.events.extend(_unlocked(state, key, client_id=lock.client_id, now_ms=now_ms))
         return decision
 
 

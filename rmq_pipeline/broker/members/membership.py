@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.members.locking import UnlockMember, UnlockRunOut
+from rmq_pipeline.broker.members.locking import UnlockMember
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, RequestError
@@ -150,7 +150,7 @@ class Members:
         """Have those who are gone be members no more, and their queues unlocked.
 
         Args:
-            group: of this consumer group only; None: of all, and locks that have run out are ended.
+            group: of this consumer group only.
         """
         with self._lock:
             groups = [(n, g) for n, g in self._groups.items() if group in (None, n)]
@@ -161,8 +161,6 @@ class Members:
             # Only now, as who learns of it is to find the queues unlocked; and they are tried
             # again where that failed.
             self._forget(found, gone)
-        if group is None:
-            submit(UnlockRunOut())
 
     def _gone(self, found: _Group) -> list[tuple[str, _Member, int]]:
         """Client id, member and moment of those who are gone."""

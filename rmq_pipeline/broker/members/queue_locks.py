@@ -1,8 +1,7 @@
 """Queue locks: which client of a consumer group is the only one that is given a queue."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from rmq_pipeline.store.events import Kind
 
 #: group_id, topic_id, queue_id.
 Key = tuple[int, int, int]
-
-_NEVER_MS: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +39,10 @@ class QueueLock:
 
 
 class QueueLocks:
-    """The locks of all consumer groups, those that have just run out among them."""
+    """The locks of all consumer groups, those that have run out among them."""
 
     def __init__(self) -> None:
         self._topics: dict[tuple[int, int], dict[int, QueueLock]] = {}
-        #: No lock runs out before this; exact after ``run_out``.
-        self._first_end_ms = _NEVER_MS
 
     def get(self, key: Key) -> QueueLock | None:
         """The last lock of a queue, whether or not it holds."""
@@ -73,22 +68,9 @@ class QueueLocks:
                 for queue_id, lock in locks.items():
                     yield (group, topic, queue_id), lock
 
-    def run_out(self, now_ms: int) -> Sequence[tuple[Key, QueueLock]]:
-        """Those that hold no more."""
-        if now_ms < self._first_end_ms:
-            return ()
-        every = [
-            ((*place, queue_id), lock)
-            for place, locks in self._topics.items()
-            for queue_id, lock in locks.items()
-        ]
-        self._first_end_ms = min((lock.expires_at_ms for _, lock in every), default=_NEVER_MS)
-        return [(key, lock) for key, lock in every if not lock.holds(now_ms)]
-
     def put(self, key: Key, lock: QueueLock) -> None:
         """A queue has this lock from now on."""
         self._topics.setdefault(key[:2], {})[key[2]] = lock
-        self._first_end_ms = min(self._first_end_ms, lock.expires_at_ms)
 
     def apply(self, events: EventRows) -> None:
         """A lock came, was renewed or went: the last row says which it is."""
