@@ -102,7 +102,7 @@ def test_the_broker_of_a_group_is_killed(scene: Scene, request: pytest.FixtureRe
 #: the same between a lock's trust, a lock and a member.
 HASTY: Final = {
     "settings": {"member_timeout_ms": 6_000},
-    "pace": {"lock_ms": 3_000, "renew_s": 0.5, "first_renew_s": 0.5},
+    "pace": {"lock_ms": 6_000, "renew_s": 0.5, "first_renew_s": 0.5},
 }
 
 
