@@ -1,30 +1,76 @@
-"""Time as an argument: the wall clock, and one that tests turn by hand."""
+"""Clocks: time is an argument everywhere, so that tests can turn it by hand."""
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from typing_extensions import override
 
+#: Maximum time of a wait without a look at the clock.
+_LOOK_AGAIN_S: Final = 10.0
+
 
 class Clock(Protocol):
-    """What the broker asks of time; milliseconds since 1970 UTC."""
+    """A clock in milliseconds since 1970 UTC."""
 
     def now_ms(self) -> int:
-        """The present."""
+        """Return the present time."""
         ...
 
     def wait_until(self, condition: threading.Condition, at_ms: int | None) -> None:
         """Wait, with the condition held, until it is notified or ``at_ms`` has come."""
         ...
 
+    def ahead_ms(self) -> int:
+        """Return how far this clock is ahead of the machine's wall clock; negative: behind it."""
+        ...
+
+    def go_on_from(self, at_ms: int) -> None:
+        """Never return a time before ``at_ms``, which was stored as the present time."""
+        ...
+
+    def mark(self) -> "Line | None":
+        """Return how this clock follows a monotonic one now; None: it does not follow one."""
+        ...
+
+    def go_on_with(self, mark: "Line", *, last_at_ms: int) -> None:
+        """Continue from the ``mark`` of an earlier process.
+
+        Args:
+            mark: from the earlier process.
+            last_at_ms: the last time that was stored as the present one.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Time as a function of a monotonic clock, between two looks at the wall clock."""
+
+    now_ns: int
+    boot_ns: int
+    #: Rate relative to the monotonic clock: positive is faster, in millionths.
+    faster_ppm: int
+    #: The wall clock minus this time, at the last look.
+    gap_ns: int
+
+    def at(self, boot_ns: int) -> int:
+        """Return the time at a reading of the monotonic clock, in ns."""
+        elapsed = boot_ns - self.boot_ns
+        if self.faster_ppm:
+            # After a long gap, such as a suspended machine, do not correct beyond the wall clock.
+            most = abs(self.gap_ns)
+            elapsed += max(-most, min(most, elapsed * self.faster_ppm // 1_000_000))
+        return self.now_ns + elapsed
+
 
 class SystemClock:
     """The machine's wall clock."""
 
     def now_ms(self) -> int:
-        """The present."""
+        """Return the present time."""
         return self._now_ns() // 1_000_000
 
     def wait_until(self, condition: threading.Condition, at_ms: int | None) -> None:
@@ -32,17 +78,32 @@ class SystemClock:
         if at_ms is None:
             condition.wait()
             return
-        # The clock has whole milliseconds: half of one more, so that a wake-up is never early.
-        remaining_s = (at_ms * 1_000_000 - self._now_ns()) / 1e9 + 0.0005
-        if remaining_s > 0:
-            condition.wait(remaining_s)
+        # No notification comes when a clock is set or a suspended machine resumes: look again.
+        while (remaining_ns := at_ms * 1_000_000 - self._now_ns()) > 0:
+            # A wait may end slightly early, so add half a millisecond.
+            if condition.wait(min(remaining_ns / 1e9 + 0.0005, _LOOK_AGAIN_S)):
+                return
+
+    def ahead_ms(self) -> int:
+        """Return 0: this is the wall clock."""
+        return 0
+
+    def go_on_from(self, at_ms: int) -> None:
+        """Ignore it; the wall clock cannot be moved."""
+
+    def mark(self) -> Line | None:
+        """Return None: the wall clock follows no other clock."""
+        return None
+
+    def go_on_with(self, mark: Line, *, last_at_ms: int) -> None:
+        """Ignore it; the wall clock cannot be moved."""
 
     def _now_ns(self) -> int:
         return time.time_ns()
 
 
 class SteadyClock(SystemClock):
-    """The wall clock as it stood at first, then steadily on: nobody who sets it is followed."""
+    """A monotonic clock that starts at the wall clock's time and ignores later changes of it."""
 
     def __init__(self) -> None:
         self._ahead_ns = time.time_ns() - time.monotonic_ns()
@@ -61,7 +122,7 @@ class ManualClock:
         self._waiting: dict[int, tuple[threading.Condition, int | None]] = {}
 
     def now_ms(self) -> int:
-        """The present."""
+        """Return the present time."""
         return self._now_ms
 
     def wait_until(self, condition: threading.Condition, at_ms: int | None) -> None:
@@ -77,8 +138,22 @@ class ManualClock:
             with self._lock:
                 self._waiting.pop(key, None)
 
+    def ahead_ms(self) -> int:
+        """Return 0."""
+        return 0
+
+    def go_on_from(self, at_ms: int) -> None:
+        """Ignore it; the clock moves only by ``advance``."""
+
+    def mark(self) -> Line | None:
+        """Return None."""
+        return None
+
+    def go_on_with(self, mark: Line, *, last_at_ms: int) -> None:
+        """Ignore it; the clock moves only by ``advance``."""
+
     def advance(self, milliseconds: int) -> None:
-        """Move time forward and wake whoever waited for a moment that has now come."""
+        """Move time forward, and wake the waiters whose time has come."""
         with self._lock:
             self._now_ms += milliseconds
             due = [c for c, at in self._waiting.values() if at is not None and at <= self._now_ms]
@@ -90,7 +165,7 @@ class ManualClock:
 def wait_for(
     clock: Clock, condition: threading.Condition, *, ready: Callable[[], bool], at_ms: int | None
 ) -> bool:
-    """Wait, with the condition held, until ``ready()`` or ``at_ms``; the last ``ready()``."""
+    """Wait, with the condition held, until ``ready()`` or ``at_ms``; return False at ``at_ms``."""
     while not ready():
         if at_ms is not None and clock.now_ms() >= at_ms:
             return False

@@ -1,50 +1,61 @@
-"""Where the broker of a home answers: ``<home>/endpoint.json``, there while it serves."""
+"""The addresses of a home's broker: ``<home>/endpoint.json`` exists while the broker serves."""
 
-import json
 import os
-import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from rmq_pipeline import checked_json, durable_files
+from rmq_pipeline.home_mark import HomeMark
+
 FILE_NAME = "endpoint.json"
-#: A process may be this much younger than the endpoint it wrote: its start is known in clock ticks.
+#: A process may seem this much younger than its endpoint file: clock ticks round its start time.
 _START_SLACK_MS = 2_000
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A serving broker: its process, its doors and its flags."""
+    """A serving broker: its process, its addresses and its flags."""
 
     pid: int
     started_at_ms: int
-    #: Names this start of this broker; a call that carries another one is refused.
+    #: Identifies this start of the broker; it refuses calls with another token.
     token: str = field(repr=False)
-    #: host:port of the table door.
+    #: host:port of the Flight endpoint.
     flight: str
-    #: host:port of the RocketMQ door, None when it is not open.
+    #: host:port of the gRPC endpoint; None: it is not open.
     grpc: str | None
     home: str
     upkeep: str
     flush: str
-    #: host:port of the RocketMQ door for TLS.
+    #: host:port of the gRPC endpoint with TLS.
     grpc_tls: str | None = None
-    #: What its own clients trust, a file in PEM, and the name it is given for; None: no TLS.
+    #: PEM file that local clients trust, and the name in the certificate; None: no TLS.
     certificate: str | None = None
     server_name: str | None = None
+    #: Mark of the folder that the broker serves; None: the folder is not checked.
+    mark: HomeMark | None = None
 
     @classmethod
     def read(cls, home: Path) -> "Endpoint | None":
-        """The endpoint of a home; None when no broker has left one."""
+        """Return the endpoint of a home; None if no broker has left a valid one."""
         try:
-            found = json.loads((home / FILE_NAME).read_text(encoding="utf-8"))
-            return cls(**{each.name: found[each.name] for each in fields(cls)})
+            found = checked_json.load((home / FILE_NAME).read_bytes())
+            if found["mark"] is not None:
+                found["mark"] = HomeMark(**found["mark"])
+            endpoint = cls(**{each.name: found[each.name] for each in fields(cls)})
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError):
-            # Written by another version, or by hand: nobody can be reached through it.
+            # Written by another version or by hand, and unusable for a connection.
             return None
+        if endpoint.mark is not None and not endpoint.mark.is_of(home):
+            # It came here with a copy of the home: its broker serves the original.
+            return None
+        return endpoint
 
     def write(self) -> None:
         """Publish it in its home, replacing the one before; only the owner may read the token."""
@@ -56,7 +67,7 @@ class Endpoint:
             (Path(self.home) / FILE_NAME).unlink(missing_ok=True)
 
     def is_alive(self) -> bool:
-        """Whether its process still runs; a process that reuses the pid does not count."""
+        """Return True if its process still runs; a process that reuses the pid does not count."""
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -75,19 +86,10 @@ def stamp(home: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def write_json(path: Path, value: object) -> None:
-    """Replace a small JSON file at once: a reader sees the old one or the new one, whole."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a small JSON file, on disk, that only its owner may read."""
+    content = checked_json.dump(value, indent=2)
+    durable_files.replace(path, content, mode=durable_files.FOR_OWNER)
 
 
 def default_home() -> Path:

@@ -1,14 +1,15 @@
-"""Every error of the system, in one tree; families answer what the caller should do.
+"""Every error of the system, in one tree; a family says what the caller should do.
 
 RocketMQError
 ├── RequestError          change the request
-├── AccessError           show who you are, or ask for the right
+├── AccessError           authenticate, or ask for the permission
 ├── NotFoundError         create it, or look elsewhere
-├── ConflictError         somebody else was first, or the thing is in use
+├── ConflictError         another client was first, or the object is in use
 ├── BusyError             wait and retry
 └── OperatorError         an operator must look
 
-Each class carries RocketMQ's v2 status code and a remedy. Doors translate classes, never texts.
+Each class has RocketMQ's v2 status code and a remedy. Where the class's remedy does not fit, the
+``raise`` statement passes another one. Endpoints map classes to status codes, never texts.
 """
 
 from typing import ClassVar
@@ -18,20 +19,24 @@ class RocketMQError(Exception):
     """A refusal by the broker; ``remedy`` says what to do about it."""
 
     code: ClassVar[int] = 50001
-    remedy: ClassVar[str] = "Look at the broker's log."
+    remedy: str = "See the broker's log."
+
+    def __init__(self, message: str = "", *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        if remedy is not None:
+            self.remedy = remedy
 
     def __str__(self) -> str:
-        text = super().__str__()
-        return f"{text} {self.remedy}" if text else self.remedy
+        return f"{self.message} {self.remedy}".strip()
 
     @property
     def message(self) -> str:
-        """What happened, without the remedy."""
+        """The error text without the remedy."""
         return super().__str__()
 
 
 class RequestError(RocketMQError):
-    """The request cannot be carried out as it is."""
+    """The request is invalid."""
 
     code = 40000
     remedy = "Change the request."
@@ -40,90 +45,81 @@ class RequestError(RocketMQError):
 class TableSchemaError(RequestError):
     """A table lacks a column, or a column has the wrong type."""
 
-    remedy = "Give the table the columns that rmq_pipeline.schema names."
-
 
 class IllegalTopicError(RequestError):
-    """A topic name breaks the rules."""
+    """A topic name is invalid, or clients may not use the topic."""
 
     code = 40002
-    remedy = "Use 1 to 127 of the characters A-Z a-z 0-9 _ - % |."
+    remedy = "Use a topic that `rmq topic list` shows."
 
 
 class IllegalConsumerGroupError(RequestError):
-    """A consumer group name breaks the rules."""
+    """A consumer group name is invalid."""
 
     code = 40003
-    remedy = "Use 1 to 120 of the characters A-Z a-z 0-9 _ - % |."
+    remedy = "Use a consumer group that `rmq group list` shows."
 
 
 class IllegalMessageTagError(RequestError):
-    """A tag is blank, or holds | or a control character."""
+    """A tag is blank, or contains | or a control character."""
 
     code = 40004
     remedy = "Use a tag without | and control characters."
 
 
 class IllegalMessageKeyError(RequestError):
-    """A key is blank or holds a control character."""
+    """A key is blank or contains a control character."""
 
     code = 40005
-    remedy = "Use keys without spaces and control characters."
+    remedy = "Use keys that are not blank, without control characters; blanks separate keys."
 
 
 class IllegalMessageGroupError(RequestError):
-    """A message group is missing, blank, too long, or not taken by the topic."""
+    """A message group is missing, blank or too long, or the topic does not take one."""
 
     code = 40006
     remedy = "Give every message of a fifo topic a message_group of under 64 bytes."
 
 
 class IllegalLiteTopicError(RequestError):
-    """The name of a lite topic is missing, blank, too long, or not taken by the topic."""
+    """A lite topic name is missing, blank or too long, or the topic does not take one."""
 
     code = 40020
     remedy = "Give every message of a topic of type lite a lite_topic of under 64 bytes."
 
 
 class IllegalMessagePropertyError(RequestError):
-    """A property has a reserved or blank name, or a control character."""
+    """A property has a reserved or blank name, or contains a control character."""
 
     code = 40007
-    remedy = "Rename the property."
 
 
 class IllegalMessageIdError(RequestError):
     """A message id is blank."""
 
     code = 40009
-    remedy = "Leave message_id out, or give every message its own."
 
 
 class FilterExpressionError(RequestError):
     """A filter expression does not parse."""
 
     code = 40010
-    remedy = "A tag filter is * or tags joined by ||; a SQL92 filter is a condition on properties."
 
 
 class InvisibleDurationError(RequestError):
     """An invisible duration is out of range."""
 
     code = 40011
-    remedy = "Use 1 ms to 12 h."
 
 
 class DeliveryTimeError(RequestError):
     """A delay level or delivery time is out of range."""
 
     code = 40012
-    remedy = "Use a level from 1 on, or a time at most one year ahead."
 
 
 class TransactionError(RequestError):
     """A transaction cannot be begun or ended like this; nothing was changed."""
-
-    remedy = "End it with commit, rollback or unknown, as the producer group that began it."
 
 
 class ReceiptHandleError(RequestError):
@@ -134,38 +130,44 @@ class ReceiptHandleError(RequestError):
 
 
 class MessageTypeError(RequestError):
-    """The topic does not take messages of this type."""
+    """The topic's type does not allow the operation."""
 
     code = 40014
-    remedy = "Send it to a topic of its type."
+    remedy = "Use a topic of the right type: `rmq topic list` shows them."
 
 
 class MessageCorruptedError(RequestError):
-    """A request to send has no message, or of several topics, or a body that does not unpack."""
+    """A send request has no message, several topics, or a body that is not valid gzip."""
 
     code = 40016
-    remedy = "Send messages of one topic at a time, with bodies as they are or in GZIP."
+    remedy = "Send messages of one topic at a time, with plain or gzip bodies."
 
 
 class ClientIdRequiredError(RequestError):
-    """A call does not say which client makes it."""
+    """A call carries no client id."""
 
     code = 40017
-    remedy = "Give every call the client's identity as x-mq-client-id."
+    remedy = "Send the client id with every call, as x-mq-client-id."
 
 
 class UnknownClientTypeError(RequestError):
-    """The settings of a client are those of no kind of client that there is."""
+    """The settings of a client fit no known client type."""
 
     code = 40015
-    remedy = "Give a client_type, and publishing or subscription to go with it."
+    remedy = "Send client_type, and publishing or subscription to match it."
 
 
 class IllegalOffsetError(RequestError):
-    """An offset lies outside what the queue keeps."""
+    """An offset is outside the range that the queue retains."""
 
     code = 40019
     remedy = "Use an offset between the queue's min_offset and max_offset."
+
+
+class IllegalQueueError(IllegalOffsetError):
+    """A topic has no queue with this number."""
+
+    remedy = "Use a queue_id from 0 to one below the number of queues; see `rmq topic show`."
 
 
 class MessageBodyTooLargeError(RequestError):
@@ -186,50 +188,45 @@ class MessagePropertiesTooLargeError(RequestError):
     """Properties, keys and tag together are too large."""
 
     code = 43101
-    remedy = "Keep them within 128 entries and 16 KiB a message."
+    remedy = "Use at most 128 properties and 16 KiB per message."
 
 
 class QueryError(RequestError):
-    """A SQL query is not one read-only SELECT, does not parse, or ran out of time."""
+    """A query is not a single read-only SELECT, does not parse, or timed out."""
 
-    remedy = "Give one SELECT over the documented views."
+    remedy = "Send one SELECT over the documented views."
 
 
 class AllocationError(RequestError):
-    """The queues of a topic cannot be shared among the members of a consumer group."""
-
-    remedy = "Check the allocation strategy's settings, the client ids and the names of brokers."
+    """The queues of a topic cannot be shared out among the members of a consumer group."""
 
 
 class ConsumerUsageError(RequestError):
-    """A consumer was asked for what it is not there for, or is closed."""
-
-    remedy = "Subscribe or assign, not both; make a new consumer in place of a closed one."
+    """A consumer does not support the operation, or is closed."""
 
 
 class AccessError(RocketMQError):
-    """The caller may not do this; nothing was changed."""
+    """The caller is not permitted to do this; nothing was changed."""
 
     code = 40300
-    remedy = "Ask who runs the broker."
+    remedy = "Ask the broker's administrator."
 
 
 class UnauthorizedError(AccessError):
-    """The broker has access control, and the call does not prove who makes it."""
+    """Access control is on, and the call has no valid credentials."""
 
     code = 40100
-    remedy = "Give user and password: RMQ_USER and RMQ_PASSWORD, or a client's own settings."
+    remedy = "Set user and password: RMQ_USER and RMQ_PASSWORD, or a client's own settings."
 
 
 class ForbiddenError(AccessError):
-    """The user who calls has no policy that allows this."""
+    """No policy of the user allows this."""
 
-    code = 40300
-    remedy = "Have it allowed: `rmq acl allow USER RESOURCE --actions ...`."
+    remedy = "Ask an administrator for `rmq acl allow USER RESOURCE --actions ...`."
 
 
 class NotFoundError(RocketMQError):
-    """The thing named does not exist."""
+    """The named object does not exist."""
 
     code = 40401
     remedy = "Create it, or check the name."
@@ -250,82 +247,88 @@ class ConsumerGroupNotFoundError(NotFoundError):
 
 
 class OffsetNotFoundError(NotFoundError):
-    """A consumer group has read nothing of a queue: it stands nowhere."""
+    """A consumer group has committed no offset of a queue."""
 
     code = 40404
-    remedy = "Receive from the queue, or say how far the group is."
+    remedy = "Receive from the queue, or set the group's offset."
 
 
 class TransactionNotFoundError(NotFoundError):
     """No half message has this transaction id; nothing was changed."""
 
     code = 40008
-    remedy = "Use the transaction_id that the broker gave with the half message."
+    remedy = "Use the transaction_id that the broker returned for the half message."
 
 
 class ConflictError(RocketMQError):
-    """The state of the broker does not allow it now."""
+    """The broker's present state does not allow this."""
 
     code = 40900
-    remedy = "Look at the current state and decide again."
+    remedy = "Check the current state and decide again."
 
 
 class AlreadyExistsError(ConflictError):
-    """It exists already, with other settings."""
+    """The object exists with other settings."""
 
-    remedy = "Alter it, or ask for the settings it has."
+    remedy = "Alter it, or request the settings it has."
 
 
 class InUseError(ConflictError):
-    """Messages are in flight or scheduled for it."""
+    """The object has messages in flight or scheduled."""
 
     remedy = "Wait until they are settled, or force it."
 
 
 class TransactionEndedError(ConflictError):
-    """It was ended before, and otherwise; nothing was changed."""
+    """The transaction was ended before with another resolution; nothing was changed."""
 
-    remedy = "The first end stands: look at what became of the message."
+    remedy = "The first resolution stands; check the outcome of the message."
 
 
 class RecallError(ConflictError):
-    """A message cannot be called back: delivered, called back before, or not of this topic."""
+    """A message cannot be recalled: delivered, recalled before, or of another topic."""
 
-    remedy = "Nothing was called back. What was delivered can only be answered by another message."
+    remedy = "Nothing was recalled; check the outcome of the message."
 
 
 class SinkChangedError(ConflictError):
-    """Files that are to be replaced in a sink are not those that count; nothing was changed."""
+    """The files to replace in a sink are not its current ones; nothing was changed."""
 
-    remedy = "Ask for the files that count now, and make the replacement of those."
+    remedy = "Read the current files with sink_files, and replace those."
 
 
 class FencedError(ConflictError):
     """A newer window of the same name has taken over; nothing was changed."""
 
-    remedy = "End this window: its messages come again in the newer one."
+    remedy = "End this window; the newer one receives its messages again."
+
+
+class MixedFiltersError(ConflictError):
+    """Members of a consumer group receive with different filters, which the broker refuses."""
+
+    remedy = "Use the same filter in all members, or one group per filter."
 
 
 class QueueLockedError(ConflictError):
     """Another client of the consumer group holds the lock of a queue; nothing was changed."""
 
-    remedy = "Leave the queue to the client that holds it, or wait for the end of its lock."
+    remedy = "Leave the queue to the client that holds it, or wait until its lock expires."
 
-    #: Which one, whose it is, and until when.
+    #: The queue, the client that holds its lock, and the end of the lock.
     queue_id: int = -1
     holder: str = ""
     expires_at_ms: int = 0
 
 
 class BusyError(RocketMQError):
-    """The broker cannot take more now."""
+    """The broker has reached a limit for now."""
 
     code = 42900
     remedy = "Wait and retry."
 
 
 class LiteSubscriptionQuotaError(BusyError):
-    """A client has subscribed to as many lite topics as one may."""
+    """A client has as many lite topics as it may have."""
 
     code = 42902
     remedy = "Remove lite topics that it no longer reads, or use another client."
@@ -347,22 +350,22 @@ class OperatorError(RocketMQError):
 
 
 class StorageError(OperatorError):
-    """A write or sync failed; what was not answered may or may not be stored."""
+    """A write or sync failed; unanswered requests may or may not be stored."""
 
-    remedy = "Check the disk; the broker rebuilds its state from what is on it."
+    remedy = "Check the disk; the broker rebuilds its state from the commit log."
 
 
 class StoreFullError(OperatorError):
-    """The disk has no room for this."""
+    """The disk has too little free space."""
 
     code = 50004
     remedy = "Free space, or let seal and expire drop old log files."
 
 
 class CorruptLogError(OperatorError):
-    """A frame of the commit log does not match its checksum."""
+    """A frame of the commit log, or a segment, does not match its checksum."""
 
-    remedy = "Restore the file from a copy; the broker does not start over a damaged log."
+    remedy = "Restore the file from a copy."
 
 
 class HomeLockedError(OperatorError):
@@ -372,9 +375,9 @@ class HomeLockedError(OperatorError):
 
 
 class HomeFormatError(OperatorError):
-    """Another version wrote the home, in a format that this one does not read."""
+    """Another version wrote the home, in a format that this version does not read."""
 
-    remedy = "Use the version of rmq_pipeline that wrote it, or begin a new home."
+    remedy = "Use the version of rmq_pipeline that wrote it, or create a new home."
 
 
 class AccessFileError(OperatorError):
@@ -384,13 +387,13 @@ class AccessFileError(OperatorError):
 
 
 class ArchiveError(OperatorError):
-    """The archive root is another home's, or not the one this home has its segments in."""
+    """The archive root belongs to another home, or lacks this home's segments."""
 
-    remedy = "Set archive_root to where this home's segments are, or to an empty folder."
+    remedy = "Set archive_root to the folder of this home's segments, or to an empty one."
 
 
 def by_name(name: str) -> type[RocketMQError]:
-    """The error class of that name; RocketMQError when there is none (a newer broker's)."""
+    """Return the error class with that name; RocketMQError for an unknown one of a newer broker."""
     found = globals().get(name)
     if isinstance(found, type) and issubclass(found, RocketMQError):
         return found

@@ -1,4 +1,4 @@
-"""Why a delivery failed: what was said, and a signature that alike failures share."""
+"""Failures of deliveries: the reason, and a signature that similar failures share."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from rmq_pipeline import limits
 
-#: What differs between failures that are alike, the longest forms first.
+#: The parts in which similar failures differ, the longest forms first.
 _PARTICULAR: Final = re.compile(
     r"""
     '[^'\n]*' | "[^"\n]*" | `[^`\n]*`                                  # quoted texts
@@ -24,45 +24,54 @@ _SIGNATURE_BYTES: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last failure of a message; texts are empty where nobody said."""
+    """The last failure of a message; a text is empty if the consumer gave none."""
 
     reason: str = ""
-    #: The class of the error, or what else the consumer calls the kind of failure.
+    #: The class of the error, or the consumer's own name for the kind of failure.
     error_type: str = ""
-    #: 12 hex digits, the same for failures that differ in numbers, ids and quoted texts only.
+    #: 12 hex digits, the same for failures that differ only in numbers, ids and quoted texts.
     signature: str = ""
-    #: The run that saw it.
+    #: The run that reported the failure.
     run_id: str = ""
+    #: Where the error was raised; of similar failures in a batch only the first has it.
+    traceback: str = ""
 
     @classmethod
     def of(
-        cls, reason: str | None, *, error_type: str | None = "", run_id: str | None = ""
+        cls,
+        reason: str | None,
+        *,
+        error_type: str | None = "",
+        run_id: str | None = "",
+        traceback: str | None = "",
     ) -> Self:
-        """A failure with its signature; a long reason is cut."""
+        """Return a failure with its signature; cuts a long reason, and a traceback in front."""
         said = (reason or "")[: limits.REASON_LENGTH]
         kind = (error_type or "")[: limits.REASON_LENGTH]
-        return cls(said, kind, signature_of(said, error_type=kind), run_id or "")
+        where = (traceback or "")[-limits.TRACEBACK_LENGTH :]
+        return cls(said, kind, signature_of(said, error_type=kind), run_id or "", where)
 
     @classmethod
     def unsaid(cls) -> Self:
-        """The failure of a message whose deliveries ended without a word."""
+        """Return the failure of a message whose leases ran out without a reported reason."""
         return cls.of("no attempt left")
 
     def of_follower(self) -> Self:
-        """That of a message that follows, when its message group is given up: alike to this one."""
-        return replace(self, reason=f"an earlier message of its group failed: {self.reason}")
+        """Return the failure of a later message of the group, dead-lettered with this one."""
+        said = f"an earlier message of its group failed: {self.reason}"
+        return replace(self, reason=said, traceback="")
 
     def to_json(self) -> str:
-        """As events and tables keep it."""
+        """Return the JSON for events and tables."""
         return json.dumps({name: text for name, text in asdict(self).items() if text})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What ``to_json`` wrote; nothing said, of an empty text."""
+        """Return the failure from the result of ``to_json``; an empty one from an empty text."""
         return cls(**json.loads(text)) if text else cls()
 
 
 def signature_of(reason: str, *, error_type: str) -> str:
-    """What the failures that are alike have in common, as 12 hex digits."""
+    """Return the signature of a failure: 12 hex digits that similar failures share."""
     alike = f"{error_type}\n{_PARTICULAR.sub('#', reason)}"
     return blake2b(alike.encode(), digest_size=_SIGNATURE_BYTES).hexdigest()

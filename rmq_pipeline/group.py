@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, NotRequired, Self, TypedDict, get_args
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import IllegalConsumerGroupError, RequestError
@@ -13,49 +13,65 @@ Order = Literal["none", "message_group", "queue"]
 OnFailure = Literal["dead_letter", "park", "dead_letter_group"]
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALLOWED: Final = f"Use 1 to {limits.GROUP_NAME_LENGTH} of the characters A-Z a-z 0-9 _ - % |."
+
+
+class GroupMembers(TypedDict):
+    """The members of a group, as a heartbeat returns them."""
+
+    #: Changes with the members, their topics, and offsets that somebody resets.
+    version: int
+    #: By client_id: {"topics": [...]}.
+    members: dict[str, dict[str, list[str]]]
+    #: By topic and queue_id: number of offset resets.
+    resets: dict[str, dict[int, int]]
+    #: (topic, queue_id, queue_offset) of messages that may have ended members' processes.
+    suspects: NotRequired[list[tuple[str, int, int]]]
+    #: By topic: the filters that its members receive with, where they are several.
+    mixed_filters: NotRequired[dict[str, list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """A backoff that grows by a factor with every failure, up to a bound."""
+    """A backoff that grows by a factor with every failure, up to a maximum."""
 
     initial_ms: int = limits.BACKOFF_INITIAL_MS
     max_ms: int = limits.BACKOFF_MAX_MS
     multiplier: float = limits.BACKOFF_MULTIPLIER
 
     def delay_ms(self, failures: int) -> int:
-        """The delay after so many failures, at least one."""
+        """Return the delay after this many failures, at least one."""
         growths = min(failures - 1, limits.BACKOFF_GROWTHS)
         return int(min(self.max_ms, self.initial_ms * self.multiplier**growths))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group; ``group_id`` is never used again."""
+    """A consumer group; its ``group_id`` is never reused."""
 
     name: str
     group_id: int
     order: Order
-    #: Deliveries of one message, the first one counted.
+    #: Maximum deliveries of one message, including the first.
     max_attempts: int
     #: Delay after the first, second, … failure; the last one repeats. Unused with ``backoff``.
     backoff_ms: tuple[int, ...]
     on_failure: OnFailure
     created_at_ms: int
     dead_letter_topic_id: int
-    #: Delays that grow by themselves; None: those of backoff_ms.
+    #: Exponential delays; None: those of backoff_ms.
     backoff: Exponential | None = None
-    #: Deliveries per second, all topics together; None: as fast as they are asked for.
+    #: Deliveries per second over all topics; None: no limit.
     max_rate_per_s: float | None = None
-    #: How long the idempotency keys of its effects are remembered.
+    #: Time for which the group remembers the idempotency keys of its effects.
     idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
 
     def to_json(self) -> str:
-        """As the commit log and the tables keep it."""
+        """Return the JSON for the commit log and the tables."""
         return json.dumps(asdict(self))
 
     def describe(self) -> dict[str, Any]:
-        """Its fields by name."""
+        """Return the fields by name."""
         return {
             **asdict(self),
             "backoff_ms": list(self.backoff_ms),
@@ -63,18 +79,16 @@ class Group:
         }
 
     def backoff_text(self) -> str:
-        """The policy as one text: customized, or JSON."""
+        """Return the backoff as one text: customized, or JSON."""
         return "customized" if self.backoff is None else json.dumps(asdict(self.backoff))
 
     def delay_ms(self, failures: int) -> int:
-        """When a message comes again after so many failures, at least one."""
-        if self.backoff is not None:
-            return self.backoff.delay_ms(failures)
-        return self.backoff_ms[min(failures, len(self.backoff_ms)) - 1]
+        """Return the delay before redelivery after this many failures, at least one."""
+        return delay_ms(failures, backoff_ms=self.backoff_ms, backoff=self.backoff)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What ``to_json`` wrote."""
+        """Return the group from the result of ``to_json``."""
         found = json.loads(text)
         found["backoff_ms"] = tuple(found["backoff_ms"])
         if found.get("backoff") is not None:
@@ -82,7 +96,7 @@ class Group:
         return cls(**found)
 
     def altered(self, **changes: Any) -> "Group":
-        """This group with other settings; None leaves one as it is."""
+        """Return a copy with changed settings; None leaves a setting unchanged."""
         kept = {name: value for name, value in changes.items() if value is not None}
         if "backoff_ms" in kept:
             kept["backoff_ms"] = tuple(kept["backoff_ms"])
@@ -103,18 +117,33 @@ class Group:
         return changed
 
 
+def delay_ms(
+    failures: int, *, backoff_ms: Sequence[int], backoff: Exponential | None = None
+) -> int:
+    """Return the delay of a backoff after this many failures, at least one."""
+    if backoff is not None:
+        return backoff.delay_ms(failures)
+    return backoff_ms[min(failures, len(backoff_ms)) - 1]
+
+
 def check_name(name: Any) -> None:
-    """Refuse a bad name.
+    """Refuse an invalid name.
 
     Raises:
-        IllegalConsumerGroupError: length, characters, or kept for the system.
+        IllegalConsumerGroupError: wrong length or characters, or reserved for the system.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise IllegalConsumerGroupError(f"Group name {name!r} has characters that are not allowed.")
+        raise IllegalConsumerGroupError(
+            f"Group name {name!r} has characters that are not allowed.", remedy=_ALLOWED
+        )
     if len(name) > limits.GROUP_NAME_LENGTH:
-        raise IllegalConsumerGroupError(f"Group name of {len(name)} characters is too long.")
+        raise IllegalConsumerGroupError(
+            f"Group name of {len(name)} characters is too long.", remedy=_ALLOWED
+        )
     if name.startswith("CID_RMQ_SYS_"):
-        raise IllegalConsumerGroupError(f"Group name {name} is kept for the system.")
+        raise IllegalConsumerGroupError(
+            f"Group name {name} is reserved for the system.", remedy="Choose another name."
+        )
 
 
 def check_settings(
@@ -123,30 +152,33 @@ def check_settings(
     """Refuse settings out of range.
 
     Raises:
-        RequestError: what is wrong, with the values that are allowed.
+        RequestError: names the setting and the allowed values.
     """
     if order not in get_args(Order):
-        raise RequestError(f"Order {order!r} is none of {', '.join(get_args(Order))}.")
+        raise RequestError(f"Order {order!r} is not one of {', '.join(get_args(Order))}.")
     if on_failure not in get_args(OnFailure):
         raise RequestError(
-            f"on_failure {on_failure!r} is none of {', '.join(get_args(OnFailure))}."
+            f"on_failure {on_failure!r} is not one of {', '.join(get_args(OnFailure))}."
         )
     if order == "queue" and on_failure == "dead_letter_group":
         raise RequestError(
-            "on_failure dead_letter_group gives a message group up: a group of order queue keeps"
-            " none, and has dead_letter or park."
+            "on_failure dead_letter_group needs message groups, which a group of order queue does"
+            " not use.",
+            remedy="Use dead_letter or park, or order message_group.",
         )
     whole = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
     if not whole or not 1 <= max_attempts <= limits.MAX_ATTEMPTS:
-        raise RequestError(f"max_attempts is 1 to {limits.MAX_ATTEMPTS}, not {max_attempts!r}.")
+        raise RequestError(
+            f"max_attempts must be 1 to {limits.MAX_ATTEMPTS}, not {max_attempts!r}."
+        )
     if not backoff_ms or any(
         not isinstance(ms, int) or not 0 <= ms <= limits.DELAY_MAX_MS for ms in backoff_ms
     ):
-        raise RequestError("backoff_ms is one or more delays of 0 ms to one year.")
+        raise RequestError("backoff_ms needs one or more delays of 0 ms to one year.")
 
 
 def checked_backoff(backoff: Any) -> Exponential | None:
-    """A backoff policy: customized, exponential, or the fields of an Exponential.
+    """Return a backoff policy from customized, exponential, or the fields of an Exponential.
 
     Raises:
         RequestError: it is none of these, or a number is out of range.
@@ -164,18 +196,18 @@ def checked_backoff(backoff: Any) -> Exponential | None:
     bounds: tuple[Any, ...] = (made.initial_ms, made.max_ms)
     for ms in bounds:
         if not isinstance(ms, int) or isinstance(ms, bool) or not 0 <= ms <= limits.DELAY_MAX_MS:
-            raise RequestError(f"A backoff is 0 ms to one year, not {ms!r}.")
+            raise RequestError(f"A backoff must be 0 ms to one year, not {ms!r}.")
     growth: Any = made.multiplier
     if not isinstance(growth, int | float) or isinstance(growth, bool) or not 1 <= growth <= 100:
-        raise RequestError(f"The multiplier of a backoff is 1 to 100, not {growth!r}.")
+        raise RequestError(f"The multiplier of a backoff must be 1 to 100, not {growth!r}.")
     return made
 
 
 def checked_rate(max_rate_per_s: Any) -> float | None:
-    """A limit of deliveries per second; None and 0 are no limit.
+    """Return a limit of deliveries per second; None for None and 0, which mean no limit.
 
     Raises:
-        RequestError: it is no number above 0.
+        RequestError: it is negative or not a number, or out of range.
     """
     if max_rate_per_s is None:
         return None
@@ -193,10 +225,10 @@ def checked_rate(max_rate_per_s: Any) -> float | None:
 
 
 def checked_idempotency_window(window_ms: Any) -> int:
-    """How long idempotency keys are remembered.
+    """Return the time for which idempotency keys are remembered, in ms.
 
     Raises:
-        RequestError: it is no whole number of 1 ms to a year.
+        RequestError: it is not a whole number from 1 ms to 366 days.
     """
     whole = isinstance(window_ms, int) and not isinstance(window_ms, bool)
     if not whole or not 1 <= window_ms <= limits.IDEMPOTENCY_WINDOW_MAX_MS:

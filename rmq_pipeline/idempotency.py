@@ -1,7 +1,7 @@
-"""Effects outside the broker, done once per key: what was seen before, and what to remember.
+"""Idempotent effects outside the broker: each key's effect is carried out once.
 
-``mark`` adds two columns to received messages; a handler carries out the effect of those that were
-not seen before, and ``acks`` settles all of them, which remembers their keys.
+``mark`` adds two columns to received messages. The handler carries out the effect of the messages
+that were not seen before. ``acks`` settles all of them, which remembers their keys.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from rmq_pipeline import limits, schema
 
 logger = logging.getLogger(__name__)
 
-#: A column of the message (message_id, message_group; of keys the first), else one of its
-#: properties, or a function of the messages that gives a key, or null, for each.
+#: A column (message_id, message_group; of keys the first), else the name of a property. Or a
+#: function of the messages that returns a key or null for each.
 Key = str | Callable[[pa.Table], pa.Array | pa.ChunkedArray]
 
 COLUMNS: Final = ("message_id", "message_group", "keys", "tag")
@@ -28,10 +28,10 @@ IDEMPOTENCY_KEY: Final = pa.field("idempotency_key", pa.string())
 
 
 class Memory(Protocol):
-    """Who remembers: the client, or the broker itself."""
+    """The store of the keys: the client, or the broker itself."""
 
     def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
-        """schema.SEEN for schema.IDEMPOTENCY_KEY, row for row."""
+        """Return schema.SEEN for schema.IDEMPOTENCY_KEY, row for row."""
         ...
 
 
@@ -43,17 +43,17 @@ def mark(
     key: Key,
     held: pa.Array | pa.ChunkedArray | None = None,
 ) -> pa.Table:
-    """The messages with ``idempotency_key`` and ``seen_before``.
+    """Return the messages with the columns ``idempotency_key`` and ``seen_before``.
 
-    Of several messages with one key the first is to carry out the effect; the others count as seen
-    and have no key to remember, so that it is carried out later should the first one fail.
+    The first of several messages with one key carries out the effect. The others count as seen but
+    have a null key, so that a later delivery carries out the effect if the first one fails.
 
     Args:
         memory: the client.
         messages: as received.
-        group: the consumer group, whose window counts.
-        key: where a message's key comes from.
-        held: keys of messages whose effect is being carried out elsewhere.
+        group: the consumer group, whose idempotency window applies.
+        key: source of a message's key.
+        held: keys whose effects another worker is carrying out.
     """
     keys = keys_of(messages, key)
     seen = memory.seen_before(group, pa.table([keys], schema=schema.IDEMPOTENCY_KEY))
@@ -68,7 +68,7 @@ def mark(
 
 
 def acks(marked: pa.Table) -> pa.Table:
-    """Outcomes that settle marked messages as done and remember their keys; schema.OUTCOME."""
+    """Return schema.OUTCOME that acks marked messages and remembers their keys."""
     return pa.table(
         {
             "receipt_handle": marked.column("receipt_handle"),
@@ -79,12 +79,13 @@ def acks(marked: pa.Table) -> pa.Table:
 
 
 def keys_of(messages: pa.Table, key: Key) -> pa.Array:
-    """The key of each message; null for none. A long one is replaced by its digest.
+    """Return the key of each message, or null; a long key is replaced by its digest.
 
-    A function that raises is asked again for each message alone; one that raises then has no key.
+    If a key function raises, it is called again for each message alone. A message for which it
+    raises again has no key.
 
     Raises:
-        TypeError: the function gave no array of as many texts.
+        TypeError: the function returned no array with a text per message.
     """
     if callable(key):
         found = _called(messages, key)
@@ -104,19 +105,21 @@ def _called(
         found = key(messages)
     except Exception:  # one message's fault must not stop the others
         if messages.num_rows == 1:
-            logger.warning("a message has no idempotency key", exc_info=True)
+            logger.warning(
+                "the key function failed; a message has no idempotency key", exc_info=True
+            )
             return pa.nulls(1, pa.string())
         single = [
             _one_array(_called(messages.slice(row, 1), key)) for row in range(messages.num_rows)
         ]
         return pa.concat_arrays([each.cast(pa.string()) for each in single])
     if not isinstance(found, pa.Array | pa.ChunkedArray) or len(found) != messages.num_rows:
-        raise TypeError(f"The key function gave no array of {messages.num_rows} keys.")
+        raise TypeError(f"The key function must return an array of {messages.num_rows} keys.")
     return found
 
 
 def _padded(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists without an element as null, which has a first one: null."""
+    """Replace empty lists by null, of which ``list_element`` returns null."""
     return pc.if_else(pc.greater(pc.list_value_length(keys), 0), keys, pa.scalar(None, keys.type))
 
 
@@ -133,7 +136,7 @@ def _short(keys: pa.Array) -> pa.Array:
 
 
 def _repeated(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which keys stand earlier in the array too."""
+    """Return True for each key that also occurs earlier in the array."""
     codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     _, firsts = np.unique(codes, return_index=True)
     repeated = np.ones(len(codes), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Waiting for Ctrl-C or a request to end, without missing it."""
+"""Waiting for Ctrl-C or a stop request without missing one."""
 
 import os
 import signal
@@ -6,14 +6,14 @@ from types import FrameType
 
 
 class Interruption:
-    """Comes with the first SIGINT or SIGTERM, or with ``set``; for the main thread.
+    """A stop request: the first SIGINT or SIGTERM, or ``set``. Used in the main thread.
 
-    Python runs a handler in the main thread when that wakes, but a signal may be taken by another
-    thread and so wake nobody. Its number, written to a pipe where it is taken, wakes the reader.
+    Python runs signal handlers when the main thread wakes, but the system may deliver a signal to
+    another thread, which wakes nothing. The wakeup pipe wakes the reader in both cases.
     """
 
     def __init__(self) -> None:
-        """From now on the first signal does not end the process; a second Ctrl-C interrupts it."""
+        """Install the handlers: the first signal only ends the wait, a second Ctrl-C interrupts."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -21,11 +21,11 @@ class Interruption:
             signal.signal(number, self._note)
 
     def set(self) -> None:
-        """End the wait; from any thread."""
+        """End the wait; may be called from any thread."""
         os.write(self._writer, b"\0")
 
     def wait(self) -> None:
-        """Return once it has come."""
+        """Wait for the stop request."""
         os.read(self._reader, 1)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What identifies a message, its group and its queue: hashes, queue choice, message ids."""
+"""Identity of messages: hashes, the choice of a queue, message ids."""
 
 import functools
 import os
@@ -14,21 +14,21 @@ import pyarrow as pa
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-#: The two digits of each byte, as they lie in memory.
+#: The two hex digits of each byte, as they lie in memory.
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
 _EPOCH_2021_S: Final = 1_609_459_200
-#: An odd number without structure: powers of it make the polynomial of ``hash64``.
+#: An odd number without structure: the base of ``hash64``'s polynomial.
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 _MAX_POWERS: Final = 4096
-#: Texts of up to this share of their number in length are hashed byte by byte, all at once.
+#: Texts are hashed column by column if their length times this is at most their number.
 _SHORT_SHARE: Final = 8
-#: Texts that take up to this much, all padded to the longest, are hashed in one multiplication.
+#: Texts that, padded to the longest, take up to this many bytes are hashed in one multiplication.
 _PADDED_BYTES: Final = 32 * 1024
-#: The largest byte of texts whose UTF-16 code units are their bytes.
+#: The largest byte of a text whose UTF-16 code units equal its bytes.
 _ASCII: Final = 127
-#: Seeds whose bucket is remembered, for each number of buckets.
+#: Slots of the cache of seeds and buckets, for each number of buckets.
 _SEEDS: Final = 1 << 16
-#: Set where one is.
+#: Bit of a filled cache slot.
 _KNOWN: Final = np.uint64(1 << 31)
 
 
@@ -45,12 +45,21 @@ _POWERS_31: Final = _powers(31, np.uint32)
 _POWERS_BOTH: Final = np.stack([_POWERS_64, _POWERS_31.astype(np.uint64)], axis=1)
 
 
+def offsets_of(values: pa.Array) -> Int32s:
+    """Return the start of each text or body in the data buffer, and the end of the last one.
+
+    Args:
+        values: at least one, of type string or binary. A caller's table may have an offsets buffer
+            with extra bytes, even a fraction of an offset.
+    """
+    at = values.offset * np.dtype(np.int32).itemsize
+    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, at)
+
+
 def _bytes_of(texts: pa.StringArray) -> tuple[np.ndarray, Int64s, Int64s]:
-    """The UTF-8 bytes of non-null texts, with the start and length of each."""
+    """Return the UTF-8 bytes of non-null texts, with the start and length of each."""
     buffers = texts.buffers()
-    offsets = np.frombuffer(buffers[1], dtype=np.int32)[
-        texts.offset : texts.offset + len(texts) + 1
-    ]
+    offsets = offsets_of(texts)
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.zeros(0, np.uint8)
@@ -61,7 +70,7 @@ def _bytes_of(texts: pa.StringArray) -> tuple[np.ndarray, Int64s, Int64s]:
 def _polynomial(
     data: np.ndarray, starts: Int64s, *, lengths: Int64s, powers: np.ndarray
 ) -> np.ndarray:
-    """For each text the sum of byte × base^(distance from its end), in the powers' width."""
+    """Return for each text the sum of byte × base^(distance from its end), in the powers' width."""
     sums = np.zeros(len(lengths), dtype=powers.dtype)
     longest = int(lengths.max(initial=0))
     if not longest:
@@ -79,7 +88,7 @@ def _polynomial(
 
 
 def _by_rows(data: np.ndarray, lengths: Int64s, *, powers: np.ndarray) -> np.ndarray:
-    """The same polynomial: zeros before a text add nothing to it."""
+    """Compute ``_polynomial`` of texts padded in front with zeros, which add nothing."""
     letters = np.zeros((len(lengths), len(powers)), dtype=powers.dtype)
     letters[np.arange(len(powers)) >= (len(powers) - lengths)[:, np.newaxis]] = data
     sums: np.ndarray = letters @ powers[::-1]
@@ -89,7 +98,7 @@ def _by_rows(data: np.ndarray, lengths: Int64s, *, powers: np.ndarray) -> np.nda
 def _by_columns(
     data: np.ndarray, starts: Int64s, *, lengths: Int64s, base: np.unsignedinteger
 ) -> np.ndarray:
-    """The same polynomial, of the first bytes of all texts, then the second ones (Horner)."""
+    """Compute ``_polynomial`` by Horner's rule: the first bytes of all texts, then the second."""
     sums = data[np.minimum(starts, len(data) - 1)].astype(base.dtype)
     sums[lengths == 0] = 0
     shortest = int(lengths.min())
@@ -104,10 +113,10 @@ def _by_columns(
 
 
 def hash64(texts: pa.Array) -> Int64s:
-    """A 64-bit hash for each text; 0 for null and for nothing else.
+    """Return a 64-bit hash for each text; 0 for null only.
 
-    Two texts of one hash are taken for one message group, which costs concurrency and never order;
-    with a million groups the odds are 1 in 30 million.
+    Two message groups with the same hash are treated as one, which costs concurrency and never
+    order. With a million groups the probability is 1 in 30 million.
     """
     if len(texts) == 0 or texts.null_count == len(texts):
         return np.zeros(len(texts), dtype=np.int64)
@@ -146,7 +155,7 @@ def _mixed(polynomials: npt.NDArray[np.uint64], lengths: Int64s) -> Int64s:
 
 
 def java_string_hash(text: str) -> int:
-    """Java's String.hashCode over UTF-16 code units, signed 32 bits (semantics §3.2)."""
+    """Return Java's String.hashCode over UTF-16 code units, signed 32 bits (semantics §3.2)."""
     h = 0
     units = text.encode("utf-16-le")
     for i in range(0, len(units), 2):
@@ -168,7 +177,7 @@ def _java_string_hashes(texts: pa.StringArray) -> Int64s:
 
 
 def consistent_hash(seeds: Int64s, buckets: int) -> Int32s:
-    """The bucket of each seed, as RocketMQ's proxy chooses a queue (semantics §3.2).
+    """Return the bucket of each seed, as RocketMQ's proxy chooses a queue (semantics §3.2).
 
     Growing the number of buckets from n to m moves about (m - n) / m of the seeds.
     """
@@ -179,7 +188,7 @@ def consistent_hash(seeds: Int64s, buckets: int) -> Int32s:
     while len(active):
         state *= np.uint64(2862933555777941757)
         state += np.uint64(1)
-        # Java adds one to an int: the largest becomes negative, and the search ends.
+        # Java increments an int here: the largest one overflows, and the search ends.
         x = ((state >> np.uint64(33)) + np.uint64(1)).astype(np.uint32).view(np.int32)
         following = (candidate + 1) * float(1 << 31) / x
         moves = (following >= 0) & (following < buckets)
@@ -191,17 +200,17 @@ def consistent_hash(seeds: Int64s, buckets: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def _remembered(buckets: int) -> npt.NDArray[np.uint64]:
-    """Room for seeds and their buckets: 32 bits of seed, ``_KNOWN``, 31 bits of bucket."""
+    """Return a cache of seeds and buckets: 32 bits of seed, ``_KNOWN``, 31 bits of bucket."""
     del buckets  # the cache's key
     return np.zeros(_SEEDS, dtype=np.uint64)
 
 
 def _bucket_of(seeds: Int64s, buckets: int) -> Int32s:
-    """``consistent_hash`` of 32-bit seeds, most of which were seen before."""
+    """Return ``consistent_hash`` of 32-bit seeds, most of which are in the cache."""
     known = _remembered(buckets)
     high = seeds.view(np.uint64) << np.uint64(32)
     places = seeds & (_SEEDS - 1)
-    # Seed and bucket are one number, so that no thread sees half of what another one writes.
+    # Seed and bucket share one number, so that no thread reads a half-written slot.
     found = known[places]
     chosen: Int32s = (found & np.uint64(0x7FFFFFFF)).astype(np.int32)
     new = np.flatnonzero((found & ~np.uint64(0x7FFFFFFF)) != (high | _KNOWN))
@@ -218,14 +227,14 @@ def _queue_of_group(message_group: str, queues: int) -> int:
 
 
 def queue_of_groups(message_groups: pa.StringArray, queues: int) -> Int32s:
-    """The queue of each message group among ``queues``."""
+    """Return the queue of each message group among ``queues``."""
     if len(message_groups) == 1:
         return np.array([_queue_of_group(message_groups[0].as_py(), queues)], dtype=np.int32)
     return _bucket_of(_java_string_hashes(message_groups), queues)
 
 
 def hashes_and_queues(message_groups: pa.StringArray, queues: int) -> tuple[Int64s, Int32s]:
-    """``hash64`` and ``queue_of_groups`` of message groups that are all there, of one reading."""
+    """Return ``hash64`` and ``queue_of_groups`` of non-null message groups, in one pass."""
     data, _, lengths = _bytes_of(message_groups)
     n, longest = len(lengths), int(lengths.max(initial=0))
     short = longest * _SHORT_SHARE <= n and longest * n <= _PADDED_BYTES
@@ -237,19 +246,19 @@ def hashes_and_queues(message_groups: pa.StringArray, queues: int) -> tuple[Int6
 
 
 def texts_of_bytes(rows: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Upper-case hex of each row of an (n, width) byte array."""
+    """Return the upper-case hex of each row of an (n, width) byte array."""
     return _texts(np.take(_HEX, rows))
 
 
 def _texts(digits: npt.NDArray[np.uint16]) -> pa.StringArray:
-    """Texts of one length, from two digits an element."""
+    """Return texts of equal length from an array with two hex digits per element."""
     n, width = digits.shape
     offsets = np.arange(0, (n + 1) * width * 2, width * 2, dtype=np.int32)
     return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(digits))
 
 
 class MessageIds:
-    """Makes ids of RocketMQ's form v1: 01, MAC, pid, seconds since 2021, counter; 34 hex digits."""
+    """Generator of RocketMQ ids v1: 01, MAC, pid, seconds since 2021, counter; 34 hex digits."""
 
     def __init__(self) -> None:
         mac = uuid.getnode().to_bytes(6, "big")
@@ -257,12 +266,12 @@ class MessageIds:
         prefix = b"\x01" + mac + (os.getpid() & 0xFFFF).to_bytes(2, "big")
         prefix += seconds.to_bytes(4, "big")
         self._prefix = np.take(_HEX, np.frombuffer(prefix, dtype=np.uint8))
-        # Two brokers started in one second of one pid (containers) must not repeat each other.
+        # Brokers of two containers may start in the same second with the same pid.
         self._counter = int.from_bytes(os.urandom(3), "big")
         self._lock = threading.Lock()
 
     def take(self, n: int) -> pa.StringArray:
-        """``n`` new ids."""
+        """Return ``n`` new ids."""
         with self._lock:
             first = self._counter
             self._counter += n

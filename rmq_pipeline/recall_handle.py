@@ -1,6 +1,6 @@
-"""Recall handles: which scheduled message a recall speaks of, as 48 hex digits.
+"""Recall handles: 48 hex digits that identify a scheduled message.
 
-The hash of its message id tells a message of this broker from one that another home keeps there.
+The hash of the message id distinguishes it from another home's message at the same place.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ _LAYOUT: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class RecallHandles:
-    """Decoded recall handles, one row each; the place is that in SCHEDULE_TOPIC_XXXX."""
+    """Decoded recall handles, one row each; queue and offset are those in SCHEDULE_TOPIC_XXXX."""
 
-    #: The topic that the message is for.
+    #: The topic to which the message will be delivered.
     topic_id: Int32s
     queue_id: Int32s
     queue_offset: Int64s
@@ -38,7 +38,7 @@ class RecallHandles:
 
 
 def encode(handles: RecallHandles) -> pa.StringArray:
-    """The texts of these handles."""
+    """Return the handles as texts."""
     rows = np.empty(len(handles), dtype=_LAYOUT)
     for name in _LAYOUT.names or ():
         rows[name] = getattr(handles, name)
@@ -46,10 +46,10 @@ def encode(handles: RecallHandles) -> pa.StringArray:
 
 
 def decode(texts: pa.Array | pa.ChunkedArray) -> RecallHandles:
-    """The handles behind these texts.
+    """Return the decoded handles.
 
     Raises:
-        RecallError: one is null or was not made by ``encode``.
+        RecallError: a text is null or was not made by ``encode``.
     """
     rows = receipt.rows_behind(texts, _LAYOUT, column="recall_handle", error=RecallError)
     return RecallHandles(

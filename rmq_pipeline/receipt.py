@@ -1,7 +1,7 @@
-"""Receipt handles: which delivery of which message a settle speaks of, as 56 hex digits.
+"""Receipt handles: 56 hex digits that identify one delivery of a message.
 
-The delivery number is drawn at random for each receive, so a handle cannot be guessed and one of an
-older lease never fits a newer one.
+Each receive draws a random delivery number. A handle can therefore not be guessed, and the handle
+of an earlier lease never matches a later one.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline.errors import ReceiptHandleError, RocketMQError, TableSchemaError
-from rmq_pipeline.message import Int32s, Int64s, texts_of_bytes
+from rmq_pipeline.message import Int32s, Int64s, offsets_of, texts_of_bytes
 
 _LAYOUT: Final = np.dtype(
     [
@@ -24,12 +24,12 @@ _LAYOUT: Final = np.dtype(
     ]
 )
 
-#: What is no pair of hex digits.
+#: Marks two characters that are not hex digits.
 _NO_BYTE: Final = 256
 
 
 def _bytes_of_digits() -> npt.NDArray[np.uint16]:
-    """The byte of each two digits, taken as they lie in memory."""
+    """Return the byte for each pair of hex digits, indexed by their 16 bits in memory."""
     nibbles = np.full(256, _NO_BYTE, dtype=np.uint16)
     for digits in (b"0123456789ABCDEF", b"0123456789abcdef"):
         nibbles[list(digits)] = np.arange(16)
@@ -55,7 +55,7 @@ class Receipts:
         return len(self.queue_offset)
 
     def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> "Receipts":
-        """The receipts of these rows."""
+        """Return the receipts of these rows."""
         return Receipts(
             self.group_id[rows],
             self.topic_id[rows],
@@ -66,7 +66,7 @@ class Receipts:
 
 
 def encode(receipts: Receipts) -> pa.StringArray:
-    """The handles of these receipts."""
+    """Return the handles of receipts."""
     rows = np.empty(len(receipts), dtype=_LAYOUT)
     rows["delivery"] = receipts.delivery
     rows["queue_offset"] = receipts.queue_offset
@@ -77,7 +77,7 @@ def encode(receipts: Receipts) -> pa.StringArray:
 
 
 def decode(handles: pa.Array | pa.ChunkedArray) -> Receipts:
-    """The receipts behind these handles.
+    """Return the receipts of handles.
 
     Raises:
         ReceiptHandleError: a handle is null or was not made by ``encode``.
@@ -99,11 +99,11 @@ def rows_behind(
     column: str,
     error: type[RocketMQError],
 ) -> npt.NDArray[np.void]:
-    """The rows of ``layout`` that these texts are, two hex digits a byte.
+    """Return the rows of ``layout`` that texts of hex digits encode.
 
     Args:
-        column: what the texts are called in an error.
-        error: raised when one is null or no such row.
+        column: name of the texts in an error.
+        error: raised if a text is null or malformed.
     """
     if isinstance(handles, pa.ChunkedArray):
         handles = handles.combine_chunks()
@@ -115,17 +115,21 @@ def rows_behind(
         except pa.ArrowException as cause:
             raise TableSchemaError(f"Column {column} must be text.") from cause
     n, width = len(handles), layout.itemsize
-    offsets = np.frombuffer(handles.buffers()[1], dtype=np.int32)[
-        handles.offset : handles.offset + n + 1
-    ]
+    if not n:  # an empty column may come without buffers
+        return np.zeros(0, layout)
+    offsets = offsets_of(handles)
     wrong = np.diff(offsets) != 2 * width
     if handles.null_count or wrong.any():
-        row = int(np.argmax(wrong)) if wrong.any() else 0
-        raise error(f"Row {row} is not a {column.replace('_', ' ')}.")
-    data = handles.buffers()[2] if n else b""
-    pairs = np.frombuffer(data, np.uint16, n * width, int(offsets[0]) if n else 0)
+        raise _no_handle(error, int(np.argmax(wrong)) if wrong.any() else 0, column=column)
+    pairs = np.frombuffer(handles.buffers()[2], np.uint16, n * width, int(offsets[0]))
     values = np.take(_BYTES, pairs)
-    if n and values.max() >= _NO_BYTE:
-        row = int(np.argmax(values >= _NO_BYTE)) // width
-        raise error(f"Row {row} is not a {column.replace('_', ' ')}.")
+    if values.max() >= _NO_BYTE:
+        raise _no_handle(error, int(np.argmax(values >= _NO_BYTE)) // width, column=column)
     return values.astype(np.uint8).view(layout)
+
+
+def _no_handle(error: type[RocketMQError], row: int, *, column: str) -> RocketMQError:
+    return error(
+        f"Row {row} is not a {column.replace('_', ' ')}.",
+        remedy=f"Pass the {column} exactly as the broker returned it.",
+    )

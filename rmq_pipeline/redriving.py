@@ -1,7 +1,7 @@
-"""Redriving chosen dead letters at a rate, for as long as not too many of them fail again.
+"""Redrive of chosen dead letters at a limited rate, until too many of them fail again.
 
-The broker opens each once (the verb ``redrive``) and keeps what becomes of it (the view
-``redrives``): so a redrive that was cut short goes on under its id, and none is redriven twice.
+The broker takes each dead letter once (the verb ``redrive``) and records its outcome (the view
+``redrives``). An interrupted redrive therefore continues under its id without duplicates.
 """
 
 import secrets
@@ -22,75 +22,75 @@ from rmq_pipeline.flight.client import Client
 if TYPE_CHECKING:
     from sqlglot import exp
 
-#: running; every message has an outcome; too many failed again; nobody has settled one for a while.
+#: stopped: too many failed again; waiting: no outcome came for ``patience_s``.
 Status = Literal["running", "done", "stopped", "waiting"]
 
-#: How often outcomes are looked at while there is nothing else to do.
+#: Polling interval of outcomes while the rate or the limit allows no message.
 POLL_S: Final = 0.2
 _DIALECT: Final = "duckdb"
-#: What a filter may look at.
+#: Columns that a filter may use.
 _FILTERED: Final = ("message_id", "message_group", "tag", "keys", "properties")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which dead letters, and how.
+    """Choice of dead letters, and the limits of a redrive.
 
     Raises:
         RequestError: a number is out of range.
     """
 
     group: str
-    #: A condition on the columns of the view dead_letters; empty for all that were not redriven.
+    #: A condition on the columns of the view dead_letters; empty: all that no redrive took.
     where: str = ""
-    #: A filter on the messages themselves, as for receive; empty for all.
+    #: A filter on the messages, as for receive; empty: all.
     filter: str = ""
     filter_type: str = SQL92
-    #: Messages per second; 0 for no limit but ``ahead``.
+    #: Messages per second; 0: limited by ``ahead`` only.
     rate_per_s: float = 0.0
-    #: It stops when a larger share of the first outcomes than this are no acks,
+    #: The redrive stops when more than this share of the first outcomes are no acks,
     max_failed_share: float = 0.2
-    #: once there are this many of them.
+    #: and there are at least this many first outcomes.
     minimum: int = 20
-    #: At most this many messages of the redrive, earlier calls under its id included; 0 for all.
+    #: Maximum number of messages, including earlier calls under the same id; 0: no maximum.
     limit: int = 0
-    #: Messages that may be without an outcome at a time; fewer at the beginning.
+    #: Maximum number of messages without an outcome; the redrive starts with fewer.
     ahead: int = 1_000
-    #: It ends when it waits for outcomes and none has come for this long.
+    #: The redrive ends when it has waited this long for an outcome.
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_failed_share <= 1:
-            raise RequestError(f"max_failed_share is 0 to 1, not {self.max_failed_share!r}.")
+            raise RequestError(f"max_failed_share must be 0 to 1, not {self.max_failed_share!r}.")
         if self.rate_per_s < 0 or self.limit < 0 or self.patience_s < 0:
-            raise RequestError("Rate, limit and patience of a redrive are 0 or more.")
+            raise RequestError("Rate, limit and patience of a redrive must be at least 0.")
         if self.minimum < 1 or self.ahead < 1:
-            raise RequestError("minimum and ahead of a redrive are 1 or more.")
+            raise RequestError("minimum and ahead of a redrive must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How far a redrive has come, all calls under its id together."""
+    """Progress of a redrive, over all calls under its id."""
 
     redrive_id: str
     status: Status
-    #: Dead letters that were chosen, and those of them that were redriven.
+    #: Chosen dead letters, and how many of them the redrive has taken.
     chosen: int
     redriven: int
-    #: How many have which outcome now.
+    #: Number of messages by current outcome.
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    #: Messages with a first outcome, and those whose first was no ack.
+    #: Messages with a first outcome, and those whose first outcome was not an ack.
     decided: int = 0
     failed: int = 0
     seconds: float = 0.0
 
     @property
     def failed_share(self) -> float:
-        """Of the messages that came again; 0 before the first."""
+        """Share of first outcomes that are not acks; 0 before the first."""
         return self.failed / self.decided if self.decided else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Its fields, for a listing."""
+        """Return the fields for a listing."""
         return {
             "redrive_id": self.redrive_id,
             "status": self.status,
@@ -105,7 +105,7 @@ class Report:
 
 
 def new_id() -> str:
-    """An id for a redrive, by which people find it again."""
+    """Return a new id for a redrive, readable by people."""
     return f"redrive-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -118,19 +118,23 @@ def redrive(
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = lambda seconds: threading.Event().wait(seconds),
 ) -> Report:
-    """Redrive what the plan chooses, in order within each message group; how it ended.
+    """Redrive the dead letters of a plan, in order within each message group.
 
     Args:
         client: of the broker.
-        plan: which, how fast, and when to stop.
-        redrive_id: the same id again goes on with that redrive.
-        on_progress: told after every step.
-        now: seconds on a clock that never goes back.
-        pause: waits for some seconds of it.
+        plan: choice of dead letters, rate and limits.
+        redrive_id: repeating an id continues that redrive.
+        on_progress: called after every step.
+        now: monotonic clock in seconds.
+        pause: waits for a number of seconds.
+
+    Returns:
+        The final report.
 
     Raises:
-        QueryError, FilterExpressionError: the condition, the filter is wrong; nothing was redriven.
-        ConsumerGroupNotFoundError: there is no such group.
+        QueryError, FilterExpressionError: the condition or the filter is invalid; nothing was
+            changed.
+        ConsumerGroupNotFoundError: the group does not exist.
     """
     client.describe_group(plan.group)
     run = _Run(client, plan, redrive_id=redrive_id, now=now)
@@ -144,12 +148,12 @@ def redrive(
 
 
 def manifest(client: Client, redrive_id: str, *, limit: int | None = None) -> pa.Table:
-    """The messages of a redrive, in the order of their places, each with its outcome."""
+    """Return the messages of a redrive with their outcomes, in the order of their offsets."""
     return client.sql(manifest_query(redrive_id, limit=limit))
 
 
 def manifest_query(redrive_id: str, *, limit: int | None = None) -> str:
-    """The question that the manifest answers, for ``rmq sql`` too."""
+    """Return the SQL of ``manifest``, for ``rmq sql``."""
     from sqlglot import exp
 
     query = exp.select("*").from_("redrives").where(exp.column("redrive_id").eq(redrive_id))
@@ -158,10 +162,10 @@ def manifest_query(redrive_id: str, *, limit: int | None = None) -> str:
 
 
 def condition(where: str) -> "exp.Expr":
-    """A condition on the columns of a view; nothing but a condition can be said in it.
+    """Parse a condition on the columns of a view; any other SQL is refused.
 
     Raises:
-        QueryError: it is none; where it does not parse.
+        QueryError: it is not a condition; the error names the position.
     """
     import sqlglot
     from sqlglot import exp
@@ -174,12 +178,12 @@ def condition(where: str) -> "exp.Expr":
     except (SqlglotError, ValueError) as error:
         raise QueryError(f"The condition does not parse: {error.__cause__ or error}.") from error
     if found is None or isinstance(found, exp.Star):
-        raise QueryError(f"{where!r} is no condition.")
+        raise QueryError(f"{where!r} is not a condition.")
     return exp.paren(found, copy=False)
 
 
 def _place(error: Any) -> str:
-    """Where sqlglot stopped; it tries a condition as several things, and wraps what each said."""
+    """Return sqlglot's error position; it tries several parsers and wraps their errors."""
     inner = error.__cause__ or error
     first = (getattr(inner, "errors", None) or error.errors or [{}])[0]
     said, near = first.get("description"), first.get("highlight")
@@ -189,7 +193,7 @@ def _place(error: Any) -> str:
 
 
 def _choose(client: Client, plan: Plan) -> pa.Table:
-    """The dead letters of the plan that were not redriven; schema.DEAD_LETTER."""
+    """Return the plan's dead letters that no redrive has taken; schema.DEAD_LETTER."""
     from sqlglot import exp
 
     wanted = compile_filter(plan.filter, plan.filter_type) if plan.filter else None
@@ -201,7 +205,7 @@ def _choose(client: Client, plan: Plan) -> pa.Table:
     )
     if plan.where:
         letters = letters.where(condition(plan.where))
-    # As the messages were stored: a message group lies in one queue, or has moved to a newer one.
+    # In stored order: a message group lies in one queue, or moved to another at a resize.
     query = (
         exp.select("d.queue_id", "d.queue_offset", *(f"d.{name}" for name in _FILTERED))
         .from_(letters.subquery("d"))
@@ -221,7 +225,7 @@ def _choose(client: Client, plan: Plan) -> pa.Table:
 
 
 class _Run:
-    """A redrive under way."""
+    """State of a running redrive."""
 
     def __init__(
         self, client: Client, plan: Plan, *, redrive_id: str, now: Callable[[], float]
@@ -237,11 +241,11 @@ class _Run:
             allowed = max(0, plan.limit - self._redriven)
             self._left = self._left.slice(0, min(self._left.num_rows, allowed))
         self._chosen = self._redriven + self._left.num_rows
-        #: What the rate allows now, and since when it was not topped up.
+        #: Messages that the rate allows now, and the time of that calculation.
         self._allowance, self._topped_at = 1.0, self._began
 
     def report(self) -> Report:
-        """How far it has come."""
+        """Return the progress."""
         return Report(
             redrive_id=self._id,
             status=self.status,
@@ -254,7 +258,7 @@ class _Run:
         )
 
     def step(self) -> None:
-        """Redrive what may be now, look at the outcomes, and see whether it is over."""
+        """Redrive the messages that may go now, read the outcomes and update the status."""
         if self._failed_too_often():
             self.status = "stopped"
             return
@@ -272,15 +276,15 @@ class _Run:
             self.status = "waiting"
 
     def wait_s(self) -> float:
-        """How long there is nothing to do but to look; 0 when there is."""
+        """Return how long to pause before the next step, in seconds; 0 for none."""
         if self._waits_for_outcomes():
             return POLL_S
         missing = 1.0 - self._allowance if self._plan.rate_per_s else 0.0
-        # No less than the clock can tell apart.
+        # At least the resolution of the clock.
         return max(0.001, min(POLL_S, missing / self._plan.rate_per_s)) if missing > 0 else 0.0
 
     def _look(self) -> None:
-        """What became of the messages of this redrive so far."""
+        """Read the outcomes of this redrive's messages."""
         from sqlglot import exp
 
         query = exp.select("outcome", "first_outcome", "count(*) AS n").from_("redrives")
@@ -292,7 +296,8 @@ class _Run:
             outcome, first, n = row["outcome"], row["first_outcome"], row["n"]
             self._outcomes[outcome] = self._outcomes.get(outcome, 0) + n
             self._redriven += n
-            # What is gone came to nobody, so it says nothing about the consumer.
+            # A message whose outcome is gone was never delivered and says nothing about the
+            # consumer.
             if first is not None and first != "gone":
                 self._decided += n
                 self._failed += n if first != "acked" else 0
@@ -307,12 +312,12 @@ class _Run:
         return enough and self._failed > self._plan.max_failed_share * self._decided
 
     def _room(self) -> int:
-        """How many more may be without an outcome; twice as many as have one."""
+        """Return how many more messages may lack an outcome; at most twice the decided ones."""
         most = min(self._plan.ahead, max(self._plan.minimum, 2 * self._decided))
         return most - self._undecided()
 
     def _allowed(self) -> int:
-        """How many the rate allows; what was not used is lost after a second."""
+        """Return how many messages the rate allows; unused allowance expires after a second."""
         rate = self._plan.rate_per_s
         if not rate:
             return int(self._left.num_rows)

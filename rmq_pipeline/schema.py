@@ -1,4 +1,4 @@
-"""The tables that cross a door or lie on disk. Offsets are half-open; times are ms since 1970."""
+"""Schemas of the tables on disk and on the wire. Offsets are half-open; times are ms since 1970."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
 KEYS: Final = pa.list_(pa.string())
 
-#: What ``send`` takes; every column but body may be left out or null.
+#: Argument of ``send``; every column but body may be absent or null.
 SEND: Final = pa.schema(
     [
         pa.field("body", pa.binary(), nullable=False),
@@ -18,33 +18,38 @@ SEND: Final = pa.schema(
         ("delay_level", pa.int32()),
         ("deliver_at_ms", pa.int64()),
         ("priority", pa.int32()),
+        #: The queue that the producer chose; null: the broker chooses.
+        ("queue_id", pa.int32()),
         ("born_at_ms", pa.int64()),
         ("message_id", pa.string()),
         ("properties", PROPERTIES),
     ]
 )
 
-#: What ``send`` answers, in the order of the rows sent. A scheduled message has the offset of its
-#: place in SCHEDULE_TOPIC_XXXX, and the handle by which it may be called back.
+#: Result of ``send``, in the order of the rows sent. A scheduled message has its offset in
+#: SCHEDULE_TOPIC_XXXX, and the handle to recall it.
 SENT: Final = pa.schema(
     [
         ("message_id", pa.string()),
         ("queue_id", pa.int32()),
         ("queue_offset", pa.int64()),
         ("recall_handle", pa.string()),
-        #: Not stored: it repeats another message, whose id and place these are.
+        #: True: not stored, because it repeats another message, which has this id and place.
         ("duplicate", pa.bool_()),
     ]
 )
 
-#: What ``recall`` takes, and what it answers.
+#: Argument and result of ``recall``.
 RECALL: Final = pa.schema([pa.field("recall_handle", pa.string(), nullable=False)])
 RECALLED: Final = pa.schema([("recall_handle", pa.string()), ("message_id", pa.string())])
 
-#: What ``send_half`` answers; queue_id and queue_offset are those of the half topic.
+#: Result of ``send_half``; queue_id and queue_offset are those in the half topic.
 SENT_HALF: Final = pa.schema([*SENT, ("transaction_id", pa.string())])
 
-#: How transactions are ended: commit, rollback or unknown.
+#: Checks that a caller has, by their transactions.
+CHECK_ID: Final = pa.schema([pa.field("transaction_id", pa.string(), nullable=False)])
+
+#: Argument of ``end_transactions``; resolution: commit, rollback or unknown.
 RESOLUTION: Final = pa.schema(
     [
         pa.field("transaction_id", pa.string(), nullable=False),
@@ -52,7 +57,7 @@ RESOLUTION: Final = pa.schema(
     ]
 )
 
-#: What ending them is answered: the first resolution, and whether this call was the first.
+#: Its result: the first resolution, and whether this call was the first.
 ENDED: Final = pa.schema(
     [
         ("transaction_id", pa.string()),
@@ -61,7 +66,7 @@ ENDED: Final = pa.schema(
     ]
 )
 
-#: A half message somebody is asked about; ``checks`` is which time this is, from 1 on.
+#: A half message to check; ``checks`` counts its checks, from 1 on.
 CHECK: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -78,7 +83,7 @@ CHECK: Final = pa.schema(
     ]
 )
 
-#: A message as the commit log keeps it (section kind 1).
+#: A message as the commit log stores it (section kind 1).
 MESSAGE: Final = pa.schema(
     [
         ("topic_id", pa.int32()),
@@ -98,7 +103,7 @@ MESSAGE: Final = pa.schema(
     ]
 )
 
-#: A message as ``read`` and segments give it.
+#: A message in the result of ``read``, and in segments.
 READ: Final = pa.schema(
     [
         ("queue_id", pa.int32()),
@@ -115,15 +120,16 @@ READ: Final = pa.schema(
     ]
 )
 
-#: A message as ``receive`` delivers it; ``delivery_attempt`` of the first delivery is 1.
+#: A message in the result of ``receive``; ``delivery_attempt`` of the first delivery is 1.
 RECEIVED: Final = pa.schema(
     [*READ, ("delivery_attempt", pa.int32()), ("receipt_handle", pa.string())]
 )
 
-#: What ``settle`` takes. outcome: ack, retry, dead_letter, or give_up: a retry that was the last,
-#: whatever attempts are left. ``retry_after_ms`` null: the group's backoff. Why it failed:
-#: ``reason``, ``error_type``, and the run that saw it. An ack remembers ``idempotency_key`` as that
-#: of an effect carried out.
+#: Argument of ``settle``. outcome: ack, retry, dead_letter, give_up (dead-letter regardless of the
+#: attempts left), or retry_in_place (the attempt counts, and the receipt stays valid).
+#: ``retry_after_ms`` null: the group's backoff. A failure has ``reason``, ``error_type``,
+#: ``traceback``, and the ``run_id`` that reported it. An ack remembers ``idempotency_key``: its
+#: effect was carried out.
 OUTCOME: Final = pa.schema(
     [
         pa.field("receipt_handle", pa.string(), nullable=False),
@@ -133,10 +139,14 @@ OUTCOME: Final = pa.schema(
         ("error_type", pa.string()),
         ("run_id", pa.string()),
         ("idempotency_key", pa.string()),
+        ("traceback", pa.string()),
     ]
 )
 
-#: Where dead letters lie in a group's dead letter topic, as ``redrive`` takes them.
+#: Argument of verbs that look up message groups.
+MESSAGE_GROUP: Final = pa.schema([("message_group", pa.string())])
+
+#: Places in a group's dead letter topic; argument of ``redrive``.
 DEAD_LETTER: Final = pa.schema(
     [
         pa.field("queue_id", pa.int32(), nullable=False),
@@ -144,11 +154,11 @@ DEAD_LETTER: Final = pa.schema(
     ]
 )
 
-#: What ``redrive`` answers, row for row. outcome: redriven, already (it was before), gone (its
-#: message is no more).
+#: Result of ``redrive``, row for row. outcome: redriven, already (redriven before), gone (the
+#: message no longer exists).
 REDRIVEN: Final = pa.schema([*DEAD_LETTER, ("outcome", pa.string())])
 
-#: What ``seen_before`` takes, and what it answers row for row: null for a key it does not know.
+#: Argument and result of ``seen_before``, row for row; null for an unknown key.
 IDEMPOTENCY_KEY: Final = pa.schema([("idempotency_key", pa.string())])
 SEEN: Final = pa.schema([*IDEMPOTENCY_KEY, ("seen_at_ms", pa.int64())])
 
@@ -157,8 +167,8 @@ OFFSET_RANGES: Final = pa.list_(
     pa.struct([("queue_id", pa.int32()), ("base", pa.int64()), ("end", pa.int64())])
 )
 
-#: Files of a sink that a settle makes count; ``path`` is relative to the sink's folder.
-#: ``offsets``: where the messages that the rows came of lie; null: nobody has said so.
+#: Sink files that a settle adds; ``path`` is relative to the sink's folder. ``offsets``: the
+#: offsets of the messages behind the rows; null: unknown.
 SINK_FILE: Final = pa.schema(
     [
         pa.field("path", pa.string(), nullable=False),
@@ -169,7 +179,7 @@ SINK_FILE: Final = pa.schema(
     ]
 )
 
-#: An event as the commit log keeps it (section kind 2). Which columns mean what: store/events.py.
+#: An event as the commit log stores it (section kind 2). store/events.py explains the columns.
 EVENT: Final = pa.schema(
     [
         ("kind", pa.int16()),

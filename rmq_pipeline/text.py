@@ -1,8 +1,8 @@
-"""What is a text: DuckDB and the commit log take UTF-8 and nothing else."""
+"""Valid texts: DuckDB and the commit log accept UTF-8 only."""
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a text that UTF-8 has a form for: no half of a surrogate pair is in it."""
+    """Return True if the value is a text without lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(value, str):
         return False
     try:
@@ -13,13 +13,13 @@ def is_text(value: object) -> bool:
 
 
 def speakable(said: str) -> str:
-    """The same as such a text: half characters, as names of files may hold, are spelt out."""
+    """Return the text with lone surrogates escaped; names of files may contain some."""
     return said.encode(errors="backslashreplace").decode()
 
 
 def said_by(error: BaseException) -> str:
-    """What an error says, as such a text; nothing where it cannot say it."""
+    """Return the text of an error as valid UTF-8; empty if its ``str`` raises."""
     try:
         return speakable(str(error))
-    except Exception:  # noqa: BLE001 - the str() of anybody's error may raise anything
+    except Exception:  # noqa: BLE001 - a foreign error's str() may raise anything
         return ""

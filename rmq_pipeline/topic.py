@@ -1,4 +1,4 @@
-"""Topics: names, types, and what a topic is made of."""
+"""Topics: names, types and settings."""
 
 import json
 import re
@@ -13,20 +13,21 @@ from rmq_pipeline.text import is_text
 TopicType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite", "mixed"]
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALLOWED: Final = f"Use 1 to {limits.TOPIC_NAME_LENGTH} of the characters A-Z a-z 0-9 _ - % |."
 DLQ_PREFIX: Final = "%DLQ%"
 RETRY_PREFIX: Final = "%RETRY%"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 SCHEDULE_TOPIC_ID: Final = 1
-#: The queue of SCHEDULE_TOPIC_XXXX for times that are no delay level; 0..17 are the levels 1..18.
+#: The queue of SCHEDULE_TOPIC_XXXX for times without a delay level; 0..17 are the levels 1..18.
 TIMER_QUEUE: Final = len(limits.DELAY_LEVELS_MS)
-#: What two messages of a topic have in common when one repeats the other.
+#: The attribute that two messages share when one repeats the other.
 Deduplicate = Literal["none", "message_id", "key"]
-#: Where half messages lie, and copies of those that nobody decided.
+#: Topic of half messages, and topic of copies of those that were never resolved.
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_TOPIC_ID: Final = 2
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 GIVEN_UP_TOPIC_ID: Final = 3
-#: The smallest topic_id of a topic that somebody created.
+#: The smallest topic_id of a topic that a user created.
 FIRST_TOPIC_ID: Final = 4
 _SYSTEM: Final = frozenset(
     {
@@ -39,14 +40,20 @@ _SYSTEM: Final = frozenset(
         "TBW102",
     }
 )
+#: RocketMQ topics that this broker does not use; an older home may still have them.
+_KEPT: Final = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"})
+#: Topics that belong to consumer groups; their names may be longer by the prefix.
+_OF_GROUPS: Final = (DLQ_PREFIX, RETRY_PREFIX)
 #: Types whose messages may have a message group, which chooses the queue.
 GROUPED: Final = frozenset({"fifo", "lite", "mixed"})
 PartitionTime = str
+#: Default; sinks of the topic's consumers are partitioned by born_at_ms.
+PARTITION_TIME: Final = "born"
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic; ``topic_id`` is never used again, so one made anew shares nothing with the old."""
+    """A topic; ``topic_id`` is never reused, so a recreated topic shares nothing with it."""
 
     name: str
     topic_id: int
@@ -55,54 +62,54 @@ class Topic:
     #: stored, born, or the name of a property that holds ms since 1970.
     partition_time: PartitionTime
     created_at_ms: int
-    #: For each time it grew, where its queues ended then: what is in new ones comes after that.
+    #: For each resize, the ends of the earlier queues: new queues are read after those offsets.
     growths: tuple[tuple[int, ...], ...] = ()
-    #: What makes a message the repetition of one stored less than the window ago.
+    #: The attribute by which a message repeats another one stored within the window.
     deduplicate: Deduplicate = "none"
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
-    #: What was stored before does not count.
+    #: Messages stored before this time do not count.
     deduplicate_since_ms: int = 0
-    #: Sealed messages go when they are older, or when there are more bytes of them; None: never.
+    #: Sealed messages are deleted when they are older, or exceed these bytes; None: never.
     retention_ms: int | None = None
     retention_bytes: int | None = None
 
     def to_json(self) -> str:
-        """As the commit log and the tables keep it."""
+        """Return the JSON for the commit log and the tables."""
         return json.dumps(asdict(self))
 
     def describe(self) -> dict[str, Any]:
-        """Its settings by name."""
+        """Return the settings by name."""
         fields = asdict(self)
         del fields["growths"], fields["deduplicate_since_ms"]
         return fields
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What ``to_json`` wrote."""
+        """Return the topic from the result of ``to_json``."""
         fields = json.loads(text)
         fields["growths"] = tuple(map(tuple, fields.get("growths", ())))
         return cls(**fields)
 
     def grown(self, ends: Sequence[int]) -> "Topic":
-        """This topic, where its message groups may have left the queues that ended there."""
+        """Return a copy that records a resize; ``ends`` are the ends of the earlier queues."""
         if self.type not in GROUPED or not any(ends):
             return self
         return replace(self, growths=(*self.growths, tuple(ends)))
 
     def settings(self) -> tuple[Any, ...]:
-        """What two topics of one name must share to be taken for one."""
+        """Return the settings in which two declarations of one topic must agree."""
         deduplicate = (self.deduplicate, self.deduplicate_window_ms)
         return (self.type, self.queues, self.partition_time, *deduplicate)
 
     def retains(self, *, retention_ms: int | None, retention_bytes: int | None) -> bool:
-        """Whether it keeps its messages as is asked; None asks for nothing."""
+        """Return True if the retention is as requested; None requests nothing."""
         asked = ((retention_ms, self.retention_ms), (retention_bytes, self.retention_bytes))
         return all(wanted is None or (wanted or None) == have for wanted, have in asked)
 
     def deduplicating(self, deduplicate: Any, *, window_ms: Any, now_ms: int) -> "Topic":
-        """This topic suppressing other repetitions, or in another window; None: as it does.
+        """Return a copy with another deduplication or window; None leaves one unchanged.
 
-        What was stored before it began to does not count.
+        Messages stored before deduplication began do not count.
 
         Raises:
             RequestError: they are out of range.
@@ -123,7 +130,7 @@ class Topic:
         )
 
     def retaining(self, *, retention_ms: Any, retention_bytes: Any) -> "Topic":
-        """This topic keeping its messages for another time, or size; None: as it does; 0: for good.
+        """Return a copy with another retention; None leaves one unchanged, 0 is unlimited.
 
         Raises:
             RequestError: they are out of range.
@@ -137,10 +144,10 @@ class Topic:
         return changed
 
     def altered(self, *, queues: int | None, partition_time: str | None) -> "Topic":
-        """This topic with other settings.
+        """Return a copy with other settings.
 
         Raises:
-            RequestError: fewer queues than it has.
+            RequestError: fewer queues than the topic has, or a value out of range.
         """
         if queues is not None and queues < self.queues:
             raise RequestError(
@@ -157,51 +164,71 @@ def check_name(name: Any) -> None:
     """Refuse a name that a user may not create.
 
     Raises:
-        IllegalTopicError: length, characters, or a system topic.
+        IllegalTopicError: wrong length or characters, or reserved for the system.
+    """
+    check_known(name)
+    if name.startswith(_OF_GROUPS):
+        raise IllegalTopicError(
+            f"Topic name {name} is reserved for the system.", remedy="Choose another name."
+        )
+
+
+def check_known(name: Any) -> None:
+    """Refuse a name that no topic can have, so that the remedy is not to create it.
+
+    Raises:
+        IllegalTopicError: wrong length or characters, or a system topic that this broker lacks.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise IllegalTopicError(f"Topic name {name!r} has characters that are not allowed.")
-    if len(name) > limits.TOPIC_NAME_LENGTH:
-        raise IllegalTopicError(f"Topic name of {len(name)} characters is too long.")
-    if name in _SYSTEM or name.startswith((DLQ_PREFIX, RETRY_PREFIX, "rmq_sys_")):
-        raise IllegalTopicError(f"Topic name {name} is kept for the system.")
+        raise IllegalTopicError(
+            f"Topic name {name!r} has characters that are not allowed.", remedy=_ALLOWED
+        )
+    of_group = name.startswith(_OF_GROUPS)
+    if len(name) > (limits.SYSTEM_TOPIC_NAME_LENGTH if of_group else limits.TOPIC_NAME_LENGTH):
+        raise IllegalTopicError(
+            f"Topic name of {len(name)} characters is too long.", remedy=_ALLOWED
+        )
+    if name in _SYSTEM or name in _KEPT or name.startswith("rmq_sys_"):
+        raise IllegalTopicError(
+            f"Topic name {name} is reserved for the system.", remedy="Choose another name."
+        )
 
 
 def check_settings(type: Any, queues: Any, *, partition_time: Any) -> None:
     """Refuse settings out of range.
 
     Raises:
-        RequestError: what is wrong, with the values that are allowed.
+        RequestError: names the setting and the allowed values.
     """
     if type not in get_args(TopicType):
-        raise RequestError(f"Topic type {type!r} is none of {', '.join(get_args(TopicType))}.")
+        raise RequestError(f"Topic type {type!r} is not one of {', '.join(get_args(TopicType))}.")
     if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= limits.QUEUES:
-        raise RequestError(f"A topic has 1 to {limits.QUEUES} queues, not {queues!r}.")
+        raise RequestError(f"A topic must have 1 to {limits.QUEUES} queues, not {queues!r}.")
     if not is_text(partition_time) or not partition_time.strip():
         raise RequestError(
-            f"partition_time is stored, born, or the name of a property, not {partition_time!r}."
+            f"partition_time must be stored, born, or a property name, not {partition_time!r}."
         )
 
 
 def check_deduplicate(deduplicate: Any, window_ms: Any) -> None:
-    """Refuse settings out of range.
+    """Refuse deduplication settings out of range.
 
     Raises:
-        RequestError: what is wrong, with the values that are allowed.
+        RequestError: names the setting and the allowed values.
     """
     if deduplicate not in get_args(Deduplicate):
         known = ", ".join(get_args(Deduplicate))
-        raise RequestError(f"deduplicate is one of {known}, not {deduplicate!r}.")
+        raise RequestError(f"deduplicate must be one of {known}, not {deduplicate!r}.")
     most = limits.DEDUPLICATE_WINDOW_MAX_MS
     if isinstance(window_ms, bool) or not isinstance(window_ms, int) or not 1 <= window_ms <= most:
-        raise RequestError(f"deduplicate_window_ms is 1 to {most}, not {window_ms!r}.")
+        raise RequestError(f"deduplicate_window_ms must be 1 to {most}, not {window_ms!r}.")
 
 
 def check_retention(retention_ms: Any, retention_bytes: Any) -> None:
-    """Refuse settings out of range; None and 0 are for good.
+    """Refuse retention settings out of range; None and 0 are unlimited.
 
     Raises:
-        RequestError: what is wrong, with the values that are allowed.
+        RequestError: names the setting and the allowed values.
     """
     for name, value, least in (
         ("retention_ms", retention_ms, limits.RETENTION_MIN_MS),
@@ -210,14 +237,14 @@ def check_retention(retention_ms: Any, retention_bytes: Any) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         most = limits.RETENTION_MAX
         if value is not None and not (whole and (value == 0 or least <= value <= most)):
-            raise RequestError(f"{name} is 0 for keeping all, or {least} to {most}, not {value!r}.")
+            raise RequestError(f"{name} must be 0 (unlimited) or {least} to {most}, not {value!r}.")
 
 
 def is_system(name: str) -> bool:
-    """Whether clients may not send to it."""
+    """Return True if clients may not send to the topic."""
     return name in _SYSTEM
 
 
 def is_hidden(name: str) -> bool:
-    """Whether no consumer group may read it: what lies there is not to be seen yet."""
+    """Return True if consumer groups may not read the topic: its messages are not visible yet."""
     return name in (SCHEDULE_TOPIC, HALF_TOPIC)

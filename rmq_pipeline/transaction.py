@@ -1,6 +1,7 @@
-"""Transaction ids: which half message an end speaks of, as 32 hex digits.
+"""Transaction ids: 32 hex digits that identify a half message.
 
-Offset in the half topic, and the hash of the message id: an id of another broker's home never fits.
+An id is the offset in the half topic and the hash of the message id. The hash keeps an id of
+another home from matching.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,27 +13,31 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.errors import TransactionError, TransactionNotFoundError
-from rmq_pipeline.message import Int64s, texts_of_bytes
+from rmq_pipeline.message import Int64s, offsets_of, texts_of_bytes
 from rmq_pipeline.tables import columns_of
 
-#: What a checker gives, and what one is.
+#: The result of a checker, and the checker's type.
 Answer: TypeAlias = pa.Table | pa.Array | pa.ChunkedArray | Sequence[str]
 Checker: TypeAlias = Callable[[pa.Table], Answer]
 
-#: How a transaction may be ended; the last one ends nothing.
+#: Resolutions of a transaction; unknown leaves it open.
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 UNKNOWN: Final = "unknown"
 RESOLUTIONS: Final = (COMMIT, ROLLBACK, UNKNOWN)
-#: What became of a half message that nobody decided after the last check.
+#: Outcome of a half message that was unresolved after the last check.
 GIVEN_UP: Final = "given_up"
 
 _WIDTH: Final = 32
 _FORM: Final = f"^[0-9A-F]{{{_WIDTH}}}$"
 
 
+class Rollback(Exception):  # noqa: N818 a signal of the caller's, no fault
+    """Raise it in the block of ``client.transaction`` to roll back and continue after the block."""
+
+
 def encode(queue_offset: Int64s, message_id_hash: Int64s) -> pa.StringArray:
-    """The ids of half messages."""
+    """Return the ids of half messages."""
     numbers = np.empty((len(queue_offset), 2), dtype=">i8")
     numbers[:, 0] = queue_offset
     numbers[:, 1] = message_id_hash
@@ -40,7 +45,7 @@ def encode(queue_offset: Int64s, message_id_hash: Int64s) -> pa.StringArray:
 
 
 def decode(ids: pa.Array) -> tuple[Int64s, Int64s]:
-    """Offset and hash behind each id.
+    """Return the offset and the hash of each id.
 
     Raises:
         TransactionNotFoundError: an id was not made by ``encode``.
@@ -51,38 +56,38 @@ def decode(ids: pa.Array) -> tuple[Int64s, Int64s]:
         raise TransactionNotFoundError(f"Row {row} is not a transaction id.")
     if not len(ids):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    start = np.frombuffer(ids.buffers()[1], np.int32)[ids.offset]
+    start = int(offsets_of(ids)[0])
     digits = ids.buffers()[2].slice(start, len(ids) * _WIDTH).to_pybytes().decode()
     numbers = np.frombuffer(bytes.fromhex(digits), dtype=">i8").reshape(len(ids), 2)
     return numbers[:, 0].astype(np.int64), numbers[:, 1].astype(np.int64)
 
 
 def codes(resolutions: pa.Array) -> Int64s:
-    """The place of each in RESOLUTIONS.
+    """Return the index of each resolution in RESOLUTIONS.
 
     Raises:
-        TransactionError: one is none of them.
+        TransactionError: a value is none of them.
     """
     found = pc.index_in(resolutions, value_set=pa.array(RESOLUTIONS))
     if found.null_count:
         row = pc.index(pc.is_null(found), True).as_py()
         raise TransactionError(
-            f"Row {row}: {resolutions[row].as_py()!r} is none of {', '.join(RESOLUTIONS)}."
+            f"Row {row}: {resolutions[row].as_py()!r} is not one of {', '.join(RESOLUTIONS)}."
         )
     numbers: Int64s = found.to_numpy().astype(np.int64)
     return numbers
 
 
 def answers(checks: pa.Table, said: Answer) -> pa.Table:
-    """What a checker said of the half messages it was asked about, as schema.RESOLUTION.
+    """Return the answers of a checker as schema.RESOLUTION.
 
     Args:
-        checks: schema.CHECK.
-        said: commit, rollback or unknown for each of them in order, or schema.RESOLUTION; one that
-            a table leaves out stays open.
+        checks: schema.CHECK, the half messages it was asked about.
+        said: commit, rollback or unknown for each of them in order, or schema.RESOLUTION; a
+            transaction that the table leaves out stays open.
 
     Raises:
-        TransactionError: it is none of these, or speaks of something else.
+        TransactionError: an answer is none of these, or is for another transaction.
     """
     ids = checks.column("transaction_id")
     if isinstance(said, pa.Table):
@@ -90,12 +95,14 @@ def answers(checks: pa.Table, said: Answer) -> pa.Table:
             list(columns_of(said, schema.RESOLUTION).values()), schema=schema.RESOLUTION
         )
         if not pc.all(pc.is_in(found["transaction_id"], value_set=ids), min_count=0).as_py():
-            raise TransactionError("The checker answers for a transaction it was not asked about.")
+            raise TransactionError(
+                "The checker answered for a transaction that was not in its table."
+            )
     else:
         resolutions = said if isinstance(said, pa.Array | pa.ChunkedArray) else _texts(said)
         if len(resolutions) != len(ids):
             raise TransactionError(
-                f"The checker gives {len(resolutions)} answers to {len(ids)} questions."
+                f"The checker returned {len(resolutions)} answers for {len(ids)} half messages."
             )
         found = pa.table([ids, resolutions.cast(pa.string())], schema=schema.RESOLUTION)
     codes(found["resolution"].combine_chunks())
@@ -106,4 +113,4 @@ def _texts(said: Sequence[str]) -> pa.Array:
     try:
         return pa.array(said, pa.string())
     except (pa.ArrowException, TypeError) as error:
-        raise TransactionError(f"The checker's answer is no list of texts: {error}.") from error
+        raise TransactionError(f"The checker's answer is not a list of texts: {error}.") from error

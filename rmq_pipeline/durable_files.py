@@ -1,0 +1,68 @@
+"""Durable files: after a power cut a file is whole under its name or not there.
+
+A file system may keep a name and lose the content that was not synced. It may also keep the
+content and lose the name, if the folder was not synced. A file is therefore written under another
+name, synced and renamed, and then its folder is synced. A new folder's parent is synced, too.
+"""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+#: Modes of a file that everybody may read (less the umask), and of one for its owner only.
+FOR_ALL: Final = 0o666
+FOR_OWNER: Final = 0o600
+
+
+def sync(path: Path) -> None:
+    """Sync the content of a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names_in(folder: Path) -> None:
+    """Sync the names in a folder, even if this process may not list it."""
+    try:
+        sync(folder)
+    except PermissionError:
+        os.sync()  # sync all file systems: the folder cannot be opened
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and sync their names; it may exist."""
+    made = []
+    for each in (folder, *folder.parents):
+        if each.is_dir():
+            break
+        made.append(each)
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        sync_names_in(each.parent)
+
+
+def publish(finished: Path, path: Path) -> None:
+    """Sync a written file and rename it, replacing an existing one; sync the new name."""
+    sync(finished)
+    finished.rename(path)
+    sync(path.parent)
+
+
+def replace(path: Path, content: bytes, *, mode: int = FOR_ALL) -> None:
+    """Replace a file atomically and durably: a reader sees the old or the new content.
+
+    Raises:
+        OSError: writing failed. The old content is intact unless only the last sync failed.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
