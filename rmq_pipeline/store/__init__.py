@@ -1,1 +1,1 @@
-"""What lies on disk: the commit log, and what is derived from it."""
+"""The store: the commit log, and the tables and files derived from it."""

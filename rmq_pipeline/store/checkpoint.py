@@ -1,4 +1,4 @@
-"""Checkpoints beside queries: DuckDB takes none while another transaction reads what it moves."""
+"""Checkpoints of DuckDB while queries run: no transaction may read the data that it moves."""
 
 import threading
 import time
@@ -9,18 +9,18 @@ import duckdb
 
 from rmq_pipeline.store.query_runner import QueryRunner
 
-#: How long queries may go on before they are stopped; no other begins meanwhile.
+#: Time for running queries to end before they are interrupted; new queries wait.
 _PATIENCE_S: Final = 5.0
-#: How long reads of the broker itself are waited for after that, and how often.
+#: Time to wait for the broker's own reads after that, and the retry interval.
 _READS_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.01
 
 
 def checkpoint(take: Callable[[], None], queries: QueryRunner) -> None:
-    """Take a checkpoint; if need be between two queries, or instead of them.
+    """Take a checkpoint; if a query is in its way, pause or interrupt the queries.
 
     Raises:
-        duckdb.Error: ``take`` failed for another reason, or something has read all the time.
+        duckdb.Error: ``take`` failed for another reason, or reads blocked it until the time limit.
     """
     if _is_taken(take):
         return

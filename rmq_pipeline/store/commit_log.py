@@ -1,17 +1,16 @@
-"""The commit log: frames of Arrow record batches, each on disk before anybody hears of it.
+"""The commit log: frames of Arrow record batches, each on disk before it is acknowledged.
 
-A log position counts the bytes of all frames ever written. A file's name is its base, the position
-of its first frame; position p is at byte 4096 + p - base of it. The next file's base is exactly
-where the last frame of this one ended, so positions are dense: the place of a frame does not depend
-on the file it lands in, and is known while it is still being built. A frame never spans files; one
-larger than a file gets a file of its own. The bytes are described in frame.py, what start makes of
-them in recovery.py.
+A log position counts the bytes of all frames ever written. A file is named after its base, the
+position of its first frame. Position p is at byte 4096 + p - base of the file. The base of the next
+file is the end of the last frame, so positions are dense. The position of a frame does not depend
+on its file, and is known before it is written. A frame never spans files; a frame larger than a
+file gets a file of its own. See frame.py for the bytes, recovery.py for the start.
 
-One thread at a time stages, and one at a time writes: a frame may be staged while the one before it
-is written. Any thread reads what is before ``end``. Files are preallocated, so a full disk shows
-when a new file is needed: then what may not use the reserve is refused while a whole file cannot be
-had from the disk, and until ``refill_reserve`` has made the reserve whole again. The room below a
-whole file is left to dispatch and seal, which is how files come to be dropped.
+One thread stages and one thread writes: a frame may be staged while the previous frame is written.
+Any thread may read positions before ``end``. Files are preallocated, so a full disk shows when a
+new file is needed. Operations that may not use the reserve are then refused until
+the disk has space for a whole file and ``refill_reserve`` succeeds. Dispatch and seal may use free
+space smaller than a file; their work allows old files to be deleted.
 """
 
 import secrets
@@ -23,25 +22,27 @@ from typing import Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import CorruptLogError, StorageError, StoreFullError
+from rmq_pipeline import durable_files
+from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import frame, log_file, recovery
 from rmq_pipeline.store.frame_builder import FrameBuilder
 from rmq_pipeline.store.log_file import FULL, LogFile
 from rmq_pipeline.store.payload import Payload
 from rmq_pipeline.store.reserve import Reserve
 from rmq_pipeline.store.section_reader import Section, SectionReader
+from rmq_pipeline.store.synced_mark import SyncedMark
 
 __all__ = ["CommitLog", "FaultPoint", "Section"]
 
 #: Called with the name of each step of a commit; crash tests end the process in it.
 FaultPoint: TypeAlias = Callable[[str], None]
 
-#: How much of what was read last stays decoded.
+#: The cache of decoded sections is limited to this size.
 _KEPT_BYTES: Final = 64 << 20
 
 
 class CommitLog:
-    """An open commit log. See the module for its layout and its threads."""
+    """An open commit log; the module docstring describes its layout and its threads."""
 
     def __init__(
         self,
@@ -54,24 +55,23 @@ class CommitLog:
         fault: FaultPoint | None,
     ) -> None:
         self._folder = folder
-        #: Of the kinds that leave theirs out.
+        #: Schemas of the kinds whose payloads omit the schema.
         self.schemas = dict(schemas)
         self._fingerprint = frame.fingerprint(self.schemas)
-        self._file_bytes = file_bytes
+        self._file_bytes = log_file.whole_pages(file_bytes)
         self._sync_commits = sync_commits
         self._fault = fault
         self._files: tuple[LogFile, ...] = ()
-        #: Held to change which files there are, and while one of them is synced.
+        #: Held to change the list of files, and while a file is synced.
         self._files_lock = threading.Lock()
         self._reader = SectionReader(self.schemas, kept_bytes=_KEPT_BYTES)
         self._broken: str | None = None
         self._closed = False
         self._reserve = Reserve(folder, wanted_bytes=reserve_bytes)
-        #: The next position to be written; all frames before it are complete.
-        self.end = 0
-        #: Everything before it is on disk.
-        self.synced = 0
-        self._building = FrameBuilder(self.schemas, seed=0, start=0)
+        self._mark = SyncedMark(folder)
+        #: All frames before ``end`` are complete, those before ``synced`` are on disk.
+        self.end = self.synced = 0
+        self.building = FrameBuilder(self.schemas, seed=0, start=0)
 
     @classmethod
     def open(
@@ -85,23 +85,23 @@ class CommitLog:
         dispatched_position: int = 0,
         fault: FaultPoint | None = None,
     ) -> Self:
-        """Open the log of a folder, or begin one there.
+        """Open the log of a folder, or create it.
 
-        Every frame from the dispatched position to the end is checked; a torn write at the very
-        end is cut. All of what remains is on disk when this returns.
+        Check every frame from the dispatched position to the end, and cut a torn write at the end.
+        Everything that remains is on disk when this returns.
 
         Args:
-            schemas: the kinds with a fixed schema; any other kind brings its own in each section.
-            dispatched_position: where the first frame starts that dispatch has not seen.
+            schemas: the kinds with a fixed schema; sections of other kinds contain theirs.
+            dispatched_position: the start of the first frame that was not dispatched.
 
         Raises:
-            CorruptLogError: a frame is damaged, or frames are gone; names the place.
+            CorruptLogError: a frame is damaged or missing; the error names the place.
             HomeFormatError: the log has another format, or was written with other columns.
-            StoreFullError: a new log, and no room for its first file.
+            StoreFullError: the log is new, and its first file does not fit on the disk.
             StorageError: the disk failed.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            durable_files.make_folder(folder)
             log = cls(
                 folder,
                 schemas=schemas,
@@ -121,59 +121,60 @@ class CommitLog:
 
     @property
     def first(self) -> int:
-        """The position of the first frame still kept."""
+        """Position of the first retained frame."""
         return self._files[0].base
 
     def stage(self, kind: int, batch: pa.RecordBatch) -> int:
-        """Put a batch into the frame being built; the position its section will have.
+        """Add a batch to the frame being built, and return the position of its section.
 
         Raises:
-            ValueError: the batch has another schema than its kind, or the frame would exceed
-                1 GiB; nothing was staged.
+            ValueError: the batch does not have its kind's schema, or the frame would exceed 1 GiB;
+                nothing was staged.
         """
         self._check()
-        return self._building.stage(kind, batch)
+        return self.building.stage(kind, batch)
 
     def stage_payload(self, kind: int, payload: Payload) -> int:
-        """The same with a batch that is serialized already, by the schema of its kind."""
+        """Stage a batch that is already serialized with the schema of its kind."""
         self._check()
-        return self._building.stage_payload(kind, payload)
+        return self.building.stage_payload(kind, payload)
 
     def staged_bytes(self) -> int:
-        """The length of the frame being built; 0 when nothing is staged."""
-        return self._building.length
+        """Return the length of the frame being built; 0 if nothing is staged."""
+        return self.building.length
 
     def discard(self) -> None:
-        """Forget what is staged."""
-        self._building.clear()
+        """Discard the staged sections."""
+        self.building.clear()
 
     def commit(self, *, use_reserve: bool = False) -> int:
-        """Write what is staged as one frame; the new end of the log. Nothing: nothing happens.
+        """Write the staged sections, if any, as one frame; return the end of the log.
 
         Raises:
-            StoreFullError: no room; what is staged stays staged, unless the log is broken.
+            StoreFullError: the disk is full; the sections stay staged, unless the log is broken.
             StorageError: the write failed.
         """
         self._check()
-        if self._building.length:
-            self.make_room(frame_bytes=self._building.length, use_reserve=use_reserve)
+        if self.building.length:
+            self.make_room(frame_bytes=self.building.length, use_reserve=use_reserve)
             self.write(self.take())
         return self.end
 
     def take(self) -> FrameBuilder:
-        """What is staged: a frame to be written after all that were taken before."""
-        taken = self._building
+        """Return the staged frame and begin the next one; frames must be written in this order."""
+        taken = self.building
         if taken.length:
             self._step("staged")
-        self._building = taken.following()
+        self.building = taken.following()
         return taken
 
     def write(self, taken: FrameBuilder) -> None:
         """Write a frame with one system call; with flush = sync it is on disk when this returns.
 
         Raises:
-            StorageError, or StoreFullError when that is why: the write failed. It is not tried
-                again, and no later frame is written: close this log and open another.
+            StorageError: the write failed. It is not retried, and the log refuses later frames:
+                close this log and open it again.
+            StoreFullError: the write failed because the disk is full; the same holds.
         """
         self._check()
         if not taken.length:
@@ -198,17 +199,17 @@ class CommitLog:
             self.synced = self.end
 
     def needs_file(self, frame_bytes: int) -> bool:
-        """Whether a frame of this length would go to a new file."""
-        return self._building.start + frame_bytes > self._files[-1].capacity_end
+        """Return True if a frame of this length would go to a new file."""
+        return self.building.start + frame_bytes > self._files[-1].capacity_end
 
     def make_room(self, *, frame_bytes: int, use_reserve: bool) -> None:
-        """See to it that what is staged can be written as a frame of this length.
+        """Ensure that the staged sections can be written as a frame of this length.
 
-        Positions stay as they are. For the thread that stages; when it ``needs_file``, all frames
-        that were taken must be written.
+        Positions do not change. Called by the thread that stages. If ``needs_file`` is true, all
+        frames taken so far must have been written.
 
         Raises:
-            StoreFullError: it cannot.
+            StoreFullError: the disk or the reserve has too little space.
         """
         self._check()
         if not use_reserve and not self._reserve.whole:
@@ -219,10 +220,10 @@ class CommitLog:
             self._roll(frame_bytes, use_reserve=use_reserve)
 
     def draw_reserve(self, wanted_bytes: int) -> None:
-        """Give a part of the reserve to the disk, for dispatch and seal. For any thread.
+        """Release a part of the reserve to the disk, for dispatch and seal. Any thread may call it.
 
         Raises:
-            StoreFullError: less than that is left.
+            StoreFullError: the reserve has less than ``wanted_bytes``.
         """
         self._check()
         try:
@@ -231,21 +232,22 @@ class CommitLog:
             raise self._break("Drawing on the reserve", error) from error
 
     def refill_reserve(self) -> bool:
-        """Make the reserve whole, if the disk then still has room for a log file; is it whole?
+        """Refill the reserve if the disk also has space for a log file; True if it is whole.
 
-        For the writer thread, now and then.
+        Also record how far the log is on disk. The writer thread calls it at intervals.
         """
         self._check()
+        self._mark.write(self.synced)
         try:
             return self._reserve.refill(spare_bytes=self._file_bytes)
         except OSError as error:
             raise self._break("Refilling the reserve", error) from error
 
     def sync(self) -> None:
-        """Put on disk what was committed before this call. For any thread.
+        """Sync all frames committed before this call. Any thread may call it.
 
         Raises:
-            StorageError: it failed, and is not tried again.
+            StorageError: the sync failed; it is not retried.
         """
         self._check()
         with self._files_lock:
@@ -255,34 +257,34 @@ class CommitLog:
                     self._files[-1].sync()
                 except OSError as error:
                     raise self._break("Syncing the commit log", error) from error
-                # With commits that sync themselves, more was written meanwhile.
+                # With synced commits, the writer may have moved ``synced`` further meanwhile.
                 self.synced = max(self.synced, end)
 
     def read(self, position: int) -> Section:
-        """The section at a position, checked against its CRC.
+        """Return the section at a position, checked against its CRC.
 
         Raises:
-            LookupError: the position was dropped, or not written yet.
-            CorruptLogError: no sound section is there; names the place.
+            LookupError: the position was dropped, or is not written yet.
+            CorruptLogError: no sound section is there; the error names the place.
         """
         self._check()
         found = self._reader.kept(position)
         if found is None:
             found = self._reader.read(self.file_of(position), position)
-            if position < self.first:  # dropped meanwhile: do not keep its file
+            if position < self.first:  # the file was dropped meanwhile: do not keep it mapped
                 self._reader.forget_before(self.first)
         return found
 
     def frames(self, start: int, stop: int) -> Iterator[tuple[int, list[Section]]]:
-        """The frames that start in [start, stop), each with its end position.
+        """Yield the frames that start in [start, stop), each with its end position.
 
         Args:
-            start: where a frame starts, or the end of the log.
-            stop: taken as ``end`` when it is beyond that.
+            start: the start of a frame, or the end of the log.
+            stop: limited to ``end``.
 
         Raises:
             LookupError: ``start`` was dropped.
-            CorruptLogError: a frame is damaged; names the place.
+            CorruptLogError: a frame is damaged; the error names the place.
         """
         position, stop = start, min(stop, self.end)
         while position < stop:
@@ -290,9 +292,9 @@ class CommitLog:
             yield position, sections
 
     def drop_before(self, position: int) -> list[Path]:
-        """Delete the files that end at or before a position, but never the last; what is gone.
+        """Delete all files but the last that end at or before a position; return their paths.
 
-        Whoever still reads one of them keeps it until he lets go of its batches.
+        A reader that still uses such a file keeps its data until it releases the batches.
         """
         self._check()
         with self._files_lock:
@@ -303,32 +305,29 @@ class CommitLog:
             for file in dropped:
                 file.path.unlink()
             if dropped:
-                log_file.sync_folder(self._folder)
+                durable_files.sync(self._folder)
         except OSError as error:
             raise self._break("Deleting an old log file", error) from error
         return [file.path for file in dropped]
 
     def close(self) -> None:
-        """Sync and let go of the files; what was read stays readable. Again: nothing happens."""
+        """Sync and release the files; batches that were read stay readable. Idempotent."""
         try:
             if self._broken is None:
                 self.sync()
+                self._mark.write(self.synced)
         finally:
             self._let_go()
 
     def _recover(self, dispatched_position: int) -> None:
         files = recovery.open_files(self._folder, fingerprint=self._fingerprint)
         if not files:
-            if dispatched_position:
-                raise CorruptLogError(
-                    f"{self._folder}: dispatch has reached {dispatched_position}, "
-                    "but there is no log file."
-                )
+            recovery.check_new(self._folder, dispatched_position=dispatched_position)
             files = [self._create(self._file_bytes, seed=secrets.randbits(32))]
         self._files = tuple(files)
-        self.end = recovery.sound_end(files, dispatched_position=dispatched_position)
-        self.synced = self.end
-        self._building = FrameBuilder(self.schemas, seed=files[0].seed, start=self.end)
+        end = recovery.sound_end(files, dispatched_position=dispatched_position, mark=self._mark)
+        self.end = self.synced = end
+        self.building = FrameBuilder(self.schemas, seed=files[0].seed, start=end)
 
     def _create(self, size: int, *, seed: int) -> LogFile:
         return LogFile.create(
@@ -336,8 +335,8 @@ class CommitLog:
         )
 
     def _roll(self, frame_bytes: int, *, use_reserve: bool) -> None:
-        """Go on in a new file. The old one is on disk first: only the last may have a torn end."""
-        if self._building.start != self.end:
+        """Continue in a new file; sync the old one, as only the last file may have a torn end."""
+        if self.building.start != self.end:
             raise ValueError("A frame before the first one of a file is not written yet.")
         self._step("before_roll")
         self.sync()
@@ -348,7 +347,7 @@ class CommitLog:
         with self._files_lock:
             old = self._files[-1]
             old.finish()
-            # A file without a frame has the same base and name, and is replaced.
+            # A file without a frame has the same base and name: the new file replaces it.
             kept = self._files if old.base < self.end else self._files[:-1]
             self._files = (*kept, made)
         self._step("rolled")
@@ -360,12 +359,13 @@ class CommitLog:
         except StoreFullError:
             if not use_reserve:
                 raise
-        size = max(needed, self._reserve.draw_bytes)
+        # Rounded down, so that the files drawn from the reserve never exceed its size.
+        size = max(needed, self._reserve.draw_bytes // log_file.PAGE_BYTES * log_file.PAGE_BYTES)
         self._reserve.draw(size)
         return self._create(size, seed=seed)
 
     def file_of(self, position: int) -> LogFile:
-        """The file that has a position; it stays readable when it is dropped."""
+        """Return the file that contains a position; it stays readable after it is dropped."""
         self._check()
         files = self._files
         index = bisect_right(files, position, key=lambda file: file.base) - 1
@@ -382,7 +382,7 @@ class CommitLog:
             raise StorageError(self._broken)
 
     def _break(self, what: str, error: object) -> StorageError:
-        """Refuse everything from now on; the error to raise."""
+        """Refuse all later calls, and return the error to raise."""
         self._broken = f"{what} in {self._folder} failed: {error}."
         return StorageError(self._broken)
 
@@ -393,7 +393,8 @@ class CommitLog:
         self._broken = self._broken or f"The commit log in {self._folder} is closed."
         for file in self._files:
             file.finish()
-        # An error's traceback may keep this log for a while: the mapped files shall not wait.
+        # The traceback of an error may keep this object alive; unmap the files now.
         self._files = self._files[-1:]
         self._reader.forget_before(self.end)
         self._reserve.close()
+        self._mark.close()

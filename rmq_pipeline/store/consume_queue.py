@@ -1,7 +1,8 @@
-"""Questions about the rows of a consume queue, each asked with a cursor of the database."""
+"""Queries on the rows of a consume queue; each runs on a database cursor."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import duckdb
 import numpy as np
@@ -12,18 +13,19 @@ from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.statements import named
 
-#: Offsets that a look-up of message groups reads first; twice as many each time it must go on.
+#: Offsets scanned first in a lookup of message groups; the count doubles with each further scan.
 _BACKLOG_ROWS: Final = 65_536
 
+_Answer_co = TypeVar("_Answer_co", covariant=True)
 _Numbers = npt.NDArray[np.signedinteger]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPage:
-    """Consecutive rows of a queue from offset ``base`` on; columns of equal length."""
+    """Consecutive rows of a queue from offset ``base``; columns of equal length."""
 
     base: int
-    #: Position in the commit log of the section that holds the message, and its row there.
+    #: Log position of the section that contains the message, and the message's row in it.
     position: Int64s
     row: Int32s
     message_group_hash: Int64s
@@ -33,7 +35,7 @@ class IndexPage:
 def index(
     cursor: duckdb.DuckDBPyConnection, *, topic_id: int, queue_id: int, start: int, stop: int
 ) -> IndexPage:
-    """The rows of a queue in [start, stop); see Database.index."""
+    """Return the rows of a queue in [start, stop); see Database.index."""
     params = {"topic_id": topic_id, "queue_id": queue_id, "start": start, "stop": stop}
     rows = cursor.sql(named("index"), params=params).to_arrow_table()
     offsets = rows.column("queue_offset").to_numpy()
@@ -59,12 +61,12 @@ def backlog(
     stop: int,
     limit: int,
 ) -> tuple[Int64s, Int64s]:
-    """The first messages of each message group; see Database.backlog.
+    """Return the first messages of each message group; see Database.backlog.
 
-    Reads on from the least start only until every group has ``limit``: one group that owns most of
-    a long queue costs no more than a short one.
+    The scan starts at the smallest start and stops when every group has ``limit`` messages. Its
+    cost therefore does not grow with the queue when one group owns most of it.
     """
-    # Numbers of 16 bits are sorted several times faster than hashes.
+    # NumPy sorts 16-bit numbers several times faster than hashes.
     small = np.int16 if len(hashes) <= np.iinfo(np.int16).max else np.int32
     ordinals = np.arange(len(hashes), dtype=small)
     asked = pa.table({"message_group_hash": hashes, "start": starts, "ordinal": ordinals})
@@ -88,9 +90,46 @@ def backlog(
     return hashes[which], offsets
 
 
+class Question(Protocol[_Answer_co]):
+    """A read of the database, with its parameters."""
+
+    def run(self, cursor: duckdb.DuckDBPyConnection) -> _Answer_co:
+        """Execute it with a cursor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """Positions of consumer groups on the queues they read, for one group or for all."""
+
+    consumer_group: str | None
+
+    def run(self, cursor: duckdb.DuckDBPyConnection) -> pa.Table:
+        """Return one row per queue; no message from ``unread_from`` on was delivered yet."""
+        return cursor.sql(named("lag_of_groups"), params=asdict(self)).to_arrow_table()
+
+
+@dataclass(frozen=True, slots=True)
+class TagCount:
+    """Count of a topic's messages that have one of the given tags."""
+
+    topic_id: int
+    hashes: Int64s
+    #: Queue -> [start, stop) of offsets.
+    stretches: Mapping[int, tuple[int, int]]
+
+    def run(self, cursor: duckdb.DuckDBPyConnection) -> dict[int, int]:
+        """Return the count for each queue; queues with none are omitted."""
+        start, stop = zip(*self.stretches.values(), strict=True)
+        asked = {"queue_id": list(self.stretches), "start": start, "stop": stop}
+        cursor.register("stretches", pa.table(asked))
+        params = {"topic_id": self.topic_id, "hashes": self.hashes.tolist()}
+        return dict(cursor.sql(named("count_tags"), params=params).fetchall())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Messages of a queue in [start, stop); None asks for nothing."""
+    """Search for messages of a queue in [start, stop); a filter that is None matches all."""
 
     topic_id: int
     queue_id: int
@@ -99,19 +138,19 @@ class Search:
     limit: int
     key: str | None = None
     message_id: str | None = None
-    #: Stored in [from_ms, to_ms).
+    #: Matches messages stored in [from_ms, to_ms).
     from_ms: int | None = None
     to_ms: int | None = None
 
     def run(self, cursor: duckdb.DuckDBPyConnection) -> Int64s:
-        """Their offsets, the first of them."""
+        """Return the first ``limit`` offsets that match."""
         rows = cursor.sql(named("find_offsets"), params=asdict(self)).to_arrow_table()
         offsets: Int64s = rows.column("queue_offset").to_numpy()
         return offsets
 
 
 def _first_of_each(which: _Numbers, offsets: Int64s, *, limit: int) -> tuple[_Numbers, Int64s]:
-    """The first ``limit`` rows of each number, in offset order."""
+    """Return the first ``limit`` rows of each ordinal, in offset order."""
     if not len(which):
         return which, offsets
     if np.any(np.diff(offsets) < 0):

@@ -1,12 +1,12 @@
-"""DuckDB: what dispatch derives from the commit log, and the questions that are asked of it.
+"""DuckDB: the tables that dispatch derives from the commit log, and the queries on them.
 
-``state.duckdb`` holds the tables of sql/schema.sql at a log position, ``dispatched``. Writing
-(dispatch, expiry, checkpoint) happens on one connection under a lock; every read has a cursor of
-its own and sees the last committed transaction.
+``state.duckdb`` holds the tables of sql/schema.sql as of the log position ``dispatched``. All
+writes (dispatch, expiry, checkpoint) use one connection under a lock. Every read uses its own
+cursor and sees the last committed transaction.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -23,15 +23,16 @@ from rmq_pipeline.store import (
     opening,
     query_guard,
     redrives,
+    reopening,
     sinks,
     stored_state,
 )
 from rmq_pipeline.store.checkpoint import checkpoint
-from rmq_pipeline.store.consume_queue import IndexPage
+from rmq_pipeline.store.consume_queue import IndexPage, Question
 from rmq_pipeline.store.exporter import Exporter
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
-from rmq_pipeline.store.query_runner import QueryRunner, is_short_of_memory
+from rmq_pipeline.store.query_runner import QueryRunner
 from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.store.stored_state import StoredState
@@ -39,14 +40,11 @@ from rmq_pipeline.store.stretch import Stretch
 
 __all__ = ["Database", "IndexPage", "StoredState"]
 
-#: What may lie in DuckDB's write-ahead log before dispatch writes it into the tables' blocks. Large
-#: appends bypass it; what goes there costs about a second a GiB on start.
-_CHECKPOINT_THRESHOLD: Final = "32MB"
-#: Disk that queries may use beyond memory.
-_SPILL: Final = "4GB"
-#: Attempts of a transaction that found DuckDB's memory taken by queries.
+#: File name of the database in its home.
+FILE_NAME: Final = "state.duckdb"
+#: Attempts of a transaction when queries hold the memory of DuckDB.
 _ATTEMPTS: Final = 3
-#: Queries that run at a time.
+#: Queries that run at the same time.
 _QUERIES: Final = 2
 _Answer = TypeVar("_Answer")
 
@@ -57,7 +55,7 @@ class Database:
     def __init__(self, root: duckdb.DuckDBPyConnection, home: Path, *, memory_bytes: int) -> None:
         self._home = home
         self._sweep = history.Sweep(home)
-        #: Only ever asked for cursors: a connection serves one thread at a time.
+        #: Used only to create cursors: a connection serves one thread at a time.
         self._root = root
         self._writer = root.cursor()
         self._lock = threading.Lock()
@@ -72,31 +70,23 @@ class Database:
         )
         self._writer.execute(named("lock_settings"))
         self._fold = Fold(self._writer)
-        self._macros = [name for (name,) in self._writer.sql(named("macro_names")).fetchall()]
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
-        #: The log position that the tables stand for; what is before it is durably in them.
+        #: Log position that the tables reflect; all earlier frames are durably in them.
         self.dispatched: int = reached
+        #: Why the database must be reopened; it answers no more calls.
+        self.broken: str | None = None
+        self._closed = False
 
     @classmethod
     def open(cls, path: Path, *, memory_bytes: int, threads: int = 1) -> Self:
-        """Open the database of a home, or begin one there.
+        """Open the database of a home, or create it.
 
         Raises:
-            StoreFullError: the disk has no room for what opening writes.
+            StoreFullError: the disk has no space for the writes of opening.
             StorageError: it cannot be opened.
         """
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": f"{memory_bytes}B",
-            "threads": threads,
-            "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
-            "max_temp_directory_size": _SPILL,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "allow_community_extensions": False,
-            "python_enable_replacements": False,
-        }
         try:
-            root = duckdb.connect(path, config=config)
+            root = opening.connect(path, memory_bytes=memory_bytes, threads=threads)
             try:
                 history.let_in(root, path.parent)
                 return cls(root, path.parent, memory_bytes=memory_bytes)
@@ -104,16 +94,17 @@ class Database:
                 root.close()
                 raise
         except (duckdb.Error, OSError) as error:
-            raise _translation(f"Opening {path}", error) from error
+            raise reopening.translation(f"Opening {path}", error) from error
 
     def dispatch(self, stretches: Sequence[Stretch]) -> None:
-        """Move frames into the tables, and ``dispatched`` to the end of the last, or nothing.
+        """Apply frames to the tables and advance ``dispatched`` to their end, in one transaction.
 
         Args:
-            stretches: those from ``dispatched`` on without a gap.
+            stretches: consecutive frames, the first one at ``dispatched``.
 
         Raises:
-            StorageError: it failed; of what is too much for the memory, the first part may be done.
+            StorageError: the transaction failed. If memory was short, the frames were split, and
+                the first of them may be applied.
         """
         if not stretches:
             return
@@ -123,17 +114,19 @@ class Database:
                 self.dispatched = stretches[-1].end
         except StorageError as error:
             middle = len(stretches) // 2
-            if not middle or not is_short_of_memory(error.__cause__):  # keyed state may be wide
+            if not middle or not reopening.is_short_of_memory(
+                error.__cause__
+            ):  # keyed state may be wide
                 raise
             self.dispatch(stretches[:middle])
             self.dispatch(stretches[middle:])
 
     def load_state(self) -> StoredState:
-        """The state tables, all of one moment."""
+        """Return the state tables, read in one transaction."""
         return self._read(stored_state.load)
 
     def index(self, topic_id: int, queue_id: int, *, start: int, stop: int) -> IndexPage:
-        """The rows of a queue in [start, stop) that were dispatched and have not expired."""
+        """Return the rows of a queue in [start, stop) that are dispatched and have not expired."""
         return self._read(
             lambda cursor: consume_queue.index(
                 cursor, topic_id=topic_id, queue_id=queue_id, start=start, stop=stop
@@ -150,10 +143,10 @@ class Database:
         stop: int,
         limit: int,
     ) -> tuple[Int64s, Int64s]:
-        """The first ``limit`` messages of each message group from its start on and before ``stop``.
+        """Return the first ``limit`` messages of each message group between its start and ``stop``.
 
         Returns:
-            message_group_hash and queue_offset of each, in offset order.
+            message_group_hash and queue_offset of each message, in offset order.
         """
         return self._read(
             lambda cursor: consume_queue.backlog(
@@ -167,26 +160,33 @@ class Database:
             )
         )
 
-    def find(self, search: consume_queue.Search) -> Int64s:
-        """The first offsets of a queue with such messages, ascending."""
-        return self._read(search.run)
+    def find(self, question: Question[_Answer]) -> _Answer:
+        """Return the result of a question about rows of consume queues."""
+        return self._read(question.run)
 
     def query(self, sql: str, *, timeout_s: float) -> pa.Table:
-        """The answer to one SELECT over the views.
+        """Return the result of one SELECT over the views.
 
         Raises:
-            QueryError: it is anything else, fails, or takes longer than ``timeout_s``.
+            QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
         """
         rows = self._read(lambda cursor: cursor.sql(named("view_names")).fetchall())
-        query_guard.check(sql, [name for (name,) in rows], macros=self._macros)
-        return self._queries.run(sql, timeout_s=timeout_s)
+        views = [name for (name,) in rows]
+        query_guard.check(sql, views, macros=self._queries.macros)
+        return self._queries.run(sql, views=views, timeout_s=timeout_s)
+
+    def stop_queries(self) -> None:
+        """Interrupt the running queries."""
+        self._queries.stop()
 
     def keyed_state(
         self, group_id: int, topic_id: int, *, hashes: Int64s | None
     ) -> pa.Table | None:
-        """The state of these message groups, or of all: message_group and the consumer's columns.
+        """Return the state of message groups, or of all if ``hashes`` is None.
 
-        None when there never was any. A hash of two groups gives both.
+        Returns:
+            message_group and the consumer's columns; None if the group never had state there. Where
+            two message groups share a hash, both are returned.
         """
         return self._read(
             lambda cursor: keyed_state.read(
@@ -195,11 +195,11 @@ class Database:
         )
 
     def has_keyed_state(self) -> bool:
-        """Whether any consumer keeps state."""
-        return self._read(lambda cursor: bool(cursor.sql(named("keyed_tables")).fetchall()))
+        """Return True if any consumer group keeps state."""
+        return self._read(keyed_state.is_kept)
 
     def first_of_groups(self, topic_id: int, *, hashes: Int64s) -> pa.Table:
-        """Where message groups begin in a topic.
+        """Return the first message of each message group in a topic.
 
         Returns:
             message_group_hash, queue_id (null: in several queues), queue_offset.
@@ -209,25 +209,26 @@ class Database:
         )
 
     def ended_halves(self, queue_offset: Int64s) -> pa.Table:
-        """Those of these half messages that were ended.
+        """Return the half messages at these offsets that were resolved.
 
         Returns:
-            queue_offset, message_id_hash, producer_group, and as resolution the kind of the event.
+            queue_offset, message_id_hash, producer_group, and the event kind as resolution.
         """
         asked = pa.table({"queue_offset": queue_offset})
 
         def ask(cursor: duckdb.DuckDBPyConnection) -> pa.Table:
-            cursor.register("asked_halves", asked)
-            return cursor.sql(named("ended_halves")).to_arrow_table()
+            return (
+                cursor.register("asked_halves", asked).sql(named("ended_halves")).to_arrow_table()
+            )
 
         return self._read(ask)
 
     def sink_files(self, group_id: int, *, removed: bool) -> tuple[int, pa.Table]:
-        """The version of a group's sink, and its files that count, or those that were replaced."""
+        """Return the version of a group's sink and its current files, or the replaced ones."""
         return self._read(lambda cursor: sinks.listed(cursor, group_id, removed=removed))
 
     def sink(self, group_id: int, *, replacement_id: str) -> SinkTables:
-        """A group's sink: what counts, what did, and what a replacement was answered."""
+        """Return a group's sink: current files, replaced files, and the answer of a replacement."""
         return self._read(
             lambda cursor: sinks.load(cursor, group_id, replacement_id=replacement_id)
         )
@@ -235,11 +236,11 @@ class Database:
     def dead_letter_origins(
         self, topic_id: int, *, queue_id: Int32s, queue_offset: Int64s
     ) -> pa.Table:
-        """Where dead letters of a dead letter topic came from.
+        """Return the origins of messages of a dead letter topic.
 
         Returns:
-            ordinal, topic, message_id, queue_id, queue_offset, and topic_id and message_group_hash
-            where the message is still there; no row for what is no dead letter.
+            ordinal, topic, message_id, queue_id, queue_offset; topic_id and message_group_hash if
+            the original message is retained. A message that is not a dead letter has no row.
         """
         return self._read(
             lambda cursor: redrives.origins(
@@ -248,48 +249,48 @@ class Database:
         )
 
     def effects_seen(self, group_id: int, *, keys: pa.Array, after_ms: int) -> pa.Array:
-        """When each idempotency key last had an effect after a moment; null for never."""
+        """Return when each idempotency key last had an effect after ``after_ms``; null if never."""
         return self._read(
             lambda cursor: redrives.seen(cursor, group_id=group_id, keys=keys, after_ms=after_ms)
         )
 
     def export_events(self, to_position: int, path: Path) -> int:
-        """Write the events before a position to a Parquet file, not synced; how many there are."""
+        """Write the events before a position to a Parquet file, not synced; return their count."""
         return self._export(lambda cursor: history.export_events(cursor, to_position, path=path))
 
     def merge_events(self, files: Sequence[Path], path: Path) -> int:
-        """Write the events of several Parquet files to one, not synced; how many there are."""
+        """Merge event Parquet files into one, not synced; return the number of events."""
         return self._export(lambda cursor: history.merge_events(cursor, files, path=path))
 
     def export_snapshot(self, path: Path) -> Snapshot:
-        """Write the state, as far as it was dispatched, to a Parquet file, not synced."""
+        """Write the dispatched state to a Parquet file, not synced."""
         return self._export(lambda cursor: history.export_snapshot(cursor, path))
 
     def events_since(self, position: int) -> int:
-        """How many events there are from a position on, about."""
+        """Return the approximate number of events from a position on."""
         return self._read(lambda cursor: history.events_since(cursor, position))
 
     def sweep_history(self) -> list[Path]:
-        """Delete files of the history that do not count, some time after; which were deleted.
+        """Delete history files that no longer count after a grace period; return their paths.
 
-        Nothing is being written there meanwhile, and what was registered was dispatched.
+        No file may be written there meanwhile, and all registrations must be dispatched.
         """
         return self._sweep.run(self.kept_history())
 
     def kept_history(self) -> KeptHistory:
-        """Which snapshots and which files of events count."""
+        """Return the registered snapshots and event files."""
         return self._read(history.kept)
 
     def delete_events(self, to_position: int) -> None:
-        """Let the events before a position go: they are in event Parquet."""
+        """Delete the events before a position; event Parquet already contains them."""
+        params = {"to_position": to_position}
         with self._lock:
             self._write(
-                "Deleting events",
-                lambda: self._run("delete_events", {"to_position": to_position}),
+                "Deleting events", lambda: self._writer.execute(named("delete_events"), params)
             )
 
     def checkpoint(self) -> None:
-        """Write what is in DuckDB's write-ahead log into its file.
+        """Write DuckDB's write-ahead log into the database file.
 
         Raises:
             StorageError: it failed.
@@ -302,46 +303,45 @@ class Database:
         self._insist("Checkpoint", lambda: checkpoint(take, self._queries))
 
     def close(self) -> None:
-        """Stop queries and exports, and let go of the file. Again: nothing happens."""
+        """Stop queries and exports, and release the file. Idempotent."""
+        self._closed = True
         self._queries.close()
         self._exporter.close()
         with self._lock:
             for cursor in (*self._idle, self._writer, self._root):
-                with suppress(duckdb.Error):  # one that is still at work keeps the others open
+                with suppress(duckdb.Error):  # an executing cursor must not keep the others open
                     cursor.close()
             self._idle.clear()
 
+    def let_go(self) -> None:
+        """Close a broken database, so that the next open reads the file on disk.
+
+        Raises:
+            StorageError: a connection still uses it, and DuckDB would share the broken instance.
+        """
+        self.broken = self.broken or "It was closed."
+        self.close()
+        reopening.release(self._home / FILE_NAME)
+
     def _prepare(self) -> None:
-        """Make tables and views, unless they are what this version makes."""
-        if self._made_by() != (this := opening.made_by_this()):
+        """Create the tables and views, unless this version already created them."""
+        if opening.made_by(self._writer) != (this := opening.made_by_this()):
             self._writer.begin()
             opening.make(self._writer, self._home, made_by=this)
             self._writer.commit()
         history.write_nothing(self._writer, self._home)
         history.use_files(self._writer, self._home)
 
-    def _made_by(self) -> str:
-        try:
-            ((made_by, *_),) = self._writer.sql(named("made_by")).fetchall()
-        except (duckdb.CatalogException, ValueError):  # a new one, or one of an older version
-            return ""
-        return str(made_by)
-
-    def _run(self, name: str, params: Mapping[str, int] | None = None) -> None:
-        self._writer.execute(named(name), params)
-
     def _move(self, stretches: Sequence[Stretch]) -> None:
-        # A commit that failed for want of memory may have taken effect all the same; of what went
-        # in parts, the first may be done.
+        # A commit that failed for lack of memory may have taken effect. If the frames were split,
+        # the first of them may be applied.
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
         if left := [stretch for stretch in stretches if stretch.end > reached]:
             self._fold.apply((rows for stretch in left for rows in stretch.rows), left[-1].end)
 
-    def _write(self, what: str, action: Callable[[], None]) -> None:
-        """Carry out a transaction."""
-
+    def _write(self, what: str, action: Callable[[], object]) -> None:
         def transaction() -> None:
-            with suppress(duckdb.Error):  # one that could not be rolled back for want of memory
+            with suppress(duckdb.Error):  # its rollback may have failed for lack of memory
                 self._writer.rollback()
             try:
                 self._writer.begin()
@@ -354,7 +354,7 @@ class Database:
         self._insist(what, transaction)
 
     def _read(self, ask: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
-        """Ask with a cursor of its own; one that failed is not used again."""
+        """Run a read on a cursor of its own; a cursor that failed is not reused."""
 
         def answer() -> _Answer:
             try:
@@ -363,37 +363,38 @@ class Database:
                 cursor = self._root.cursor()
             found = ask(cursor)
             self._idle.append(cursor)
+            if self._closed:  # closed meanwhile: an open cursor would keep the file open
+                cursor.close()
             return found
 
         return self._insist("Reading", answer)
 
     def _insist(self, what: str, action: Callable[[], _Answer]) -> _Answer:
-        """What ``action`` gives. Queries that hold the memory it needs are stopped for it."""
+        """Return the result of ``action``; if memory is short, stop queries and retry."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return action()
             except duckdb.Error as error:
-                if not is_short_of_memory(error):
-                    raise _translation(what, error) from error
+                if not reopening.is_short_of_memory(error):
+                    raise self._translated(what, error) from error
                 self._queries.stop()
         try:
             return action()
         except duckdb.Error as error:
-            raise _translation(what, error) from error
+            raise self._translated(what, error) from error
+
+    def _translated(self, what: str, error: duckdb.Error) -> StorageError | StoreFullError:
+        """Return the store's error. After a fatal error DuckDB answers no more calls."""
+        if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+            self.broken = self.broken or f"{what} failed in DuckDB: {error}."
+        return reopening.translation(what, error)
 
     def _export(self, write: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
-        """Write a file, with no more memory than a query."""
+        """Write a file with the memory limit of a query."""
         return self._insist("Exporting", lambda: self._exporter.run(write))
 
     def _roll_back(self) -> None:
-        # A transaction that DuckDB has ended itself has nothing to roll back, and a database that
-        # it gave up answers nothing any more: the first error is the one to tell.
+        # DuckDB may have rolled back itself, or be unusable: report only the first error.
         with suppress(duckdb.Error):
             self._writer.rollback()
         self._fold.forget()
-
-
-def _translation(what: str, error: duckdb.Error | OSError) -> StorageError | StoreFullError:
-    """DuckDB's error, or one of its files, as an error of the store."""
-    text = f"{what} failed in DuckDB: {error}."
-    return StoreFullError(text) if "No space left on device" in str(error) else StorageError(text)

@@ -1,7 +1,7 @@
-"""Serialized batches that are filled in place: of few rows, making them costs more than the rows.
+"""Serialized batches that are filled in place: for few rows, serializing costs more than copying.
 
-A record batch of a fixed schema without nulls in its numbers and without texts is, serialized, the
-same bytes for every batch of one length but for the numbers themselves.
+Consider two record batches of the same schema and length. If their numbers have no nulls and all
+texts are null, their serialized forms differ only in the numbers.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ _Numbers = npt.NDArray[np.signedinteger]
 
 
 class FilledForm:
-    """The serialized form of batches of ``rows`` rows; texts are null. For any thread."""
+    """Serialized template for batches of ``rows`` rows; texts are null. Thread-safe."""
 
     def __init__(self, schema: pa.Schema, rows: int) -> None:
         arrays = [
@@ -34,7 +34,7 @@ class FilledForm:
         ]
 
     def copy(self) -> tuple[pa.Buffer, list[_Numbers]]:
-        """A new payload, and the columns of numbers in it, to be filled in."""
+        """Return a new payload and its number columns as writable arrays."""
         payload = bytearray(self._bytes)
         columns = [np.frombuffer(payload, dtype, self._rows, at) for dtype, at in self._places]
         return pa.py_buffer(payload), columns

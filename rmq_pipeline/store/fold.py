@@ -1,8 +1,9 @@
-"""Takes the rows of a dispatch transaction into the tables, as their net effect.
+"""Fold of one dispatch transaction: applies the net effect of its rows to the tables.
 
-The messages come first, then the events: of a message of a consumer group, a window, a topic only
-the last event counts, so what came and went inside the transaction costs next to nothing. Only
-RESET cuts the events into runs, because what precedes it is gone and what follows it stays.
+Messages are applied first, then events. For each message of a consumer group, window or topic only
+the last event counts. State that begins and ends inside the transaction therefore costs almost
+nothing. Only RESET splits the events into runs: earlier events lose their effect, later ones keep
+it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ _MESSAGES: Final = 1
 _EVENTS: Final = 2
 _KEYED_STATE: Final = 3
 
-#: What runs, in this order, when one of its kinds is among the events between two resets.
+#: Statements to run, in this order, if one of their kinds is among the events between two resets.
 _QUEUE_STATEMENTS: Final = (
     (CONSUMPTION, ("fold_consumption", "fold_failures", "delete_leases", "insert_leases")),
     ({Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED}, ("raise_cursors",)),
@@ -35,7 +36,7 @@ _QUEUE_STATEMENTS: Final = (
     ),
 )
 _RESET_STATEMENTS: Final = ("reset_leases", "reset_behind", "reset_condemned", "reset_cursors")
-#: The same for all events of the transaction; before the messages, and after them.
+#: Statements for all events of the transaction, run before the messages are applied.
 _NAMING_STATEMENTS: Final = (
     ({Kind.TOPIC}, ("set_topics",)),
     ({Kind.GROUP}, ("set_groups",)),
@@ -115,7 +116,7 @@ _OF_GROUPS: Final = (
 
 
 class Fold:
-    """Applies sections inside the transaction that its connection has open."""
+    """Applies sections inside the open transaction of its connection."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -124,16 +125,16 @@ class Fold:
         self._dead_letter_topics: pa.Array | None = None
 
     def forget(self) -> None:
-        """The transaction was rolled back: what was learnt in it does not hold.
+        """Discard what was cached during a transaction that was rolled back.
 
-        Nothing is asked here: there may be no memory for an answer.
+        Runs no query: the memory for its result may be missing.
         """
         self._dead_letter_topics = None
         self._redrives.forget()
         self._keyed.forget()
 
     def apply(self, found: Iterable[Rows], end: int) -> None:
-        """Take in rows in log order; the tables then stand for log position ``end``."""
+        """Apply rows in log order; the tables then reflect log position ``end``."""
         by_kind: dict[int, list[Rows]] = {_MESSAGES: [], _EVENTS: [], _KEYED_STATE: []}
         for rows in found:
             if rows.batch.num_rows:
@@ -168,7 +169,7 @@ class Fold:
         self._unregister()
 
     def _take_messages(self, found: Sequence[Rows]) -> int:
-        """Fill the consume queue; when the last message was stored."""
+        """Fill the consume queue; return stored_at_ms of the last message."""
         rows, origins = staging.messages(found)
         self._connection.register("staged_messages", rows)
         self._run("insert_messages")
@@ -195,14 +196,15 @@ class Fold:
             self._run("disown_recalled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
         if _HALVES & kinds:
             self._take_halves(new=has_messages)
-            # By their own time, so that it does not matter how the log is cut into transactions.
+            # The events' own times are used, so the split of the log into transactions does not
+            # matter.
             newest_ms = staging.largest(staging.of_kinds(events, _HALVES), "at_ms")
             before_ms = newest_ms - limits.TRANSACTION_REMEMBERED_MS
             self._run("forget_ended_halves", {"before_ms": before_ms})
         self._run_for(kinds, _OTHER_STATEMENTS)
 
     def _take_halves(self, *, new: bool) -> None:
-        """``new``: the transaction has messages, and half messages may be among them."""
+        """Apply events of half messages; ``new``: the transaction may contain half messages."""
         self._run("fold_halves")
         self._run("set_halves")
         if new:

@@ -1,19 +1,20 @@
-"""The bytes of the commit log: file header, frame, section. Pure: no file is touched here.
+"""Binary format of the commit log: file header, frame, section. This module touches no file.
 
-A file is one header page, then frames without gaps, then zeros. Numbers are little-endian; frames,
+A file is one header page, then frames without gaps, then zeros. Numbers are little-endian. Frames,
 section headers and payloads start at multiples of 64 bytes, so a mapped payload is read in place.
 
     file    RMQCLOG1, version, CRC seed, base position, schema fingerprint, CRC; zeros up to 4096
     frame   64 bytes: RMQFRAME, position, length, synced, sections, CRC; then the sections
     section 64 bytes: RMQSECTN, position, length, kind, payload CRC, CRC; then payload, zero padding
 
-Every header names its own log position and every header CRC starts from the file's random seed:
-a message whose body is a copy of a log file is never mistaken for a frame of this one. ``synced``
-is how far the log was known to be on disk when the frame was written; it tells a torn tail (what
-follows was written without a sync between) from damage.
+Every header contains its own log position, and every header CRC starts from the file's random seed.
+A message whose body is a copy of a log file is therefore never read as a frame. ``synced`` is the
+position up to which the log was known to be on disk when the frame was written. It distinguishes a
+torn tail, after which nothing was synced, from damage.
 
-A payload is an encapsulated Arrow IPC record batch. Kinds with a fixed schema leave the schema out
-(the file header has its fingerprint); any other kind is a whole IPC stream that brings its own.
+A payload is an encapsulated Arrow IPC record batch. Kinds with a fixed schema omit the schema,
+whose fingerprint is in the file header. The payload of any other kind is a whole IPC stream with
+its schema.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ _CRC: Final = struct.Struct("<I")
 
 
 class FileHeader(NamedTuple):
-    """What the first page of a log file says."""
+    """Contents of the first page of a log file."""
 
     version: int
     seed: int
@@ -50,7 +51,7 @@ class FileHeader(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """A frame: ``length`` bytes from ``position``, its header and padding included."""
+    """Header of a frame: ``length`` bytes from ``position``, header and padding included."""
 
     position: int
     length: int
@@ -59,17 +60,17 @@ class FrameHeader(NamedTuple):
 
 
 class SmallFrames(NamedTuple):
-    """Whole frames that follow each other in memory."""
+    """Complete frames that are adjacent in memory."""
 
     number: int
-    #: The log position after the last.
+    #: Log position after the last frame.
     end: int
-    #: By kind, in order: each section's position and payload.
+    #: Position and payload of each section, by kind and in log order.
     sections: dict[int, list[tuple[int, memoryview]]]
 
 
 class SectionHeader(NamedTuple):
-    """A section: its header is at ``position``, then ``length`` bytes of payload."""
+    """Header of a section: at ``position``, followed by ``length`` bytes of payload."""
 
     position: int
     length: int
@@ -78,22 +79,22 @@ class SectionHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next section starts, or the frame ends."""
+        """Position of the next section, or of the end of the frame."""
         return self.position + HEADER_BYTES + aligned(self.length)
 
 
 def aligned(length: int) -> int:
-    """``length`` rounded up to the next multiple of 64."""
+    """Return ``length`` rounded up to the next multiple of 64."""
     return (length + 63) & ~63
 
 
 def crc32(data: bytes | memoryview | pa.Buffer, seed: int = 0) -> int:
-    """The CRC-32 of ``data``."""
+    """Return the CRC-32 of ``data``."""
     return int(isal_zlib.crc32(data, seed))
 
 
 def fingerprint(schemas: Mapping[int, pa.Schema]) -> bytes:
-    """32 bytes that change when a column of a fixed schema does."""
+    """Return 32 bytes that change when a column of a fixed schema changes."""
     lines = [
         f"{kind} {field.name} {field.type} {field.nullable}"
         for kind, schema in sorted(schemas.items())
@@ -103,13 +104,13 @@ def fingerprint(schemas: Mapping[int, pa.Schema]) -> bytes:
 
 
 def pack_file_header(header: FileHeader) -> bytes:
-    """The first page of a log file."""
+    """Encode the first page of a log file."""
     body = _FILE.pack(_FILE_MAGIC, header.version, header.seed, header.base, header.fingerprint)
     return (body + _CRC.pack(crc32(body))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
 def unpack_file_header(page: memoryview) -> FileHeader | None:
-    """What the page says; None when it is not the header of a commit log file."""
+    """Decode the first page; return None if it is not the header of a commit log file."""
     if len(page) < FILE_HEADER_BYTES:
         return None
     magic, version, seed, base, print_ = _FILE.unpack_from(page)
@@ -120,7 +121,7 @@ def unpack_file_header(page: memoryview) -> FileHeader | None:
 
 
 def pack_frame_header(header: FrameHeader, seed: int) -> bytes:
-    """The 64 bytes before the sections of a frame."""
+    """Encode the 64 bytes before the sections of a frame."""
     body = _FRAME.pack(_FRAME_MAGIC, *header)
     return body + _CRC.pack(crc32(body, seed))
 
@@ -128,7 +129,7 @@ def pack_frame_header(header: FrameHeader, seed: int) -> bytes:
 def unpack_frame_header(
     data: memoryview, offset: int, *, position: int, seed: int
 ) -> FrameHeader | None:
-    """The frame header at ``offset`` if it is the one of ``position``, else None."""
+    """Return the frame header at ``offset`` if it names ``position``, else None."""
     if offset + HEADER_BYTES > len(data):
         return None
     magic, *fields = _FRAME.unpack_from(data, offset)
@@ -139,7 +140,7 @@ def unpack_frame_header(
 
 
 def pack_section_header(header: SectionHeader, seed: int) -> bytes:
-    """The 64 bytes before the payload of a section."""
+    """Encode the 64 bytes before the payload of a section."""
     body = _SECTION.pack(_SECTION_MAGIC, *header)
     return body + _CRC.pack(crc32(body, seed))
 
@@ -147,7 +148,7 @@ def pack_section_header(header: SectionHeader, seed: int) -> bytes:
 def unpack_section_header(
     data: memoryview, offset: int, *, position: int, seed: int
 ) -> SectionHeader | None:
-    """The section header at ``offset`` if it is the one of ``position``, else None."""
+    """Return the section header at ``offset`` if it names ``position``, else None."""
     if offset + HEADER_BYTES > len(data):
         return None
     magic, *fields = _SECTION.unpack_from(data, offset)
@@ -160,10 +161,10 @@ def unpack_section_header(
 
 
 def small_frames(data: bytes, *, position: int, longest: int, seed: int) -> SmallFrames:
-    """The sound frames that ``data`` begins with; ``position`` is that of the first.
+    """Return the sound frames at the start of ``data``; ``position`` is that of the first.
 
-    One that is longer, or not sound, or not whole ends them: it is to be read by itself, which
-    tells what is wrong with it.
+    Parsing stops at a frame that is longer than ``longest``, incomplete or damaged. The caller
+    reads that frame by itself and gets the reason.
     """
     view, base = memoryview(data), position
     number, sections = 0, dict[int, list[tuple[int, memoryview]]]()
@@ -190,7 +191,7 @@ def small_frames(data: bytes, *, position: int, longest: int, seed: int) -> Smal
 
 
 def frame_candidates(data: memoryview, *, start: int, stop: int) -> list[int]:
-    """Offsets in [start, stop) of ``data``, multiples of 64, where the magic of a frame stands."""
+    """Return multiples of 64 in [start, stop) at which ``data`` has the magic of a frame."""
     start = aligned(start)
     count = (min(stop, len(data)) - start) // HEADER_BYTES
     if count <= 0:
@@ -201,7 +202,7 @@ def frame_candidates(data: memoryview, *, start: int, stop: int) -> list[int]:
 
 
 def encode(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.Buffer:
-    """The payload of a batch: without its schema when the kind has a fixed one."""
+    """Serialize a batch to a payload, without the schema if its kind has a fixed one."""
     if schema is not None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
@@ -211,7 +212,7 @@ def encode(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.Buffer:
 
 
 def encoded_bytes(batch: pa.RecordBatch) -> int:
-    """How long the payload of a batch that brings its schema is; nothing is copied for it."""
+    """Return the payload length of a batch that includes its schema; copies nothing."""
     sink = pa.MockOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -219,7 +220,7 @@ def encoded_bytes(batch: pa.RecordBatch) -> int:
 
 
 def decode(payload: pa.Buffer, schema: pa.Schema | None) -> pa.RecordBatch:
-    """The batch of a payload, over the same memory."""
+    """Decode the batch of a payload without copying."""
     if schema is not None:
         return pa.ipc.read_record_batch(payload, schema)
     with pa.ipc.open_stream(payload) as stream:

@@ -1,4 +1,4 @@
-"""A frame on its way to the log: staged sections as buffers that one system call can write."""
+"""A frame under construction: staged sections as buffers that one system call can write."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,7 +10,7 @@ from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader, SectionHeader
 from rmq_pipeline.store.log_file import Bytes
 from rmq_pipeline.store.payload import Payload, bytes_of
 
-#: IOV_MAX: how many buffers one system call takes.
+#: IOV_MAX: the maximum number of buffers in one system call.
 _BUFFERS_MAX: Final = 1024
 _PADDING: Final = bytes(HEADER_BYTES)
 
@@ -25,22 +25,22 @@ class FrameBuilder:
         self.clear()
 
     def following(self) -> "FrameBuilder":
-        """An empty one for the frame after this one."""
+        """Return an empty builder for the next frame."""
         return FrameBuilder(self._schemas, seed=self._seed, start=self.start + self.length)
 
     def clear(self) -> None:
-        """Forget the sections."""
+        """Discard the sections."""
         #: The length of the frame so far; 0 when nothing is staged.
         self.length: int = 0
         self._sections: int = 0
-        # The first place is kept for the frame header. Payloads stay where Arrow put them.
+        # The first element is reserved for the frame header. Payloads are not copied.
         self._buffers: list[Bytes] = [b""]
 
     def stage(self, kind: int, batch: pa.RecordBatch) -> int:
-        """Add a section; its position.
+        """Add a section, and return its position.
 
         Raises:
-            ValueError: another schema than its kind's, or a frame of more than 1 GiB.
+            ValueError: the batch does not have its kind's schema, or the frame would exceed 1 GiB.
         """
         schema = self._schemas.get(kind)
         if schema is not None and not batch.schema.equals(schema):
@@ -48,10 +48,10 @@ class FrameBuilder:
         return self.stage_payload(kind, (frame.encode(batch, schema),))
 
     def stage_payload(self, kind: int, payload: Payload) -> int:
-        """Add a section that is serialized already, as ``frame.encode`` does it.
+        """Add a section that ``frame.encode`` or an equivalent has serialized; return its position.
 
         Raises:
-            ValueError: a frame of more than 1 GiB.
+            ValueError: the frame would exceed 1 GiB.
         """
         position = self.start + (self.length or HEADER_BYTES)
         length, crc = bytes_of(payload), 0
@@ -68,9 +68,9 @@ class FrameBuilder:
         return position
 
     def buffers(self, *, synced: int) -> list[Bytes]:
-        """The bytes of the frame; ``synced``: how far the log is known to be on disk."""
+        """Return the frame's bytes; ``synced``: the position up to which the log is on disk."""
         header = FrameHeader(self.start, self.length, synced, self._sections)
         self._buffers[0] = frame.pack_frame_header(header, self._seed)
-        # Above the limit the sections are small, and copying them is cheap.
+        # With more buffers than the limit, sections are small on average and cheap to copy.
         many = len(self._buffers) > _BUFFERS_MAX
         return [b"".join(self._buffers)] if many else self._buffers

@@ -1,8 +1,9 @@
-"""History in Parquet: files of events and snapshots of the state, beside the database.
+"""History in Parquet: files of events and snapshots of the state, next to the database.
 
-``events/`` has what dispatch let go of, by log position; ``snapshots/`` the state tables as they
-were. Queries read those that are registered, through two variables that each of them sets first,
-in its own transaction: what a query sees of DuckDB's tables and of the files is one moment.
+``events/`` contains the events that dispatch deleted from the database, by log position.
+``snapshots/`` contains copies of the state tables. Queries read the registered files through two
+variables. Each query sets both in its own transaction. It therefore sees tables and files as of the
+same moment.
 """
 
 import time
@@ -15,21 +16,22 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.store.statements import named
 
 EVENTS: Final = "events"
 SNAPSHOTS: Final = "snapshots"
-#: A file without rows: DuckDB reads no empty list of files. Hidden from globs.
+#: A file without rows, because DuckDB cannot read an empty list of files. Globs skip it.
 NOTHING: Final = ".nothing.parquet"
-#: A query that runs for longer may find a file gone, and fails.
+#: A query that runs longer may find a file deleted, and fail.
 GRACE_S: Final = 600.0
-#: Events that are read to find one; 40 bytes each, about.
+#: Number of events read to find one; about 40 bytes each.
 _ROW_GROUP: Final = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state at a log position."""
+    """Position, time and row count of a state snapshot."""
 
     position: int
     at_ms: int
@@ -38,55 +40,63 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """What counts: position, at_ms, path of snapshots; path, positions, rows of files of events."""
+    """Registered snapshots (position, at_ms, path) and event files (path, positions, rows)."""
 
     snapshots: pa.Table
     event_files: pa.Table
 
 
 def let_in(root: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Give a new database access to the folders of the history, and to no other file."""
+    """Allow a new database to read the history folders and no other file."""
     folders = []
     for name in (EVENTS, SNAPSHOTS):
-        (home / name).mkdir(exist_ok=True)
+        durable_files.make_folder(home / name)
         folders.append("'" + str(home / name).replace("'", "''") + "'")
     root.execute(named("allow_folders", folders=f"[{', '.join(folders)}]"))
     root.execute(named("forbid_files"))
 
 
 def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Make the files that stand for no history; the tables are there."""
+    """Create the empty files that stand for no history; the tables must exist."""
     for folder, statement, params in (
         (EVENTS, "no_events", None),
         (SNAPSHOTS, "snapshot_rows", {"position": 0}),
     ):
         path = home / folder / NOTHING
-        if not path.exists():
+        if not _is_whole(path):
             columns = cursor.sql(named(statement), params=params).limit(0).to_arrow_table().schema
             unfinished = path.with_suffix(".unfinished")
-            pq.write_table(columns.empty_table(), unfinished)
-            unfinished.rename(path)
+            checked_parquet.write(columns.empty_table(), unfinished)
+            durable_files.publish(unfinished, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return False if the file is missing, or truncated because it was not synced."""
+    try:
+        return bool(pq.read_metadata(path).num_rows == 0)
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def use_files(cursor: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Have the views of this connection read what is registered now."""
+    """Make the views of this connection read the files registered now."""
     for name in ("use_event_files", "use_snapshot_files"):
         cursor.execute(named(name), {"home": f"{home}/"})
 
 
 def export_events(cursor: duckdb.DuckDBPyConnection, to_position: int, *, path: Path) -> int:
-    """Write the table's events before a position to a file; how many there are."""
+    """Write the table's events before a position to a file; return their count."""
     return _write(cursor.sql(named("events_before"), params={"to_position": to_position}), path)
 
 
 def merge_events(cursor: duckdb.DuckDBPyConnection, files: Sequence[Path], *, path: Path) -> int:
-    """Write the events of several files to one; how many there are."""
+    """Write the events of several files to one; return their count."""
     params = {"files": [str(file) for file in files]}
     return _write(cursor.sql(named("events_of_files"), params=params), path)
 
 
 def export_snapshot(cursor: duckdb.DuckDBPyConnection, path: Path) -> Snapshot:
-    """Write the state tables of this moment to a file."""
+    """Write the state tables to a file, in one transaction."""
     cursor.begin()
     try:
         ((position, at_ms, *_),) = cursor.sql(named("state_reached")).fetchall()
@@ -97,7 +107,7 @@ def export_snapshot(cursor: duckdb.DuckDBPyConnection, path: Path) -> Snapshot:
 
 
 def kept(cursor: duckdb.DuckDBPyConnection) -> KeptHistory:
-    """What counts, as of one moment; oldest first."""
+    """Return the registered files, oldest first, read in one transaction."""
     cursor.begin()
     try:
         return KeptHistory(
@@ -109,21 +119,21 @@ def kept(cursor: duckdb.DuckDBPyConnection) -> KeptHistory:
 
 
 def events_since(cursor: duckdb.DuckDBPyConnection, position: int) -> int:
-    """How many events there are from a position on, about."""
+    """Return the approximate number of events from a position on."""
     ((count,),) = cursor.sql(named("events_since"), params={"position": position}).fetchall()
     return int(count)
 
 
 class Sweep:
-    """Deletes files of the history that do not count, when no query may still read them."""
+    """Deletes unregistered history files once no query can still be reading them."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        #: When each was first found not to count. None: no query was asked before.
+        #: When each file was first seen unregistered; None until the first run, before any query.
         self._since: dict[Path, float] | None = None
 
     def run(self, kept: KeptHistory) -> list[Path]:
-        """What was deleted. ``kept`` is what counts, and nothing is being written."""
+        """Delete and return expired files; ``kept`` is registered, and no file is being written."""
         counts = set(kept.snapshots.column("path").to_pylist())
         counts.update(kept.event_files.column("path").to_pylist())
         found = {
@@ -146,7 +156,8 @@ class Sweep:
 def _write(found: duckdb.DuckDBPyRelation, path: Path) -> int:
     reader: pa.RecordBatchReader = found.to_arrow_reader(_ROW_GROUP)
     rows = 0
-    with pq.ParquetWriter(path, reader.schema, compression="zstd") as file:
+    # Always close the reader: unread rows keep its transaction open.
+    with reader, checked_parquet.writer(path, reader.schema, compression="zstd") as file:
         for batch in reader:
             file.write_batch(batch)
             rows += batch.num_rows

@@ -1,4 +1,4 @@
-"""Columns of keyed state whose names and types change with the code that writes them."""
+"""Columns of keyed state whose names and types change with the consumer's code."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,17 +9,19 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.state_columns import folded
 
-#: Of Arrow's longest decimals.
+#: Precision of Arrow's widest decimal type.
 _DIGITS_MAX: Final = 76
-#: All texts that Arrow reads as whole numbers, and as others; not all of these are in a type.
+#: Match every text that Arrow parses as an integer, and as another number. Some matches are out of
+#: range for a type.
 _WHOLE: Final = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"
 _NUMBER: Final = r"^[+-]?([0-9.]+([eE][+-]?[0-9]+)?|(?i:inf(inity)?|nan)(\(.*\))?)$"
 
 
 def newest(*schemas: pa.Schema) -> dict[str, pa.Field]:
-    """By folded name, the columns of schemas that follow each other; the last counts.
+    """Merge the columns of successive schemas, by folded name; the last schema wins.
 
-    Arrow's null type says nothing: no column of it, and no part of one, has a value to have a type.
+    Arrow's null type carries no information. A column or a nested field of that type keeps the
+    earlier type.
     """
     found: dict[str, pa.Field] = {}
     for field in itertools.chain(*schemas):
@@ -32,9 +34,12 @@ def newest(*schemas: pa.Schema) -> dict[str, pa.Field]:
 
 
 def telling(rows: pa.Table, known: Mapping[str, pa.Field]) -> pa.Table:
-    """Rows without columns of Arrow's null type that are known, by folded name, nor such parts.
+    """Drop columns of Arrow's null type if a type is known; complete null types in nested columns.
 
-    They would give the column another type, in which all that others have in it became null.
+    Otherwise the column would get another type, and the values of other rows would become null.
+
+    Args:
+        known: columns by folded name.
     """
     for field in rows.schema:
         if (before := known.get(folded(field.name))) is None:
@@ -49,7 +54,7 @@ def telling(rows: pa.Table, known: Mapping[str, pa.Field]) -> pa.Table:
 
 
 def _completed(of_type: pa.DataType, known: pa.DataType) -> pa.DataType:
-    """A type with the known ones where it has Arrow's null type, as of empty lists."""
+    """Replace Arrow's null type, as of empty lists, by the known type; also in nested types."""
     if pa.types.is_null(of_type):
         return known
     if pa.types.is_list(of_type) and pa.types.is_list(known):
@@ -67,16 +72,16 @@ def _completed(of_type: pa.DataType, known: pa.DataType) -> pa.DataType:
 
 
 def converted(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
-    """A column in another type: a value without such a form becomes null.
+    """Convert a column to another type; values that cannot be converted become null.
 
-    Times lose what is finer than their new unit.
+    Times are truncated to the new unit.
     """
     if column.type == to:
         return column
     if pa.types.is_fixed_size_binary(to) and not pa.types.is_nested(column.type):
         column = _of_width(column, to.byte_width)
     if pa.types.is_integer(column.type) and pa.types.is_decimal(to):
-        # Arrow casts none to a decimal that does not take all, but some decimals.
+        # Arrow casts integers to a decimal only if every value of the integer type fits.
         column = column.cast(pa.decimal256(_DIGITS_MAX, to.scale))
     if _cast(pa.nulls(1, column.type), to) is None:
         return pa.chunked_array([pa.nulls(len(column), to)])
@@ -85,14 +90,15 @@ def converted(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
 
 
 def together(tables: Iterable[pa.Table], *, fixed: pa.Schema) -> pa.Table:
-    """Rows of tables that follow each other, with the columns of all.
+    """Concatenate tables that follow each other, with the union of their columns.
 
-    A column has the type that all of its types go into, or else the newest one. Rows of one table
-    keep their order among themselves.
+    Each column gets the common type of its types, or the newest type if there is none. Rows of one
+    table keep their order.
 
     Args:
-        tables: at least one; ``fixed`` first, then columns that differ by more than case.
-        fixed: columns that all of them have alike.
+        tables: at least one; the columns of ``fixed`` come first, then columns that differ by more
+            than case.
+        fixed: columns with which all tables begin.
     """
     alike = _by_schema(tables)
     own: dict[str, pa.Field] = {}
@@ -106,7 +112,7 @@ def together(tables: Iterable[pa.Table], *, fixed: pa.Schema) -> pa.Table:
 
 
 def _of_width(column: pa.ChunkedArray, width: int) -> pa.ChunkedArray:
-    """Without the values of another length: all at once, as there may be many."""
+    """Replace values of another length by null, vectorized because there may be many."""
     if not (pa.types.is_binary(column.type) or pa.types.is_fixed_size_binary(column.type)):
         return column
     fits = pc.equal(pc.binary_length(column), width)
@@ -114,7 +120,7 @@ def _of_width(column: pa.ChunkedArray, width: int) -> pa.ChunkedArray:
 
 
 def _numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
-    """Without texts that are no number where one is wanted: all at once, as there may be many."""
+    """Replace texts that are not numbers by null, vectorized because there may be many."""
     is_whole = pa.types.is_integer(to)
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return values
@@ -127,7 +133,7 @@ def _numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def _parts(values: pa.Array, to: pa.DataType) -> Iterator[pa.Array]:
-    """The values cast by halves, until what has no such form is alone."""
+    """Cast values; halve the array until a value that cannot be cast is alone, and null it."""
     whole = _cast(values, to)
     if whole is not None:
         yield whole
@@ -136,7 +142,7 @@ def _parts(values: pa.Array, to: pa.DataType) -> Iterator[pa.Array]:
     else:
         middle = len(values) // 2
         for start, stop in ((0, middle), (middle, len(values))):
-            # The cast of a slice of lists looks at what the other lists hold, too.
+            # Casting a slice of a list array also reads the values outside the slice.
             nested = pa.types.is_nested(values.type)
             rows = pa.array(range(start, stop), pa.int64()) if nested else None
             yield from _parts(values[start:stop] if rows is None else values.take(rows), to)
@@ -150,11 +156,11 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array | None:
 
 
 def _by_schema(tables: Iterable[pa.Table]) -> list[pa.Table]:
-    """One table for each schema; the one that was written last at the end."""
+    """Concatenate tables of equal schema; the schema written last comes last."""
     found: dict[pa.Schema, list[pa.Table]] = {}
     last: list[pa.Table] = []
     for table in tables:
-        # Telling that two are equal takes less than a look-up, and most are.
+        # Comparing two schemas is cheaper than hashing one, and most neighbours are equal.
         if not last or not last[-1].schema.equals(table.schema):
             last = found.pop(table.schema, [])
             found[table.schema] = last
@@ -163,7 +169,7 @@ def _by_schema(tables: Iterable[pa.Table]) -> list[pa.Table]:
 
 
 def _common(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """A type that both go into; the newer one when Arrow knows none."""
+    """Return the common type of both; the newer type if Arrow has none."""
     try:
         both = [pa.schema([("column", of_type)]) for of_type in (old, new)]
         return pa.unify_schemas(both, promote_options="permissive").field(0).type
@@ -172,7 +178,7 @@ def _common(old: pa.DataType, new: pa.DataType) -> pa.DataType:
 
 
 def _shaped(table: pa.Table, schema: pa.Schema, *, fixed: int) -> pa.Table:
-    """The table with the columns of a schema; null where it has none."""
+    """Return the table with the columns of a schema; missing columns are null."""
     places = {folded(name): at for at, name in enumerate(table.column_names) if at >= fixed}
     columns = table.columns[:fixed]
     for field in list(schema)[fixed:]:

@@ -15,24 +15,25 @@ _TRIED: Final = "tried"
 
 
 class KeyedState:
-    """The tables of keyed state, as dispatch changes them inside its transactions."""
+    """The tables of keyed state, as changed by dispatch inside its transactions."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
-        #: The views of all tables; None: nobody has looked.
+        #: The views of all tables; None until they are first read.
         self._views: dict[tuple[int, int], str] | None = None
-        #: By folded name the columns of tables, so that they are looked at only on a change.
+        #: Columns of each table by folded name, cached until a column changes.
         self._columns: dict[tuple[int, int], dict[str, pa.Field]] = {}
 
     def forget(self) -> None:
-        """What is known of the tables does not hold, as after a rollback: look again."""
+        """Discard cached names and columns, as after a rollback."""
         self._views = None
         self._columns.clear()
 
     def fold(self, rows: pa.Table, *, group_id: int, topic_id: int) -> None:
-        """Take in rows of one schema, in order: the last of a message group is its state.
+        """Apply rows of one schema in order: the last row of a message group is its state.
 
-        A column whose type has changed is converted; a value without such a form becomes null.
+        If a column's type has changed, its values are converted; a value that cannot be converted
+        becomes null.
         """
         table = qualified(group_id, topic_id)
         known = self._known(group_id, topic_id)
@@ -61,7 +62,7 @@ class KeyedState:
         return self._views
 
     def _known(self, group_id: int, topic_id: int) -> dict[str, pa.Field]:
-        """The columns of a table; none: there is no table."""
+        """Return the columns of a table; empty if the table does not exist."""
         key = (group_id, topic_id)
         if key not in self._all_views():
             return {}
@@ -70,12 +71,12 @@ class KeyedState:
             ((kept,),) = self._connection.sql(named("keyed_schema"), params=ids).fetchall()
             table = qualified(group_id, topic_id)
             found = self._connection.sql(named("columns_of_state", table=table)).to_arrow_table()
-            # An older version did not write all of them down.
+            # Older versions did not store the Arrow type of every column.
             self._columns[key] = {**newest(found.schema), **newest(_schema(kept))}
         return self._columns[key]
 
     def _shape(self, schema: pa.Schema, *, group_id: int, topic_id: int) -> None:
-        """See to it that the table is there with the columns of net_state."""
+        """Create the table, or alter it so that it has the columns of net_state."""
         key = (group_id, topic_id)
         known, views = self._known(group_id, topic_id), self._all_views()
         table = qualified(group_id, topic_id)
@@ -86,7 +87,7 @@ class KeyedState:
             self._alter(group_id, topic_id)
         view = quoted(views[key])
         self._connection.execute(named("view_state", view=view, table=table))
-        # Types of columns that this schema lacks stay as they were.
+        # Columns that this schema lacks keep their types.
         kept = newest(pa.schema(list(known.values())), schema.remove_metadata())
         data = pa.schema(list(kept.values())).serialize().to_pybytes()
         ids = {"group_id": group_id, "topic_id": topic_id}
@@ -114,8 +115,8 @@ class KeyedState:
             self._connection.execute(named(name, table=table, column=quoted(column), type=of_type))
 
     def _is_cast(self, before: str, of_type: str) -> bool:
-        """Whether values of one type may have a form in another, as far as DuckDB knows."""
-        with self._connection.cursor() as aside:  # an error would end the transaction
+        """Return True if DuckDB has a cast from one type to the other."""
+        with self._connection.cursor() as aside:  # an error would abort the transaction
             try:
                 aside.execute(named("cast_nothing", before=before, type=of_type))
             except duckdb.Error:
@@ -124,10 +125,10 @@ class KeyedState:
 
 
 class Trial:
-    """A database in memory in which rows are folded in once, to see whether dispatch will.
+    """In-memory database that tries to apply rows as dispatch would, and discards the result.
 
     Args:
-        memory_bytes: what it may use.
+        memory_bytes: memory limit of the database.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -142,7 +143,7 @@ class Trial:
         self._connection = duckdb.connect(":memory:", config=config)
 
     def refusal(self, rows: pa.Table, *, known: pa.Schema) -> str | None:
-        """Why rows cannot be folded into a table of columns known already; None: they can.
+        """Return why rows cannot be applied to a table with the known columns; None if they can.
 
         Args:
             rows: message_group, message_group_hash, removed, the consumer's columns.
@@ -162,7 +163,7 @@ class Trial:
         return self._error_of(fold_in)
 
     def refusal_of_values(self, columns: pa.Table) -> str | None:
-        """Why DuckDB takes some value of columns whose types it takes not; None: it takes all."""
+        """Return why DuckDB cannot read some value of the columns; None if it can read all."""
 
         def read_all() -> None:
             self._connection.register("staged_state", columns)
@@ -171,7 +172,7 @@ class Trial:
         return self._error_of(read_all)
 
     def _error_of(self, action: Callable[[], None]) -> str | None:
-        """DuckDB's first line about an action, nothing of which is kept."""
+        """Run an action and roll it back; return the first line of DuckDB's error, or None."""
         self._connection.begin()
         try:
             action()
@@ -187,7 +188,7 @@ class Trial:
 def read(
     cursor: duckdb.DuckDBPyConnection, *, group_id: int, topic_id: int, hashes: Int64s | None
 ) -> pa.Table | None:
-    """The state of these message groups, or of all; None when there never was any."""
+    """Return the state of these message groups, or of all; None if there never was any."""
     ids = {"group_id": group_id, "topic_id": topic_id}
     known = cursor.sql(named("keyed_schema"), params=ids).fetchall()
     if not known:
@@ -206,10 +207,15 @@ def read(
     )
 
 
+def is_kept(cursor: duckdb.DuckDBPyConnection) -> bool:
+    """Return True if any consumer group keeps state."""
+    return bool(cursor.sql(named("keyed_tables")).fetchall())
+
+
 def first_of_groups(
     cursor: duckdb.DuckDBPyConnection, *, topic_id: int, hashes: Int64s
 ) -> pa.Table:
-    """Where message groups begin; see Database.first_of_groups."""
+    """Return the first message of each message group; see Database.first_of_groups."""
     cursor.register("asked", pa.table({"message_group_hash": hashes}))
     found = cursor.sql(named("first_of_groups"), params={"topic_id": topic_id}).to_arrow_table()
     cursor.unregister("asked")
@@ -223,7 +229,7 @@ def _schema(arrow_schema: bytes | None) -> pa.Schema:
 
 
 def qualified(group_id: int, topic_id: int) -> str:
-    """The table of a (group, topic), with its schema, quoted."""
+    """Return the quoted, schema-qualified table name of a (group, topic)."""
     return f"keyed.{quoted(_name(group_id, topic_id))}"
 
 

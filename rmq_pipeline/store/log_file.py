@@ -1,7 +1,8 @@
-"""One file of the commit log: preallocated, written at its end, read through a mapping.
+"""One file of the commit log: preallocated, appended to, and read through a memory map.
 
 ``<folder>/<20-digit base>.log`` holds the log positions from its base to the base of the next file.
-A file is never truncated while a reader may have it mapped: what must go is overwritten by zeros.
+A file is never truncated while a reader may have it mapped; discarded bytes are overwritten by
+zeros.
 """
 
 import errno
@@ -14,54 +15,56 @@ from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError, StoreFullError
-from rmq_pipeline.store import frame
+from rmq_pipeline.store import descriptors, frame
 from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES, FrameHeader, SectionHeader
 
 Bytes: TypeAlias = bytes | memoryview | pa.Buffer
 
 SUFFIX: Final = ".log"
-#: A file on its way to its name; one found at start is what a crash left.
+#: Suffix of a file under construction; one found at start was left by a crash.
 UNFINISHED_SUFFIX: Final = ".new"
-#: ENOSPC and EDQUOT: the disk, or this user's part of it, is full.
+#: ENOSPC and EDQUOT: the disk or the user's quota is full.
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_PAGE_BYTES: Final = 4096
-#: After this much reading the mapped pages are let go of, so that they do not add up.
+#: File sizes are multiples of this.
+PAGE_BYTES: Final = 4096
+#: After reading this much, release the mapped pages, so that resident memory stays bounded.
 _RESIDENT_BYTES: Final = 64 << 20
-#: What the kernel maps around a page that is touched.
+#: Number of bytes per step of a checksum.
+_PIECE_BYTES: Final = 16 << 20
+#: Bytes that the kernel maps around a touched page.
 _FAULT_AROUND_BYTES: Final = 64 << 10
 _ZEROS: Final = bytes(1 << 16)
-#: Frames up to this length are written over blocks that were written before: see ``write``.
+#: Frames up to this length are written over blocks that already contain zeros: see ``write``.
 _SMALL_BYTES: Final = 32 << 10
 _PREPARED_BYTES: Final = 1 << 20
-#: So many of them in a row: after a large one the zeros would be ahead of nothing much.
+_REWRITE_BYTES: Final = 1 << 20
+#: Zeros are written ahead only after this many small frames in a row, because a large frame would
+#: overwrite most of them.
 _SMALL_RUN: Final = 8
 
 
 def path_of(folder: Path, base: int) -> Path:
-    """Where the file with this base position is."""
+    """Return the path of the file with this base position."""
     return folder / f"{base:020d}{SUFFIX}"
 
 
 def size_for(frame_bytes: int) -> int:
-    """The size of a file that takes a frame of this length: header page, whole pages."""
-    return -(-(FILE_HEADER_BYTES + frame_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    """Return the size of a file for a frame of this length: header page plus whole pages."""
+    return whole_pages(FILE_HEADER_BYTES + frame_bytes)
 
 
-def sync_folder(folder: Path) -> None:
-    """Put the names of a folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def whole_pages(size: int) -> int:
+    """Round a size up to whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def allocate(descriptor: int, *, start: int, stop: int) -> None:
-    """Give a file its disk blocks.
+    """Allocate disk blocks for the bytes [start, stop) of a file.
 
     Raises:
-        StoreFullError: the disk is full; the file has its old size.
+        StoreFullError: the disk is full; the file keeps its old size.
     """
     try:
         os.posix_fallocate(descriptor, start, stop - start)
@@ -73,7 +76,7 @@ def allocate(descriptor: int, *, start: int, stop: int) -> None:
 
 
 class LogFile:
-    """A log file of this process; open for writing until ``finish``."""
+    """A mapped log file; open for writing until ``finish``."""
 
     def __init__(self, path: Path, *, seed: int, base: int, descriptor: int) -> None:
         self.path = path
@@ -90,12 +93,18 @@ class LogFile:
 
     @classmethod
     def create(cls, folder: Path, *, base: int, size: int, seed: int, fingerprint: bytes) -> Self:
-        """Make a file of ``size`` bytes, on disk with its name; replaces one of the same name.
+        """Create a file of ``size`` bytes and sync it with its name; replaces one of the same name.
 
         Raises:
-            StoreFullError: no room; nothing is left behind.
-            OSError: anything else went wrong.
+            StoreFullError: the disk is full; no file is left behind.
+            OSError: creation failed for another reason.
         """
+        return descriptors.with_reserve(
+            lambda: cls._create(folder, base=base, size=size, seed=seed, fingerprint=fingerprint)
+        )
+
+    @classmethod
+    def _create(cls, folder: Path, *, base: int, size: int, seed: int, fingerprint: bytes) -> Self:
         path = path_of(folder, base)
         unfinished = path.with_suffix(UNFINISHED_SUFFIX)
         header = frame.FileHeader(frame.VERSION, seed, base, fingerprint)
@@ -103,9 +112,7 @@ class LogFile:
         try:
             allocate(descriptor, start=0, stop=size)
             os.pwrite(descriptor, frame.pack_file_header(header), 0)
-            os.fsync(descriptor)
-            unfinished.rename(path)
-            sync_folder(folder)
+            durable_files.publish(unfinished, path)
             return cls(path, seed=seed, base=base, descriptor=descriptor)
         except BaseException:
             os.close(descriptor)
@@ -114,15 +121,15 @@ class LogFile:
 
     @classmethod
     def open(cls, path: Path, *, fingerprint: bytes) -> Self:
-        """Open a file that is there.
+        """Open an existing file.
 
         Raises:
-            CorruptLogError: its header is damaged or belongs to another name.
+            CorruptLogError: its header is damaged, or does not match the file name.
             HomeFormatError: it was written in another format, or with other columns.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            header = frame.unpack_file_header(memoryview(os.pread(descriptor, _PAGE_BYTES, 0)))
+            header = frame.unpack_file_header(memoryview(os.pread(descriptor, PAGE_BYTES, 0)))
             if header is None or path.name != path_of(path.parent, header.base).name:
                 raise CorruptLogError(f"{path}: the file header (byte 0) is damaged.")
             if header.version != frame.VERSION:
@@ -138,14 +145,15 @@ class LogFile:
 
     @property
     def capacity_end(self) -> int:
-        """The position a frame of this file cannot reach beyond."""
+        """Log position at which the file ends; no frame of the file reaches beyond it."""
         return self.base + self.size - FILE_HEADER_BYTES
 
     def write(self, buffers: Sequence[Bytes], *, position: int, length: int, dsync: bool) -> int:
-        """Write at a position with one system call; the number of bytes that were taken.
+        """Write at a position with one system call, and return the number of bytes written.
 
-        The first write to a preallocated block costs a commit of the file system's journal, half
-        of the time of a small synced write; so zeros go ahead of many small ones, 1 MiB at a time.
+        The first write to a preallocated block costs a commit of the file system's journal. The
+        commit takes half the time of a small synced write. During a run of small synced writes,
+        1 MiB of zeros is therefore written ahead.
         """
         self._small_run = self._small_run + 1 if length <= _SMALL_BYTES else 0
         if dsync and self._small_run >= _SMALL_RUN and position + length > self._prepared_end:
@@ -162,15 +170,15 @@ class LogFile:
         dsync: bool,
         halfway: Callable[[], None] | None,
     ) -> None:
-        """The same for a frame, which is written whole or cleared again.
+        """Write a frame completely, or overwrite it by zeros and raise.
 
-        The next start must not take a frame that failed for one that was answered.
+        The next start must not accept a frame whose write failed.
 
         Args:
-            halfway: called between two writes of a half each, for tests.
+            halfway: called between the two halves of the write; for crash tests.
 
         Raises:
-            OSError: the disk failed, or took only a part.
+            OSError: the disk failed, or wrote only a part.
         """
         try:
             written = 0
@@ -190,7 +198,7 @@ class LogFile:
             raise OSError(f"{written} of {length} bytes taken")
 
     def _take_back(self, start: int, stop: int) -> None:
-        with suppress(OSError):  # the error that led here is the one to tell
+        with suppress(OSError):  # report the error that led here
             self.zero(start, stop)
 
     def zero(self, start: int, stop: int) -> None:
@@ -200,18 +208,29 @@ class LogFile:
             offset += os.pwrite(self._descriptor, _ZEROS[: end - offset], offset)
         self.sync()
 
+    def rewrite(self, start: int, stop: int) -> None:
+        """Write the positions [start, stop) again with their current bytes, for the next sync.
+
+        After a failed sync the kernel marks pages as clean although they are not on disk. A later
+        sync would then succeed without writing them.
+        """
+        for at in range(start, stop, _REWRITE_BYTES):
+            data = self.copy(at, min(at + _REWRITE_BYTES, stop))
+            if os.pwrite(self._descriptor, data, self.offset_of(at)) != len(data):
+                raise OSError(f"{self.path}: less than {len(data)} bytes taken")
+
     def sync(self) -> None:
-        """Put what was written on disk."""
+        """Sync all written bytes to disk."""
         os.fdatasync(self._descriptor)
 
     def finish(self) -> None:
-        """Write no more; reading goes on."""
+        """Close the file for writing; reads continue."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def release(self) -> None:
-        """Take the mapped pages out of this process's memory; whoever needs one gets it back."""
+        """Remove the mapped pages from resident memory; the next access maps them again."""
         self._resident_bytes = 0
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -221,26 +240,26 @@ class LogFile:
             self.release()
 
     def offset_of(self, position: int) -> int:
-        """The byte of the file where a position is."""
+        """Return the byte of the file at which a position is."""
         return FILE_HEADER_BYTES + position - self.base
 
     def damage(self, position: int, what: str) -> CorruptLogError:
-        """The error that names a place in this file."""
+        """Return an error that names a place in this file."""
         return CorruptLogError(
             f"{self.path}: {what} at position {position} (byte {self.offset_of(position)})."
         )
 
     def frame_at(self, position: int) -> FrameHeader | None:
-        """The header of the frame at a position, None when there is no sound one."""
+        """Return the header of the frame at a position; None if no sound header is there."""
         return frame.unpack_frame_header(
             self._view, self.offset_of(position), position=position, seed=self.seed
         )
 
     def section_at(self, position: int) -> SectionHeader:
-        """The header of the section at a position.
+        """Return the header of the section at a position.
 
         Raises:
-            CorruptLogError: there is no sound one.
+            CorruptLogError: no sound header is there.
         """
         header = frame.unpack_section_header(
             self._view, self.offset_of(position), position=position, seed=self.seed
@@ -250,28 +269,33 @@ class LogFile:
         return header
 
     def copy(self, start: int, stop: int) -> bytes:
-        """The bytes of the positions [start, stop), as far as the file goes."""
+        """Copy the bytes of the positions [start, stop), at most to the end of the file."""
         self._note_read(stop - start)
         return bytes(self._view[self.offset_of(start) : self.offset_of(stop)])
 
     def payload(self, section: SectionHeader) -> pa.Buffer:
-        """The payload of a section, in place.
+        """Return the payload of a section without copying, after checking it.
 
         Raises:
-            CorruptLogError: it does not match its checksum.
+            CorruptLogError: the payload does not match its checksum.
         """
         start = section.position + HEADER_BYTES
         payload = self._buffer.slice(self.offset_of(start), section.length)
-        self._note_read(section.length)
-        if frame.crc32(payload) != section.payload_crc:
+        crc = 0
+        # In pieces, so that the pages of a large section are not all resident at once.
+        for at in range(0, section.length, _PIECE_BYTES):
+            piece = payload.slice(at, min(_PIECE_BYTES, section.length - at))
+            self._note_read(len(piece))
+            crc = frame.crc32(piece, crc)
+        if crc != section.payload_crc:
             raise self.damage(section.position, "a section does not match its checksum")
         return payload
 
     def frame_sections(self, position: int) -> tuple[int, list[SectionHeader]]:
-        """The end of the frame at a position, and the headers of its sections.
+        """Return the end of the frame at a position, and the headers of its sections.
 
         Raises:
-            CorruptLogError: a header is not sound, or they contradict each other.
+            CorruptLogError: a header is damaged, or the headers contradict each other.
         """
         header = self.frame_at(position)
         if header is None:
@@ -286,7 +310,7 @@ class LogFile:
         return at, sections
 
     def written_end(self, position: int) -> int:
-        """The first position from ``position`` after which only zeros follow."""
+        """Return the first position from ``position`` on after which all bytes are zero."""
         offset, last = self.offset_of(position), self.offset_of(position)
         while offset < self.size:
             try:
@@ -300,7 +324,7 @@ class LogFile:
         return self.base + last - FILE_HEADER_BYTES
 
     def frames_after(self, position: int, stop: int) -> list[FrameHeader]:
-        """Sound frame headers in (position, stop), wherever they start."""
+        """Return all sound frame headers in (position, stop), at any multiple of 64."""
         offsets = frame.frame_candidates(
             self._view,
             start=self.offset_of(position + HEADER_BYTES),
@@ -315,10 +339,10 @@ class LogFile:
         os.pwritev(self._descriptor, [zeros], self.offset_of(position), os.RWF_DSYNC)
 
     def _last_nonzero(self, start: int, stop: int) -> int | None:
-        """The byte after the last one in [start, stop) that is not zero; None when all are."""
+        """Return the offset after the last nonzero byte of [start, stop); None if all are zero."""
         for end in range(stop, start, -len(_ZEROS)):
             begin = max(start, end - len(_ZEROS))
-            # Read, not mapped: the empty part of a file is most of it, and would be resident.
+            # Read, not mapped: most of the file is empty, and mapping it would make it resident.
             data = os.pread(self._descriptor, end - begin, begin)
             if data != _ZEROS[: len(data)]:
                 return begin + len(data.rstrip(b"\0"))

@@ -1,4 +1,4 @@
-"""The tables and views of ``state.duckdb``, made when they are not there or of another version."""
+"""Creation of the tables and views of ``state.duckdb``, if missing or from another version."""
 
 import hashlib
 from functools import cache
@@ -12,19 +12,51 @@ from rmq_pipeline.store import history
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.statements import named, script
 
+#: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
+#: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
+_CHECKPOINT_THRESHOLD: Final = "32MB"
+#: Maximum disk space for query data that does not fit in memory.
+_SPILL: Final = "4GB"
 _SCRIPTS: Final = ("schema", "views", "history")
+
+
+def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
+    """Open the database file, or create it."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{memory_bytes}B",
+        "threads": threads,
+        "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
+        "max_temp_directory_size": _SPILL,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+    }
+    return duckdb.connect(path, config=config)
 
 
 @cache
 def made_by_this() -> str:
-    """What this version makes, as a digest; DuckDB keeps views in a form of its own version."""
+    """Return a digest of the definitions that this version creates.
+
+    The digest includes DuckDB's version, because DuckDB stores views in a version-specific form.
+    """
     kinds = " ".join(f"{kind.name}={int(kind)}" for kind in Kind)
     texts = [duckdb.__version__, kinds, *(script(name) for name in _SCRIPTS)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
+def made_by(cursor: duckdb.DuckDBPyConnection) -> str:
+    """Return the digest stored with the tables; empty if there are none, or older ones."""
+    try:
+        ((digest, *_),) = cursor.sql(named("made_by")).fetchall()
+    except (duckdb.CatalogException, ValueError):
+        return ""
+    return str(digest)
+
+
 def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None:
-    """Make tables that are missing, and views as this version has them, in an open transaction."""
+    """Create missing tables and replace all views, inside an open transaction."""
     kinds = pa.table(
         {
             "kind": pa.array([int(kind) for kind in Kind], pa.int16()),
@@ -33,7 +65,8 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     )
     cursor.execute(script("schema"))
     cursor.register("staged_kinds", kinds)
-    for name in ("begin_reached", "clear_kinds", "insert_kinds", "begin_snapshots"):
+    making = ("add_deleted_detail", "begin_reached", "clear_kinds", "insert_kinds")
+    for name in (*making, "begin_snapshots"):
         cursor.execute(named(name))
     cursor.unregister("staged_kinds")
     history.write_nothing(cursor, home)

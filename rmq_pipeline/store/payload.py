@@ -1,11 +1,13 @@
-"""The payload of a section of messages in pieces: many bodies stay where they are, uncopied.
+"""The payload of a section of messages in pieces, so that large bodies are not copied.
 
-Together the pieces are what ``RecordBatch.serialize`` gives. Everything but the bodies is
-serialized; then their buffer is entered where the format says which buffers there are:
+Concatenated, the pieces equal the result of ``RecordBatch.serialize``. All columns but the bodies
+are serialized. The buffer of the bodies is then inserted, and the buffer list of the metadata
+updated:
 
     0xFFFFFFFF, length of the metadata, Message { bodyLength, RecordBatch { buffers [] } }, buffers
 
-A flatbuffer's table begins with the distance back to its vtable, which tells where its fields are.
+A flatbuffer table begins with the distance back to its vtable, which lists the places of its
+fields.
 """
 
 import functools
@@ -17,28 +19,28 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import schema
-from rmq_pipeline.message import Int64s
+from rmq_pipeline.message import Int64s, offsets_of
 from rmq_pipeline.store.log_file import Bytes
 
 Payload: TypeAlias = Sequence[Bytes]
 
-#: Less is copied: that takes no longer than a second piece does.
+#: Smaller bodies are copied: that takes no longer than writing a second piece.
 _LARGE_BYTES: Final = 128 * 1024
 _PLACE: Final = schema.MESSAGE.get_field_index("body")
 _PREFIX_BYTES: Final = 8
 _ALIGNMENT: Final = 8
-#: Fields of the tables Message and RecordBatch of Arrow's format.
+#: Field numbers in the tables Message and RecordBatch of Arrow's format.
 _HEADER, _BODY_LENGTH, _BUFFERS = 2, 3, 2
 _NO_BYTES: Final = pa.py_buffer(b"")
 
 
 def payload_of(batch: pa.RecordBatch) -> Payload:
-    """A batch as its kind's fixed schema has it serialized; its bodies must stay as they are."""
+    """Serialize a batch by its kind's fixed schema; the caller must not change its bodies."""
     body = batch.column(_PLACE)
     if body.get_total_buffer_size() < _LARGE_BYTES or body.offset:
         return (batch.serialize(),)
     valid, offsets, data = body.buffers()
-    first, last = np.frombuffer(offsets, np.int32)[[0, len(body)]].tolist()
+    first, last = offsets_of(body)[[0, len(body)]].tolist()
     if first or not last:
         return (batch.serialize(),)
     columns = batch.columns
@@ -48,12 +50,12 @@ def payload_of(batch: pa.RecordBatch) -> Payload:
 
 
 def bytes_of(payload: Payload) -> int:
-    """How long the pieces are together."""
+    """Return the total length of the pieces."""
     return sum(map(len, payload))
 
 
 def _entered(rest: pa.Buffer, *, offsets: pa.Buffer, data: pa.Buffer) -> Payload:
-    """What was serialized with empty bodies, with these."""
+    """Insert the body buffers into a batch that was serialized with empty bodies."""
     length = len(data) + -len(data) % _ALIGNMENT
     (metadata_bytes,) = struct.unpack_from("<i", rest, 4)
     start = _PREFIX_BYTES + metadata_bytes
@@ -70,7 +72,7 @@ def _entered(rest: pa.Buffer, *, offsets: pa.Buffer, data: pa.Buffer) -> Payload
 
 
 def _buffers(metadata: bytearray, *, added: int) -> Int64s:
-    """Offset and length of each buffer, in place, of a message whose body grows."""
+    """Return offset and length of each buffer as a writable view, and enlarge the message body."""
     message = _target(metadata, _PREFIX_BYTES)
     body_length = _field(metadata, message, number=_BODY_LENGTH)
     (before,) = struct.unpack_from("<q", metadata, body_length)
@@ -82,12 +84,12 @@ def _buffers(metadata: bytearray, *, added: int) -> Int64s:
 
 
 def _target(metadata: bytearray, at: int) -> int:
-    """Where an offset points to."""
+    """Follow an offset of the flatbuffer."""
     return at + int(struct.unpack_from("<I", metadata, at)[0])
 
 
 def _field(metadata: bytearray, table: int, *, number: int) -> int:
-    """Where a field of a table is, which must be there."""
+    """Return the place of a field of a table; the field must be present."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (distance,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number)
     assert distance, "a field that Arrow always writes"
@@ -95,13 +97,13 @@ def _field(metadata: bytearray, table: int, *, number: int) -> int:
 
 
 def _empty_bodies(n: int, *, valid: pa.Buffer | None, null_count: int) -> pa.Array:
-    """As many bodies, each without a byte: their offsets are as long, and their buffer is not."""
+    """Return n empty bodies: offsets of full length, and an empty data buffer."""
     buffers = [valid, pa.py_buffer(np.zeros(n + 1, np.int32)), _NO_BYTES]
     return pa.Array.from_buffers(pa.binary(), n, buffers, null_count=null_count)
 
 
 @functools.cache
 def _data_buffer() -> int:
-    """The number of the buffer that has the bytes of the bodies."""
+    """Return the index of the buffer with the bytes of the bodies."""
     before = schema.MESSAGE.types[:_PLACE]
     return sum(len(pa.array([], of_type).buffers()) for of_type in before) + 2

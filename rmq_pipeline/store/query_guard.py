@@ -1,8 +1,8 @@
-"""Lets a query through only when it is one SELECT over the documented views.
+"""Accepts a query only if it is one SELECT over the documented views.
 
-This is the first of three locks: sqlglot's tree of the query must hold nothing but what is known to
-be harmless. Then DuckDB must itself take it for one SELECT, and it runs in a read-only transaction
-of an instance that was opened without access to files and has its settings locked.
+This is the first of three checks: sqlglot's tree of the query may contain only constructs known to
+be harmless. DuckDB must then also parse it as one SELECT. Finally it runs in a read-only
+transaction of an instance with locked settings and no file access.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from rmq_pipeline.errors import QueryError
 _TABLE_FUNCTIONS: Final = frozenset(
     {"unnest", "explode", "generate_series", "range", "json_each", "json_tree"}
 )
-#: Functions that change something, wait, or look beyond the tables.
+#: Functions with side effects, functions that wait, and functions that read beyond the tables.
 _REFUSED_FUNCTIONS: Final = frozenset(
     {
         "current_setting",
@@ -38,13 +38,14 @@ _REFUSED_FUNCTIONS: Final = frozenset(
 
 
 def check(sql: str, views: Collection[str], *, macros: Collection[str] = ()) -> None:
-    """Refuse what is not one SELECT over these views (and its own WITH tables).
+    """Refuse a query that is not one SELECT over these views and its own WITH tables.
 
     Args:
-        macros: functions that stand for a view, as ``FROM in_flight_at(…)``.
+        macros: table macros that stand for a view, such as ``FROM in_flight_at(…)``.
 
     Raises:
-        QueryError: says what is refused, or where the query does not parse.
+        QueryError: the query does not parse, or contains something else; the error says what or
+            where.
     """
     statements = _parse(sql)
     if len(statements) != 1:

@@ -1,37 +1,42 @@
-"""Runs checked queries on connections of their own, within limits of time, memory and answer."""
+"""Runs checked queries on their own connections, limited in time, memory and result size."""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.statements import named
+from rmq_pipeline.store.interruptible import is_interruptible
+from rmq_pipeline.store.query_process import LATER, QueryProcesses, limit_error
+from rmq_pipeline.store.query_reads import readings
+from rmq_pipeline.store.reopening import is_short_of_memory
+from rmq_pipeline.store.statements import named, view_macros
 
-#: The answer of a query is held in memory, outside of DuckDB's limit.
+#: Query results are held in memory outside DuckDB's limit.
 RESULT_BYTES: Final = 256 * MIB
 _BATCH_ROWS: Final = 65_536
-#: How long an interrupted query is waited for, and when it is interrupted again: DuckDB forgets
-#: what comes between two statements.
+#: Time to wait for an interrupted query, and the interval of interruptions: DuckDB loses an
+#: interruption that arrives between two statements.
 _STOP_S: Final = 5.0
 _AGAIN_S: Final = 0.05
-#: An interruption that came late may meet the end of a transaction.
+#: A late interruption may hit the end of a transaction.
 _TRIES: Final = 3
+_Answer = TypeVar("_Answer")
 
 
 class QueryRunner:
-    """Runs as many queries at a time as it is given cursors, each in a read-only transaction.
+    """Runs queries in read-only transactions; as many at a time as there are cursors.
 
     Args:
-        prepare: is given the cursor at the beginning of each query's transaction.
-        operator_bytes: what the sorts and hash tables of one query may use. Lists and texts that a
-            query gathers are not counted in it: ``stop`` gives their memory back.
+        prepare: called with the cursor at the beginning of each query's transaction.
+        operator_bytes: memory limit of the sorts and hash tables of one query. Lists and texts that
+            a query aggregates do not count; ``stop`` frees their memory.
     """
 
     def __init__(
@@ -43,53 +48,107 @@ class QueryRunner:
     ) -> None:
         self._cursors = tuple(cursors)
         self._prepare = prepare
+        #: Creates the cursors that parse queries before they are admitted. One thread at a time
+        #: uses it, because DuckDB refuses concurrent calls on a connection.
+        self._parser = cursors[0].cursor()
+        self._parser_lock = threading.Lock()
+        #: Macros that stand for views, each with its parameter.
+        self.macros = view_macros()
+        self._processes = QueryProcesses(len(cursors))
         self._free: queue.LifoQueue[duckdb.DuckDBPyConnection] = queue.LifoQueue()
         for cursor in cursors:
             cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
             self._free.put(cursor)
 
-    def run(self, sql: str, *, timeout_s: float) -> pa.Table:
-        """The answer to a checked query.
+    def run(self, sql: str, *, views: Collection[str] = (), timeout_s: float) -> pa.Table:
+        """Return the result of a checked query.
+
+        Args:
+            views: the views that it may read. A query that DuckDB cannot reliably interrupt runs in
+                a process of its own, on a copy of their rows.
 
         Raises:
-            QueryError: DuckDB refuses it, it takes longer than ``timeout_s``, its answer is larger
-                than RESULT_BYTES, or its memory was needed for something else.
+            QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
+                than RESULT_BYTES, or it was stopped to free memory or for a checkpoint.
         """
-        give_up_at = time.monotonic() + timeout_s
+        end_at = time.monotonic() + timeout_s
+        if self._is_interruptible(sql):
+            return self._in_turn(
+                lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, end_at=end_at
+            )
+        read = readings(sql, views, macros=self.macros)
+        with self._processes.started(timeout_s=timeout_s) as process:
+
+            def feed(cursor: duckdb.DuckDBPyConnection) -> None:
+                self._begin(cursor, sql)
+                process.feed(
+                    cursor,
+                    sql,
+                    readings=read,
+                    parameters=self.macros,
+                    may_run=self._is_interruptible,
+                )
+
+            self._in_turn(feed, timeout_s=timeout_s, end_at=end_at)
+            return process.answer(RESULT_BYTES)
+
+    def _is_interruptible(self, sql: str) -> bool:
+        with suppress(duckdb.ConnectionException):  # the connection was closed
+            with self._parser_lock:
+                cursor = self._parser.cursor()
+            with cursor:
+                return is_interruptible(cursor, sql, macros=frozenset(self.macros))
+        return False
+
+    def _in_turn(
+        self,
+        work: Callable[[duckdb.DuckDBPyConnection], _Answer],
+        *,
+        timeout_s: float,
+        end_at: float,
+    ) -> _Answer:
+        """Wait for a free cursor, return the result of ``work``, and translate DuckDB's errors."""
         try:
-            cursor = self._free.get(timeout=timeout_s)
+            cursor = self._free.get(timeout=max(0.0, end_at - time.monotonic()))
         except queue.Empty:
-            raise QueryError(f"Other queries left it no turn within {timeout_s:g} s.") from None
+            raise QueryError(
+                f"Other queries left it no turn within {timeout_s:g} s.", remedy=LATER
+            ) from None
         ended = threading.Event()
         limit = threading.Thread(
             target=_interrupt,
             args=(cursor, ended),
-            kwargs={"at_s": give_up_at},
+            kwargs={"at_s": end_at},
             name="rmq-query-limit",
             daemon=True,
         )
         try:
             limit.start()
-            return self._answer(cursor, sql)
+            return work(cursor)
         except duckdb.InterruptException as error:
-            if time.monotonic() >= give_up_at:
-                raise QueryError(f"The query did not end within {timeout_s:g} s.") from error
+            if time.monotonic() >= end_at:
+                raise limit_error(timeout_s) from error
             raise QueryError(
-                "The query was stopped: the broker needed its memory or a checkpoint."
+                "The query was stopped: the broker needed its memory or a checkpoint.",
+                remedy=LATER,
             ) from error
         except duckdb.Error as error:
             if is_short_of_memory(error):
-                raise QueryError("The query needs more memory than a query gets.") from error
+                raise QueryError(
+                    "The query needs more memory than a query gets.", remedy="Select less of it."
+                ) from error
             raise QueryError(str(error)) from error
         finally:
             ended.set()
             if limit.ident is not None:
                 limit.join()  # it must not interrupt the next query of this connection
             _roll_back(cursor)
+            if not self._cursors:  # ``close`` did not wait for this query
+                cursor.close()
             self._free.put(cursor)
 
     def stop(self) -> None:
-        """Interrupt what runs, and wait a moment for its memory."""
+        """Interrupt all running queries, and wait up to 5 s each for their memory to be freed."""
         taken = [self._take_interrupted() for _ in self._cursors]
         for cursor in taken:
             if cursor is not None:
@@ -97,7 +156,7 @@ class QueryRunner:
 
     @contextmanager
     def paused(self, patience_s: float) -> Iterator[None]:
-        """Let no query run: what does may end within ``patience_s``, then it is interrupted."""
+        """Let no query run: wait ``patience_s`` for running queries, then interrupt them."""
         give_up_at = time.monotonic() + patience_s
         taken = [self._take(give_up_at - time.monotonic()) for _ in self._cursors]
         try:
@@ -108,31 +167,40 @@ class QueryRunner:
                     self._free.put(cursor)
 
     def close(self) -> None:
-        """Interrupt what runs and let go of the connections. Again: nothing happens."""
+        """Interrupt all running queries and close the connections. Idempotent."""
+        self._processes.close()
         taken = [self._take_interrupted() for _ in self._cursors]
         self._cursors = ()
+        with self._parser_lock:
+            self._parser.close()
         for cursor in taken:
-            if cursor is not None:  # a query that nothing ends keeps its own
+            if cursor is not None:  # a query that cannot be interrupted keeps its cursor
                 cursor.close()
-                self._free.put(cursor)  # who waits for a turn is told
+                self._free.put(cursor)  # waiting callers get an error
 
-    def _answer(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    def _begin(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
+        """Check that it is one SELECT, and begin its transaction."""
         statements = cursor.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise QueryError("A query is one SELECT.")
         cursor.execute(named("begin_query"))
         self._prepare(cursor)
+
+    def _answer(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+        self._begin(cursor, sql)
         size = 0
         batches: list[pa.RecordBatch] = []
-        reader = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
-        for batch in reader:
-            size += batch.nbytes
-            if size > RESULT_BYTES:
-                raise QueryError(
-                    f"The answer is larger than {RESULT_BYTES // MIB} MiB: select less of it."
-                )
-            batches.append(batch)
-        return pa.Table.from_batches(batches, schema=reader.schema)
+        # Close the reader: while it is open, a rollback does not end the transaction.
+        with cursor.sql(sql).to_arrow_reader(_BATCH_ROWS) as reader:
+            for batch in reader:
+                size += batch.nbytes
+                if size > RESULT_BYTES:
+                    raise QueryError(
+                        f"The answer is larger than {RESULT_BYTES // MIB} MiB.",
+                        remedy="Select less of it.",
+                    )
+                batches.append(batch)
+            return pa.Table.from_batches(batches, schema=reader.schema)
 
     def _take(self, timeout_s: float) -> duckdb.DuckDBPyConnection | None:
         try:
@@ -143,6 +211,7 @@ class QueryRunner:
     def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
         give_up_at = time.monotonic() + _STOP_S
         while True:
+            self._processes.stop_copies()
             for cursor in self._cursors:
                 cursor.interrupt()
             try:
@@ -153,7 +222,7 @@ class QueryRunner:
 
 
 def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, at_s: float) -> None:
-    """Interrupt a query from a moment on until it has ended."""
+    """Interrupt a query repeatedly from ``at_s`` until it has ended."""
     pause_s = max(0.0, at_s - time.monotonic())
     while not ended.wait(pause_s):
         cursor.interrupt()
@@ -161,16 +230,8 @@ def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, at_
 
 
 def _roll_back(cursor: duckdb.DuckDBPyConnection) -> None:
-    """End the transaction of a query, which may not have come as far as to begin one."""
+    """End the transaction of a query, if the query has begun one."""
     for _ in range(_TRIES):
         with suppress(duckdb.Error):
             cursor.rollback()
             return
-
-
-def is_short_of_memory(error: BaseException | None) -> bool:
-    """Whether DuckDB failed for want of memory; a commit says so in other words than a query."""
-    text = str(error)
-    return isinstance(error, duckdb.OutOfMemoryException) or any(
-        sign in text for sign in ("failed to pin block", "failed to allocate")
-    )

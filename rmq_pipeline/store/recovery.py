@@ -1,24 +1,44 @@
-"""What the files of a commit log are worth at start: sound, torn at the end, or damaged.
+"""Checks of a commit log at start: are its files sound, torn at the end, or damaged?
 
-Only frames from the dispatched position on are looked at, never the whole history; a flip in an
-older one is found when it is read. A bad frame is cut only at the end of the last file, where the
-write it belongs to was never answered (or, with flush = async, never promised to be on disk).
+Only frames from the dispatched position on are checked, never the whole history. Damage in an older
+frame is found when it is read. A bad frame is cut only at the end of the last file: its write was
+never acknowledged (or, with flush = async, not yet synced). DuckDB's position, the mark of
+synced_mark.py and the frames themselves tell which frames were acknowledged. If such frames are
+missing, the broker refuses to start and says how much is lost.
 """
 
 import logging
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from rmq_pipeline.errors import CorruptLogError
-from rmq_pipeline.store import log_file
+from rmq_pipeline.store import log_file, synced_mark
+from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader
 from rmq_pipeline.store.log_file import LogFile
+from rmq_pipeline.store.synced_mark import SyncedMark
 
+#: File in the log's folder: the next start proceeds once although acknowledged frames are lost.
+ACCEPTED: Final = "accept_loss"
+#: The search for the last frame before a position begins this far back, and then grows by the
+#: factor.
+_LOOK_BACK_BYTES: Final = 64 << 10
+_LOOK_FURTHER: Final = 16
 _LOGGER = logging.getLogger(__name__)
 
 
+class LostLogError(CorruptLogError):
+    """Acknowledged frames of the commit log are missing."""
+
+    remedy = (
+        "Restore the log's files from a copy. To go on once without what is gone, create an empty "
+        "file accept_loss beside them and start again."
+    )
+
+
 def open_files(folder: Path, *, fingerprint: bytes) -> list[LogFile]:
-    """The files of a folder in log order; what a crash left unfinished is deleted.
+    """Open the files of a folder in log order, and delete unfinished files of a crash.
 
     Raises:
         CorruptLogError: a file header is damaged, or a file is missing between two others.
@@ -49,12 +69,30 @@ def _check_continuous(files: list[LogFile]) -> None:
             )
 
 
-def sound_end(files: list[LogFile], *, dispatched_position: int) -> int:
-    """Check every frame from the dispatched position on, cut a torn tail; the end of the log.
+def check_new(folder: Path, *, dispatched_position: int) -> None:
+    """Check that a log without files is a new one.
 
     Raises:
-        CorruptLogError: a bad frame anywhere but at the very end, or frames that dispatch has
-            seen are gone.
+        CorruptLogError: the log had files.
+    """
+    if dispatched_position:
+        raise CorruptLogError(
+            f"{folder}: dispatch has reached {dispatched_position}, but there is no log file."
+        )
+    mark = folder / synced_mark.NAME
+    if mark.exists() and mark.stat().st_size:
+        loss_of(folder, f"{folder} had a log, and all its files are gone")
+
+
+def sound_end(files: list[LogFile], *, dispatched_position: int, mark: SyncedMark) -> int:
+    """Check all frames from the dispatched position on, and cut a torn tail; return the log's end.
+
+    Args:
+        mark: the position up to which the log was known to be on disk; set to the end of the log.
+
+    Raises:
+        CorruptLogError: a frame is bad, and not at the very end.
+        LostLogError: acknowledged frames are missing.
     """
     _check_reaches(files, dispatched_position)
     for file, following in pairwise(files):
@@ -64,12 +102,99 @@ def sound_end(files: list[LogFile], *, dispatched_position: int) -> int:
             if end != following.base:
                 raise damage or file.damage(end, "a frame reaches into the next file")
     last = files[-1]
-    end, damage = _walk(last, start=max(last.base, dispatched_position), stop=last.capacity_end)
+    start = max(last.base, dispatched_position)
+    marked_position = mark.read(seed=last.seed)
+    _check_dispatched(last, start, mark=mark)
+    # Determine the end before reading frames. A mapped read makes the kernel cache the empty part
+    # of the file. SEEK_DATA then reports that part as data, and it must be searched byte by byte.
+    written_end = last.written_end(start)
+    end, damage = _walk(last, start=start, stop=written_end)
     if damage is not None:
-        _cut(last, end, damage=damage)
+        _check_torn(last, end, written_end=written_end, damage=damage)
+    _check_known(last, end, marked_position=marked_position)
+    if damage is not None:
+        _cut(last, end, written_end=written_end)
+    last.rewrite(_synced(last, start=start, end=end), end)
     last.sync()
     last.release()
+    mark.write(end)
+    accepted = last.path.parent / ACCEPTED
+    if accepted.exists():
+        mark.sync()  # after a crash here, the operator would have to accept the loss again
+        accepted.unlink()
     return end
+
+
+def _check_dispatched(file: LogFile, end: int, *, mark: SyncedMark) -> None:
+    """Check that the last dispatched frame exists: one that ends at position ``end``.
+
+    An accepted loss stays accepted: until new frames are written, each start finds the same gap.
+    """
+    if end in (file.base, mark.accepted) or _ending_at(file, end) is not None:
+        return
+    sound = file.base
+    while (header := file.frame_at(sound)) is not None and sound + header.length <= end:
+        sound += header.length
+    loss_of(
+        file.path.parent,
+        f"{file.path} is damaged or cut off from position {sound} "
+        f"(byte {file.offset_of(sound)}) on, and dispatch has read {end - sound} bytes beyond it",
+    )
+    mark.accept(end)
+
+
+def _ending_at(file: LogFile, end: int) -> FrameHeader | None:
+    """Return the frame that ends at a position; None if there is none."""
+    reach = _LOOK_BACK_BYTES
+    while True:
+        start = max(file.base, end - reach)
+        first = file.frame_at(start)
+        for header in [*([first] if first else []), *file.frames_after(start, end)]:
+            if header.position + header.length == end:
+                return header
+        if start == file.base:
+            return None
+        reach *= _LOOK_FURTHER
+
+
+def _check_known(file: LogFile, end: int, *, marked_position: int) -> None:
+    """Check that no acknowledged frame is missing after ``end``, where the sound frames end."""
+    place = f"{file.path} ends at position {end} (byte {file.offset_of(end)})"
+    header = file.frame_at(end)
+    if end < marked_position:
+        lost = marked_position - end
+        loss_of(file.path.parent, f"{place}, {lost} bytes before what was on disk and answered")
+    elif header is not None and end + header.length > file.capacity_end:
+        lost = end + header.length - file.capacity_end
+        loss_of(file.path.parent, f"{place}, in a frame of which {lost} bytes were cut off")
+    elif end + HEADER_BYTES > file.capacity_end and file.written_end(end) > end:
+        # No frame begins where its header does not fit. The file size proves nothing: any is
+        # allowed.
+        loss_of(file.path.parent, f"{place}; it was cut off, and what was behind is not known")
+
+
+def loss_of(folder: Path, what: str) -> None:
+    """Refuse to start without acknowledged frames, unless the operator has accepted the loss.
+
+    Raises:
+        LostLogError: the loss was not accepted.
+    """
+    accepted = folder / ACCEPTED
+    if accepted.exists():
+        _LOGGER.error("answered frames are lost, as %s accepts: %s", accepted, what)
+        return
+    raise LostLogError(f"Answered frames are gone: {what}.")
+
+
+def _synced(file: LogFile, *, start: int, end: int) -> int:
+    """Return the position up to which the last frame of [start, end) says the log was synced."""
+    position = synced = start
+    while position < end:
+        header = file.frame_at(position)
+        assert header is not None, "a frame that was sound a moment ago"
+        synced = max(start, min(header.synced, position))
+        position += header.length
+    return synced
 
 
 def _check_reaches(files: list[LogFile], dispatched_position: int) -> None:
@@ -85,7 +210,7 @@ def _check_reaches(files: list[LogFile], dispatched_position: int) -> None:
 
 
 def _walk(file: LogFile, *, start: int, stop: int) -> tuple[int, CorruptLogError | None]:
-    """Go from frame to frame; where the sound ones end before ``stop``, and what is wrong there."""
+    """Check frame after frame; return the end of the sound ones, and the damage there if any."""
     position = start
     while position < stop:
         try:
@@ -93,19 +218,23 @@ def _walk(file: LogFile, *, start: int, stop: int) -> tuple[int, CorruptLogError
             for section in sections:
                 file.payload(section)
         except CorruptLogError as damage:
-            # Its traceback would keep the file open until the next collection of garbage.
+            # The traceback would keep the file open until the next garbage collection.
             return position, damage.with_traceback(None)
         position = end
     return position, None
 
 
-def _cut(file: LogFile, end: int, *, damage: CorruptLogError) -> None:
-    """Clear what follows the last sound frame, unless it proves that the log was longer."""
-    written_end = file.written_end(end)
-    if any(frame.synced > end for frame in file.frames_after(end, written_end)):
+def _check_torn(file: LogFile, end: int, *, written_end: int, damage: CorruptLogError) -> None:
+    """Check that no later frame proves that the log was synced beyond ``end``."""
+    found = file.frames_after(end, written_end)
+    if any(frame.synced > end for frame in found):
         raise CorruptLogError(
             f"{damage.message} Sound frames follow it, so it is not a torn write."
         )
+
+
+def _cut(file: LogFile, end: int, *, written_end: int) -> None:
+    """Overwrite everything after the last sound frame by zeros."""
     if written_end > end:
         _LOGGER.warning(
             "cut a torn write: file=%s position=%d bytes=%d", file.path, end, written_end - end

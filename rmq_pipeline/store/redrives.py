@@ -1,4 +1,4 @@
-"""Redriven dead letters and effects carried out: how dispatch keeps them, how they are asked."""
+"""Redrives of dead letters and effects of messages: folding them in dispatch, and reading them."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.statements import named
 
-#: What may give a redriven message an outcome; of leases only those after the first.
+#: Events that may change the outcome of a redrive; the first lease does not.
 _OUTCOMES: Final = frozenset(
     {
         Kind.LEASE,
@@ -25,25 +25,25 @@ _OUTCOMES: Final = frozenset(
         Kind.GROUP_DELETED,
     }
 )
-#: Old effects are deleted at most this often, by the time of the log.
+#: Old effects are deleted at most once per interval of the log's time.
 _FORGET_EVERY_MS: Final = 60_000
 
 
 class RedriveFold:
-    """Takes the events of a dispatch transaction into store.redrives and store.effects."""
+    """Applies the events of a dispatch transaction to store.redrives and store.effects."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
-        #: Whether a redriven message has no last outcome; None: to be looked up.
+        #: True if a redrive has no final outcome yet; None: unknown.
         self._open: bool | None = None
         self._forgotten_at_ms = 0
 
     def forget(self) -> None:
-        """The transaction was rolled back: what was learnt in it does not hold."""
+        """Discard what was cached during a transaction that was rolled back."""
         self._open = None
 
     def take(self, kinds: frozenset[int], at_ms: int) -> None:
-        """Fold in staged_events, in which these kinds occur, the last of them at that moment."""
+        """Apply staged_events; ``kinds`` are its kinds, ``at_ms`` the time of its last event."""
         if Kind.REDRIVEN in kinds:
             self._run("insert_redrives")
             self._open = True
@@ -71,7 +71,7 @@ class RedriveFold:
 def origins(
     cursor: duckdb.DuckDBPyConnection, *, topic_id: int, queue_id: Int32s, queue_offset: Int64s
 ) -> pa.Table:
-    """Where dead letters came from; see Database.dead_letter_origins."""
+    """Return the origins of dead letters; see Database.dead_letter_origins."""
     asked = {
         "queue_id": queue_id,
         "queue_offset": queue_offset,
@@ -85,7 +85,7 @@ def origins(
 def seen(
     cursor: duckdb.DuckDBPyConnection, *, group_id: int, keys: pa.Array, after_ms: int
 ) -> pa.Array:
-    """When each key last had an effect after a moment, null for never."""
+    """Return when each key last had an effect after ``after_ms``; null if never."""
     numbered = {"idempotency_key": keys, "ordinal": np.arange(len(keys))}
     cursor.register("asked_keys", pa.table(numbered))
     params = {"group_id": group_id, "after_ms": after_ms}

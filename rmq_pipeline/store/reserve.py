@@ -1,7 +1,7 @@
-"""Disk room set aside, so that receive, settle and upkeep go on when the disk is full.
+"""Reserved disk space, so that receive, settle and upkeep continue when the disk is full.
 
-It is one preallocated file. Drawing on it makes it shorter, and the log takes the freed room; until
-it is whole again nothing may be written that only adds to the store.
+The reserve is one preallocated file. Drawing on it truncates the file, and the log uses the freed
+blocks. Until the reserve is whole again, operations that only add data are refused.
 """
 
 import os
@@ -16,48 +16,52 @@ NAME: Final = "reserve"
 
 
 class Reserve:
-    """The reserve file of a commit log. For any thread."""
+    """The reserve file of a commit log. Thread-safe."""
 
     def __init__(self, folder: Path, *, wanted_bytes: int) -> None:
         self._wanted_bytes = wanted_bytes
         self._lock = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(folder / NAME, flags, 0o644)
-        found = os.fstat(self._descriptor)
-        # A copied home may have holes where blocks should be: such a reserve keeps nothing.
-        sparse = found.st_blocks * 512 < found.st_size
-        #: What is set aside now.
-        self.kept_bytes = 0 if sparse else min(found.st_size, wanted_bytes)
-        os.ftruncate(self._descriptor, self.kept_bytes)
-        self.refill(spare_bytes=0)
+        try:
+            found = os.fstat(self._descriptor)
+            # In a copied home the file may be sparse: such a reserve holds no blocks.
+            sparse = found.st_blocks * 512 < found.st_size
+            #: Bytes reserved now.
+            self.kept_bytes = 0 if sparse else min(found.st_size, wanted_bytes)
+            os.ftruncate(self._descriptor, self.kept_bytes)
+            self.refill(spare_bytes=0)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def whole(self) -> bool:
-        """Nothing has been drawn, or all of it was put back."""
+        """True if the reserve has its full size."""
         return self.kept_bytes >= self._wanted_bytes
 
     @property
     def draw_bytes(self) -> int:
-        """How much to draw at a time, so that it lasts for several log files."""
+        """Bytes to draw at a time; the reserve lasts for several log files."""
         return self._wanted_bytes // 8
 
     def draw(self, wanted_bytes: int) -> None:
-        """Give room back to the disk for somebody to take.
+        """Free a part of the reserve for use by the caller.
 
         Raises:
-            StoreFullError: less than that is left; nothing was drawn.
+            StoreFullError: the reserve has less than ``wanted_bytes``; nothing was drawn.
         """
         with self._lock:
             left = self.kept_bytes - wanted_bytes
             if left < 0:
                 raise StoreFullError("The disk is full and the reserve is used up.")
             os.ftruncate(self._descriptor, left)
-            # Some file systems hand freed blocks out only after the truncation is on disk.
+            # Some file systems reuse freed blocks only after the truncation is on disk.
             os.fsync(self._descriptor)
             self.kept_bytes = left
 
     def refill(self, *, spare_bytes: int) -> bool:
-        """Make the reserve whole if the disk then still has ``spare_bytes`` free; is it whole?"""
+        """Refill the reserve if the disk keeps ``spare_bytes`` free; return True if it is whole."""
         with self._lock:
             if self.whole:
                 return True
@@ -74,5 +78,5 @@ class Reserve:
             return True
 
     def close(self) -> None:
-        """Let go of the file; the room stays set aside."""
+        """Close the file; the space stays reserved."""
         os.close(self._descriptor)

@@ -1,5 +1,6 @@
-"""Sections decoded from log files; those read last are kept, within a budget of memory."""
+"""Decoded sections of log files, with an LRU cache of bounded memory."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -7,22 +8,25 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from rmq_pipeline.sound_tables import mended
 from rmq_pipeline.store import frame
 from rmq_pipeline.store.frame import SectionHeader
 from rmq_pipeline.store.log_file import LogFile
 
-#: What the objects of one decoded batch take, whatever its size.
+log = logging.getLogger(__name__)
+
+#: Memory of the Python and Arrow objects of a decoded batch, independent of its size.
 _OVERHEAD_BYTES: Final = 8192
-#: After this much reading the mapped pages of all files are let go of: per file they would add up.
+#: After reading this much, release the mapped pages of all files; per file they would add up.
 _MAPPED_BYTES: Final = 32 << 20
-#: What the kernel maps around a page that is touched.
+#: Bytes that the kernel maps around a touched page.
 _FAULT_AROUND_BYTES: Final = 64 << 10
 
 
 class Section(NamedTuple):
     """One Arrow record batch inside a frame."""
 
-    #: Log position: the lasting name of these rows.
+    #: Log position; together with a row number it identifies a message permanently.
     position: int
     #: 1 messages, 2 events, 3 keyed state.
     kind: int
@@ -31,11 +35,11 @@ class Section(NamedTuple):
 
 
 class SectionReader:
-    """Decodes sections. For any thread.
+    """Decodes sections and caches them. Thread-safe.
 
     Args:
-        schemas: of the kinds that leave theirs out.
-        kept_bytes: how much to keep of what ``read`` gave; the one not read for longest goes first.
+        schemas: schemas of the kinds whose payloads omit the schema.
+        kept_bytes: size of the cache of ``read``; the least recently used section is evicted first.
     """
 
     def __init__(self, schemas: Mapping[int, pa.Schema], *, kept_bytes: int) -> None:
@@ -44,13 +48,13 @@ class SectionReader:
         self._used_bytes = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, tuple[Section, int]] = OrderedDict()
-        #: Files read from, and how much since their pages were let go of. What is decoded is read
-        #: again later, so that no file is ever done with.
+        #: Files read from, and the bytes read since their pages were released. Decoded batches are
+        #: mapped, so a file may be read again at any time.
         self._mapped: set[LogFile] = set()
         self._mapped_bytes = 0
 
     def kept(self, position: int) -> Section | None:
-        """The section at a position if it was kept."""
+        """Return the section at a position if it is cached, else None."""
         with self._lock:
             found = self._kept.get(position)
             if found is None:
@@ -59,7 +63,7 @@ class SectionReader:
             return found[0]
 
     def read(self, file: LogFile, position: int) -> Section:
-        """The section at a position of a file; it is kept.
+        """Return the section at a position of a file, and cache it.
 
         Raises:
             CorruptLogError: no sound section is there.
@@ -76,16 +80,16 @@ class SectionReader:
         return section
 
     def frame(self, file: LogFile, position: int) -> tuple[int, list[Section]]:
-        """The end of the frame at a position of a file, and its sections; they are not kept.
+        """Return the end of the frame at a position, and its sections; they are not cached.
 
         Raises:
-            CorruptLogError: it is damaged.
+            CorruptLogError: the frame is damaged.
         """
         end, headers = file.frame_sections(position)
         return end, [self._decode(file, header) for header in headers]
 
     def forget_before(self, position: int) -> None:
-        """Let go of the sections before a position, and so of the files they keep mapped."""
+        """Evict the sections before a position, and unmap their files."""
         with self._lock:
             for old in [kept for kept in self._kept if kept < position]:
                 self._used_bytes -= self._kept.pop(old)[1]
@@ -101,6 +105,14 @@ class SectionReader:
             batch = frame.decode(payload, self._schemas.get(header.kind))
         except pa.ArrowInvalid as error:
             raise file.damage(header.position, f"a section that is no Arrow ({error})") from error
+        try:
+            batch.validate(full=True)
+        except pa.ArrowException as error:
+            # Older versions stored tables without validating them on send.
+            whole = mended(batch)
+            if whole is not batch:
+                log.warning("the section at %d has damaged values: %s", header.position, error)
+                batch = whole
         return Section(header.position, header.kind, batch)
 
     def _let_pages_go(self) -> None:

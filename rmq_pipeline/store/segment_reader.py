@@ -1,30 +1,29 @@
 """The registered segments of a home, and the messages in them by (topic_id, queue_id, offset)."""
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typing_extensions import override
 
 from rmq_pipeline import schema
 from rmq_pipeline.archive.key_index import KeyIndexes
+from rmq_pipeline.archive.read_failure import read_failure
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.archive.segment_file import place
-from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.archive.segment_file import open_segment, place
+from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.database import StoredState
 
-#: Decoded row groups, and footers of open files, that are kept.
+#: Cache sizes for decoded row groups and for footers of open files.
 _GROUPS_BYTES: Final = 48 << 20
 _FOOTERS_BYTES: Final = 16 << 20
-#: A footer takes this much more memory than it has bytes.
+#: Memory of a parsed footer per byte of the serialized footer.
 _FOOTER_FACTOR: Final = 8
 
 _QueueKey: TypeAlias = tuple[int, int]
@@ -33,42 +32,46 @@ _Value = TypeVar("_Value")
 
 
 class Segments:
-    """The segments that the log has registered. For any thread.
+    """The segments registered in the log. Thread-safe.
 
     Args:
-        root: where the archive is.
-        kept_bytes: how much of what was decoded stays; what was not read for longest goes first.
+        root: location of the archive.
+        kept_bytes: size of the cache of row groups; the least recently used is evicted first.
     """
 
     def __init__(self, root: Root, *, kept_bytes: int = _GROUPS_BYTES) -> None:
         self.root = root
         #: Held while segments are written: one seal at a time.
         self.sealing = threading.Lock()
-        #: Held while what is registered changes, and names and manifests follow it.
+        #: Held while registrations, file names and manifests change.
         self.changing = threading.RLock()
-        #: Changes with what is registered.
+        #: Incremented on each change of the registered segments.
         self.version = 0
-        #: False until ``load``, and again when what is registered is in doubt.
+        #: False until ``load``, and again when the registrations are in doubt.
         self.loaded = False
-        #: The folders hold what is registered and no more, and what seal does last is done.
+        #: True if the folders contain exactly the registered files, and the last steps of seal are
+        #: done.
         self.tidy = False
         #: The log before this position is in registered files.
         self.sealed_to = 0
-        #: How far seal has looked for messages, and when the first after that was stored.
+        #: Log position up to which seal has searched for messages, and stored_at_ms of the next
+        #: message.
         self.looked_at: tuple[int, int | None] = (0, None)
         self._lock = threading.Lock()
         self._queues: dict[_QueueKey, list[Segment]] = {}
         self._bases: dict[_QueueKey, Int64s] = {}
-        #: The topics that have, or had, segments: names by topic_id.
+        #: Names by topic_id of the topics that have or had segments.
         self._topics: dict[int, str] = {}
-        #: When the last message of a segment was stored, where somebody has asked.
+        #: Segments that a compaction could not read; skipped until the next start.
+        self.damaged: set[Segment] = set()
+        #: Cache: stored_at_ms of a segment's last message.
         self.newest_ms: dict[Segment, int] = {}
         self._groups: _Kept[tuple[Segment, int], pa.RecordBatch] = _Kept(kept_bytes)
         self._files: _Kept[Segment, _File] = _Kept(_FOOTERS_BYTES)
         self._indexes = KeyIndexes(root)
 
     def load(self, stored: StoredState) -> None:
-        """Take over what the tables say is registered."""
+        """Replace all registrations by those of the state tables."""
         segments = [
             Segment.from_path(path.partition("/")[2])
             for path in stored.segments.column("path").to_pylist()
@@ -83,14 +86,14 @@ class Segments:
             self.version += 1
 
     def add(self, segments: Iterable[Segment], *, sealed_to: int) -> None:
-        """Take in what was registered just now."""
+        """Add segments that were registered just now."""
         with self._lock:
             self._insert(segments)
             self.sealed_to = sealed_to
             self.version += 1
 
     def replace(self, removed: Sequence[Segment], added: Sequence[Segment]) -> None:
-        """These segments count instead of those; what was begun with them may still be read."""
+        """Replace segments by others; reads that began with the old ones may continue."""
         with self._lock:
             for segment in removed:
                 self._queues[segment.topic_id, segment.queue_id].remove(segment)
@@ -101,7 +104,7 @@ class Segments:
                 if not left:
                     del self._queues[key], self._bases[key]
             self.version += 1
-        # Files that are deleted take room as long as they are open.
+        # A deleted file occupies disk space while it is open.
         gone = set(removed)
         for segment in removed:
             self.newest_ms.pop(segment, None)
@@ -110,7 +113,7 @@ class Segments:
         self._groups.drop(lambda key: key[0] in gone)
 
     def forget(self, topic_id: int) -> None:
-        """The topic is gone."""
+        """Forget a deleted topic."""
         with self._lock:
             self._topics.pop(topic_id, None)
             for key in [key for key in self._queues if key[0] == topic_id]:
@@ -118,18 +121,18 @@ class Segments:
             self.version += 1
 
     def topics_sealed(self) -> dict[int, str]:
-        """The topics that have, or had, segments: names by topic_id."""
+        """Return names by topic_id of the topics that have or had segments."""
         with self._lock:
             return dict(self._topics)
 
     def of_topic(self, topic_id: int) -> list[Segment]:
-        """The segments of a topic, in queue and offset order."""
+        """Return the segments of a topic, in queue and offset order."""
         with self._lock:
             keys = sorted(key for key in self._queues if key[0] == topic_id)
             return [segment for key in keys for segment in self._queues[key]]
 
     def of_queue(self, topic_id: int, queue_id: int) -> list[Segment]:
-        """The segments of a queue, in offset order."""
+        """Return the segments of a queue, in offset order."""
         with self._lock:
             return list(self._queues.get((topic_id, queue_id), ()))
 
@@ -142,14 +145,14 @@ class Segments:
         wanted: Callable[[pa.Table], pa.Array],
         columns: Sequence[str],
     ) -> Iterator[pa.Table]:
-        """Messages of a segment in offset order, by its index.
+        """Yield messages of a segment in offset order, found with its index.
 
         Args:
-            segment: a registered one.
-            key: one of their keys; None for any.
-            message_id: their id; None for any.
-            wanted: which rows of a table of ``columns`` to give, as a mask.
-            columns: those of the segment to read.
+            segment: a registered segment.
+            key: one of the messages' keys; None for any.
+            message_id: the message's id; None for any.
+            wanted: returns a mask of the rows to yield, given a table of ``columns``.
+            columns: columns of the segment to read.
 
         Raises:
             CorruptLogError: a file is damaged.
@@ -168,7 +171,7 @@ class Segments:
     def read(
         self, topic_id: int, queue_id: int, *, offsets: Int64s, columns: Sequence[str]
     ) -> pa.Table:
-        """The messages at these offsets of a queue, in that order; ``columns`` of schema.MESSAGE.
+        """Return messages of a queue in the order of ``offsets``; ``columns`` of schema.MESSAGE.
 
         Raises:
             LookupError: an offset is in no registered segment.
@@ -217,7 +220,7 @@ class Segments:
         return segment
 
     def _read_segment(self, segment: Segment, rows: Int64s) -> list[pa.RecordBatch]:
-        """Ascending rows of a segment, a batch for each row group they are in."""
+        """Return ascending rows of a segment, one batch per row group."""
         file = self._file(segment)
         groups = np.searchsorted(file.starts, rows, side="right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
@@ -244,16 +247,16 @@ class Segments:
 
 
 class _File:
-    """An open segment; ``starts`` are the rows its row groups begin with."""
+    """An open segment; ``starts`` is the first row of each row group."""
 
     def __init__(self, root: Root, segment: Segment) -> None:
         self._root = root
         self._path = path = place(root, segment)
         self._lock = threading.Lock()
         try:
-            self._file = pq.ParquetFile(root.open(path))
+            self._file = open_segment(root.open(path))
         except (OSError, pa.ArrowException) as error:
-            raise self._failure(error, lambda _: None) from error
+            raise read_failure(error, root, path=path, read=lambda _: None) from error
         footer = self._file.metadata
         if footer.num_rows != segment.rows:
             raise CorruptLogError(f"{path} holds {footer.num_rows} messages, not {segment.rows}.")
@@ -274,68 +277,11 @@ class _File:
             with self._lock:
                 return of(self._file)
         except (OSError, pa.ArrowException) as error:
-            raise self._failure(error, of) from error
-
-    def _failure(
-        self, error: Exception, read: Callable[[pq.ParquetFile], object]
-    ) -> CorruptLogError | StorageError:
-        """What to raise: it is damaged when all bytes of it come and still it cannot be read.
-
-        Arrow says OSError of a damaged page as of a file that is away, so it is read once more.
-        """
-        try:
-            watched = _Watched(self._root.open(self._path))
-            try:
-                read(pq.ParquetFile(pa.PythonFile(watched, mode="r")))
-            except (OSError, pa.ArrowException):
-                if not watched.failed:
-                    return CorruptLogError(f"{self._path} is damaged: {error}.")
-        except OSError:
-            pass  # what it said at first is as good
-        return StorageError(f"{self._path} cannot be read: {error}.")
-
-
-class _Watched(io.RawIOBase):
-    """A file that notes whether it could be read."""
-
-    def __init__(self, file: pa.NativeFile) -> None:
-        super().__init__()
-        self._file = file
-        self.failed = False
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        at: int = self._file.tell()
-        return at
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        at: int = self._noted(lambda: self._file.seek(offset, whence))
-        return at
-
-    @override
-    def read(self, size: int = -1, /) -> bytes:
-        data: bytes = self._noted(lambda: self._file.read(size if size >= 0 else None))
-        return data
-
-    def _noted(self, step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except OSError:
-            self.failed = True
-            raise
+            raise read_failure(error, self._root, path=self._path, read=of) from error
 
 
 class _Kept(Generic[_Key, _Value]):
-    """Values within a budget of bytes; the one not asked for longest goes first."""
+    """LRU cache with a budget of bytes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -374,7 +320,7 @@ def _rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
 def _with_constants(
     table: pa.Table, wanted: pa.Schema, *, constants: Mapping[str, int]
 ) -> pa.Table:
-    """These columns, with those that the path of a segment says instead of the file."""
+    """Return these columns; values that are only in the segment's path are constants."""
     arrays = []
     for field in wanted:
         if field.name in table.column_names:

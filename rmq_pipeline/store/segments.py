@@ -1,4 +1,4 @@
-"""Parquet segments: messages of many queues that are on their way out of the commit log."""
+"""Parquet segments under construction: messages of many queues that leave the commit log."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,32 +12,32 @@ from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import SegmentFile, sync_names
 
-#: Of all queues this much is kept back, until it makes row groups.
+#: Messages of all queues buffered up to this size, so that they fill row groups.
 _PENDING_BYTES: Final = 48 << 20
-#: Files that are completed side by side.
+#: Files that are completed concurrently.
 _CLOSED_AT_ONCE: Final = 4
 
-#: The name of a topic, None when it is gone.
+#: Returns the name of a topic, or None if the topic was deleted.
 NameOf: TypeAlias = Callable[[int], str | None]
 
 
 class SegmentWriter:
-    """Writes a stretch of the log as segments: one for each queue with messages in it.
+    """Writes a range of the log as one segment per queue.
 
     Args:
-        root: where the archive is.
-        name_of: messages of topics without a name are passed over.
+        root: location of the archive.
+        name_of: messages of topics without a name are skipped.
     """
 
     def __init__(self, root: Root, name_of: NameOf) -> None:
         self._root = root
         self._name_of = name_of
         self._queues: dict[tuple[int, int], SegmentFile] = {}
-        #: What the messages taken in are in memory.
+        #: Size in memory of the messages added so far.
         self.raw_bytes = 0
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Take in batches of schema.MESSAGE in log order.
+        """Add batches of schema.MESSAGE in log order.
 
         Raises:
             StorageError: offsets are missing.
@@ -62,24 +62,25 @@ class SegmentWriter:
         self._limit_pending()
 
     def finish(self) -> None:
-        """Complete the files, on disk under their hidden names.
+        """Complete and sync the files under their temporary hidden names.
 
         Raises:
             OSError: writing failed.
         """
-        # Most of it is waiting for the disk, which has one commit for several that wait.
+        # Most of the time is spent waiting for the disk, which commits several waiting files at
+        # once.
         with ThreadPoolExecutor(_CLOSED_AT_ONCE) as pool:
             for _ in pool.map(SegmentFile.close, self._queues.values()):
                 pass
 
     def publish(self) -> list[Segment]:
-        """Give the finished files their names, on disk; what they are."""
+        """Rename the finished files, sync the names, and return the segments."""
         segments = [queue.publish() for queue in self._queues.values()]
         sync_names(self._root, segments)
         return segments
 
     def abort(self) -> None:
-        """Delete what is not finished."""
+        """Delete all unfinished files."""
         for queue in self._queues.values():
             queue.abort()
 
@@ -92,7 +93,7 @@ class SegmentWriter:
         return found
 
     def _limit_pending(self) -> None:
-        """Many queues with a little each: the largest parts go first."""
+        """Flush the largest buffers when many queues hold a little each."""
         pending = sum(queue.pending_bytes for queue in self._queues.values())
         if pending <= _PENDING_BYTES:
             return

@@ -1,4 +1,4 @@
-"""What the tables say of a group's sink."""
+"""Reads of a group's sink from the state tables."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,21 @@ from rmq_pipeline.store.statements import named
 
 @dataclass(frozen=True, slots=True)
 class SinkTables:
-    """A group's sink, all of it of one moment."""
+    """A group's sink, read in one transaction."""
 
     version: int
     #: The version of the last replacement.
     replaced: int
-    #: What counts, as sql/sinks.sql says; and what did, as far as the history goes.
+    #: Current files, with the columns of sql/sinks.sql; replaced files, as far as history is
+    #: retained.
     files: pa.Table
     removed: pa.Table
-    #: Version, paths added and removed of the replacement asked for; None when there was none.
+    #: Version, added paths and removed paths of the given replacement; None if it is unknown.
     answer: tuple[int, list[str], list[str]] | None
 
 
 def load(cursor: duckdb.DuckDBPyConnection, group_id: int, *, replacement_id: str) -> SinkTables:
-    """Read it in one transaction."""
+    """Read the sink in one transaction."""
     of_group = {"group_id": group_id}
     cursor.begin()
     try:
@@ -40,7 +41,7 @@ def load(cursor: duckdb.DuckDBPyConnection, group_id: int, *, replacement_id: st
 def listed(
     cursor: duckdb.DuckDBPyConnection, group_id: int, *, removed: bool
 ) -> tuple[int, pa.Table]:
-    """The version of a group's sink, and what counts with it, or what was replaced."""
+    """Return the version of a group's sink, and its current or its replaced files."""
     of_group = {"group_id": group_id}
     cursor.begin()
     try:

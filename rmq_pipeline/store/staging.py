@@ -1,4 +1,4 @@
-"""Rows of the log as the tables that dispatch hands to DuckDB. Bodies are not read."""
+"""Log rows as the Arrow tables that dispatch passes to DuckDB. Bodies are not read."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _MESSAGE_COLUMNS: Final = [
     name for name in schema.MESSAGE.names if name not in ("body", "properties")
 ]
 _DEAD_LETTER_COLUMNS: Final = ["topic_id", "queue_id", "queue_offset", "properties", "stored_at_ms"]
-#: Batches smaller than this on average are copied together: DuckDB has a price for each.
+#: Batches with fewer rows on average are combined, because DuckDB has a fixed cost per batch.
 _SMALL_ROWS: Final = 1024
 
 
 def messages(found: Sequence[Rows]) -> tuple[pa.Table, pa.Table]:
-    """The columns that the consume queue keeps, and those that tell where a dead letter is from."""
+    """Return the columns of the consume queue, and those that give the origin of dead letters."""
     table = pa.Table.from_batches([rows.batch for rows in found])
     kept = _placed(_compact(table.select(_MESSAGE_COLUMNS)), found)
     tag_hash = pa.array(hash64(_one_array(kept.column("tag"))))
@@ -30,24 +30,24 @@ def messages(found: Sequence[Rows]) -> tuple[pa.Table, pa.Table]:
 
 
 def dead_letters(table: pa.Table, topic_ids: pa.Array) -> pa.Table:
-    """The rows that went to dead letter topics."""
+    """Return the rows of dead letter topics."""
     return table.filter(pc.is_in(table.column("topic_id"), value_set=topic_ids))
 
 
 def events(found: Sequence[Rows]) -> pa.Table:
-    """The events with their positions, and ``seq``, their order."""
+    """Return the events with their log positions and ``seq``, their order."""
     table = pa.Table.from_batches([rows.batch for rows in found])
     placed = _placed(_compact(table), found)
     return placed.append_column("seq", pa.array(np.arange(placed.num_rows)))
 
 
 def kinds_of(table: pa.Table) -> frozenset[int]:
-    """The kinds of event that occur."""
+    """Return the event kinds that occur."""
     return frozenset(pc.unique(table.column("kind")).to_pylist())
 
 
 def runs_between_resets(table: pa.Table) -> list[pa.Table]:
-    """The events in order, cut so that a run is all RESET or has none."""
+    """Split the events, in order, into runs that contain only RESET or no RESET."""
     is_reset = _one_array(pc.equal(table.column("kind"), int(Kind.RESET))).to_numpy(
         zero_copy_only=False
     )
@@ -57,7 +57,7 @@ def runs_between_resets(table: pa.Table) -> list[pa.Table]:
 
 
 def state_runs(found: Sequence[Rows]) -> list[tuple[int, int, pa.Table]]:
-    """Keyed state as (group_id, topic_id, rows in order); a run has one schema."""
+    """Return keyed state as (group_id, topic_id, rows in order), with one schema per run."""
     runs: dict[tuple[int, int], list[list[pa.RecordBatch]]] = {}
     for _, batch, *_ in found:
         metadata = batch.schema.metadata
@@ -75,17 +75,17 @@ def state_runs(found: Sequence[Rows]) -> list[tuple[int, int, pa.Table]]:
 
 
 def holds(table: pa.Table, column: str, *, value: int) -> bool:
-    """Whether a column has a value somewhere."""
+    """Return True if a column contains a value."""
     return bool(pc.any(pc.equal(table.column(column), value)).as_py())
 
 
 def of_kinds(events: pa.Table, kinds: frozenset[int]) -> pa.Table:
-    """The events of these kinds."""
+    """Return the events of these kinds."""
     return events.filter(pc.is_in(events.column("kind"), pa.array(sorted(kinds), pa.int16())))
 
 
 def largest(table: pa.Table, column: str) -> int:
-    """The largest value of a column; 0 when there is none."""
+    """Return the largest value of a column; 0 if there is none."""
     return int(pc.max(table.column(column)).as_py() or 0)
 
 
@@ -99,7 +99,7 @@ def _compact(table: pa.Table) -> pa.Table:
 
 
 def _placed(table: pa.Table, found: Sequence[Rows]) -> pa.Table:
-    """With the position of each row's section, and its row there."""
+    """Append the position of each row's section, and the row's number there."""
     counts = np.array([count for rows in found for count in rows.counts])
     positions = np.array([position for rows in found for position in rows.positions])
     starts = np.repeat(np.cumsum(counts) - counts, counts)

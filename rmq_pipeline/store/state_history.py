@@ -1,16 +1,16 @@
-"""The history of keyed state: what a settle left a message group, and up to which message.
+"""History of keyed state: the state that each settle stored, and the message it includes last.
 
-``<home>/state/<group_id>-<topic_id>/<from>-<to>.parquet`` holds the states that the log had between
-two positions, both 20 digits, as seal found them: HISTORY's columns, then the consumer's own. Only
-what settled messages of the group as well can be placed: ``queue_offset`` is the last of those.
+``<home>/state/<group_id>-<topic_id>/<from>-<to>.parquet`` holds the states that seal found in the
+log between two positions of 20 digits. Its columns are those of HISTORY, then the consumer's own. A
+state has ``queue_offset`` only if its settle also settled messages of the group; it is the last of
+them.
 
-A file is written before its stretch of the log counts as sealed. One that begins where the log is
-not sealed yet is of a seal that died, and is written again.
+A file is written before its range of the log counts as sealed. A file that begins at an unsealed
+position was left by a seal that died, and is written again.
 """
 
 import itertools
 import logging
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,19 +21,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.commit_log import Section
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.history_columns import together
-from rmq_pipeline.store.log_file import sync_folder
 
 log = logging.getLogger(__name__)
 
-#: What every row of the history has, before the consumer's own columns.
+#: Columns of every row of the history; the consumer's own columns follow.
 HISTORY: Final = pa.schema(
     [
         ("message_group", pa.string()),
@@ -45,7 +44,7 @@ HISTORY: Final = pa.schema(
         ("queue_offset", pa.int64()),
     ]
 )
-#: What is asked of it: the first and the last message of a stretch of each message group.
+#: Columns of a request: the first and the last message of a range, per message group.
 PLACES: Final = pa.schema(
     [
         ("message_group", pa.string()),
@@ -58,27 +57,27 @@ PLACES: Final = pa.schema(
 )
 _EVENTS, _KEYED_STATE = 2, 3
 _NEW: Final = ".new"
-#: Files of old states are made one when there are so many.
+#: Files of old states are merged when there are this many.
 _EXPIRED_FILES: Final = 8
-#: The delivery of a message that failed for good, in its event.
+#: Delivery number in the event of a message whose attempts are exhausted.
 _GIVEN_UP: Final = -1
 
 
 class Owner(NamedTuple):
-    """Whose state it is."""
+    """The consumer group and topic to which a state belongs."""
 
     group_id: int
     topic_id: int
 
     @property
     def folder(self) -> str:
-        """The name of its folder."""
+        """Name of its folder."""
         return f"{self.group_id}-{self.topic_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """The messages that a frame settled for a group: the last of each message group."""
+    """The last message of each message group that a frame settled for a consumer group."""
 
     hashes: Int64s
     queue_id: npt.NDArray[np.int32]
@@ -87,7 +86,7 @@ class _Settled:
 
 
 def of_frames(frames: Iterable[tuple[int, list[Section]]]) -> dict[Owner, list[pa.Table]]:
-    """The states in frames of the log, in their order: tables of HISTORY and own columns."""
+    """Return the states in frames of the log, in order: tables of HISTORY and own columns."""
     found: dict[Owner, list[pa.Table]] = {}
     for _, sections in frames:
         for section in sections:
@@ -98,14 +97,14 @@ def of_frames(frames: Iterable[tuple[int, list[Section]]]) -> dict[Owner, list[p
 
 
 def write(folder: Path, states: dict[Owner, list[pa.Table]], *, start: int, end: int) -> None:
-    """Put the states of [start, end) of the log on disk.
+    """Write the states of [start, end) of the log to disk.
 
     Raises:
         OSError: writing failed.
     """
     for owner, tables in states.items():
         own = folder / owner.folder
-        own.mkdir(parents=True, exist_ok=True)
+        durable_files.make_folder(own)
         for old in own.iterdir():
             if old.suffix == _NEW or _from(old) >= start:
                 old.unlink()
@@ -118,24 +117,25 @@ def write(folder: Path, states: dict[Owner, list[pa.Table]], *, start: int, end:
             if writable is table:
                 raise
             _put(path, writable)
-        sync_folder(folder)
+        durable_files.sync(folder)
 
 
 def refusal(rows: pa.Table) -> str | None:
-    """Why a file cannot have such rows; None: it can.
+    """Return why Parquet cannot store such rows; None if it can.
 
     Args:
         rows: message_group_hash, and the consumer's columns.
     """
     try:
-        pq.write_table(_sortable(rows).sort_by("message_group_hash"), pa.MockOutputStream())
+        ordered = _sortable(rows).sort_by("message_group_hash")
+        checked_parquet.write(ordered, pa.MockOutputStream())
     except (OSError, pa.ArrowException) as error:
         return str(error)
     return None
 
 
 def _sortable(table: pa.Table) -> pa.Table:
-    """The table without views of texts and bytes, which Arrow cannot put in another order."""
+    """Cast string and binary views, which Arrow cannot sort, to strings and binary."""
     types = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     for at, column in enumerate(table.schema):
         if to := types.get(column.type):
@@ -144,9 +144,9 @@ def _sortable(table: pa.Table) -> pa.Table:
 
 
 def _writable(table: pa.Table, owner: Owner) -> pa.Table:
-    """Without columns that no file takes: for their sake the log would never become shorter.
+    """Drop columns that Parquet cannot store; otherwise the log could never be sealed.
 
-    They were settled by an older version; now they are refused.
+    An older version accepted such columns; settle now refuses them.
     """
     for name in table.column_names[len(HISTORY) :]:
         if why := refusal(table.select(["message_group_hash", name])):
@@ -157,10 +157,10 @@ def _writable(table: pa.Table, owner: Owner) -> pa.Table:
 
 
 def expire(folder: Path, *, before_ms: int) -> int:
-    """Of states that were left before a moment keep the newest of each message group.
+    """Of states older than a time, keep only the newest of each message group.
 
     Returns:
-        The rows that went.
+        The number of deleted rows.
 
     Raises:
         OSError: reading or writing failed; nothing was lost.
@@ -173,24 +173,24 @@ def _expire(own: Path, *, before_ms: int) -> int:
     old = list(itertools.takewhile(lambda path: _newest_ms(path) < before_ms, files))
     if len(old) < _EXPIRED_FILES:
         return 0
-    rows = together(map(pq.read_table, old), fixed=HISTORY)
+    rows = together(map(checked_parquet.read, old), fixed=HISTORY)
     placed = rows.filter(pc.is_valid(rows["queue_offset"])).sort_by("position").combine_chunks()
-    # Of several rows for one message group the last one stays.
+    # The last of several rows for a message group wins.
     last = dict(zip(placed["message_group"].to_pylist(), range(placed.num_rows), strict=True))
     kept = placed.take(pa.array(last.values(), pa.int64()))
     path = own / f"{_from(old[0]):020d}-{old[-1].stem.partition('-')[2]}.parquet"
     _put(path, kept)
-    # Should this end here, rows are there twice, which changes no answer.
+    # A crash here leaves rows twice, which changes no result.
     for each in old:
         if each != path:
             each.unlink()
-    sync_folder(own)
+    durable_files.sync(own)
     went: int = rows.num_rows - kept.num_rows
     return went
 
 
 def _newest_ms(path: Path) -> int:
-    """When the last state of a file was left, as its footer says; a file without rows is old."""
+    """Return the largest at_ms of a file from its footer; 0 for a file without rows."""
     footer = pq.read_metadata(path)
     at = footer.schema.names.index("at_ms")
     groups = (footer.row_group(i).column(at).statistics for i in range(footer.num_row_groups))
@@ -198,20 +198,15 @@ def _newest_ms(path: Path) -> int:
 
 
 def _put(path: Path, table: pa.Table) -> None:
-    """A file of the history, on disk."""
+    """Write a file of the history, synced."""
     unfinished = path.with_name(f".{path.name}{_NEW}")
-    pq.write_table(table.sort_by("message_group_hash"), unfinished, compression="zstd")
-    descriptor = os.open(unfinished, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    unfinished.rename(path)
-    sync_folder(path.parent)
+    ordered = table.sort_by("message_group_hash")
+    checked_parquet.write(ordered, unfinished, compression="zstd")
+    durable_files.publish(unfinished, path)
 
 
 def forget(folder: Path, *, groups: Collection[int], topics: Collection[int]) -> None:
-    """Delete the history of groups and topics that are not among these."""
+    """Delete the history of all groups and topics that are not listed."""
     for own in folder.glob("*-*"):
         group_id, _, topic_id = own.name.partition("-")
         if int(group_id) not in groups or int(topic_id) not in topics:
@@ -227,20 +222,21 @@ def around(
     places: pa.Table,
     hashes: Int64s,
 ) -> tuple[pa.Table, pa.Table] | None:
-    """The states of message groups before and after a stretch of each.
+    """Return the states of message groups before and after a range of their messages.
 
     Args:
-        folder: of the history.
-        owner: whose state.
-        sealed_to: files from there on do not count.
-        unsealed: what ``of_frames`` found in the log from there on.
-        places: PLACES, a row a message group.
-        hashes: of those message groups.
+        folder: folder of the history.
+        owner: group and topic of the states.
+        sealed_to: files that begin at or after this position are ignored.
+        unsealed: result of ``of_frames`` for the log from that position on.
+        places: PLACES, one row per message group.
+        hashes: hashes of those message groups.
 
     Returns:
-        Of each group that has one, the last state that was left before its first message, and the
-        first that was left once its last message was settled, or the newest; HISTORY and own
-        columns, where ``removed`` is state that the group had no more. None: there never was any.
+        Two tables of HISTORY and own columns. The first has the last state before each group's
+        first message. The second has the first state after its last message was settled, or else
+        the newest one. ``removed`` marks a group whose state was deleted. None if there never was
+        any state.
 
     Raises:
         StorageError: a file cannot be read.
@@ -257,21 +253,21 @@ def around(
 
 
 def _chosen(rows: pa.Table, places: pa.Table) -> tuple[Int64s, Int64s]:
-    """Which rows, sorted by position, are the states before and after each place."""
+    """Return the rows, sorted by position, that are the states before and after each place."""
     code = pc.index_in(rows["message_group"], places["message_group"]).to_numpy()
     queue, offset = rows["queue_id"].to_numpy(), rows["queue_offset"].to_numpy()
     first = {name: places[name].to_numpy()[code] for name in PLACES.names[1:]}
     earlier = np.where(
         queue == first["queue_id"],
         offset < first["queue_offset"],
-        # A group that has moved to another queue has left this one before.
+        # A message group that has moved to another queue left this queue earlier.
         rows["at_ms"].to_numpy() <= first["stored_at_ms"],
     )
     later = (queue == first["last_queue_id"]) & (offset >= first["last_queue_offset"])
     n = places.num_rows
     last_before, first_after, newest = (np.full(n, -1, dtype=np.int64) for _ in range(3))
     at = np.arange(len(code))
-    # Of several values for one place the last one stays.
+    # NumPy keeps the last of several values assigned to one place.
     last_before[code[earlier]] = at[earlier]
     first_after[code[later][::-1]] = at[later][::-1]
     newest[code] = at
@@ -285,7 +281,7 @@ def _files(own: Path, *, sealed_to: int, hashes: Int64s) -> Iterator[pa.Table]:
         if _from(path) >= sealed_to:
             continue
         try:
-            yield ds.dataset(path, format="parquet").to_table(filter=wanted)
+            yield checked_parquet.scan(path, wanted)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{path} cannot be read: {error}.") from error
 
@@ -300,7 +296,7 @@ def _owner(batch: pa.RecordBatch) -> Owner:
 
 
 def _placed(section: Section, sections: list[Section], *, owner: Owner) -> pa.Table:
-    """The states of a section, each with the last message that its frame settled of its group."""
+    """Return a section's states, each with the last message of its group settled in the frame."""
     table = pa.Table.from_batches([section.batch]).replace_schema_metadata(None)
     n = table.num_rows
     settled = _settled(sections, owner)

@@ -1,13 +1,15 @@
 """The SQL of the store: named statements and scripts from ``store/sql``.
 
-A statement begins with a line ``-- name: …`` and the comments that say what goes in and what comes
-out. ``$ACK`` and the like become the numbers of store/events.py; ``"{table}"`` and the like are for
-``named`` to fill in.
+A statement begins with a line ``-- name: …``, then comments on its parameters and its result.
+``$ACK`` and similar names are replaced by the numbers of store/events.py. ``named`` replaces
+``"{table}"`` and similar placeholders.
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Final
 
 from rmq_pipeline.store.events import Kind
@@ -15,33 +17,54 @@ from rmq_pipeline.store.events import Kind
 #: Files that run as a whole.
 _SCRIPTS: Final = frozenset({"schema", "views", "history"})
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_PLACEHOLDER: Final = re.compile(r'"\{(\w+)\}"')
+_VIEW_MACRO: Final = re.compile(
+    r"^CREATE OR REPLACE MACRO main\.(\w+)\((\w+)\) AS TABLE$", re.MULTILINE
+)
 
 
 def script(name: str) -> str:
-    """A file that runs as a whole: ``schema``, ``views`` or ``history``."""
+    """Return a file that runs as a whole: ``schema``, ``views`` or ``history``."""
     return _with_kinds((resources.files("rmq_pipeline.store") / "sql" / f"{name}.sql").read_text())
 
 
 def named(name: str, **placeholders: str) -> str:
-    """The statement of that name; its placeholders get these texts as they are.
+    """Return a named statement; each placeholder is replaced by its text, unquoted.
+
+    A replacement is not searched for placeholders. Comment lines are left alone, because a text
+    could end the comment.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no statement has that name.
     """
     text = statements()[name]
-    for placeholder, value in placeholders.items():
-        text = text.replace(f'"{{{placeholder}}}"', value)
-    return text
+    if not placeholders:
+        return text
+    return "\n".join(
+        line
+        if line.startswith("--")
+        else _PLACEHOLDER.sub(lambda found: placeholders.get(found[1], found[0]), line)
+        for line in text.split("\n")
+    )
 
 
 def quoted(identifier: str) -> str:
-    """A name in double quotes, whatever it holds."""
+    """Quote an identifier."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 @cache
+def view_macros() -> Mapping[str, str]:
+    """Return the macros that a query may read like views, each with its parameter.
+
+    They are parsed from ``history.sql``, because DuckDB takes 30 ms to list its functions.
+    """
+    return MappingProxyType(dict(_VIEW_MACRO.findall(script("history"))))
+
+
+@cache
 def statements() -> dict[str, str]:
-    """Every named statement, its comment lines included."""
+    """Return all named statements, with their comment lines."""
     found: dict[str, str] = {}
     for file in sorted(
         (resources.files("rmq_pipeline.store") / "sql").iterdir(), key=lambda file: file.name

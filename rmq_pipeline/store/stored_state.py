@@ -1,4 +1,4 @@
-"""What a broker starts from: the state tables as dispatch left them."""
+"""Initial state of a broker: the state tables as dispatch left them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,41 +33,41 @@ _TABLES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """The state tables, all at log position ``dispatched``; columns as sql/state.sql says."""
+    """The state tables, all at log position ``dispatched``; columns as in sql/state.sql."""
 
     dispatched: int
     last_at_ms: int
-    #: Larger than every id ever given, those of deleted topics and groups included.
+    #: Larger than every id ever assigned, including those of deleted topics and groups.
     next_topic_id: int
     next_group_id: int
     topics: pa.Table
     groups: pa.Table
     heads: pa.Table
-    #: delivery <= 0: waits to be delivered again or to be dead-lettered, or is parked.
+    #: delivery <= 0: waits for redelivery or for the dead letter topic, or is parked.
     leases: pa.Table
     cursors: pa.Table
     behind: pa.Table
     condemned: pa.Table
     scheduled: pa.Table
-    #: Half messages that nobody has ended.
+    #: Unresolved half messages.
     halves: pa.Table
-    #: Dead letters that were opened again.
+    #: Dead letters after a redrive.
     redriven: pa.Table
     windows: pa.Table
     lite_subscriptions: pa.Table
     queue_locks: pa.Table
-    #: How often each group was put elsewhere in each queue.
+    #: Number of resets of each group on each queue.
     resets: pa.Table
     #: group_id, version, replaced.
     sinks: pa.Table
     segments: pa.Table
     event_segments: pa.Table
-    #: Of topics that suppress repetitions what was stored within the window, the oldest first.
+    #: For each topic that suppresses repetitions: messages stored within the window, oldest first.
     recent: Mapping[int, pa.Table]
 
 
 def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
-    """Read it in one transaction."""
+    """Read the state tables in one transaction."""
     cursor.begin()
     try:
         ((dispatched, last_at_ms, next_topic_id, next_group_id),) = cursor.sql(

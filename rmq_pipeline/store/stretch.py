@@ -1,7 +1,7 @@
-"""The log as dispatch takes it in: small frames that follow each other as one table a kind.
+"""The log as dispatch reads it: adjacent small frames become one table per kind.
 
-By itself a frame of one message costs as much to decode, to put beside others and to let go of as
-one of a thousand, and the interpreter is held for most of it: the writer waits meanwhile.
+A single frame of one message costs as much to decode, combine and free as a frame of a thousand.
+The interpreter lock is held for most of that time, and the writer waits.
 """
 
 import weakref
@@ -14,33 +14,39 @@ from rmq_pipeline.store import frame
 from rmq_pipeline.store.commit_log import CommitLog, Section
 from rmq_pipeline.store.frame import SmallFrames
 from rmq_pipeline.store.log_file import LogFile
+from rmq_pipeline.store.sound_texts import with_sound_texts
 
-#: So much of the log is looked at for small frames at a time.
+#: Bytes of the log searched for small frames at a time.
 _WINDOW_BYTES: Final = 128 << 10
-#: Frames beyond this length are read where they are.
+#: Longer frames are read in place.
 _SMALL_BYTES: Final = 16 << 10
-#: Columns that dispatch has no use for.
+#: Columns that dispatch does not read.
 _UNREAD: Final = frozenset({"body"})
 
 
 class Rows(NamedTuple):
-    """Rows of one kind: of one section, or of several in the order of the log."""
+    """Rows of one kind from one section, or from several sections in log order."""
 
     #: 1 messages, 2 events, 3 keyed state.
     kind: int
     #: Messages are without their bodies.
     batch: pa.RecordBatch
-    #: Of each section its log position, and how many of the rows are its.
+    #: Log position and row count of each section.
     positions: list[int]
     counts: list[int]
 
 
 class Stretch(NamedTuple):
-    """One frame, or small ones that follow each other."""
+    """One frame, or several adjacent small frames."""
 
-    #: The log position after it.
+    #: Log position after the last frame.
     end: int
     rows: list[Rows]
+
+    def with_sound_texts(self) -> "Stretch":
+        """Return the same rows with invalid UTF-8 replaced."""
+        sound = [rows._replace(batch=with_sound_texts(rows.batch)) for rows in self.rows]
+        return Stretch(self.end, sound)
 
 
 class Stretches:
@@ -49,15 +55,15 @@ class Stretches:
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._forms = {kind: _Form(of_kind) for kind, of_kind in log.schemas.items()}
-        #: The file read last; one that was dropped is not kept on disk for this.
+        #: The file read last; the weak reference lets a dropped file be freed.
         self._last: weakref.ref[LogFile] | None = None
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
-        """What is in [start, stop), both of which are where frames start or the log ends.
+        """Yield the stretches of [start, stop); both must be the start of a frame or the log's end.
 
         Raises:
             LookupError: ``start`` was dropped.
-            CorruptLogError: a frame is damaged; names the place.
+            CorruptLogError: a frame is damaged; the error names the place.
             StorageError: the log is closed, or has failed.
         """
         position, stop = start, min(stop, self._log.end)
@@ -69,10 +75,15 @@ class Stretches:
             yield stretch
             position = stretch.end
 
-    def _file_of(self, position: int) -> LogFile:
-        """The file that has a position; of the one before it the mapped pages are let go of.
+    def singly(self, start: int, stop: int) -> Iterator[Stretch]:
+        """Yield the same rows frame by frame."""
+        for end, sections in self._log.frames(start, stop):
+            yield Stretch(end, [self._of(section) for section in sections])
 
-        They would add up to all of the log: a file by itself lets go of them only now and then.
+    def _file_of(self, position: int) -> LogFile:
+        """Return the file of a position; release the mapped pages of the previous file.
+
+        Without the release, the resident pages of all files would add up.
         """
         file = self._log.file_of(position)
         last = self._last() if self._last is not None else None
@@ -88,7 +99,7 @@ class Stretches:
         return Rows(section.kind, batch, [section.position], [batch.num_rows])
 
     def _small(self, file: LogFile, position: int, *, stop: int) -> Stretch | None:
-        """The small frames from a position on; None: there are no two, or something is wrong."""
+        """Return the small frames from a position on; None if fewer than two, or one is damaged."""
         header = file.frame_at(position)
         if header is None or header.length > _SMALL_BYTES:
             return None
@@ -98,7 +109,7 @@ class Stretches:
             return None
         try:
             return Stretch(found.end, list(self._decoded(found)))
-        except pa.ArrowInvalid:  # whoever reads that frame by itself says where
+        except pa.ArrowInvalid:  # reading that frame by itself names the place
             return None
 
     def _decoded(self, found: SmallFrames) -> Iterator[Rows]:
@@ -109,11 +120,12 @@ class Stretches:
             else:
                 for position, payload in sections:
                     batch = frame.decode(pa.py_buffer(payload), None)
+                    batch.validate(full=True)
                     yield self._of(Section(position, kind, batch))
 
 
 class _Form:
-    """How payloads without a schema are read as one stream, which begins with it."""
+    """Reads payloads without a schema as one IPC stream, by prefixing the schema."""
 
     def __init__(self, of_kind: pa.Schema) -> None:
         kept = [at for at, name in enumerate(of_kind.names) if name not in _UNREAD]
@@ -122,17 +134,18 @@ class _Form:
         self._head = of_kind.serialize().to_pybytes()
 
     def rows(self, kind: int, sections: Sequence[tuple[int, memoryview]]) -> Iterator[Rows]:
-        """Those of sections, if there are any: position and payload of each.
+        """Yield the rows of sections, given as (position, payload).
 
         Raises:
-            pa.ArrowInvalid: a payload is no batch of this schema.
+            pa.ArrowInvalid: a payload is not a batch of this schema.
         """
         stream = b"".join((self._head, *(payload for _, payload in sections)))
         with pa.ipc.open_stream(stream, options=self._options) as reader:
             table = reader.read_all()
+        table.validate(full=True)
         counts = list(map(len, table.column(0).chunks))
         if len(counts) != len(sections):
             raise pa.ArrowInvalid(f"{len(counts)} batches in {len(sections)} sections")
         positions = [position for position, _ in sections]
-        for batch in table.combine_chunks().to_batches():  # which is one, or none
+        for batch in table.combine_chunks().to_batches():  # one batch, or none
             yield Rows(kind, batch, positions, counts)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rmq_pipeline.store import synced_mark
 from rmq_pipeline.store.commit_log import CommitLog, Section
 
 MESSAGES, EVENTS, STATE = 1, 2, 3
@@ -83,3 +84,15 @@ def flip(path: Path, byte: int) -> None:
 
 
 OpenLog = Callable[..., CommitLog]
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    """Write over bytes of a file."""
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def forget_mark(folder: Path) -> None:
+    """Be as after a power cut: the mark was written before the last frames were."""
+    (folder / synced_mark.NAME).unlink()

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -256,3 +257,46 @@ def test_checkpoint_keeps_everything(open_database: OpenDatabase) -> None:
 def test_closing_twice_is_no_harm(database: Database) -> None:
     database.close()
     database.close()
+
+    with pytest.raises(Exception, match=r"(?i)clos"):
+        database.query("SELECT 1 AS one FROM topics", timeout_s=1)
+
+
+def test_an_export_that_cannot_be_written_leaves_no_transaction_open(
+    database: Database, tmp_path: Path
+) -> None:
+    dispatch(database, [events(rows.topic(2, "t"))], [messages(message(2, 0, 0))])
+    beyond = tmp_path / "no folder" / "file"
+
+    for write in (
+        lambda: database.export_snapshot(beyond),
+        lambda: database.export_events(database.dispatched, beyond),
+    ):
+        with pytest.raises(OSError, match="no folder"):
+            write()
+        database.delete_events(0)
+        database.checkpoint()
+
+    assert database.export_snapshot(tmp_path / "file").rows
+
+
+def test_one_that_was_invalidated_says_so_and_can_be_opened_again(
+    open_database: OpenDatabase,
+) -> None:
+    database = open_database()
+    dispatch(database, [events(rows.topic(2, "t"))])
+
+    def fail(_: object) -> None:
+        raise duckdb.FatalException("the disk has failed")
+
+    with pytest.raises(StorageError, match="the disk has failed"):
+        database._read(fail)
+
+    assert database.broken is not None
+    assert "the disk has failed" in database.broken
+    reader = database._root.sql("SELECT 1").to_arrow_reader()
+    with pytest.raises(StorageError, match="still being read"):
+        database.let_go()
+    del reader
+    database.let_go()
+    assert open_database().dispatched == database.dispatched

@@ -1,5 +1,6 @@
 """The dispatch thread follows the log, at once for whoever waits, and says when it cannot."""
 
+import os
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,7 +12,7 @@ from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import dispatch as dispatch_module
 from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import Database
-from rmq_pipeline.store.dispatch import Dispatcher
+from rmq_pipeline.store.dispatch import Dispatcher, StuckError
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.stretch import Rows, Stretch
 from tests.conftest import Eventually
@@ -21,6 +22,8 @@ from tests.store.rows import Part, events, message, messages, on_queue
 
 SCHEMAS = {1: schema.MESSAGE, 2: schema.EVENT}
 WITHIN_S = 60.0
+#: A section that the database does not take.
+REFUSED = events(on_queue(Kind.SEGMENT, 0, detail="no JSON"))
 
 
 class Store:
@@ -181,7 +184,6 @@ def test_a_part_that_was_dispatched_is_not_again_when_the_disk_is_full_for_the_n
 
 def test_waiting_has_an_end(store: Store) -> None:
     store.dispatcher.start()
-
     assert not store.dispatcher.wait_for(store.log.end + 1, 0.05)
 
 
@@ -263,3 +265,136 @@ def test_on_a_full_disk_the_broker_is_asked_for_room(
     else:
         assert isinstance(store.failures.get(timeout=WITHIN_S), StoreFullError)
     assert len(store.full) == 1
+
+
+@pytest.fixture
+def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The log position that each transaction would reach."""
+    ends, original = list[int](), store.database.dispatch
+
+    def dispatch(some: Sequence[Stretch]) -> None:
+        ends.append(some[-1].end)
+        original(some)
+
+    monkeypatch.setattr(store.database, "dispatch", dispatch)
+    return ends
+
+
+@pytest.mark.parametrize("body", [b"small frames are one stretch", b"x" * 20_000])
+def test_a_refused_frame_among_many_is_found_by_halves(
+    store: Store, transactions: list[int], body: bytes
+) -> None:
+    before = [store.commit(messages(message(2, 0, i, body=body))) for i in range(40)][-1]
+    store.commit(REFUSED)
+    end = [store.commit(messages(message(2, 0, i, body=body))) for i in range(40, 64)][-1]
+    store.dispatcher.start()
+
+    with pytest.raises(StuckError, match=f"does not take the frame at log position {before} "):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    assert store.database.dispatched == before
+    assert store.count() == 40
+    assert len(transactions) <= 16  # twice the times that 65 can be halved, and two for the frame
+    assert store.dispatcher.wait_for(before)
+
+
+def test_only_the_refused_frame_is_tried_again(
+    store: Store, transactions: list[int], monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(dispatch_module, "_STUCK_S", 0.01)
+    refused_end = store.commit(REFUSED)
+    store.commit(messages(message(2, 0, 0)))
+    store.dispatcher.start()
+    eventually(lambda: store.dispatcher.stuck is not None)
+    first = len(transactions)
+
+    eventually(lambda: len(transactions) > first + 6)
+
+    assert set(transactions[first:]) == {refused_end}
+
+
+def test_the_disk_may_become_full_while_a_bad_frame_is_looked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.room = True
+    store.commit(messages(message(2, 0, 0)))
+    end = store.commit(messages(message(2, 0, 1)))
+    bad = duckdb.ConversionException("It is no number.")
+    errors = [bad, duckdb.IOException("No space left on device")] * 2
+    original = store.database._fold.apply
+
+    def apply(rows: Iterable[Rows], end: int) -> None:
+        if errors:
+            raise errors.pop(0)
+        original(rows, end)
+
+    monkeypatch.setattr(store.database._fold, "apply", apply)
+
+    store.dispatcher.start()
+
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert len(store.full) == 2
+    assert store.failures.empty()
+
+
+@pytest.mark.parametrize("error", [duckdb.ConnectionException, duckdb.ResourceInUseException])
+def test_a_database_that_answers_nothing_any_more_is_no_bad_frame(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: type[duckdb.Error]
+) -> None:
+    end = store.commit(messages(message(2, 0, 0)))
+    errors: list[type[duckdb.Error]] = [duckdb.ConversionException, error]
+
+    def apply(_rows: Iterable[Rows], _end: int) -> None:
+        raise (errors.pop(0) if errors else error)("It was closed.")
+
+    monkeypatch.setattr(store.database._fold, "apply", apply)
+    store.dispatcher.start()
+
+    with pytest.raises(StorageError, match="Dispatch has ended"):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    assert isinstance(store.failures.get(timeout=WITHIN_S), StorageError)
+    assert store.dispatcher.stuck is None
+
+
+def test_a_log_that_is_closed_while_a_bad_frame_is_looked_for_is_no_failure(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(messages(message(2, 0, 0)))
+    end = store.commit(messages(message(2, 0, 1)))
+
+    def apply(_rows: Iterable[Rows], _end: int) -> None:
+        store.log.close()
+        raise duckdb.ConversionException("It is no number.")
+
+    monkeypatch.setattr(store.database._fold, "apply", apply)
+    store.dispatcher.start()
+
+    with pytest.raises(StorageError, match="Dispatch has ended"):
+        store.dispatcher.wait_for(end, WITHIN_S)
+
+    assert store.failures.empty()
+
+
+def test_a_frame_that_cannot_be_read_is_tried_until_it_can(
+    store: Store, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(dispatch_module, "_STUCK_S", 0.01)
+    before = store.commit(messages(message(2, 0, 0)))
+    end = store.commit(messages(message(2, 0, 1)))
+    file = store.log.file_of(before)
+    place = file.offset_of(before) + 200
+    with file.path.open("r+b", buffering=0) as disk:
+        there = os.pread(disk.fileno(), 1, place)
+        os.pwrite(disk.fileno(), bytes([there[0] ^ 1]), place)
+        store.dispatcher.start()
+
+        with pytest.raises(StuckError, match=f"cannot read the frame at log position {before} "):
+            store.dispatcher.wait_for(end, WITHIN_S)
+        assert store.database.dispatched == before
+        os.pwrite(disk.fileno(), there, place)
+
+    eventually(lambda: store.dispatcher.stuck is None)
+    assert store.dispatcher.wait_for(end, WITHIN_S)
+    assert store.failures.empty()
+    assert store.count() == 2

@@ -159,9 +159,12 @@ def test_a_failed_transaction_leaves_the_state_as_it_was(database: Database) -> 
 def test_what_was_rolled_back_is_forgotten_though_nothing_can_be_asked(database: Database) -> None:
     connection = database._root.cursor()
     fold = Fold(connection)
+    fold._dead_letter_topics = frozenset()
     connection.close()  # as where there is no memory for an answer
 
     fold.forget()
+
+    assert fold._dead_letter_topics is None
 
 
 def test_a_table_whose_transaction_was_rolled_back_is_made_again(

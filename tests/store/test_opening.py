@@ -69,3 +69,17 @@ def test_files_of_no_history_are_made_again(path: Path) -> None:
     _open_and_close(path)
 
     assert len(list(path.parent.glob("*/.nothing.parquet"))) == 2
+
+
+def test_columns_that_older_homes_lack_are_added(path: Path) -> None:
+    _open_and_close(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("ALTER TABLE store.deleted_names DROP COLUMN detail")
+        connection.execute("INSERT INTO store.deleted_names VALUES (NULL, 7, 'gone', 1, 2)")
+        connection.execute("UPDATE store.made_by SET made_by = 'another'")
+
+    _open_and_close(path)
+
+    with duckdb.connect(path) as connection:
+        found = connection.sql("SELECT name, detail FROM store.deleted_names").fetchall()
+    assert found == [("gone", None)]

@@ -26,7 +26,7 @@ ALLOWED = [
     "SELECT * EXCLUDE (lag) FROM lag QUALIFY row_number() OVER (PARTITION BY topic) = 1",
     "SELECT topic, sum(lag) FROM lag GROUP BY ALL ORDER BY ALL",
     "SELECT list_transform([1, 2], lambda x: x + 1)",
-    "SELECT detail ->> '$.job' FROM events WHERE kind = 'upkeep'",
+    "SELECT detail ->> '$.job' FROM events WHERE kind = 'upkeep_fallback'",
     "SELECT * FROM messages WHERE list_contains(keys, 'k')",
     "SELECT * FROM lag AS l JOIN progress USING (consumer_group, topic, queue_id)",
     "SELECT * FROM (VALUES (1), (2)) AS v(x), LATERAL (SELECT x + 1)",

@@ -1,6 +1,7 @@
 """A query has limits of time, of memory, and of what it answers, and queries have a number."""
 
 import threading
+import time
 
 import duckdb
 import pytest
@@ -112,6 +113,9 @@ def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(QueryError, match="larger than 1 MiB"):
         database.query("SELECT * FROM range(1000000)", timeout_s=30)
 
+    # What was left to read keeps nobody from the next query on the same connection.
+    assert database.query("SELECT 1 AS n", timeout_s=30)["n"].to_pylist() == [1]
+
 
 def test_a_query_without_a_turn_says_so(database: Database, eventually: Eventually) -> None:
     running = [run_in_thread(database, ENDLESS) for _ in range(2)]
@@ -148,3 +152,32 @@ def test_dispatch_goes_on_beside_greedy_queries(database: Database) -> None:
     for thread, said in running:
         thread.join()
         assert "memory" in said[0]
+
+
+def test_a_query_that_outlives_its_runner_lets_the_database_go(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_runner, "_STOP_S", 0.1)
+    runner = database._queries
+    begun, may_end = threading.Event(), threading.Event()
+    cursors: list[duckdb.DuckDBPyConnection] = []
+
+    def work(cursor: duckdb.DuckDBPyConnection) -> None:
+        cursors.append(cursor)
+        begun.set()
+        may_end.wait(20)
+
+    thread = threading.Thread(
+        target=runner._in_turn,
+        args=(work,),
+        kwargs={"timeout_s": 60, "end_at": time.monotonic() + 60},
+    )
+    thread.start()
+    assert begun.wait(20)
+    runner.close()
+
+    may_end.set()
+    thread.join(20)
+
+    with pytest.raises(duckdb.ConnectionException):
+        cursors[0].execute("SELECT 1")

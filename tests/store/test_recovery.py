@@ -1,6 +1,7 @@
 """A torn write at the very end is cut; damage anywhere else is refused, with its place."""
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError, StorageError
+from rmq_pipeline.limits import MIB
 from rmq_pipeline.store import frame
 from rmq_pipeline.store.commit_log import CommitLog
 from tests.store.log_batches import (
@@ -20,7 +22,9 @@ from tests.store.log_batches import (
     bodies,
     events,
     flip,
+    forget_mark,
     messages,
+    overwrite,
     random_body,
     write,
 )
@@ -35,12 +39,6 @@ def log_file(tmp_path: Path) -> Path:
     return tmp_path / "log" / FIRST_FILE
 
 
-def overwrite(path: Path, start: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(data)
-
-
 def test_a_write_torn_at_any_byte_is_cut(open_log: OpenLog, log_file: Path) -> None:
     log = open_log()
     write(log, messages(b"answered"))
@@ -53,6 +51,7 @@ def test_a_write_torn_at_any_byte_is_cut(open_log: OpenLog, log_file: Path) -> N
 
     for torn_at in range(PAGE + kept, PAGE + end + 1):
         overwrite(log_file, torn_at, bytes(PAGE + end - torn_at))
+        forget_mark(log_file.parent)
 
         log = open_log()
         complete = torn_at >= last_byte
@@ -83,6 +82,7 @@ def test_lost_pages_and_garbage_of_the_last_write_are_cut(
 
     junk = bytes(size) if zeros else random_body(size, seed=start)
     overwrite(folder / FIRST_FILE, PAGE + kept + start, junk)
+    forget_mark(folder)
 
     log = open_log(folder)
     untouched = log.end > kept  # only padding was hit
@@ -205,6 +205,7 @@ def test_a_body_that_looks_like_a_log_is_only_a_body(open_log: OpenLog, log_file
 
     # The write is torn in its header, so that the scan for later frames meets the copies.
     overwrite(log_file, PAGE + position, bytes(64))
+    forget_mark(log_file.parent)
     log = open_log(file_bytes=1 << 20)
 
     assert (log.end, bodies(log)) == (kept, [b"answered"])
@@ -225,6 +226,7 @@ def test_unsynced_frames_behind_a_hole_are_cut_with_it(
 
     # What a power cut may do between two syncs: a later page is on disk, an earlier one is not.
     overwrite(log_file, PAGE + ends[1], bytes(ends[2] - ends[1]))
+    forget_mark(log_file.parent)
     with caplog.at_level(logging.WARNING):
         log = open_log(flush="async")
 
@@ -330,3 +332,21 @@ def test_a_log_filled_to_the_last_byte_goes_on(open_log: OpenLog, log_file: Path
     assert log.end == end
     write(log, events(1))
     assert [path.name for path in sorted(log_file.parent.glob("*.log"))][1] == f"{end:020d}.log"
+
+
+def test_a_start_searches_the_empty_part_of_a_file_once(
+    open_log: OpenLog, log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log(file_bytes=4 * MIB).close()
+    log_file.read_bytes()  # pages that were read count as data, whatever is in them
+    read, pread = [0], os.pread
+
+    def noted(descriptor: int, length: int, offset: int) -> bytes:
+        read.append(length)
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", noted)
+    log = open_log(file_bytes=4 * MIB)
+
+    assert log.end == 0
+    assert sum(read) < 6 * MIB

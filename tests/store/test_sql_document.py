@@ -23,12 +23,21 @@ def database(open_database: OpenDatabase) -> Database:
 def test_every_view_and_macro_is_described_and_no_other(database: Database) -> None:
     views = [name for (name,) in database._root.sql(named("view_names")).fetchall()]
 
-    assert sorted(SECTIONS) == sorted([*views, *database._macros])
+    assert sorted(SECTIONS) == sorted([*views, *database._queries.macros])
+
+
+def test_the_macros_of_the_script_are_those_that_the_database_has(database: Database) -> None:
+    made = database._root.sql(
+        "SELECT DISTINCT function_name, parameters[1] FROM duckdb_functions() WHERE schema_name ="
+        " 'main' AND function_type = 'table_macro' AND NOT internal"
+    )
+
+    assert dict(made.fetchall()) == database._queries.macros
 
 
 def test_their_columns_are_named_in_order(database: Database) -> None:
     for name, listed in SECTIONS.items():
-        query = f"SELECT * FROM {name}" + ("('0')" if name in database._macros else "")
+        query = f"SELECT * FROM {name}" + ("('0')" if name in database._queries.macros else "")
 
         answer = database.query(query, timeout_s=30)
 
@@ -36,7 +45,7 @@ def test_their_columns_are_named_in_order(database: Database) -> None:
 
 
 def test_a_macro_has_the_columns_of_its_view(database: Database) -> None:
-    of_moments = [name for name in database._macros if name.endswith("_at")]
+    of_moments = [name for name in database._queries.macros if name.endswith("_at")]
 
     for name in of_moments:
         view = database.query(f"SELECT * FROM {name.removesuffix('_at')}", timeout_s=30)
@@ -60,6 +69,6 @@ def test_the_examples_are_queries(database: Database) -> None:
 
 @pytest.mark.parametrize("moment", ["'yesterday'", "NULL", "-1"])
 def test_a_moment_that_is_none_is_refused(database: Database, moment: str) -> None:
-    for name in (name for name in database._macros if name.endswith("_at")):
+    for name in (name for name in database._queries.macros if name.endswith("_at")):
         with pytest.raises(QueryError, match=r"A moment is|The kept history begins at 0"):
             database.query(f"FROM {name}({moment})", timeout_s=30)

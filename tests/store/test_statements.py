@@ -19,7 +19,26 @@ PREPARABLE = {
     duckdb.StatementType.DELETE,
 }
 #: What each placeholder of a table stands for where it is used.
-TABLES = {"forget_topics": "store.topics", "forget_groups": "store.groups"}
+TABLES = {
+    "forget_topics": "store.topics",
+    "forget_groups": "store.groups",
+    "create_state": "keyed.state_3_4",
+    "create_copy": "copied",
+    "fill_copy": "store.kinds",
+}
+#: Of a query that runs in a process of its own.
+COPIED = {
+    "source": "store.topics",
+    "columns": "name",
+    "alias": "a",
+    "condition": "a.name = 'b'",
+    "typed": "NULL::BIGINT AS a",
+    "macro": "copied_at",
+    "parameter": "t",
+    "branches": "SELECT t AS t",
+    "argument": "now()",
+    "former": "true",
+}
 
 
 def _alone(kind: int, batch: pa.RecordBatch) -> Rows:
@@ -49,7 +68,9 @@ def connection(
         made.register("staged_events", staging.events([_alone(*rows.events(rows.event(Kind.ACK)))]))
         made.register("staged_state", state)
         made.register("staged_kinds", pa.table({"kind": [1], "name": ["lease"]}))
+        made.register("incoming", pa.table({"kind": [1], "name": ["lease"]}))
         made.register("asked", pa.table({"message_group_hash": [1], "start": [0], "ordinal": [0]}))
+        made.register("stretches", pa.table({"queue_id": [0], "start": [0], "stop": [1]}))
         made.register("asked_halves", pa.table({"queue_offset": [1]}))
         places = {"queue_id": [0], "queue_offset": [0], "ordinal": [0]}
         made.register("asked_places", pa.table(places))
@@ -77,10 +98,12 @@ NOT_HERE = {"lock_settings", "allow_folders", "forbid_files", "events_of_files"}
 
 @pytest.mark.parametrize("name", sorted(set(statements()) - NOT_HERE))
 def test_statement_fits_the_schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    table = TABLES.get(name, "keyed.state_3_4" if name == "create_state" else "keyed.state_1_2")
+    table = TABLES.get(name, "keyed.state_1_2")
     column = quoted("more" if name == "add_column" else "total")
     types = {"type": "BIGINT", "before": "VARCHAR"}
-    filled = {"view": quoted("keyed_state_a"), **types, "size": "'1GB'"}
+    filled = {"view": quoted("keyed_state_a"), **types, "size": "'1GB'", **COPIED}
+    if name == "copied_branch":
+        filled["parameter"] = "1"  # outside of its macro
     text = named(name, table=table, column=column, **filled)
 
     (statement,) = connection.extract_statements(text)
@@ -110,6 +133,16 @@ def test_statement_says_what_goes_in_and_what_comes_out(name: str) -> None:
 def test_every_table_says_what_a_row_is_who_writes_it_and_when_it_goes() -> None:
     for match in re.finditer(r"((?:^--.*\n)+)CREATE TABLE", script("schema"), re.MULTILINE):
         assert re.search(r"-- A row: .*\n-- Written by: .*\n-- Goes: ", match[1]), match[1]
+
+
+def test_a_text_that_fills_a_placeholder_neither_is_one_nor_ends_a_comment() -> None:
+    text = """'"{condition}"
+; DROP TABLE store.events --'"""
+
+    filled = named("copied_rows", columns="*", source=text, alias="a", condition="true")
+
+    code = [line for line in filled.split("\n") if not line.startswith("--")]
+    assert "\n".join(code) == f"SELECT * FROM {text} AS a WHERE true;"
 
 
 def test_kinds_are_their_numbers() -> None:

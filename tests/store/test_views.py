@@ -99,7 +99,7 @@ def test_messages_have_all_but_body_and_properties(database: Database) -> None:
 def test_in_flight_and_retrying_part_the_unsettled(database: Database) -> None:
     lease = {"attempt": 1, "visible_at_ms": 99, "delivery": 5, "epoch": 2, "client_id": "me"}
     dispatch(database, [sent(3, message_group="a"), events(on_queue(Kind.LEASE, 0, **lease))])
-    said = {"reason": "no engine", "error_type": "EngineError"}
+    said = {"reason": "no engine", "error_type": "EngineError", "traceback": "in take_off"}
     failed = on_queue(Kind.RETRY, 1, attempt=1, visible_at_ms=77, detail=said)
     dispatch(database, [events(failed)])
     dispatch(database, [events(on_queue(Kind.RETRY, 2, attempt=3, delivery=-1))])
@@ -130,6 +130,7 @@ def test_in_flight_and_retrying_part_the_unsettled(database: Database) -> None:
         "error_type": "EngineError",
         "signature": None,
         "run_id": None,
+        "traceback": "in take_off",
     }
 
 
@@ -322,18 +323,18 @@ def test_trace_tells_all_that_happened_to_a_message(database: Database) -> None:
 
 
 def test_events_have_names_for_kinds_topics_and_groups(database: Database) -> None:
-    report = event(Kind.UPKEEP, detail={"job": "seal", "rows": 5})
+    report = event(Kind.UPKEEP_FALLBACK, detail={"job": "seal", "rows": 5})
     dispatch(database, [events(on_queue(Kind.LEASE, 4), report)])
 
     found = select(
         database,
         "SELECT kind, consumer_group, topic, queue_offset, detail ->> '$.job' AS job FROM events"
-        " WHERE kind IN ('lease', 'upkeep') ORDER BY position, \"row\"",
+        " WHERE kind IN ('lease', 'upkeep_fallback') ORDER BY position, \"row\"",
     )
 
     assert [tuple(row.values()) for row in found] == [
         ("lease", "rotations", "departures", 4, None),
-        ("upkeep", None, None, -1, "seal"),
+        ("upkeep_fallback", None, None, -1, "seal"),
     ]
 
 

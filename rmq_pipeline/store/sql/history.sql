@@ -1,6 +1,7 @@
 -- What happened, and the state as of a moment: views and macros over the events, those that DuckDB
 -- keeps and those in event Parquet, and over the snapshots of the state.
--- The variables event_files and snapshot_files name the Parquet files that count (files.sql).
+-- The variables event_files and snapshot_files name the Parquet files that count
+-- (history_files.sql).
 -- A macro takes a moment t: ms since 1970, a TIMESTAMP, or a text that is one. What happened in
 -- that millisecond has happened. position + "row" orders events: a row takes more than a byte.
 
@@ -9,19 +10,19 @@
 -- Topics, those that were deleted within the kept history too.
 CREATE OR REPLACE VIEW store.topic_names AS
 SELECT topic_id, name, (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms,
-       NULL::BIGINT AS deleted_at_ms
+       NULL::BIGINT AS deleted_at_ms, detail
 FROM store.topics
 UNION ALL
-SELECT topic_id, name, created_at_ms, deleted_at_ms
+SELECT topic_id, name, created_at_ms, deleted_at_ms, detail
 FROM store.deleted_names WHERE topic_id IS NOT NULL;
 
 -- Consumer groups, those that were deleted within the kept history too.
 CREATE OR REPLACE VIEW store.group_names AS
 SELECT group_id, name, (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms,
-       NULL::BIGINT AS deleted_at_ms
+       NULL::BIGINT AS deleted_at_ms, detail
 FROM store.groups
 UNION ALL
-SELECT group_id, name, created_at_ms, deleted_at_ms
+SELECT group_id, name, created_at_ms, deleted_at_ms, detail
 FROM store.deleted_names WHERE group_id IS NOT NULL;
 
 -- Every event of the kept history once: the table's part begins where registered files end.
@@ -118,11 +119,11 @@ JOIN store.base_at(ms) AS b ON q.position >= b.position
 WHERE q.stored_at_ms <= ms;
 
 CREATE OR REPLACE MACRO store.topics_at(ms) AS TABLE
-SELECT topic_id, name FROM store.topic_names
+SELECT topic_id, name, detail FROM store.topic_names
 WHERE created_at_ms <= ms AND (deleted_at_ms IS NULL OR deleted_at_ms > ms);
 
 CREATE OR REPLACE MACRO store.groups_at(ms) AS TABLE
-SELECT group_id, name FROM store.group_names
+SELECT group_id, name, detail FROM store.group_names
 WHERE created_at_ms <= ms AND (deleted_at_ms IS NULL OR deleted_at_ms > ms);
 
 -- The last reset of each queue of each group since the snapshot.
@@ -244,7 +245,8 @@ CREATE OR REPLACE MACRO main.retrying_at(t) AS TABLE
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms,
        f.failure ->> '$.reason' AS reason, f.failure ->> '$.error_type' AS error_type,
-       f.failure ->> '$.signature' AS signature, f.failure ->> '$.run_id' AS run_id
+       f.failure ->> '$.signature' AS signature, f.failure ->> '$.run_id' AS run_id,
+       f.failure ->> '$.traceback' AS traceback
 FROM store.leases_at(store.ms_of(t)) AS l
 JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
 JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
@@ -277,9 +279,9 @@ queue_waiting AS (
     SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset,
            greatest(h.max_offset - c.queue_offset, 0) + count(o.queue_offset) AS waiting
     FROM leases AS l
-    JOIN store.groups AS g
+    JOIN store.groups_at(store.ms_of(t)) AS g
         ON g.group_id = l.group_id AND g.detail ->> '$.order' = 'queue'
-    JOIN store.topics AS own
+    JOIN store.topics_at(store.ms_of(t)) AS own
         ON own.topic_id = l.topic_id AND own.detail ->> '$.type' <> 'lite'
     JOIN store.cursors_at(store.ms_of(t)) AS c
         ON c.group_id = l.group_id AND c.topic_id = l.topic_id AND c.queue_id = l.queue_id

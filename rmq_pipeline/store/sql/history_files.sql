@@ -63,10 +63,6 @@ SELECT $position AS position, 'behind' AS what, group_id, topic_id, queue_id, qu
        message_group_hash
 FROM store.behind
 UNION ALL BY NAME
-SELECT $position AS position, 'condemned' AS what, condemned_at_ms AS at_ms, group_id, topic_id,
-       queue_id, queue_offset, message_group_hash, failure AS detail
-FROM store.condemned
-UNION ALL BY NAME
 SELECT $position AS position, 'head' AS what, topic_id, queue_id, max_offset AS queue_offset,
        min_offset
 FROM store.heads
@@ -143,13 +139,13 @@ WHERE deleted_at_ms <= (SELECT min(at_ms) FROM store.snapshots);
 -- name: note_deleted_topics
 -- In: staged_events. Out: the names of the topics that it deletes.
 INSERT INTO store.deleted_names
-SELECT t.topic_id, NULL, t.name, (t.detail ->> '$.created_at_ms')::BIGINT, n.at_ms
+SELECT t.topic_id, NULL, t.name, (t.detail ->> '$.created_at_ms')::BIGINT, n.at_ms, t.detail
 FROM store.topics AS t JOIN staged_events AS n USING (topic_id) WHERE n.kind = $TOPIC_DELETED;
 
 -- name: note_deleted_groups
 -- In: staged_events. Out: the names of the consumer groups that it deletes.
 INSERT INTO store.deleted_names
-SELECT NULL, g.group_id, g.name, (g.detail ->> '$.created_at_ms')::BIGINT, n.at_ms
+SELECT NULL, g.group_id, g.name, (g.detail ->> '$.created_at_ms')::BIGINT, n.at_ms, g.detail
 FROM store.groups AS g JOIN staged_events AS n USING (group_id) WHERE n.kind = $GROUP_DELETED;
 
 -- name: remove_event_segments

@@ -12,6 +12,11 @@ DELETE FROM store.made_by;
 -- In: $made_by. Out: that version has made them.
 INSERT INTO store.made_by VALUES ($made_by);
 
+-- name: add_deleted_detail
+-- In: nothing. Out: older homes, too, have the column: what a topic or group was like at last; null
+-- for what was deleted before they had it.
+ALTER TABLE store.deleted_names ADD COLUMN IF NOT EXISTS detail VARCHAR;
+
 -- name: begin_reached
 -- In: nothing. Out: the one row of store.reached, at position 0 when it is new.
 INSERT INTO store.reached SELECT 0, 0, 1, 1 WHERE NOT EXISTS (FROM store.reached);

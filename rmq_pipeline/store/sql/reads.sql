@@ -28,6 +28,24 @@ WHERE topic_id = $topic_id AND queue_id = $queue_id
   AND ($to_ms IS NULL OR stored_at_ms < $to_ms)
 ORDER BY queue_offset LIMIT $limit;
 
+-- name: lag_of_groups
+-- In: $consumer_group or null. Out: a row for each group, topic and queue that the group reads.
+SELECT lag.consumer_group, lag.topic, lag.queue_id, lag.lag, progress.in_flight,
+       progress.retrying, progress.parked, progress.committed_offset, progress.max_offset,
+       lag.oldest_unread_at_ms, greatest(progress.cursor, progress.min_offset) AS unread_from
+FROM lag JOIN progress USING (consumer_group, topic, queue_id)
+WHERE $consumer_group IS NULL OR lag.consumer_group = $consumer_group
+ORDER BY lag.consumer_group, lag.topic, lag.queue_id;
+
+-- name: count_tags
+-- In: stretches: queue_id, start, stop, a row a queue; $topic_id, $hashes. Out: of each queue that
+-- has some, how many of its messages in [start, stop) have one of those tags.
+SELECT q.queue_id, count(*) AS n
+FROM store.consume_queue AS q JOIN stretches AS s USING (queue_id)
+WHERE q.topic_id = $topic_id AND q.queue_offset >= s.start AND q.queue_offset < s.stop
+  AND list_contains($hashes, q.tag_hash)
+GROUP BY q.queue_id;
+
 -- name: ended_halves
 -- In: asked_halves: queue_offset. Out: what became of those that were ended.
 SELECT e.queue_offset, e.message_id_hash, e.producer_group, e.resolution
@@ -45,8 +63,3 @@ BEGIN TRANSACTION READ ONLY;
 -- In: nothing. Out: the views that a query may read.
 SELECT view_name FROM duckdb_views()
 WHERE schema_name = 'main' AND NOT internal AND NOT temporary ORDER BY view_name;
-
--- name: macro_names
--- In: nothing. Out: the macros that a query may read as it does views.
-SELECT DISTINCT function_name FROM duckdb_functions()
-WHERE schema_name = 'main' AND function_type = 'table_macro' AND NOT internal;

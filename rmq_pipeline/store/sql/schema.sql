@@ -217,7 +217,8 @@ CREATE TABLE IF NOT EXISTS store.expired_heads (
 -- Written by: TOPIC_DELETED, GROUP_DELETED.
 -- Goes: when the kept history begins later, and the topic's messages with it.
 CREATE TABLE IF NOT EXISTS store.deleted_names (
-    topic_id INTEGER, group_id INTEGER, name VARCHAR, created_at_ms BIGINT, deleted_at_ms BIGINT
+    topic_id INTEGER, group_id INTEGER, name VARCHAR, created_at_ms BIGINT, deleted_at_ms BIGINT,
+    detail VARCHAR
 );
 
 -- A row: a registered Parquet file of events.

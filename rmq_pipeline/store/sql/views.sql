@@ -44,7 +44,8 @@ CREATE OR REPLACE VIEW main.retrying AS
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms,
        l.failure ->> '$.reason' AS reason, l.failure ->> '$.error_type' AS error_type,
-       l.failure ->> '$.signature' AS signature, l.failure ->> '$.run_id' AS run_id
+       l.failure ->> '$.signature' AS signature, l.failure ->> '$.run_id' AS run_id,
+       l.failure ->> '$.traceback' AS traceback
 FROM store.leases AS l
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id)

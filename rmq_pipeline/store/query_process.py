@@ -1,0 +1,339 @@
+"""Runs a query that DuckDB cannot reliably interrupt in a process of its own, which can be killed.
+
+The process receives the rows that the query reads, from one transaction, and no file access. It
+ends with the query, at the query's time limit, or when the broker ends.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import duckdb
+import pyarrow as pa
+
+from rmq_pipeline import limits
+from rmq_pipeline.errors import QueryError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.query_reads import Reading
+from rmq_pipeline.store.statements import named, quoted
+
+_BATCH_ROWS: Final = 65_536
+_COMMAND: Final = (sys.executable, "-m", "rmq_pipeline.store.query_worker")
+#: Time to wait for a killed process to exit.
+_GONE_S: Final = 10.0
+_CONFIG: Final = {
+    "threads": 1,
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,
+    "temp_directory": "",
+}
+LATER: Final = "Wait and retry."
+SELECT_LESS: Final = "Select less, or give it a longer timeout_s."
+
+
+def limit_error(timeout_s: float) -> QueryError:
+    """Return the error of a query that exceeded its time limit."""
+    return QueryError(f"The query did not end within {timeout_s:g} s.", remedy=SELECT_LESS)
+
+
+class QueryProcesses:
+    """Starts one process per query, at most ``most`` at the same time."""
+
+    def __init__(self, most: int) -> None:
+        self._turns = threading.Semaphore(most)
+        self._lock = threading.Lock()
+        self._running: set[QueryProcess] = set()
+        self._closed = False
+
+    @contextmanager
+    def started(self, *, timeout_s: float) -> "Iterator[QueryProcess]":
+        """Start a process; kill it at the time limit and at the end of the block.
+
+        Raises:
+            QueryError: other queries occupied all processes until the time limit.
+        """
+        end_at = time.monotonic() + timeout_s
+        if not self._turns.acquire(timeout=timeout_s):
+            raise QueryError(
+                f"Other queries in processes left it no turn within {timeout_s:g} s.", remedy=LATER
+            )
+        try:
+            with self._lock:
+                if self._closed:
+                    raise QueryError("The broker closes the home.", remedy=LATER)
+                process = _start(timeout_s=timeout_s, end_at=end_at)
+                self._running.add(process)
+            try:
+                yield process
+            finally:
+                process.end()
+                with self._lock:
+                    self._running.discard(process)
+        finally:
+            self._turns.release()
+
+    def stop_copies(self) -> None:
+        """Kill processes during copying: an interruption does not end a write to a slow reader."""
+        with self._lock:
+            copying = [process for process in self._running if process.phase == "copying"]
+        for process in copying:
+            process.kill("The query was stopped: the broker needed its memory or a checkpoint.")
+
+    def close(self) -> None:
+        """Kill all running processes, and start no more."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for process in running:
+            process.kill("The query was stopped: the broker closes the home.")
+
+
+@dataclass
+class _Copies:
+    """Statements that create the copied rows under the names that the query uses."""
+
+    tables: list[tuple[str, str]] = field(default_factory=list)
+    #: Calls of each macro, as (table, argument).
+    calls: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+
+class QueryProcess:
+    """The process of one query: ``feed`` copies its rows, then ``answer`` reads the result."""
+
+    def __init__(self, *, timeout_s: float, end_at: float) -> None:
+        self._timeout_s = timeout_s
+        #: While the phase is "copying", a transaction is open for this process.
+        self.phase: Literal["starting", "copying", "running"] = "starting"
+        #: The error of a process that was killed.
+        self._killed: QueryError | None = None
+        # -m puts the current folder first on the module path, where foreign files could hide
+        # modules.
+        self._process = subprocess.Popen(
+            _COMMAND,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._timer = threading.Timer(max(0.0, end_at - time.monotonic()), self._give_up)
+        self._timer.daemon = True
+        try:
+            self._timer.start()
+        except BaseException:
+            self.end()
+            raise
+
+    def feed(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        query: str,
+        *,
+        readings: Sequence[Reading],
+        parameters: Mapping[str, str],
+        may_run: Callable[[str], bool],
+    ) -> None:
+        """Copy the rows that the query reads, in the cursor's open transaction, and start it.
+
+        Args:
+            parameters: the parameter of each macro.
+            may_run: returns True if the broker's own process may run a query.
+
+        Raises:
+            QueryError: the query reads too much, or its process was killed.
+        """
+        copies = _Copies()
+        sources = [
+            self._source(cursor, reading, copies=copies, may_run=may_run) for reading in readings
+        ]
+        given = {
+            "query": query,
+            "tables": copies.tables,
+            "after": [
+                _macro(name, parameters[name], calls=calls) for name, calls in copies.calls.items()
+            ],
+            "lock": named("lock_settings"),
+            "memory_bytes": limits.QUERY_PROCESS_BYTES,
+            "config": _CONFIG | {"memory_limit": f"{limits.QUERY_PROCESS_BYTES // 2}B"},
+        }
+        self.phase = "copying"
+        with self._explained():
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(given).encode() + b"\n")
+            room = limits.QUERY_COPY_BYTES
+            for source in sources:
+                room = self._copy(cursor, source, room=room)
+            self._process.stdin.flush()
+        self.phase = "running"
+
+    def answer(self, most_bytes: int) -> pa.Table:
+        """Return the result of the query.
+
+        Raises:
+            QueryError: the query failed, or its result is larger than ``most_bytes``.
+        """
+        with self._explained():
+            reader = pa.ipc.open_stream(self._process.stdout)
+            size, batches = 0, []
+            for batch in reader:
+                size += batch.nbytes
+                if size > most_bytes:
+                    raise QueryError(
+                        f"The answer is larger than {most_bytes // MIB} MiB.",
+                        remedy="Select less of it.",
+                    )
+                batches.append(batch)
+            if self._process.wait():
+                raise EOFError("an answer was followed by an error")
+            return pa.Table.from_batches(batches, schema=reader.schema)
+
+    def kill(self, why: str, *, remedy: str = LATER) -> None:
+        """Kill the process; pending calls raise QueryError with this text."""
+        self._killed = self._killed or QueryError(why, remedy=remedy)
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process, close its pipes and wait until it has exited."""
+        self._timer.cancel()
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GONE_S)
+
+    def _give_up(self) -> None:
+        error = limit_error(self._timeout_s)
+        self.kill(error.message, remedy=error.remedy)
+
+    def _source(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        reading: Reading,
+        *,
+        copies: _Copies,
+        may_run: Callable[[str], bool],
+    ) -> str:
+        """Return the query for the rows of a reading, and add its table to the copies."""
+        whole = named("all_of", source=reading.source)
+        if not may_run(whole):
+            raise QueryError(
+                f"The argument of {reading.source} needs a function that DuckDB may not interrupt.",
+                remedy="Give a constant, such as ms since 1970 or a TIMESTAMP.",
+            )
+        found = cursor.sql(whole)
+        types = dict(zip(found.columns, found.types, strict=True))
+        columns = reading.columns(found.columns)
+        table = reading.name
+        if reading.argument is not None:
+            calls = copies.calls.setdefault(reading.name, [])
+            table = f"{reading.name} {len(calls)}"
+            calls.append((quoted(table), reading.argument))
+        typed = ", ".join(f"NULL::{types[name]} AS {quoted(name)}" for name in columns)
+        copies.tables.append(
+            (
+                named("create_copy", table=quoted(table), typed=typed),
+                named("fill_copy", table=quoted(table)),
+            )
+        )
+        return named(
+            "copied_rows",
+            columns=", ".join(map(quoted, columns)),
+            source=reading.source,
+            alias=quoted(reading.alias),
+            condition=reading.condition(found.columns),
+        )
+
+    def _copy(self, cursor: duckdb.DuckDBPyConnection, source: str, *, room: int) -> int:
+        """Write the rows of a source to the process; return how many bytes may still be copied."""
+        with cursor.sql(source).to_arrow_reader(_BATCH_ROWS) as reader:
+            stream = pa.ipc.new_stream(self._process.stdin, reader.schema)
+            for batch in reader:
+                room -= batch.nbytes
+                if room < 0:
+                    raise QueryError(
+                        f"The query reads more than {limits.QUERY_COPY_BYTES // MIB} MiB, and uses "
+                        "a function that DuckDB may not interrupt: so it runs in a process of its "
+                        "own, to which what it reads is copied.",
+                        remedy="Compare columns with constants in WHERE, name the columns, or "
+                        "leave that function to a second step over the answer.",
+                    )
+                stream.write_batch(batch)
+            stream.close()
+        return room
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Replace the error of a broken pipe by the reason why the process ended."""
+        try:
+            yield
+        except (OSError, EOFError, pa.ArrowException) as error:
+            raise self._reason() from error
+
+    def _reason(self) -> QueryError:
+        assert self._process.stderr is not None
+        text = self._process.stderr.read().decode(errors="replace")
+        try:
+            said: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            said = {"memory": False, "text": ""}
+        if self._killed is not None:
+            return self._killed
+        if said["memory"]:
+            return QueryError(
+                "The query needs more memory than a query gets: "
+                f"{limits.QUERY_PROCESS_BYTES // MIB} MiB in a process of its own.",
+                remedy="Select less of it.",
+            )
+        if not said["text"]:
+            return QueryError(
+                f"The process of the query ended without an answer, with code {self._code()}.",
+                remedy="Select less: the system may have had no memory for it.",
+            )
+        return QueryError(said["text"])
+
+    def _code(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_GONE_S)
+        return None
+
+
+def _start(*, timeout_s: float, end_at: float) -> QueryProcess:
+    try:
+        return QueryProcess(timeout_s=timeout_s, end_at=end_at)
+    except OSError as error:
+        raise QueryError(
+            f"The query needs a process of its own, which did not start: {error}.", remedy=LATER
+        ) from error
+
+
+def _macro(name: str, parameter: str, *, calls: Sequence[tuple[str, str]]) -> str:
+    """Build a macro that returns the copied rows for each of the original calls."""
+    branches, former = [], "true"
+    for table, argument in calls:
+        branches.append(
+            named(
+                "copied_branch",
+                table=table,
+                parameter=parameter,
+                argument=argument,
+                former=former,
+            ).rstrip(";")
+        )
+        former += f" AND ({parameter})::VARCHAR IS DISTINCT FROM ({argument})::VARCHAR"
+    return named(
+        "create_copied_macro",
+        macro=quoted(name),
+        parameter=parameter,
+        branches=" UNION ALL ".join(branches),
+    )
