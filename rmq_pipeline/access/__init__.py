@@ -1,4 +1,4 @@
-"""Who may do what at the doors of a broker: users, policies, and how a caller proves who it is."""
+"""Access control at the endpoints of a broker: users, policies and credentials."""
 
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.resource import Action, Resource

@@ -1,4 +1,4 @@
-"""Certificates of the doors: given, or made by the broker for itself."""
+"""Certificates of the endpoints: read from given files, or self-made by the broker."""
 
 import datetime as dt
 import ipaddress
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,49 +18,50 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Where a home keeps the certificate that it made.
+#: Folder of the self-made certificate in the home.
 FOLDER: Final = "tls"
 CERTIFICATE: Final = "certificate.pem"
 KEY: Final = "key.pem"
-#: Clients have copies of it: it is made to be left alone.
+#: Long, because clients hold copies and each replacement has to reach them.
 _VALID_FOR: Final = dt.timedelta(days=3650)
-#: One that ends sooner is replaced when the broker starts.
+#: A certificate with less time left than this is replaced at the start of the broker.
 _RENEWED_BEFORE: Final = dt.timedelta(days=30)
 _BACKDATED: Final = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a door shows, and the key to it."""
+    """Certificate chain of an endpoint, and its private key."""
 
-    #: PEM: the certificate, then those that vouch for it.
+    #: In PEM: the certificate, followed by its issuers.
     chain: bytes
-    #: PEM.
+    #: Private key in PEM, without a passphrase.
     key: bytes = field(repr=False)
-    #: The file of the chain.
+    #: File of the chain.
     path: Path
-    #: A host name or address that it is for.
+    #: Host name or address that the certificate is valid for.
     name: str
 
     @classmethod
     def read(cls, path: Path, key: Path) -> Self:
-        """One that was given, as two files in PEM.
+        """Read a certificate and its key from two PEM files.
 
         Raises:
-            RequestError: a file cannot be read, or they do not belong together.
+            RequestError: a file cannot be read or parsed, or the key does not match.
         """
         return cls._paired(_contents(path, key), path=path, key=key)
 
     @classmethod
     def self_made(cls, home: Path) -> Self:
-        """The home's own, made when it has none, or one that ends soon or is for another host.
+        """Return the home's self-made certificate; make it if necessary.
 
-        Two files that do not belong together are none: they were being replaced, and that ended
-        between the one and the other.
+        A new one replaces a missing certificate, one that expires within 30 days, and one for
+        another host. It also replaces a certificate and key that do not match: a crash between
+        the replacements of the two files leaves such a pair.
 
         Raises:
-            RequestError: its files are there, but may not be read.
-            OSError: they cannot be written.
+            RequestError: the files exist but cannot be read.
+            OSError: the files cannot be written.
         """
         folder = home / FOLDER
         path, key = folder / CERTIFICATE, folder / KEY
@@ -68,16 +70,20 @@ class Certificate:
             try:
                 found = cls._paired(contents, path=path, key=key)
             except RequestError as error:
-                log.warning("%s Both are made again; clients need the new certificate.", error)
+                log.warning(
+                    "%s Making both again; clients need the new certificate.", error.message
+                )
             else:
                 if _lasts(found):
                     return found
         folder.mkdir(mode=0o700, exist_ok=True)
+        durable_files.sync(home)
         chain, secret = _make()
-        # Both are on the disk before the first is replaced: a full disk changes nothing.
+        # Both new files are synced before the first replacement: a full disk changes nothing.
         parts = [_write_part(key, secret, mode=0o600), _write_part(path, chain, mode=0o644)]
         for part, whole in zip(parts, (key, path), strict=True):
             part.replace(whole)
+        durable_files.sync(folder)
         return cls.read(path, key)
 
     @classmethod
@@ -91,15 +97,18 @@ class Certificate:
             private = load_pem_private_key(secret, None)
         except (ValueError, TypeError, IndexError) as error:
             raise RequestError(
-                f"{path} and {key} are not a certificate and an unlocked key in PEM."
+                f"{path} and {key} are not a certificate and a key without passphrase in PEM.",
+                remedy="Convert both files to PEM and remove the passphrase.",
             ) from error
         if private.public_key() != leaf.public_key():
-            raise RequestError(f"{key} is not the key of {path}.")
+            raise RequestError(
+                f"{key} is not the key of {path}.", remedy="Give the key of this certificate."
+            )
         return cls(chain, secret, path.absolute(), _name_in(leaf))
 
 
 def _lasts(found: Certificate) -> bool:
-    """Whether it is for this host, and for a while."""
+    """Return True if the certificate names this host and is valid for 30 more days."""
     from cryptography import x509
 
     leaf = x509.load_pem_x509_certificate(found.chain)
@@ -111,14 +120,17 @@ def _contents(path: Path, key: Path) -> tuple[bytes, bytes]:
     try:
         return path.read_bytes(), key.read_bytes()
     except OSError as error:
-        raise RequestError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        raise RequestError(
+            f"{error.filename} cannot be read: {error.strerror}.",
+            remedy="Check the path and its permissions.",
+        ) from error
 
 
 def _make() -> tuple[bytes, bytes]:
-    """A certificate for this host with the one that has signed it, and its key.
+    """Make a certificate for this host; return the chain with its signer, and the key.
 
-    Clients trust the signer's: gRPC trusts none that may not sign others. The signer's key is kept
-    nowhere, so nobody can have it sign another.
+    Clients trust the signer's certificate, because gRPC trusts only certificates that may sign.
+    The signer's key is not stored, so it can never sign another certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -176,7 +188,7 @@ def _unsigned(
 def _name(text: str) -> "x509.Name":
     from cryptography import x509
 
-    # The field holds 64 characters; clients look at the alternative names.
+    # X.509 allows 64 characters here; clients check the alternative names instead.
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text[:64])])
 
 
@@ -218,13 +230,16 @@ def _names_in(leaf: "x509.Certificate") -> list[str]:
 
 
 def _name_in(leaf: "x509.Certificate") -> str:
-    """A name that a client may check it against; one of a wildcard stands for a host below it."""
+    """Return a name that the certificate is valid for; ``broker`` replaces a wildcard."""
     names = _names_in(leaf)
     return names[0].replace("*", "broker", 1) if names else "localhost"
 
 
 def _write_part(path: Path, data: bytes, *, mode: int) -> Path:
-    """What is to replace a file at once; nobody else ever sees a key of another mode."""
+    """Write and sync the file that will replace ``path``, and return its path.
+
+    The file has its final mode from the start, so that no other user can read a key.
+    """
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,4 +1,4 @@
-"""Whether a user's policies let it do something."""
+"""Decision of a user's policies on a call."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,24 +9,27 @@ from rmq_pipeline.access.resource import Action, Resource
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Yes or no, and why."""
+    """Access decision, with its reason."""
 
     allowed: bool
     because: str
-    #: That decided it, if one did.
+    #: Deciding policy; None if no policy applied.
     policy: Policy | None = None
 
 
 def decide(
     policies: Iterable[Policy], *, resource: Resource, action: Action, address: str
 ) -> Verdict:
-    """What these policies of one user say.
+    """Decide whether a user's policies allow an action on a resource.
 
-    The nearest policy that fits decides (``Pattern.rank``); of two that are as near, the one that
-    forbids. Where a custom policy fits, the default ones do not count. Without one that fits: no.
+    Access is denied unless a policy allows it. The most specific policy wins (``Pattern.rank``);
+    on a tie, deny wins. Default policies count only if no custom policy applies.
 
     Args:
-        address: where the call comes from; "" where nobody knows.
+        policies: the policies of one user.
+        resource: the object of the call.
+        action: the requested action.
+        address: the caller's IP address; "" if unknown.
 
     Source: semantics §11.
     """

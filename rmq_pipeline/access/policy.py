@@ -1,4 +1,4 @@
-"""Policies: what a user may do with some resources, or may not."""
+"""Policies: allow or deny a user's actions on resources."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rmq_pipeline.errors import RequestError
 
 Effect = Literal["allow", "deny"]
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
-#: Where a policy of one tier fits, those of the next do not count.
+#: Default policies count only if no custom policy applies.
 Tier = Literal["custom", "default"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 ALL: Final = "all"
@@ -19,36 +19,36 @@ ALL: Final = "all"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One rule; a user has one for each resource, effect and tier."""
+    """Rule for a user; at most one per resource pattern, effect and tier."""
 
     user: str
     resource: Pattern
     effect: Effect
-    #: Some of ACTIONS, in their order.
+    #: Subset of ACTIONS, in the order of ACTIONS.
     actions: tuple[Action, ...]
-    #: Where the call must come from; none: from anywhere.
+    #: Networks of the caller; empty: any address.
     sources: tuple[Network, ...] = ()
     tier: Tier = "custom"
 
     @property
     def key(self) -> tuple[str, str, Effect, Tier]:
-        """What a policy replaces when it is put."""
+        """Identity of the policy: a new policy replaces the one with the same key."""
         return self.user, str(self.resource), self.effect, self.tier
 
     def covers(self, action: Action, address: str) -> bool:
-        """Whether it speaks of this action from there; "" is an address nobody knows."""
+        """Return True if the policy applies to the action from an address; "" if unknown."""
         if action not in self.actions:
             return False
         if not self.sources:
             return True
         if not address:
-            # In doubt a rule that forbids counts, and one that allows does not.
+            # For an unknown address, deny policies apply and allow policies do not.
             return self.effect == "deny"
         source = ip_address(address)
         return any(source in network for network in self.sources)
 
     def describe(self) -> dict[str, Any]:
-        """Its fields as text and lists of text; also what the file has."""
+        """Return the fields as strings and lists of strings, as the access file stores them."""
         return {
             "user": self.user,
             "resource": str(self.resource),
@@ -69,21 +69,33 @@ class Policy:
         sources: Iterable[str] = (),
         tier: str = "custom",
     ) -> Self:
-        """A policy of what people write, and of what ``describe`` gave.
+        """Build a policy from user input or from the result of ``describe``.
+
+        Args:
+            user: the name of the user.
+            resource: a pattern, see ``Pattern.parse``.
+            effect: "allow" or "deny".
+            actions: names of ACTIONS, or "all"; a single string is one name.
+            sources: IP addresses and CIDR blocks; empty: any address.
+            tier: "custom" or "default".
 
         Raises:
-            RequestError: a part of it is not what it must be.
+            RequestError: a value is invalid.
         """
         if effect not in EFFECTS:
-            raise RequestError(f"An effect is one of {', '.join(EFFECTS)}, not {effect!r}.")
+            raise RequestError(
+                f"The effect {effect!r} is unknown.", remedy=f"Use one of {', '.join(EFFECTS)}."
+            )
         if tier not in TIERS:
-            raise RequestError(f"A tier is one of {', '.join(TIERS)}, not {tier!r}.")
+            raise RequestError(
+                f"The tier {tier!r} is unknown.", remedy=f"Use one of {', '.join(TIERS)}."
+            )
         pattern = Pattern.parse(resource)
         return cls(user, pattern, effect, _actions(actions), networks(_several(sources)), tier)
 
 
 def _several(given: Iterable[str]) -> Iterable[str]:
-    """One text is taken for a list of it, as people write it."""
+    """Return the items; a single string is one item."""
     return [given] if isinstance(given, str) else given
 
 
@@ -91,6 +103,9 @@ def _actions(given: Iterable[str]) -> tuple[Action, ...]:
     names = {name.strip().lower() for name in _several(given)}
     known = {ALL, "any", *ACTIONS}
     if not names or names - known:
-        odd = ", ".join(sorted(names - known)) or "nothing"
-        raise RequestError(f"Actions are all, or some of {', '.join(ACTIONS)}; {odd} is not.")
+        unknown = ", ".join(sorted(names - known))
+        raise RequestError(
+            f"Unknown actions: {unknown}." if unknown else "The policy has no actions.",
+            remedy=f"Use all, or some of {', '.join(ACTIONS)}.",
+        )
     return tuple(a for a in ACTIONS if a in names or names & {ALL, "any"})

@@ -1,4 +1,4 @@
-"""What a policy speaks of, and which things a pattern of it fits."""
+"""Resources of policies, and the patterns that match them."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, Self, get_args
@@ -10,7 +10,7 @@ ResourceType = Literal["topic", "group", "namespace", "cluster"]
 Action = Literal["pub", "sub", "create", "update", "delete", "get", "list"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 TYPES: Final[tuple[ResourceType, ...]] = get_args(ResourceType)
-#: What the only cluster of a broker is called.
+#: Name of the broker's only cluster.
 CLUSTER: Final = "DefaultCluster"
 _ANY: Final = "any"
 _STAR: Final = "*"
@@ -19,16 +19,17 @@ _NAME_LENGTH: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One thing that a call touches; the name is the stored one, ``<namespace>%<name>``."""
+    """Object of a call. The name is the stored one, ``<namespace>%<name>``."""
 
     type: ResourceType
     name: str
 
     @property
     def owner(self) -> "Resource":
-        """Itself; of a topic of dead letters or retries, the consumer group that it belongs to.
+        """Resource whose policies apply.
 
-        Of a system topic, the broker: messages of every topic lie there.
+        For a dead-letter or retry topic this is its consumer group. For a system topic it is the
+        cluster, because system topics contain messages of all topics.
         """
         if self.type == "topic":
             if is_system(self.name):
@@ -40,7 +41,7 @@ class Resource:
 
     @property
     def namespace(self) -> str | None:
-        """The namespace it is or lies in, "" for none; None: it is nothing that has one."""
+        """Namespace of the resource; "" outside any namespace, None for a cluster."""
         if self.type == "namespace":
             return self.name
         if self.type == "cluster":
@@ -57,20 +58,20 @@ CLUSTER_ITSELF: Final = Resource("cluster", CLUSTER)
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Resources by type and name, written ``topic:orders``, ``group:bill*``, ``topic:*``, ``*``."""
+    """Pattern of resources, such as ``topic:orders``, ``group:bill*``, ``topic:*`` or ``*``."""
 
-    #: "any" is every type.
+    #: A ResourceType, or "any" for all types.
     type: str
     kind: Literal["literal", "prefixed", "any"]
-    #: Of a prefix, without its star; empty for any.
+    #: Name or prefix, without the star; empty for kind "any".
     name: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The pattern of its notation; a star at the end makes it a prefix.
+        """Parse a pattern; a star at the end makes the name a prefix.
 
         Raises:
-            RequestError: it is none.
+            RequestError: the pattern is malformed.
         """
         if text == _STAR:
             return cls(_ANY, "any")
@@ -78,16 +79,20 @@ class Pattern:
         type_ = type_.lower()
         if not colon or type_ not in TYPES:
             raise RequestError(
-                f"{text!r} is no resource: write TYPE:NAME, TYPE:PREFIX*, TYPE:* or *, "
-                f"with one of {', '.join(TYPES)}."
+                f"{text!r} is not a resource pattern.",
+                remedy="Write TYPE:NAME, TYPE:PREFIX*, TYPE:* or *, with one of the types "
+                f"{', '.join(TYPES)}.",
             )
         if name == _STAR:
             return cls(type_, "any")
         prefix = name.removesuffix(_STAR)
-        # The namespace of what is in none has the empty name.
+        # Resources outside any namespace are in the namespace with the empty name.
         is_blank = not name and type_ != "namespace"
         if is_blank or _STAR in prefix or len(name) > _NAME_LENGTH or not name.isprintable():
-            raise RequestError(f"{name!r} is no name of a {type_}; a star may only end it.")
+            raise RequestError(
+                f"{name!r} is not a name of a {type_}.",
+                remedy=f"Use 1 to {_NAME_LENGTH} printable characters; a star may end the name.",
+            )
         return cls(type_, "prefixed" if name != prefix else "literal", prefix)
 
     def __str__(self) -> str:
@@ -96,7 +101,7 @@ class Pattern:
         return f"{self.type}:{self.name}{'' if self.kind == 'literal' else _STAR}"
 
     def fits(self, resource: Resource) -> bool:
-        """Whether it speaks of this; that of a namespace speaks of all topics and groups in it."""
+        """Return True if the pattern matches; a namespace matches its topics and groups too."""
         if self.type == _ANY:
             return True
         if self.type == resource.type:
@@ -111,10 +116,11 @@ class Pattern:
         return name == self.name if self.kind == "literal" else name.startswith(self.name)
 
     def rank(self, resource: Resource) -> tuple[int, int, int]:
-        """How near it comes to this resource that it fits; the smallest is the nearest.
+        """Return the specificity for a matching resource; the smallest is the most specific.
 
-        The resource's own type goes before its namespace, and that before any type; then a whole
-        name before a prefix, a longer prefix before a shorter one, and that before all names.
+        The resource's own type precedes its namespace, and the namespace precedes any type. Then
+        a literal name precedes a prefix, and a prefix precedes any name. Longer prefixes precede
+        shorter ones.
         """
         of_type = 0 if self.type == resource.type else 2 if self.type == _ANY else 1
         return of_type, ("literal", "prefixed", "any").index(self.kind), -len(self.name)

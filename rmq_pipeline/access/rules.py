@@ -1,4 +1,4 @@
-"""All users and policies of a home at one moment."""
+"""Immutable set of all users and policies of a home."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,17 +10,16 @@ from rmq_pipeline.access.resource import Action, Resource
 from rmq_pipeline.access.user import User
 
 _Question = tuple[str, Resource, Action, str]
-#: Verdicts that are remembered, beyond it they are made anew; and characters of a name among them:
-#: a longer one is nobody's.
+#: Cached decisions; a full cache is cleared. Longer names are not cached: no resource has one.
 _REMEMBERED: Final = 10_000
 _NAME_LENGTH: Final = 512
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Never changed: a change makes others, so a call sees those before it or those after it."""
+    """Users and policies at one version; immutable, so that a call sees one consistent set."""
 
-    #: Counts the changes.
+    #: Number of changes since the home was created.
     version: int = 0
     users: Mapping[str, User] = field(default_factory=dict)
     policies: Mapping[str, tuple[Policy, ...]] = field(default_factory=dict)
@@ -28,7 +27,7 @@ class Rules:
 
     @classmethod
     def of(cls, version: int, users: Iterable[User], *, policies: Iterable[Policy]) -> Self:
-        """Rules of a list of each; later ones replace earlier ones."""
+        """Build rules from lists of users and policies; later entries replace earlier ones."""
         named = {user.name: user for user in users}
         single = {policy.key: policy for policy in policies if policy.user in named}
         owned: dict[str, list[Policy]] = {name: [] for name in named}
@@ -37,10 +36,10 @@ class Rules:
         return cls(version, named, {name: tuple(each) for name, each in owned.items()})
 
     def verdict(self, name: str, *, resource: Resource, action: Action, address: str) -> Verdict:
-        """Whether the user of this name may do that from there."""
+        """Decide whether a user may do an action on a resource from an address."""
         user = self.users.get(name)
         if user is None:
-            return Verdict(False, "there is no such user")
+            return Verdict(False, "the user does not exist")
         if user.disabled:
             return Verdict(False, "the user is disabled")
         if user.is_super:
@@ -56,21 +55,21 @@ class Rules:
         return made
 
     def listed(self) -> list[Policy]:
-        """All policies, user by user."""
+        """Return all policies, sorted by user."""
         return [policy for name in sorted(self.policies) for policy in self.policies[name]]
 
     def with_user(self, user: User) -> "Rules":
-        """The next rules, with this user, new or as it is now."""
+        """Return the next version, with this user added or replaced."""
         policies = {user.name: (), **self.policies}
         return self._next({**self.users, user.name: user}, policies)
 
     def without_user(self, name: str) -> "Rules":
-        """The next rules, without this user and its policies."""
+        """Return the next version, without this user and the user's policies."""
         users = {key: user for key, user in self.users.items() if key != name}
         return self._next(users, {key: self.policies[key] for key in users})
 
     def with_policies(self, name: str, policies: Iterable[Policy]) -> "Rules":
-        """The next rules, in which these are all policies of the user."""
+        """Return the next version, in which the user has exactly these policies."""
         return self._next(self.users, {**self.policies, name: tuple(policies)})
 
     def _next(
@@ -79,7 +78,7 @@ class Rules:
         return replace(self, version=self.version + 1, users=users, policies=policies, _verdicts={})
 
     def to_json(self) -> dict[str, Any]:
-        """As the file has them."""
+        """Return the rules as the access file stores them."""
         return {
             "version": self.version,
             "users": [self.users[name].to_json() for name in sorted(self.users)],
@@ -88,7 +87,7 @@ class Rules:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
-        """What ``to_json`` gave."""
+        """Build rules from the result of ``to_json``."""
         users = [User.from_json(each) for each in found["users"]]
         policies = [Policy.make(each.pop("user"), **each) for each in found["policies"]]
         return cls.of(int(found["version"]), users, policies=policies)

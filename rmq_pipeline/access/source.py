@@ -1,4 +1,4 @@
-"""Where a call comes from, and where a door may listen."""
+"""Addresses: the source of a call, and the addresses of endpoints."""
 
 import ipaddress
 import socket
@@ -12,10 +12,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Addresses and CIDR blocks, each once.
+    """Parse IP addresses and CIDR blocks; duplicates are dropped.
 
     Raises:
-        RequestError: one is neither.
+        RequestError: a text is neither.
     """
     found: dict[Network, None] = {}
     for text in texts:
@@ -23,16 +23,17 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
             found[ipaddress.ip_network(text.strip(), strict=False)] = None
         except ValueError as error:
             raise RequestError(
-                f"{text!r} is no source address: write 10.1.2.3 or 10.1.0.0/16."
+                f"{text!r} is not an IP address or network.",
+                remedy="Write an address such as 10.1.2.3, or a network such as 10.1.0.0/16.",
             ) from error
     return tuple(found)
 
 
 @lru_cache(1024)
 def address_of(peer: str) -> str:
-    """The IP address of a caller as gRPC names it; "" where it names none.
+    """Return the IP address of a peer, as gRPC names it; "" if it names none.
 
-    An IPv4 address that comes by way of IPv6 is itself.
+    An IPv4 address mapped into IPv6 is returned as IPv4.
     """
     kind, _, rest = unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
@@ -45,19 +46,21 @@ def address_of(peer: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address; localhost as a number.
+    """Split HOST:PORT; localhost becomes 127.0.0.1.
 
     Raises:
-        RequestError: it is no host:port.
+        RequestError: the address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not port.isascii() or int(port) > 65535:
-        raise RequestError(f"{address!r} is not HOST:PORT.")
+        raise RequestError(
+            f"{address!r} is not HOST:PORT.", remedy="Write an address such as 127.0.0.1:8082."
+        )
     return ("127.0.0.1" if host == "localhost" else host.strip("[]")), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach it."""
+    """Return True if the host is a loopback address; False for a name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -65,33 +68,38 @@ def is_loopback(host: str) -> bool:
 
 
 def check_free(host: str, port: int) -> None:
-    """Refuse an address where somebody listens; a gRPC server says only that it did not start.
+    """Refuse an address that cannot be bound: a gRPC server reports no reason for a failed start.
 
     Raises:
-        RequestError: it is taken, or not of this machine.
+        RequestError: the address is taken, or does not belong to this machine.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise RequestError(f"Cannot listen on {host}:{port}: {error}.") from error
+            raise RequestError(
+                f"Cannot listen on {host}:{port}: {error}.",
+                remedy="Choose another address or port, or stop the process that uses this one.",
+            ) from error
 
 
 def listening(address: str, *, guarded: bool) -> tuple[str, int]:
-    """Host and port of an address that a door is to listen at.
+    """Return host and port of an endpoint's address if the endpoint may listen there.
 
     Args:
-        guarded: callers have to say who they are, or it was said that they need not.
+        address: HOST:PORT.
+        guarded: access control is on, or was explicitly waived.
 
     Raises:
-        RequestError: it is none, or lies beyond loopback and is not guarded.
+        RequestError: the address is malformed, or is beyond loopback and not guarded.
     """
     host, port = split_address(address)
     if guarded or is_loopback(host):
         return host, port
     raise RequestError(
-        f"{address!r} is not on loopback, and there is no access control: everybody who reaches "
-        "it could do everything. Create a user first, with the broker on loopback: "
-        "`rmq user create NAME --super`. Or say --insecure."
+        f"{address!r} is beyond loopback, and the home has no access control: every caller could "
+        "do everything.",
+        remedy="Create a user first, with the broker on loopback: `rmq user create NAME --super`. "
+        "Or add --insecure.",
     )

@@ -59,7 +59,7 @@ def allow(broker: Broker) -> Iterator[Callable[..., None]]:
     """``allow("topic:orders pub", …)``: all that ann may do."""
 
     def put(*rights: str, effect: str = "allow", sources: tuple[str, ...] = ()) -> None:
-        broker.access.delete_policies("ann", doomed=lambda _: True)
+        broker.access.delete_policies("ann", where=lambda _: True)
         together: dict[str, list[str]] = {}
         for right in rights:
             resource, _, action = right.rpartition(" ")
@@ -72,7 +72,7 @@ def allow(broker: Broker) -> Iterator[Callable[..., None]]:
             )
 
     yield put
-    broker.access.delete_policies("ann", doomed=lambda _: True)
+    broker.access.delete_policies("ann", where=lambda _: True)
 
 
 def messages(n: int = 1) -> pa.Table:

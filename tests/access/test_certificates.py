@@ -134,7 +134,7 @@ def test_the_homes_own_is_made_again_where_key_and_certificate_are_no_pair(
     assert Certificate.self_made(tmp_path) == made
     assert stat.S_IMODE((tmp_path / "tls" / "key.pem").stat().st_mode) == 0o600
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "made again" in caplog.text
+    assert "Making both again" in caplog.text
 
 
 def test_the_homes_own_is_not_made_again_because_it_may_not_be_read(tmp_path: Path) -> None:

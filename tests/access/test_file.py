@@ -211,7 +211,7 @@ def test_what_nobody_has_cannot_be_changed(access: Access) -> None:
         lambda: access.alter_user("bob", disabled=True),
         lambda: access.delete_user("bob"),
         lambda: access.put_policy(allow("bob", "topic:a")),
-        lambda: access.delete_policies("bob", doomed=lambda _: True),
+        lambda: access.delete_policies("bob", where=lambda _: True),
     ):
         with pytest.raises(errors.NotFoundError):
             change()

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "end_transactions": ({"resolutions": "a half message"}, ["topic:pays pub"]),
     "fetch_checks": ({"topics": ["pays"]}, ["topic:pays pub"]),
+    "keep_checks": ({"holder": "h", "checks": "a half message"}, ["topic:pays pub"]),
     "check_transactions": ({}, [f"{CLUSTER} update"]),
     "receive": (PLACE, ["topic:orders sub", "group:billing sub"]),
     "sync_lite_subscription": (
@@ -73,6 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "read": ({"topic": "orders", "queue_id": 0, "offset": 0, "limit": 1}, ["topic:orders sub"]),
     "find": ({"topic": "orders", "key": "k"}, ["topic:orders sub"]),
+    "lag": ({"group": "billing"}, ["group:billing get"]),
     "offset_at": ({"topic": "orders", "queue_id": 0, "at_ms": 0}, ["topic:orders get"]),
     "reset_offset": ({**PLACE, "to_latest": True}, ["group:billing update"]),
     "update_offsets": (
