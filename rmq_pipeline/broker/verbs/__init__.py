@@ -1,1 +1,1 @@
-"""The verbs of an open broker, by who uses them; ``Broker`` is all of them."""
+"""Verbs of an open broker, in groups by their users; ``Broker`` combines the groups."""

@@ -1,4 +1,4 @@
-"""Users and policies: who may do what at the doors."""
+"""Verbs: users and policies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,15 @@ import pyarrow as pa
 
 from rmq_pipeline.access.policy import Policy
 from rmq_pipeline.access.resource import ACTIONS, TYPES, Resource
+from rmq_pipeline.access.rights import SUPER
 from rmq_pipeline.access.source import networks
 from rmq_pipeline.access.user import new_password
 from rmq_pipeline.broker.settling.settling import receipts_of
 from rmq_pipeline.broker.transactions.targets import TargetsOf
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.errors import NotFoundError, RequestError
+from rmq_pipeline.verb import Receipts
 
 USERS = pa.schema(
     [
@@ -36,27 +39,30 @@ POLICIES = pa.schema(
 
 
 class AccessControl(Opened):
-    """Who may do what; the doors ask ``access``, callers in this process may do everything."""
+    """Verbs for users and policies."""
 
+    @verb(rights=SUPER)
     def create_user(
         self, name: str, *, password: str | None = None, type: str = "normal"
     ) -> dict[str, Any]:
-        """Create a user; with the first one, access control is on.
+        """Create a user; with the first user access control is on.
 
         Args:
-            password: made when left out, and told this once.
-            type: normal, whom policies let do things, or super, who may do everything.
+            name: name of the user.
+            password: None: the broker makes one and returns it this once.
+            type: normal (policies allow things), or super (allowed everything).
 
         Returns:
-            its fields, and ``password`` if it was made here.
+            The user's fields, and ``password`` if the broker made it.
 
         Raises:
-            AlreadyExistsError: there is one of this name.
+            AlreadyExistsError: a user of this name exists.
         """
         secret = new_password() if password is None else password
         user = self._engine.access.create_user(name, secret=secret, type=type)
         return _described(user.describe(), secret if password is None else None)
 
+    @verb(rights=SUPER)
     def alter_user(
         self,
         name: str,
@@ -66,10 +72,17 @@ class AccessControl(Opened):
         type: str | None = None,
         disabled: bool | None = None,
     ) -> dict[str, Any]:
-        """Change what is given of a user; tokens bought with an older password end.
+        """Change the given fields of a user; tokens issued for an older password end.
 
         Args:
-            renew_password: make a new one, and tell it this once.
+            name: name of the user.
+            password: new password.
+            renew_password: let the broker make a password and return it this once.
+            type: normal or super.
+            disabled: True refuses the user.
+
+        Returns:
+            The user's fields, and ``password`` if the broker made it.
 
         Raises:
             NotFoundError: there is no such user.
@@ -82,38 +95,50 @@ class AccessControl(Opened):
         user = self._engine.access.alter_user(name, **given)
         return _described(user.describe(), made)
 
+    @verb(rights=SUPER)
     def delete_user(self, name: str) -> dict[str, Any]:
-        """Delete a user and its policies; {"policies": how many}. Without users all is open.
+        """Delete a user and its policies; without users everything is allowed.
+
+        Returns:
+            {"policies": number of deleted policies}.
 
         Raises:
             NotFoundError: there is no such user.
-            InUseError: it is the last one, and a door listens beyond loopback.
+            InUseError: it is the last user, and an endpoint listens beyond loopback.
         """
         return {"policies": self._engine.access.delete_user(name)}
 
+    @verb(rights=SUPER, repeatable=True)
     def list_users(self) -> pa.Table:
-        """name, type, disabled, created_at_ms, altered_at_ms; never a password."""
+        """Return name, type, disabled, created_at_ms and altered_at_ms of all users."""
         users = self._engine.access.rules.users
         return pa.Table.from_pylist([users[name].describe() for name in sorted(users)], USERS)
 
+    @verb(rights=SUPER, repeatable=True)
     def put_policy(
         self,
         user: str,
         *,
         resource: str,
-        actions: Sequence[str],
+        actions: str | Sequence[str],
         effect: str = "allow",
-        sources: Sequence[str] = (),
+        sources: str | Sequence[str] = (),
         tier: str = "custom",
     ) -> dict[str, Any]:
         """Allow or deny a user something; replaces its policy of this resource, effect and tier.
 
         Args:
+            user: name of the user.
             resource: topic:NAME, group:NAME, namespace:NAME or cluster:NAME; NAME may end with a
-                star, or be one; * alone is everything.
+                star or be one; * alone is everything.
             actions: some of pub, sub, create, update, delete, get, list; or all.
-            sources: addresses and CIDR blocks that it counts for; none: it counts for all.
-            tier: custom, or default: counts only where no custom one fits.
+            effect: allow or deny.
+            sources: addresses and CIDR blocks of callers that the policy applies to; none: all
+                callers.
+            tier: custom, or default, which applies only where no custom policy matches.
+
+        Returns:
+            The policy's fields.
 
         Raises:
             NotFoundError: there is no such user.
@@ -124,20 +149,21 @@ class AccessControl(Opened):
         self._engine.access.put_policy(policy)
         return policy.describe()
 
+    @verb(rights=SUPER)
     def delete_policy(
         self, user: str, *, resource: str, effect: str | None = None, tier: str | None = None
     ) -> dict[str, Any]:
-        """Delete a user's policies of a resource, all of them or those of one effect or tier.
+        """Delete a user's policies of a resource, all or those of one effect or tier.
 
         Returns:
-            {"deleted": how many}.
+            {"deleted": number of policies}.
 
         Raises:
-            NotFoundError: there is none, or no such user.
+            NotFoundError: there is no such policy, or no such user.
         """
         gone = self._engine.access.delete_policies(
             user,
-            doomed=lambda policy: (
+            where=lambda policy: (
                 str(policy.resource) == resource
                 and effect in {None, policy.effect}
                 and tier in {None, policy.tier}
@@ -147,19 +173,23 @@ class AccessControl(Opened):
             raise NotFoundError(f"User {user} has no such policy of {resource}.")
         return {"deleted": len(gone)}
 
+    @verb(rights=SUPER, repeatable=True)
     def list_policies(self, user: str | None = None) -> pa.Table:
-        """user, resource, effect, actions, sources, tier; of one user, or of all."""
+        """Return policies (user, resource, effect, actions, sources, tier) of a user, or all."""
         rows = [each.describe() for each in self._engine.access.rules.listed()]
         return pa.Table.from_pylist([r for r in rows if user in {None, r["user"]}], POLICIES)
 
+    @verb(rights=SUPER, repeatable=True)
     def explain_access(
         self, user: str, *, resource: str, action: str, source: str = ""
     ) -> dict[str, Any]:
-        """Whether a user may do something, and which policy decides it.
+        """Explain which policy allows or denies an action.
 
         Args:
+            user: name of the user.
             resource: TYPE:NAME of one thing.
-            source: the IP address the call comes from.
+            action: the action that the user would do.
+            source: IP address of the call.
 
         Returns:
             {"allowed", "because", "policy"}: the policy's fields, or None.
@@ -178,10 +208,10 @@ class AccessControl(Opened):
         policy = verdict.policy.describe() if verdict.policy else None
         return {"allowed": verdict.allowed, "because": verdict.because, "policy": policy}
 
-    def deliveries_of(self, receipts: pa.Table | Sequence[str]) -> set[tuple[str, str]]:
-        """Consumer group and topic of these deliveries; a door asks whether both may be settled.
+    def deliveries_of(self, receipts: Receipts) -> set[tuple[str, str]]:
+        """Return consumer group and topic of these deliveries, for an endpoint that checks rights.
 
-        Those that are no more are left out: to settle them is refused anyhow.
+        Deliveries that no longer exist are left out: settling them is refused in any case.
         """
         found = receipts_of(receipts)
         state = self._engine.state
@@ -190,7 +220,7 @@ class AccessControl(Opened):
         return {(group.name, topic.topic.name) for group, topic in named if group and topic}
 
     def transactions_of(self, resolutions: pa.Table) -> set[str]:
-        """The topics that the half messages of these transactions are for, of those still open."""
+        """Return the topics of these transactions' half messages, without those that have ended."""
         topics: set[str] = self._engine.submit(TargetsOf(resolutions))
         return topics
 

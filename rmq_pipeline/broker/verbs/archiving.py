@@ -1,4 +1,4 @@
-"""The archive: looking up messages in it, merging its files, letting old ones go."""
+"""Verbs: segments and the archive."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,16 +6,20 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline import limits
+from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.stored import compaction, finding, retention, tending
-from rmq_pipeline.broker.verbs.opened import Opened, Window
+from rmq_pipeline.broker.verbs.declaration import verb
+from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.verb import Window
 
 
 class Archiving(Opened):
-    """What runs do with segments."""
+    """Verbs for segments and the archive."""
 
+    @verb(rights=UPKEEP, repeatable=True)
     def compact(
         self,
         topic: str | None = None,
@@ -23,20 +27,48 @@ class Archiving(Opened):
         limit_bytes: int = limits.COMPACT_SPARK_BYTES,
         window: Window | None = None,
     ) -> dict[str, int]:
-        """Merge small neighbouring segments in the broker's process; a report."""
+        """Merge small neighbouring segments in the broker's process.
+
+        Args:
+            topic: merge segments of this topic only.
+            limit_bytes: stop after the merge that reaches this many input bytes.
+            window: refuse the call when this window has been taken over.
+
+        Returns:
+            {"compactions", "inputs", "rows", "bytes_before", "bytes"}.
+        """
         return compaction.compact(self._engine, topic=topic, limit_bytes=limit_bytes, window=window)
 
+    @verb(rights=UPKEEP, repeatable=True)
     def plan_compaction(
         self, topic: str | None = None, *, limit_bytes: int = limits.COMPACT_SPARK_BYTES
     ) -> list[dict[str, Any]]:
-        """What is to be merged, for another process to do: root, inputs (paths), bytes of each."""
+        """Return the merges that are due: {"root", "inputs", "bytes"} of each.
+
+        Another process does them with archive.merging.Merger, then calls ``replace_segments``.
+        """
         mergers = compaction.plan(self._engine, topic=topic, limit_bytes=limit_bytes)
         return [each.to_json() for each in mergers]
 
+    @verb(rights=UPKEEP, repeatable=True)
     def replace_segments(
         self, removed: Sequence[str], *, added: str, window: Window | None = None
     ) -> dict[str, int]:
-        """Let a merged segment, which is in its place, count instead of its inputs; a report."""
+        """Register a merged segment in place of its inputs.
+
+        Args:
+            removed: paths of the inputs.
+            added: path of the merged segment, which exists.
+            window: refuse the call when this window has been taken over.
+
+        Returns:
+            The same as ``compact``.
+
+        Raises:
+            RequestError: the inputs are not registered any more; the merged file is deleted.
+            StorageError: the file does not hold what its name says; it is deleted.
+            FencedError: a newer window has taken over.
+        """
         arguments.texts([*removed, added], "removed and added")
         try:
             old, new = [Segment.from_path(path) for path in removed], Segment.from_path(added)
@@ -44,6 +76,7 @@ class Archiving(Opened):
             raise RequestError(f"That is no path of a segment: {error}.") from error
         return compaction.replace_segments(self._engine, old, added=new, window=window)
 
+    @verb(rights=on_topic("sub"), repeatable=True)
     def find(
         self,
         topic: str,
@@ -55,22 +88,45 @@ class Archiving(Opened):
         limit: int = 100,
         with_body: bool = False,
     ) -> pa.Table:
-        """The first messages of a topic with a key, an id, a time, in the order of storing.
+        """Return the first messages with a key, an id or a time, in the order of storing.
 
         Args:
-            from_ms: stored then or later; and before ``to_ms``.
+            topic: topic to search.
+            key: one of the message's keys.
+            message_id: the message's id.
+            from_ms: stored at this time or later.
+            to_ms: stored before this time.
+            limit: number of messages at most.
+            with_body: read bodies, too; otherwise they are null.
 
         Returns:
-            schema.READ; body is null unless it is asked for.
+            schema.READ.
+
+        Raises:
+            RequestError: neither a key, nor an id, nor a time is given.
         """
         named = arguments.text_or_none(key, "key"), arguments.text_or_none(message_id, "message_id")
+        for name, at_ms in (("from_ms", from_ms), ("to_ms", to_ms)):
+            if at_ms is not None:
+                arguments.time_ms(at_ms, name)
         asked = (*named, from_ms, to_ms, limit, with_body)
         return finding.find(self._engine, topic, wanted=finding.Wanted(*asked))
 
+    @verb(rights=Rights(cluster="get"), repeatable=True)
     def archive(self) -> dict[str, Any]:
-        """What is in the archive: root, files, rows, bytes, and the same of each topic."""
+        """Return the size of the archive.
+
+        Returns:
+            {"root", "files", "rows", "bytes", "topics": [{"topic", "files", "rows", "bytes",
+            "min_stored_at_ms", "max_stored_at_ms", "replaced_files"}]}.
+        """
         return tending.facts(self._engine)
 
+    @verb(rights=UPKEEP, repeatable=True)
     def expire(self, *, window: Window | None = None) -> dict[str, int]:
-        """Let go of what topics no longer keep, delete files whose grace is over; a report."""
+        """Delete messages that their topics no longer retain, and files whose grace period is over.
+
+        Returns:
+            {"segments", "rows", "bytes", "held_back", "deleted_files"}.
+        """
         return retention.expire(self._engine, window=window)

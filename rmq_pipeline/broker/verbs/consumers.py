@@ -1,12 +1,11 @@
-"""What consumers do that share queues among themselves, or read them by offset."""
+"""Verbs: members, queue locks and offsets of consumers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from rmq_pipeline import limits
-from rmq_pipeline.broker import arguments, queries
+from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_group, on_topic
+from rmq_pipeline.broker import arguments, caller, queries
 from rmq_pipeline.broker.committing import (
     CloneOffsets,
     CommitOffsets,
@@ -19,15 +18,19 @@ from rmq_pipeline.broker.members.locking import LockQueues, UnlockMember, Unlock
 from rmq_pipeline.broker.pulling import Pull, pull
 from rmq_pipeline.broker.settling.each import Release
 from rmq_pipeline.broker.settling.settling import receipts_of
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import compile_filter
+from rmq_pipeline.group import GroupMembers
 from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.verb import Receipts
 
 
 class Consumers(Opened):
-    """Membership, queue locks, reading by offset."""
+    """Verbs for members, queue locks and offsets of consumers."""
 
+    @verb(rights=Rights(topic=("topics", "sub"), group=("group", "sub")), repeatable=True)
     def heartbeat(
         self,
         group: str,
@@ -37,73 +40,67 @@ class Consumers(Opened):
         details: Mapping[str, Any],
         known_version: int = -1,
         wait_ms: int = 0,
-    ) -> dict[str, Any]:
-        """Be a member of a consumer group, and learn who else is.
+    ) -> GroupMembers:
+        """Become or stay a member of a consumer group, and learn of the other members.
+
+        A member is removed 120 s after its last heartbeat, and 2 s after the connection of a
+        waiting heartbeat is lost.
 
         Args:
-            details: what the client says of itself, for people to see; plain JSON.
+            group: consumer group to be a member of.
+            client_id: identifies the member.
+            topics: topics that the member consumes.
+            details: facts about the client for people to see; plain JSON.
             known_version: wait while the group has this version; -1 never waits.
+            wait_ms: how long to wait at most.
 
         Returns:
-            version; members, by client_id: topics; resets, by topic and queue_id: how often the
-            group was put elsewhere there. version changes when members or their topics do, and
-            when the group is put elsewhere in a topic of theirs.
+            ``version`` changes when members or their topics change, and when somebody resets the
+            group's offsets of one of the topics. ``members`` has the topics by client_id.
+            ``resets`` has, by topic and queue_id, the number of offset resets. ``suspects``, if
+            any: (topic, queue_id, queue_offset) of messages that may have ended the processes of
+            members. ``mixed_filters``, if any: the filters, by topic, of topics that members
+            receive with several filters.
         """
         engine = self._engine
         engine.state.group(group)
-        engine.members.heard(
-            group,
-            arguments.client(client_id),
-            topics=membership.topics_in(topics),
-            details=membership.details_in(details),
-        )
-        return self.await_change(
-            group,
-            client_id,
-            topics=topics,
-            details=details,
-            known_version=known_version,
-            wait_ms=wait_ms,
-        )
-
-    def await_change(
-        self,
-        group: str,
-        client_id: str,
-        *,
-        topics: Sequence[str],
-        details: Mapping[str, Any],
-        known_version: int,
-        wait_ms: int,
-    ) -> dict[str, Any]:
-        """The waiting of a heartbeat without its beat; for doors that wait in slices."""
-        engine = self._engine
+        known_by, said = arguments.client(client_id), membership.details_in(details)
+        subscribed = membership.topics_in(topics)
+        waits = arguments.poll_ms(wait_ms) > 0
+        engine.members.replaced(engine.submit, group=group, client_id=known_by, details=said)
+        engine.members.heard(group, known_by, topics=subscribed, details=said, waits=waits)
         until_ms = engine.clock.now_ms() + arguments.poll_ms(wait_ms)
         while True:
             engine.members.let_go(engine.submit, group=group)
             engine.state.group(group)
             version, members = engine.members.topics_of(group)
-            if not engine.members.wait(
+            if caller.waits_no_more() or not engine.members.wait(
                 group, client_id, known_version=known_version, at_ms=until_ms
             ):
                 break
-        resets = engine.submit(Resets(group, membership.topics_in(topics)))
-        return {"version": version, "members": members, "resets": resets}
+        if waits and caller.is_gone():
+            engine.members.cut_off(group, client_id)
+        resets = engine.submit(Resets(group, subscribed))
+        answer: GroupMembers = {"version": version, "members": members, "resets": resets}
+        if suspects := engine.members.suspects_of(group, subscribed):
+            answer["suspects"] = suspects
+        mixed = engine.filters.mixed(group)
+        if told := {topic: mixed[topic] for topic in subscribed if topic in mixed}:
+            answer["mixed_filters"] = told
+        return answer
 
-    def cut_off(self, group: str, client_id: str) -> None:
-        """Tell that a waiting heartbeat has lost its caller; for doors that notice."""
-        self._engine.members.cut_off(group, client_id)
-
+    @verb(rights=on_group("sub"), repeatable=True)
     def leave(self, group: str, client_id: str) -> None:
-        """Be a member no more: at once, and the queues that the client has locked are unlocked."""
+        """Leave a consumer group at once; the client's queue locks end."""
         engine = self._engine
         engine.state.group(group)
         left = UnlockMember(group, arguments.client(client_id))
         try:
             engine.submit(left)
-        finally:  # who learns of it finds the queues unlocked
+        finally:  # members that see the change find the queues unlocked
             engine.members.leave(group, client_id)
 
+    @verb(rights=CONSUMES, repeatable=True, quick=True)
     def lock_queues(
         self,
         group: str,
@@ -113,10 +110,21 @@ class Consumers(Opened):
         client_id: str,
         duration_ms: int = limits.QUEUE_LOCK_MS,
     ) -> list[int]:
-        """Have queues to oneself for a while; those that the client holds from now on.
+        """Lock queues for a client.
 
-        Whoever had a queue before has it no more: what was delivered of it is given back, no
-        attempt counted, and the receipts are void. Who asks again in time keeps what it has.
+        A queue that another client has locked is not locked. When a lock passes to another
+        client, the broker releases deliveries of the queue, does not count the attempts, and ends
+        the receipts. A client that locks again in time keeps its deliveries.
+
+        Args:
+            group: consumer group of the client.
+            topic: topic of the queues.
+            queue_ids: queues to lock.
+            client_id: client that holds the locks.
+            duration_ms: length of the locks.
+
+        Returns:
+            The queues that the client holds now.
         """
         arguments.check_readable(topic)
         request = LockQueues(
@@ -129,25 +137,38 @@ class Consumers(Opened):
         locked: list[int] = self._engine.submit(request)
         return locked
 
+    @verb(rights=CONSUMES, repeatable=True, quick=True)
     def unlock_queues(
         self, group: str, topic: str, *, queue_ids: Sequence[int], client_id: str
     ) -> list[int]:
-        """Let queues go, and what was delivered of them; those that the client had locked."""
+        """Unlock queues and release their deliveries.
+
+        Returns:
+            The queues that the client had locked.
+        """
         request = UnlockQueues(
             group, topic, arguments.queues(queue_ids), arguments.client(client_id)
         )
         unlocked: list[int] = self._engine.submit(request)
         return unlocked
 
-    def release(self, receipts: pa.Table | Sequence[str]) -> None:
-        """Give deliveries back as if they had not been: all, or ReceiptHandleError and none.
+    @verb(rights=SETTLES, quick=True)
+    def release(self, receipts: Receipts) -> None:
+        """Release deliveries uncounted, all or none: the messages can be received again at once.
 
-        What is delivered behind them in their message groups is given back with them.
+        Later deliveries of the same message groups are released with them.
+
+        Args:
+            receipts: a table with the column receipt_handle, or the handles.
+
+        Raises:
+            ReceiptHandleError: a receipt has ended.
         """
         given = receipts_of(receipts)
         if len(given):
             self._engine.submit(Release(given))
 
+    @verb(rights=on_topic("sub"), repeatable=True)
     def pull(
         self,
         topic: str,
@@ -159,13 +180,16 @@ class Consumers(Opened):
         filter_type: str = "tag",
         wait_ms: int = 0,
     ) -> Pulled:
-        """Read messages of several queues from offsets on, without a lease and without a group.
+        """Read messages of several queues by offset, without a lease and without a group.
 
         Args:
-            positions: queue_id -> the first offset to look at; one that has expired stands for
-                the first that has not.
-            limit: messages at most.
-            max_bytes: of bodies; one message comes however large it is.
+            topic: topic to read.
+            positions: queue_id -> the first offset to look at; an expired offset stands for the
+                first one that is stored.
+            limit: number of messages at most.
+            max_bytes: of bodies; one message is returned however large it is.
+            filter: ``*``, tags joined by ||, or an SQL92 condition on properties.
+            filter_type: tag or sql92.
             wait_ms: how long to wait for the first message.
 
         Raises:
@@ -181,6 +205,7 @@ class Consumers(Opened):
         )
         return pull(self._engine, asked, wait_ms=arguments.poll_ms(wait_ms))
 
+    @verb(rights=CONSUMES, repeatable=True, quick=True)
     def commit_offsets(
         self,
         group: str,
@@ -190,20 +215,22 @@ class Consumers(Opened):
         client_id: str = "",
         resets: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Say how far a group is that keeps its own offsets, unless somebody has moved it.
+        """Commit offsets of a group that keeps its own, unless somebody else has moved them.
 
         Args:
-            offsets: queue_id -> (the committed offset that the caller knows, the new one). Where
-                the group is elsewhere it stays there; -1 for the first is any place.
-            client_id: who says so; needed where a queue is locked.
-            resets: queue_id -> how often the group was put elsewhere, as ``committed_offsets``
-                said. Where it was once more, be it to where it is, nothing is changed.
+            group: consumer group.
+            topic: consumed topic.
+            offsets: queue_id -> (the committed offset that the caller knows, the new one). If the
+                group's offset is another one it stays; -1 stands for any offset.
+            client_id: client that commits; required where a queue is locked.
+            resets: queue_id -> number of resets, as ``committed_offsets`` returned it. After a
+                further reset the queue's offset stays.
 
         Returns:
             queue_id -> the committed offset now.
 
         Raises:
-            QueueLockedError: another client has locked a queue; none was changed.
+            QueueLockedError: another client has locked a queue; no offset was changed.
             IllegalOffsetError: there is no such queue, or it ends before the offset.
             InUseError: the broker has delivered messages of the queue that are not settled.
         """
@@ -214,26 +241,28 @@ class Consumers(Opened):
         committed: dict[int, int] = self._engine.submit(request)
         return committed
 
+    @verb(rights=CONSUMES, repeatable=True, quick=True)
     def committed_offsets(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
-        """Where a group is in a topic, and how often somebody has put it there.
+        """Return the committed offset of each queue, and how often somebody has reset it.
 
         Returns:
-            queue_id -> the committed offset, -1 for none, and the number of resets; every queue.
+            queue_id -> (offset, -1 if none; number of resets), for every queue.
         """
         arguments.check_readable(topic)
         places: dict[int, tuple[int, int]] = self._engine.submit(Places(group, topic))
         return places
 
+    @verb(rights=CONSUMES, repeatable=True)
     def start_offsets(
         self, group: str, topic: str, *, where: Literal["last", "first"] | int
     ) -> dict[int, int]:
-        """Begin with a topic at its ``last`` or ``first`` message, or at a moment in ms.
+        """Begin a topic at its ``last`` or ``first`` message, or at a time in ms since 1970.
 
-        What the group has begun with stays as it is. Once that is any queue of the topic, others
-        are begun with their first message: they were added since, and nothing of them is lost.
+        Queues that have a committed offset keep it. If any queue of the topic has one, the others
+        begin with their first message: they were added later, and none of their messages is lost.
 
         Returns:
-            queue_id -> the committed offset of every queue.
+            queue_id -> the committed offset, for every queue.
         """
         arguments.check_readable(topic)
         engine = self._engine
@@ -241,9 +270,10 @@ class Consumers(Opened):
         if where in ("last", "first"):
             start = where
         elif isinstance(where, int) and not isinstance(where, bool):
+            at_ms = arguments.time_ms(where, "where")
             queues = range(engine.state.topic(topic).topic.queues)
             start = {
-                queue_id: queries.offset_at(engine, topic, queue_id=queue_id, at_ms=where)
+                queue_id: queries.offset_at(engine, topic, queue_id=queue_id, at_ms=at_ms)
                 for queue_id in queues
             }
         else:
@@ -251,11 +281,12 @@ class Consumers(Opened):
         committed: dict[int, int] = engine.submit(StartOffsets(group, topic, start))
         return committed
 
+    @verb(rights=Rights(group=("to_group", "update"), reads="from_group"))
     def clone_offsets(self, from_group: str, to_group: str, *, topic: str) -> dict[int, int]:
-        """Put a group where another one is; its leases and waiting message groups are gone.
+        """Copy the offsets of one group to another, whose leases and waiting message groups end.
 
         Returns:
-            queue_id -> the offset, for each queue that the other group has begun with.
+            queue_id -> the offset, for each queue that ``from_group`` has begun.
         """
         arguments.check_readable(topic)
         cloned: dict[int, int] = self._engine.submit(CloneOffsets(from_group, to_group, topic))

@@ -1,14 +1,17 @@
-"""What becomes of messages that failed for good."""
+"""Verbs: parked messages."""
 
 import pyarrow as pa
 
+from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.failures.unparking import unpark
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 
 
 class Failures(Opened):
-    """Ending the hold on parked messages and given-up message groups."""
+    """Verbs for parked messages."""
 
+    @verb(rights=on_group("update"))
     def unpark(
         self,
         group: str,
@@ -17,16 +20,17 @@ class Failures(Opened):
         message_groups: pa.Table | None = None,
         skip: bool = False,
     ) -> dict[str, int]:
-        """Let parked messages come again, from their first attempt on, then what follows them.
+        """Deliver parked messages again from their first attempt on, then the messages behind them.
 
-        Message groups that were given up are pardoned: what comes from now on is delivered.
+        Dead-lettered message groups are no longer quarantined: their next messages are delivered.
 
         Args:
+            group: consumer group.
             topic: of this topic only.
-            message_groups: column message_group; None: all of them, and messages without one.
-            skip: send the parked messages to the dead letters instead, and go on behind them.
+            message_groups: column message_group; None: all, and messages without one.
+            skip: dead-letter the parked messages instead, and go on with the messages behind them.
 
         Returns:
-            unparked, skipped (messages), pardoned (message groups).
+            {"unparked", "skipped"} (messages), {"pardoned"} (message groups).
         """
         return unpark(self._engine, group, topic=topic, message_groups=message_groups, skip=skip)

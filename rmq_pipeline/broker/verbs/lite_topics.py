@@ -1,17 +1,20 @@
-"""Lite topics: small ordered topics inside one topic, given to the clients that asked for them."""
+"""Verbs: lite topics."""
 
 from collections.abc import Sequence
 
 import pyarrow as pa
 
+from rmq_pipeline.access.rights import CONSUMES
 from rmq_pipeline.broker.receiving import lite
 from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription, lite_topic
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 
 
 class LiteTopics(Opened):
-    """What each client of a consumer group is given of a topic of type lite."""
+    """Verbs for lite topics."""
 
+    @verb(rights=CONSUMES, repeatable=True)
     def sync_lite_subscription(
         self,
         group: str,
@@ -21,18 +24,25 @@ class LiteTopics(Opened):
         action: str,
         lite_topics: Sequence[str] = (),
     ) -> list[str]:
-        """Change the lite topics of a client; all that it has from now on.
+        """Change the lite topics that a client subscribes to.
 
-        What waits of them is delivered from where the group stands. They are kept until the client
-        gives them up, across restarts of it and of the broker.
+        Messages that wait in them are delivered from the group's offset on. The subscription
+        lasts until the client ends it, across restarts of the client and of the broker.
 
         Args:
-            action: add or remove these, replace all by these, or clear.
+            group: consumer group of the client.
+            topic: topic of type lite.
+            client_id: client that subscribes.
+            action: add or remove these lite topics, replace all by these, or clear.
+            lite_topics: names of message groups.
+
+        Returns:
+            All lite topics of the client from now on.
 
         Raises:
-            MessageTypeError: the topic is not one of type lite.
-            IllegalLiteTopicError: a name is no message group.
-            LiteSubscriptionQuotaError: they are too many.
+            MessageTypeError: the topic is not of type lite.
+            IllegalLiteTopicError: a name is not a valid message group.
+            LiteSubscriptionQuotaError: the client would have too many.
         """
         request = SyncLiteSubscription(
             group,
@@ -44,8 +54,9 @@ class LiteTopics(Opened):
         after: tuple[str, ...] = self._engine.submit(request)
         return list(after)
 
+    @verb(rights=CONSUMES, repeatable=True)
     def lite_subscriptions(self, group: str, topic: str) -> pa.Table:
-        """client_id, lite_topic: what every client has subscribed to, in this order."""
+        """Return client_id and lite_topic of all subscriptions, in this order."""
         state = self._engine.state
         found = lite_topic(state, topic)
         clients = state.subscriptions.clients(state.group(group).group_id, found.topic.topic_id)

@@ -1,49 +1,75 @@
-"""What producers and consumers do with messages."""
+"""Verbs: sending, receiving and settling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving.receiving import receive
 from rmq_pipeline.broker.scheduling import recalling
 from rmq_pipeline.broker.sending.publish import prepare
 from rmq_pipeline.broker.sending.repeating import name_first
 from rmq_pipeline.broker.settling import settling
-from rmq_pipeline.broker.verbs.opened import Opened, Window
+from rmq_pipeline.broker.verbs.declaration import verb
+from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.verb import Receipts, Window
 
 
 class Messaging(Opened):
-    """Sending, receiving, settling."""
+    """Verbs for sending, receiving and settling."""
 
+    @verb(rights=on_topic("pub"), quick=True)
     def send(self, topic: str, messages: pa.Table) -> pa.Table:
-        """Store a table of schema.SEND, whole or not at all; answers schema.SENT row for row."""
+        """Store messages, all or none.
+
+        Args:
+            topic: topic to send to.
+            messages: schema.SEND; nullable columns may be left out.
+
+        Returns:
+            schema.SENT, row for row.
+        """
         engine = self._engine
         engine.admit()
-        with engine.bulk_gate.of(messages):
-            prepared = prepare(
-                engine.state.topic(topic).topic,
-                messages,
-                ids=engine.ids,
-                delay_max_ms=engine.settings.delay_max_ms,
-                now_ms=engine.clock.now_ms(),
-                delay_levels_ms=engine.settings.delay_levels_ms,
-            )
-        return name_first(engine, engine.submit(prepared)).table()
+        gate = engine.bulk_gate
+        with gate.sending(messages):
+            with gate.preparing(messages):
+                prepared = prepare(
+                    engine.state.topic(topic).topic,
+                    messages,
+                    ids=engine.ids,
+                    delay_max_ms=engine.settings.delay_max_ms,
+                    now_ms=engine.clock.now_ms(),
+                    delay_levels_ms=engine.settings.delay_levels_ms,
+                )
+            sent = engine.submit(prepared)
+            del prepared  # Frees the copy of the messages that it may hold.
+        return name_first(engine, sent).table()
 
+    @verb(rights=on_topic("pub"), quick=True)
     def recall(self, topic: str, handles: pa.Table) -> pa.Table:
-        """Call back scheduled messages: all of schema.RECALL, or RecallError and none.
+        """Recall scheduled messages before they are delivered, all or none.
+
+        Args:
+            topic: topic that the messages were sent to.
+            handles: schema.RECALL, as ``send`` returned them.
 
         Returns:
             schema.RECALLED, row for row.
+
+        Raises:
+            RecallError: a message was delivered or recalled before, is of another topic, or
+                unknown.
         """
         return recalling.recall(self._engine, topic, handles=handles)
 
+    @verb(rights=CONSUMES)
     def receive(
         self,
-        topic: str,
         group: str,
+        topic: str,
         *,
         limit: int = 32,
         invisible_duration_ms: int = 60_000,
@@ -55,17 +81,25 @@ class Messaging(Opened):
         queue_ids: Sequence[int] | None = None,
         attempt_id: str = "",
     ) -> pa.Table:
-        """Lease up to ``limit`` messages for a while, as schema.RECEIVED in (queue, offset) order.
+        """Lease messages of a topic to the caller.
 
         Args:
-            filter: ``*`` or tags joined by ||; or a condition on properties.
+            group: consumer group that receives.
+            topic: topic to receive from.
+            limit: number of messages at most.
+            invisible_duration_ms: length of the leases.
+            filter: ``*``, tags joined by ||, or an SQL92 condition on properties.
             filter_type: tag or sql92.
             wait_ms: how long to wait for the first message.
-            window: name and epoch of the consumer's window these leases belong to.
-            queue_ids: look in these queues only; without it, in all that no other client of the
-                group has locked.
-            attempt_id: in a group of order queue a receive that is repeated under the id of one
-                whose answer got lost is given the same batch again, with new receipts.
+            client_id: client that the messages are leased to.
+            window: name and epoch of the consumer's window that the leases belong to.
+            queue_ids: receive from these queues only; None: from all queues that no other client of
+                the group has locked.
+            attempt_id: in a group of order queue, repeating a receive under the id of one whose
+                answer was lost returns the same batch, with new receipts.
+
+        Returns:
+            schema.RECEIVED, sorted by queue_id, and by queue_offset within a message group.
 
         Raises:
             QueueLockedError: another client has locked one of ``queue_ids``.
@@ -83,30 +117,54 @@ class Messaging(Opened):
             queue_ids=queue_ids,
             attempt_id=attempt_id,
         )
-        return receive(self._engine, request, wait_ms=arguments.poll_ms(wait_ms))
+        wait_ms = arguments.poll_ms(wait_ms)
+        return receive(self._engine, request, wait_ms=wait_ms)
 
-    def ack(self, receipts: pa.Table | Sequence[str]) -> None:
-        """Settle deliveries as done: all of them, or ReceiptHandleError and none."""
-        settling.ack(self._engine, receipts)
+    @verb(rights=SETTLES, quick=True)
+    def ack(self, receipts: Receipts) -> None:
+        """Settle deliveries as consumed, all or none.
 
-    def change_invisible_duration(
-        self, receipts: pa.Table | Sequence[str], duration_ms: int
-    ) -> pa.Table:
-        """Let leases end ``duration_ms`` from now; answers the receipts that hold from now on."""
-        return settling.change_invisible_duration(self._engine, receipts, duration_ms=duration_ms)
-
-    def forward_to_dead_letter_queue(
-        self, receipts: pa.Table | Sequence[str], *, reason: str = ""
-    ) -> None:
-        """Settle deliveries as hopeless: they are in %DLQ%group when this returns.
+        Args:
+            receipts: a table with the column receipt_handle, or the handles.
 
         Raises:
-            ReceiptHandleError: a receipt does not hold; nothing was done.
-            OperatorError, LookupError: they are settled, and one cannot be read or copied yet: it
-                comes to %DLQ%group when it can.
+            ReceiptHandleError: a receipt has ended.
+        """
+        settling.ack(self._engine, receipts)
+
+    @verb(rights=SETTLES, quick=True)
+    def change_invisible_duration(self, receipts: Receipts, duration_ms: int) -> pa.Table:
+        """Let leases end ``duration_ms`` from now, all or none.
+
+        Returns:
+            The receipts that are valid from now on, row for row.
+
+        Raises:
+            ReceiptHandleError: a receipt has ended; no lease was changed.
+        """
+        return settling.change_invisible_duration(self._engine, receipts, duration_ms=duration_ms)
+
+    @verb(rights=SETTLES, quick=True)
+    def forward_to_dead_letter_queue(self, receipts: Receipts, *, reason: str = "") -> None:
+        """Settle deliveries by moving their messages to %DLQ%group, all or none.
+
+        Args:
+            receipts: a table with the column receipt_handle, or the handles.
+            reason: text that the dead letters carry.
+
+        Raises:
+            ReceiptHandleError: a receipt has ended; no message was moved.
+            OperatorError, LookupError: the deliveries are settled, but a message cannot be read
+                or copied now. The broker moves it to %DLQ%group when it can.
         """
         settling.forward(self._engine, receipts, reason=reason)
 
+    @verb(
+        rights=Rights(group=("group", "sub"), settles="outcomes", publishes="publish"),
+        # The window remembers its last settle.
+        repeatable_with=("settle_id", "window"),
+        quick=True,
+    )
     def settle(
         self,
         group: str,
@@ -119,21 +177,24 @@ class Messaging(Opened):
         state: pa.Table | None = None,
         topic: str = "",
     ) -> dict[str, Any]:
-        """Outcomes, onward messages, sink files and keyed state in one step, or none of it.
+        """Settle deliveries and commit what came of them in one step, all or none.
 
         Args:
+            group: consumer group of the deliveries.
             outcomes: schema.OUTCOME.
-            settle_id: the window's last one again is answered the same and does nothing.
-            publish: topic -> schema.SEND.
-            sink_files: schema.SINK_FILE.
-            state: message_group, an optional ``removed``, and the consumer's own columns.
-            topic: the consumed topic, which the keyed state belongs to.
+            settle_id: repeating the window's last settle returns the same answer and does nothing.
+            window: name and epoch of the window that settles.
+            publish: schema.SEND for each topic.
+            sink_files: schema.SINK_FILE, files that belong to the sink from now on.
+            state: message_group, an optional column ``removed``, and the consumer's own columns;
+                one row per changed key.
+            topic: consumed topic that ``state`` belongs to.
 
         Returns:
-            acked, retried, dead_lettered, published.
+            {"acked", "retried", "dead_lettered", "published"}.
 
         Raises:
-            FencedError: the window has been taken over.
+            FencedError: a newer window has taken over.
             ReceiptHandleError: a receipt has ended.
         """
         return settling.settle(

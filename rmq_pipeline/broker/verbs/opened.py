@@ -1,13 +1,10 @@
-"""What every group of verbs stands on."""
+"""Base class of the groups of verbs."""
 
 from rmq_pipeline.broker.engine import Engine
 
-#: Name and epoch of a window.
-Window = tuple[str, int]
-
 
 class Opened:
-    """An open store, which the verbs work on."""
+    """Open store with an engine that runs the verbs."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,20 +1,23 @@
-"""Looking at what is stored, and where consumer groups stand."""
+"""Verbs: reading by offset, lag, keyed state and SQL."""
 
 from collections.abc import Mapping
 
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker import arguments, queries
+from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
+from rmq_pipeline.broker import arguments, matching_lag, queries
 from rmq_pipeline.broker.progress import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.stored import state_history
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.errors import QueryError
 
 
 class Reading(Opened):
-    """Messages by offset, offsets by time, keyed state, SQL."""
+    """Verbs for reading by offset, lag, keyed state and SQL."""
 
+    @verb(rights=on_topic("sub"), repeatable=True)
     def read(
         self,
         topic: str,
@@ -25,11 +28,18 @@ class Reading(Opened):
         filter: str = "*",
         filter_type: str = "tag",
     ) -> pa.Table:
-        """Messages [offset, offset + limit) of a queue as schema.READ, without a group.
+        """Read the messages [offset, offset + limit) of a queue without a group.
 
         Args:
-            filter: which of these to give, as ``receive`` takes it.
+            topic: topic to read.
+            queue_id: queue to read.
+            offset: first offset.
+            limit: number of offsets to look at.
+            filter: return only messages that it matches; see ``receive``.
             filter_type: tag or sql92.
+
+        Returns:
+            schema.READ.
         """
         return queries.read(
             self._engine,
@@ -41,10 +51,13 @@ class Reading(Opened):
             filter_type=filter_type,
         )
 
+    @verb(rights=on_topic("get"), repeatable=True, quick=True)
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
-        """The first offset stored at or after a moment; the end when there is none."""
+        """Return the first offset that was stored at or after a time, else the end of the queue."""
+        at_ms = arguments.time_ms(at_ms, "at_ms")
         return queries.offset_at(self._engine, topic, queue_id=queue_id, at_ms=at_ms)
 
+    @verb(rights=on_group("update"))
     def reset_offset(
         self,
         group: str,
@@ -56,10 +69,19 @@ class Reading(Opened):
         to_earliest: bool = False,
         queue_id: int | None = None,
     ) -> pa.Table:
-        """Put a group elsewhere: its leases and waiting message groups there are gone.
+        """Move a group to other offsets; its leases and waiting message groups there end.
+
+        Args:
+            group: group to move.
+            topic: topic of the offsets.
+            to_offset: give this one,
+            to_time_ms: or the first message stored at this time or later,
+            to_latest: or the end,
+            to_earliest: or the first stored message.
+            queue_id: move this queue only.
 
         Returns:
-            queue_id, queue_offset of each queue that was reset.
+            queue_id and queue_offset of each queue that was moved.
         """
         offsets, clip = arguments.reset(
             self._engine,
@@ -73,43 +95,93 @@ class Reading(Opened):
         done: dict[int, int] = self._engine.submit(ResetOffset(group, topic, offsets, clip))
         return _places(done)
 
+    @verb(rights=CONSUMES, repeatable=True, quick=True)
     def update_offsets(self, group: str, topic: str, *, offsets: Mapping[int, int]) -> pa.Table:
-        """Say how far a group is that keeps its own offsets; it never goes back.
+        """Move the offsets of a group that keeps its own forward; they never go back.
 
         Args:
-            offsets: queue_id -> the first offset that it is not done with.
+            group: consumer group.
+            topic: consumed topic.
+            offsets: queue_id -> the first offset that the group has not consumed.
 
         Returns:
-            queue_id, queue_offset: where the group is now, a row an offset.
+            queue_id and queue_offset: the group's offset now, one row per queue.
+
+        Raises:
+            IllegalOffsetError: there is no such queue, or it ends before the offset.
+            InUseError: the broker has delivered messages of the queue that are not settled.
         """
         arguments.check_readable(topic)
         checked = arguments.offsets(offsets)
         done: dict[int, int] = self._engine.submit(UpdateOffsets(group, topic, checked))
         return _places(done)
 
+    @verb(rights=Rights(group=("group", "get"), all_groups="get"), repeatable=True)
+    def lag(self, group: str | None = None) -> pa.Table:
+        """Count messages that groups have not settled, and those that their filters match.
+
+        Args:
+            group: None: all groups.
+
+        Returns:
+            One row per queue that a group reads: consumer_group, topic, queue_id, lag,
+            matching_lag, estimated, filters, in_flight, retrying, parked, committed_offset,
+            max_offset, oldest_unread_at_ms. ``filters``: those that the group's clients receive
+            with, or received with last. ``matching_lag``: messages that at least one filter
+            matches; null where no filter is known since the broker started, or messages cannot be
+            read. ``estimated``: matching_lag is computed from a sample, or counts messages behind
+            the cursor that no filter has seen.
+        """
+        return matching_lag.lag(self._engine, arguments.text_or_none(group, "group"))
+
+    @verb(rights=on_group("sub"), repeatable=True)
     def keyed_state(
         self, group: str, topic: str, *, message_groups: pa.Table | None = None
     ) -> pa.Table | None:
-        """A consumer's keyed state, of these message groups or of all; None when never written."""
-        return queries.keyed_state(self._engine, group, topic=topic, message_groups=message_groups)
-
-    def keyed_state_history(self, group: str, topic: str, *, places: pa.Table) -> pa.Table:
-        """The keyed state of message groups before and after a stretch of each.
+        """Return a consumer's keyed state, of the given message groups or of all.
 
         Args:
-            places: state_history.PLACES, a row a message group: its first and its last message.
+            group: consumer group.
+            topic: consumed topic.
+            message_groups: column message_group; None: all.
 
         Returns:
-            ``moment`` (before, after; begins where a group has no earlier state), state_history's
-            HISTORY, and the consumer's own columns.
+            message_group and the consumer's own columns; None if no state was ever settled.
+        """
+        return queries.keyed_state(self._engine, group, topic=topic, message_groups=message_groups)
+
+    @verb(rights=on_group("sub"), repeatable=True)
+    def keyed_state_history(self, group: str, topic: str, *, places: pa.Table) -> pa.Table:
+        """Return the keyed state of message groups before and after a range of their messages.
+
+        Args:
+            group: consumer group.
+            topic: consumed topic.
+            places: message_group; queue_id, queue_offset and stored_at_ms of its first message;
+                last_queue_id and last_queue_offset; one row per message group.
+
+        Returns:
+            ``moment``: before or after, or begins where a message group has no earlier state;
+            message_group, removed, position, at_ms, queue_id and queue_offset of the last message
+            that the state includes (of the first message for begins), and the consumer's own
+            columns.
         """
         return state_history.keyed_state_history(self._engine, group, topic=topic, places=places)
 
+    @verb(rights=Rights(cluster="get"), repeatable=True)
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
-        """One SELECT over the documented views; it sees everything answered before."""
+        """Run one SELECT over the documented views; it sees everything that was answered before.
+
+        Args:
+            query: DuckDB's SQL.
+            timeout_s: time limit of the query.
+
+        Raises:
+            QueryError: the query is no single SELECT, does not parse, or ran out of time or memory.
+        """
         select = arguments.text(query, "query", error=QueryError)
         timeout_s = arguments.query_s(timeout_s)
-        self._engine.dispatched()
+        self._engine.dispatched()  # a query may read any table
         return self._engine.database.query(select, timeout_s=timeout_s)
 
 

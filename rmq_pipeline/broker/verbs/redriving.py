@@ -1,44 +1,50 @@
-"""Dead letters opened again, and effects that were carried out before."""
+"""Verbs: redrive and idempotency keys."""
 
 import pyarrow as pa
 
-from rmq_pipeline.broker import arguments
+from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.failures import redrive
 from rmq_pipeline.broker.settling import effects
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.sound_tables import sound
 
 
 class Redriving(Opened):
-    """What may happen to a message twice, and what must not."""
+    """Verbs for redrive and idempotency keys."""
 
+    @verb(rights=on_group("update"), repeatable=True)
     def redrive(self, group: str, dead_letters: pa.Table, *, redrive_id: str) -> pa.Table:
-        """Open the originals of dead letters again, for this group alone and each once.
+        """Redrive dead letters: deliver their originals to this group again, each once.
 
-        A message comes again where it lies: in order, before what follows it in its message group,
-        its deliveries counted from the first. Nothing is copied, and the dead letter stays.
+        A redriven message keeps its place: it comes before later messages of its message group,
+        and its attempts count from one. No message is copied, and the dead letter stays.
 
         Args:
+            group: consumer group of the dead letters.
             dead_letters: schema.DEAD_LETTER, places in the group's dead letter topic.
-            redrive_id: under which the view ``redrives`` lists them.
+            redrive_id: id under which the view ``redrives`` lists them.
 
         Returns:
-            schema.REDRIVEN, row for row.
+            schema.REDRIVEN, row for row; ``already`` for what was redriven before.
 
         Raises:
-            IllegalOffsetError: one is no dead letter of the group; nothing was changed.
+            IllegalOffsetError: a place is no dead letter of the group; nothing was changed.
         """
         return redrive.redrive(
             self._engine, group, dead_letters=dead_letters, redrive_id=redrive_id
         )
 
+    @verb(rights=on_group("sub"), repeatable=True, quick=True)
     def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
-        """Which effects the group has recorded within its window, with the settle of an ack.
+        """Return which idempotency keys the group has recorded within its window.
 
         Args:
+            group: consumer group.
             keys: schema.IDEMPOTENCY_KEY.
 
         Returns:
-            schema.SEEN, row for row; seen_at_ms is null for a key that is not known.
+            schema.SEEN, row for row; seen_at_ms is null for an unknown key.
         """
-        asked = arguments.sound(keys, "keys")
+        asked = sound(keys, "keys")
         return effects.seen_before(self._engine, group, keys=asked)

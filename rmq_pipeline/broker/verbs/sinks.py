@@ -1,28 +1,44 @@
-"""Files of sinks: which count, and how others come to count instead."""
+"""Verbs: files of sinks."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.settling import replacing
+from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.lake.paths import named_below
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.verb import Window
 
 
 class Sinks(Opened):
-    """The files that settles and replacements have named."""
+    """Verbs for files of sinks."""
 
+    @verb(rights=on_group("get"), repeatable=True)
     def sink_files(self, group: str, *, removed: bool = False) -> pa.Table:
-        """The files that count in a group's sink, or, of the last 30 days, those that did.
+        """Return the files that belong to a group's sink, in the order they were added.
 
-        The metadata of the schema says which version of the sink this is, and what time it is.
+        Files whose paths are not below the sink are left out and reported in the log.
+
+        Args:
+            group: consumer group of the sink.
+            removed: return the files that were replaced in the last 30 days instead.
+
+        Returns:
+            schema.SINK_FILE, epoch, at_ms, version; of removed files removed_version and
+            removed_at_ms, too. The schema's metadata has the ``version`` of the sink and the
+            broker's time, ``at_ms``.
         """
         group_id = self._engine.state.group(group).group_id
-        self._engine.dispatched()
+        self._engine.dispatched(self._engine.state.changed(Kind.SINK_FILE, group_id))
         version, listed = self._engine.database.sink_files(group_id, removed=removed)
         facts = {"version": str(version), "at_ms": str(self._engine.clock.now_ms())}
-        return listed.replace_schema_metadata(facts)
+        return named_below(listed, sink=group).replace_schema_metadata(facts)
 
+    @verb(rights=on_group("update"), repeatable=True)
     def replace_sink_files(
         self,
         group: str,
@@ -31,13 +47,30 @@ class Sinks(Opened):
         add: pa.Table,
         remove: Sequence[str],
         partitions: Sequence[str] = (),
-        window: tuple[str, int] | None = None,
+        window: Window | None = None,
         reason: str = "",
     ) -> dict[str, Any]:
-        """Let files of a group's sink count instead of others: all of it, or nothing.
+        """Replace files of a group's sink by others, all or none.
 
-        It goes beside a living window of the group, whose settles go on to count. Asked again
-        under its id it is answered the same, and nothing is changed.
+        The call may run while a window of the group is open; the window goes on to settle.
+
+        Args:
+            group: consumer group of the sink.
+            replacement_id: repeating a replacement under its id returns the same answer and does
+                nothing.
+            add: schema.SINK_FILE, files that exist; may be empty.
+            remove: paths of files that belong to the sink; may be empty.
+            partitions: partitions that are replaced as a whole: the call is refused if they have
+                other files.
+            window: name and epoch of the window that does the work.
+            reason: text for the view ``sink_replacements``.
+
+        Returns:
+            {"version", "added", "removed"}: of the sink, and the paths.
+
+        Raises:
+            SinkChangedError: the sink does not have these files; nothing was changed.
+            FencedError: a newer window of that name has taken over.
         """
         return replacing.replace_sink_files(
             self._engine,
