@@ -1,4 +1,4 @@
-"""The broker: every verb of RocketMQ over one store, in process."""
+"""The broker: RocketMQ's verbs over one store, in one process."""
 
 from rmq_pipeline.broker.broker import Broker
 

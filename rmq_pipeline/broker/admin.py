@@ -31,14 +31,14 @@ from rmq_pipeline.topic import (
 
 
 def topic_event(topic: Topic, now_ms: int) -> EventRows:
-    """A topic was created or altered."""
+    """Build the event of a created or altered topic."""
     return single(Kind.TOPIC, now_ms, topic_id=topic.topic_id, detail=topic.to_json())
 
 
 def system_topics(now_ms: int, *, levels: int) -> list[Topic]:
-    """Where messages wait for their time, and half messages for their end or for an operator.
+    """Return the system topics: for scheduled messages, half messages, and exhausted half messages.
 
-    The first has a queue for each level, and one for other times.
+    The schedule topic has a queue for each delay level, and one for given times.
     """
     queues = max(levels, TIMER_QUEUE) + 1
     return [
@@ -50,12 +50,12 @@ def system_topics(now_ms: int, *, levels: int) -> list[Topic]:
 
 @dataclass(frozen=True, slots=True)
 class Found(Request):
-    """A new home: the system's own topics; or more delay levels for an old one."""
+    """Request that creates the system topics of a new home, and adds delay levels to an old one."""
 
     levels: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing when they are there."""
+        """Store one event for each missing or altered topic."""
         wanted = system_topics(now_ms, levels=self.levels)
         missing = [each for each in wanted if each.topic_id not in state.topics]
         schedule = state.topics.get(SCHEDULE_TOPIC_ID)
@@ -66,12 +66,13 @@ class Found(Request):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(Request):
-    """Create a topic; with ``ensure`` one of the same settings may exist."""
+    """Request that creates a topic; with ``ensure``, one with the same settings may exist."""
 
     name: str
     type: str
     queues: int
-    partition_time: str
+    #: None: that of the existing topic, or else PARTITION_TIME.
+    partition_time: str | None
     ensure: bool
     deduplicate: str = "none"
     deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
@@ -79,21 +80,24 @@ class CreateTopic(Request):
     retention_bytes: int | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the Topic."""
+        """Return the Topic as the answer."""
         topics.check_name(self.name)
-        topics.check_settings(self.type, self.queues, partition_time=self.partition_time)
+        known = state.topics.get(state.topic_ids.get(self.name, 0))
+        partition_time = self.partition_time
+        if partition_time is None:
+            partition_time = topics.PARTITION_TIME if known is None else known.topic.partition_time
+        topics.check_settings(self.type, self.queues, partition_time=partition_time)
         topics.check_deduplicate(self.deduplicate, self.deduplicate_window_ms)
         topic = Topic(
             self.name,
             state.next_topic_id,
             self.type,  # type: ignore[arg-type]  # check_settings has looked
             self.queues,
-            self.partition_time,
+            partition_time,
             now_ms,
             deduplicate=self.deduplicate,  # type: ignore[arg-type]
             deduplicate_window_ms=self.deduplicate_window_ms,
         ).retaining(retention_ms=self.retention_ms, retention_bytes=self.retention_bytes)
-        known = state.topics.get(state.topic_ids.get(self.name, 0))
         if known is not None:
             have = known.topic
             same = have.settings() == topic.settings() and have.retains(
@@ -111,7 +115,7 @@ class CreateTopic(Request):
 
 @dataclass(frozen=True, slots=True)
 class AlterTopic(Request):
-    """Other settings for a topic."""
+    """Request that changes the settings of a topic."""
 
     name: str
     queues: int | None
@@ -122,9 +126,11 @@ class AlterTopic(Request):
     retention_bytes: int | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the Topic."""
+        """Return the Topic as the answer."""
         known = state.topic(self.name)
         topic = known.topic
+        if topics.is_system(topic.name):
+            raise IllegalTopicError(f"Topic {topic.name} is the system's: its settings stay.")
         changed = topic.altered(queues=self.queues, partition_time=self.partition_time)
         if changed.queues > topic.queues:
             changed = changed.grown([queue.max_offset for queue in known.queues])
@@ -138,13 +144,16 @@ class AlterTopic(Request):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(Request):
-    """Delete a topic; receipts of it end, what waits for it is dropped when its time comes."""
+    """Request that deletes a topic.
+
+    Its receipts become void; its scheduled messages are dropped.
+    """
 
     name: str
     force: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Refused while deliveries are in flight or messages wait for it, unless forced."""
+        """Refuse while messages are in flight or scheduled for the topic, unless forced."""
         topic = state.topic(self.name).topic
         if topics.is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
             raise IllegalTopicError(f"Topic {self.name} is the system's.")
@@ -167,7 +176,7 @@ class DeleteTopic(Request):
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup(Request):
-    """Create a consumer group and its dead letter topic."""
+    """Request that creates a consumer group and its dead letter topic."""
 
     name: str
     order: str
@@ -180,7 +189,7 @@ class CreateGroup(Request):
     idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the Group."""
+        """Return the Group as the answer."""
         groups.check_name(self.name)
         backoff = tuple(self.backoff_ms)
         groups.check_settings(
@@ -195,7 +204,10 @@ class CreateGroup(Request):
         known = state.groups.get(state.group_ids.get(self.name, 0))
         asked = (self.order, self.max_attempts, backoff, self.on_failure)
         if known is not None:
-            have = (known.order, known.max_attempts, known.backoff_ms, known.on_failure)
+            delays = known.backoff_ms
+            if (backoff, delays) == (limits.BACKOFF_MS, limits.FORMER_BACKOFF_MS):
+                delays = backoff  # declared without a backoff, then and now
+            have = (known.order, known.max_attempts, delays, known.on_failure)
             others = (known.max_rate_per_s, known.backoff, known.idempotency_window_ms)
             same = have == asked and others == (rate, growth, window_ms)
             if self.ensure and same:
@@ -233,13 +245,13 @@ def _group_event(group: Group, now_ms: int) -> EventRows:
 
 @dataclass(frozen=True, slots=True)
 class AlterGroup(Request):
-    """Other settings for a consumer group; its order stays."""
+    """Request that changes the settings of a consumer group, except its order."""
 
     name: str
     changes: dict[str, Any]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the Group."""
+        """Return the Group as the answer."""
         group = state.group(self.name)
         if self.changes.get("order") not in (None, group.order):
             raise RequestError(
@@ -253,13 +265,13 @@ class AlterGroup(Request):
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup(Request):
-    """Delete a consumer group and its progress; its dead letters stay."""
+    """Request that deletes a consumer group and its progress; its dead letters stay."""
 
     name: str
     force: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Refused while deliveries are in flight, unless forced."""
+        """Refuse while messages are in flight for the group, unless forced."""
         group = state.group(self.name)
         held = sum(
             int(np.count_nonzero(c.leases.delivery[c.leases.alive] > WAITING))
@@ -273,7 +285,7 @@ class DeleteGroup(Request):
 
 
 def topics_table(state: State) -> pa.Table:
-    """The topics that clients see, by name."""
+    """Return the topics that clients see, by name."""
     rows = sorted((t.topic for t in list(state.topics.values())), key=lambda t: t.name)
     return pa.Table.from_pylist(
         [row.describe() for row in rows if not topics.is_system(row.name)],
@@ -295,7 +307,7 @@ def topics_table(state: State) -> pa.Table:
 
 
 def groups_table(state: State) -> pa.Table:
-    """The consumer groups, by name."""
+    """Return the consumer groups, by name."""
     rows = sorted(state.groups.values(), key=lambda g: g.name)
     return pa.Table.from_pylist(
         [{**row.describe(), "backoff": row.backoff_text()} for row in rows],

@@ -1,4 +1,4 @@
-"""Checking what a caller gave, before anything is asked of the writer."""
+"""Checks of a call's arguments, before the writer gets a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,12 +13,11 @@ from rmq_pipeline.broker.receiving.deliver import Receive
 from rmq_pipeline.broker.receiving.filtering import sieve
 from rmq_pipeline.errors import (
     FilterExpressionError,
-    IllegalOffsetError,
+    IllegalQueueError,
     IllegalTopicError,
     InvisibleDurationError,
     RequestError,
     RocketMQError,
-    TableSchemaError,
 )
 from rmq_pipeline.message import hash64
 from rmq_pipeline.text import is_text
@@ -32,7 +31,7 @@ def _whole(value: object, name: str, *, low: int, high: int) -> int:
 
 
 def invisible_ms(duration_ms: object) -> int:
-    """An invisible duration in range.
+    """Return a checked invisible duration.
 
     Raises:
         InvisibleDurationError: it is not 1 ms to 12 h.
@@ -48,13 +47,29 @@ def invisible_ms(duration_ms: object) -> int:
         raise InvisibleDurationError(error.message) from error
 
 
+def time_ms(at_ms: object, name: str) -> int:
+    """Return a checked time in ms since 1970; RocketMQ takes a negative time as the queue's end.
+
+    Raises:
+        RequestError: it is negative, after the year 9999, or not an integer.
+    """
+    whole = -1 if isinstance(at_ms, bool) or not isinstance(at_ms, int) else at_ms
+    if not 0 <= whole <= limits.TIME_MAX_MS:
+        raise RequestError(
+            f"{name} is a time in ms since 1970, from 0 to {limits.TIME_MAX_MS} (the year 9999),"
+            f" not {at_ms!r}.",
+            remedy="Check how the time was computed; the end of a queue is asked for by its name.",
+        )
+    return whole
+
+
 def poll_ms(wait_ms: object) -> int:
-    """A time to wait in range."""
+    """Return a checked wait time in ms."""
     return _whole(wait_ms, "wait_ms", low=0, high=limits.POLL_MAX_MS)
 
 
 def query_s(timeout_s: object) -> float:
-    """How long a query may take, in range."""
+    """Return a checked time limit of a query in seconds."""
     high = limits.QUERY_TIMEOUT_MAX_S
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise RequestError(f"timeout_s is a number of seconds, not {timeout_s!r}.")
@@ -64,23 +79,23 @@ def query_s(timeout_s: object) -> float:
 
 
 def immunity_ms(duration_ms: object) -> int:
-    """How long a half message is not asked about, in range."""
+    """Return a checked time before the first check of a half message, in ms."""
     high = limits.TRANSACTION_IMMUNITY_MAX_MS
     return _whole(duration_ms, "immunity_ms", low=1, high=high)
 
 
 def check_readable(topic: str) -> None:
-    """Refuse a topic whose messages no consumer group may see.
+    """Refuse a topic whose messages no consumer group may receive.
 
     Raises:
-        IllegalTopicError: messages wait there for their time, or for the end of a transaction.
+        IllegalTopicError: it holds scheduled or half messages.
     """
     if is_hidden(topic):
         raise IllegalTopicError(f"Topic {topic} is the system's and not for consumer groups.")
 
 
 def count(limit: object, *, high: int) -> int:
-    """A number of rows in range."""
+    """Return a checked number of rows, 1 to ``high``."""
     return _whole(limit, "limit", low=1, high=high)
 
 
@@ -98,13 +113,13 @@ def receive(
     queue_ids: Sequence[int] | None = None,
     attempt_id: str = "",
 ) -> Receive:
-    """A receive whose arguments are in range."""
+    """Return a receive with checked arguments, and record its filter."""
     check_readable(topic)
     found = engine.state.topic(topic)
     if found.topic.type == "lite":
         lite.check_receive(client_id, filter)
     engine.state.group(group)
-    return Receive(
+    asked = Receive(
         topic=topic,
         group=group,
         limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
@@ -116,13 +131,17 @@ def receive(
         queue_ids=None if queue_ids is None else frozenset(queues(queue_ids)),
         attempt=attempt(attempt_id, client_id, window=window),
     )
+    # The runs of one window follow each other: they count as one consumer.
+    who = asked.client_id if asked.window is None else asked.window[0]
+    engine.filters.used((group, topic), who, filter=filter, filter_type=filter_type)
+    return asked
 
 
 def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
-    """The number of a client's attempt, below 0; 0: it has no id.
+    """Return the number of a client's attempt, below 0; 0 without an attempt_id.
 
     Raises:
-        RequestError: the id is no text, or it is one of a window, which has its own ways.
+        RequestError: the id is not a text, or a window is given too.
     """
     attempt_id = text(attempt_id, "attempt_id")
     if attempt_id and window is not None:
@@ -133,10 +152,10 @@ def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
 
 
 def queues(given: object) -> tuple[int, ...]:
-    """Numbers of queues, each once.
+    """Return checked queue ids without duplicates.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: it is not a list of queue ids.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise RequestError(f"queue_ids is a list of numbers, not {given!r}.")
@@ -146,7 +165,7 @@ def queues(given: object) -> tuple[int, ...]:
 
 
 def client(client_id: object) -> str:
-    """The id of a client that is to be told from others.
+    """Return a checked client id that identifies a client.
 
     Raises:
         RequestError: it is blank or too long.
@@ -159,10 +178,10 @@ def client(client_id: object) -> str:
 
 
 def text(value: object, name: str, *, error: type[RocketMQError] = RequestError) -> str:
-    """A text that can be stored.
+    """Return a text that can be stored.
 
     Raises:
-        ``error``: it is none, or not all of it is characters.
+        ``error``: it is not a text, or not valid Unicode.
     """
     if not isinstance(value, str):
         raise error(f"{name} is a text, not {value!r}.")
@@ -172,15 +191,15 @@ def text(value: object, name: str, *, error: type[RocketMQError] = RequestError)
 
 
 def text_or_none(value: object, name: str) -> str | None:
-    """The same where it may be left out."""
+    """Return a text that can be stored, or None."""
     return None if value is None else text(value, name)
 
 
 def texts(values: Iterable[str], name: str) -> tuple[str, ...]:
-    """Texts that can be stored.
+    """Return texts that can be stored.
 
     Raises:
-        RequestError: they are no list, one is none, or not all of it is characters.
+        RequestError: it is not a list, or a value is not a text or not valid Unicode.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise RequestError(f"{name} is a list of texts, not {values!r}.")
@@ -188,19 +207,19 @@ def texts(values: Iterable[str], name: str) -> tuple[str, ...]:
 
 
 def expression(given: str) -> str:
-    """A filter of characters; whether it is one is for those to say who compile it.
+    """Return a filter as text; compiling it finds other faults.
 
     Raises:
-        FilterExpressionError: it is no text, or not all of it is characters.
+        FilterExpressionError: it is not a text, or not valid Unicode.
     """
     return text(given, "filter", error=FilterExpressionError)
 
 
 def held(window: tuple[str, int] | None) -> tuple[str, int] | None:
-    """The name and the epoch of a window.
+    """Return the name and epoch of a window.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: it is not a pair of both.
     """
     if window is None:
         return None
@@ -211,43 +230,21 @@ def held(window: tuple[str, int] | None) -> tuple[str, int] | None:
         raise RequestError(f"window is a name and an epoch, not {window!r}.") from error
 
 
-def sound(table: pa.Table, name: str) -> pa.Table:
-    """A table whose columns are what their types say: texts are UTF-8, above all.
-
-    Raises:
-        TableSchemaError: one is not, or it is no table.
-    """
-    if not isinstance(table, pa.Table):
-        raise TableSchemaError(
-            f"{name} is a pyarrow Table, and what was given is a {type(table).__name__}."
-        )
-    try:
-        named = table.column_names
-    except UnicodeDecodeError as error:
-        raise TableSchemaError(f"The name of a column of {name} is not UTF-8.") from error
-    for column in named if len(set(named)) == len(named) else ():
-        try:
-            table.column(column).validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise TableSchemaError(f"Column {column} of {name} is damaged: {error}.") from error
-    return table
-
-
 def max_bytes(size: object) -> int:
-    """A number of bytes in range."""
+    """Return a checked number of bytes."""
     return _whole(size, "max_bytes", low=1, high=limits.BATCH_BYTES)
 
 
 def lock_ms(duration_ms: object) -> int:
-    """How long a queue is locked, in range."""
+    """Return a checked duration of queue locks in ms."""
     return _whole(duration_ms, "duration_ms", low=1, high=limits.QUEUE_LOCK_MAX_MS)
 
 
 def offsets(given: object) -> dict[int, int]:
-    """Offsets by queue; a door that speaks JSON gives the queues as text.
+    """Return offsets by queue id; an endpoint that uses JSON passes the queue ids as text.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: it is not such a mapping.
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"offsets maps a queue_id to an offset, not {given!r}.")
@@ -256,10 +253,10 @@ def offsets(given: object) -> dict[int, int]:
 
 
 def changes(given: object) -> dict[int, tuple[int, int]]:
-    """By queue the offset that is to be there, -1 for any, and the one to put in its place.
+    """Return by queue id the expected offset, -1 for any, and the new one.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: it is not such a mapping.
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"offsets maps a queue_id to two offsets, not {given!r}.")
@@ -289,7 +286,7 @@ def reset(
     to_earliest: bool,
     queue_id: int | None,
 ) -> tuple[dict[int, int], bool]:
-    """The offset asked for of each queue, and whether it is to be clipped to what is kept.
+    """Return the target offset of each queue, and True if it must be clipped to stored offsets.
 
     Raises:
         RequestError: not exactly one target is given.
@@ -297,15 +294,15 @@ def reset(
     given = [to_offset is not None, to_time_ms is not None, to_latest, to_earliest]
     if sum(given) != 1:
         raise RequestError("Give one of to_offset, to_time_ms, to_latest, to_earliest.")
+    check_readable(topic)
     _, bounds = engine.submit(queries.Offsets(topic))
     if queue_id is not None and not 0 <= queue_id < len(bounds):
-        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+        raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
     chosen = range(len(bounds)) if queue_id is None else [queue_id]
     if to_offset is not None:
         _whole(to_offset, "to_offset", low=0, high=2**62)
         return dict.fromkeys(chosen, to_offset), False
     if to_time_ms is not None:
-        return {
-            q: queries.offset_at(engine, topic, queue_id=q, at_ms=to_time_ms) for q in chosen
-        }, True
+        at_ms = time_ms(to_time_ms, "to_time_ms")
+        return {q: queries.offset_at(engine, topic, queue_id=q, at_ms=at_ms) for q in chosen}, True
     return {q: bounds[q][1] if to_latest else bounds[q][0] for q in chosen}, True

@@ -1,4 +1,4 @@
-"""Waking those who wait for a topic: long polls, and the delivery of scheduled messages."""
+"""Wakeups of calls that wait for a topic: long polls, and the delivery of scheduled messages."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from rmq_pipeline.clock import Clock
 
-#: By topic_id the consumer groups for which something may have become visible; None: for all.
+#: By topic_id, the consumer groups for which messages may have become visible; None: all groups.
 Rung: TypeAlias = Mapping[int, Collection[int] | None]
 
 
@@ -19,7 +19,7 @@ class _Bell:
 
 
 class Arrivals:
-    """A bell for each topic_id, rung when something on it may have become visible."""
+    """Wakeups by topic_id, sent when something in the topic may have become visible."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,15 +36,18 @@ class Arrivals:
         return found
 
     def version(self, topic_id: int) -> int:
-        """To be read before looking; ``wait`` returns at once when the bell rang since."""
+        """Return the topic's version.
+
+        Read it before looking: ``wait`` returns at once if the version has changed since.
+        """
         return self._bell(topic_id).version
 
     def ring(self, topic_ids: Iterable[int]) -> None:
-        """Wake whoever waits for one of these."""
+        """Wake all calls that wait for one of these topics."""
         self.ring_for(dict.fromkeys(topic_ids))
 
     def ring_for(self, rung: Rung) -> None:
-        """The same, where it is known for which consumer groups."""
+        """Wake the calls that wait for these topics and groups."""
         for topic_id in rung:
             bell = self._bell(topic_id)
             with bell.condition:
@@ -55,11 +58,11 @@ class Arrivals:
                 listener(rung)
 
     def listen(self, listener: Callable[[Rung], None]) -> Callable[[], None]:
-        """Have all bells of a frame told at once; the function that ends it.
+        """Call a listener with all wakeups of a frame; return a function that removes it.
 
-        For those who wait without a thread. A listener is called from the writer's thread, after
-        the versions have changed, and should note what it is told and return. At the end of the
-        broker it is told of nothing.
+        For calls that wait without a thread. The writer's thread calls the listener, after the
+        versions have changed. The listener must only record the wakeups and return. When the broker
+        closes, it gets an empty mapping.
         """
 
         def end() -> None:
@@ -71,7 +74,7 @@ class Arrivals:
         return end
 
     def wait(self, topic_id: int, version: int, *, at_ms: int | None) -> None:
-        """Wait until the bell has rung since ``version`` was read, or until ``at_ms``."""
+        """Wait until the topic's version differs from ``version``, or until ``at_ms``."""
         bell = self._bell(topic_id)
         with bell.condition:
             if bell.version == version and not self._closed:
@@ -79,11 +82,11 @@ class Arrivals:
 
     @property
     def closed(self) -> bool:
-        """Whether the broker is closing: nobody should wait any more."""
+        """True while the broker closes: calls must stop waiting."""
         return self._closed
 
     def close(self) -> None:
-        """Wake everybody for good."""
+        """Wake all waiting calls, and let no later call wait."""
         self._closed = True
         self.ring(list(self._bells))
         for listener in self._listeners:

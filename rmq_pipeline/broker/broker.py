@@ -1,19 +1,25 @@
-"""The façade: all verbs of an open broker. Doors call it; so may tests, notebooks and scripts."""
+"""Façade with all verbs of an open broker, for endpoints, tests, notebooks and scripts."""
 
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from rmq_pipeline.access import Access
+from rmq_pipeline.access.rights import Rights
 from rmq_pipeline.broker import queries
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.burying import finish_burying
+from rmq_pipeline.broker.timekeeping import BrokerClock
 from rmq_pipeline.broker.upkeep import Mode, Upkeep
+from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.access import AccessControl
 from rmq_pipeline.broker.verbs.administration import Administration
 from rmq_pipeline.broker.verbs.archiving import Archiving
 from rmq_pipeline.broker.verbs.background import Background
 from rmq_pipeline.broker.verbs.consumers import Consumers
+from rmq_pipeline.broker.verbs.declaration import declarations, verb
 from rmq_pipeline.broker.verbs.failures import Failures
 from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
@@ -22,10 +28,11 @@ from rmq_pipeline.broker.verbs.redriving import Redriving
 from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.writer import Writer
-from rmq_pipeline.clock import Clock, SystemClock
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.errors import RequestError
 from rmq_pipeline.settings import Settings
 
-#: The broker's own seal goes on until nothing is due; it ends early when the broker closes.
+#: Limit for the broker's own seal: it runs until nothing is due or the broker closes.
 _SEAL_ALL_BYTES = 1 << 50
 
 
@@ -43,19 +50,23 @@ class Broker(
     Failures,
     AccessControl,
 ):
-    """An open broker. Every method may be called from any thread.
+    """Open broker; all methods are safe for all threads.
 
-    Errors are those of rmq_pipeline.errors; one that is raised has changed nothing, unless it is
-    a StorageError.
+    Errors are those of rmq_pipeline.errors. A call that raises has changed nothing, unless the
+    error is a StorageError.
     """
 
     def __init__(self, engine: Engine, mode: Mode) -> None:
         super().__init__(engine)
         self._mode = mode
         self._started = time.monotonic()
-        # What goes makes room for what comes.
-        archive = (self.expire, lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES), self.compact)
-        self._upkeep = Upkeep(engine, mode, archive=archive)
+        # In this order, because expiry frees space for the others.
+        archive = {
+            "expire": self.expire,
+            "seal": lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES),
+            "compact": self.compact,
+        }
+        self._upkeep = Upkeep(engine, mode, archive=archive, due=self.due)
 
     @classmethod
     def open(
@@ -67,27 +78,48 @@ class Broker(
         flush: Literal["sync", "async"] = "sync",
         settings: Settings | None = None,
     ) -> Self:
-        """Open a home, or begin one; what was answered before is there again.
+        """Open a home, or create one; everything acknowledged before is there.
 
         Args:
-            upkeep: who does background work: this process, Dagster's runs, or nobody.
-            flush: sync answers after the disk has it; async syncs every 500 ms.
+            upkeep: self: this process does background work; dagster: Dagster's runs do,
+                and the broker does what is overdue; none: nothing does it.
+            flush: sync: answer after the sync; async: sync every 500 ms.
 
         Raises:
-            HomeLockedError: another process has it open.
+            HomeLockedError: another process has the home open.
             HomeFormatError: another version wrote it, in another format.
             CorruptLogError: the log is damaged; names the place.
         """
         chosen = settings or Settings()
-        engine = Engine.open(Path(home), clock=clock or SystemClock(), settings=chosen, flush=flush)
+        engine = Engine.open(Path(home), clock=clock or BrokerClock(), settings=chosen, flush=flush)
         finish_burying(engine)
         return cls(engine, upkeep)
 
-    def close(self) -> None:
-        """Answer what is asked, end the background work, let the home go."""
+    def call(self, verb: str, args: Mapping[str, Any]) -> Any:
+        """Call a verb by its name.
+
+        Raises:
+            RequestError: the verb is unknown, or an argument has a wrong type.
+        """
+        if verb not in declarations(Broker):
+            raise RequestError(f"There is no verb {verb!r}.")
+        method = getattr(self, verb)
+        signature.check(verb, method, args=args)
+        return method(**args)
+
+    def wind_down(self) -> None:
+        """Wake all waiting calls, and end queries and background work; other calls continue.
+
+        For endpoints, which answer the running calls before the home is closed.
+        """
         self._engine.arrivals.close()
         self._engine.members.close()
         self._upkeep.stop()
+        self._engine.database.stop_queries()
+
+    def close(self) -> None:
+        """Answer all requests, end the background work, and unlock the home."""
+        self.wind_down()
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -98,21 +130,27 @@ class Broker(
 
     @property
     def writer(self) -> Writer:
-        """The writer, for tests that put several requests into one frame."""
+        """Writer, for tests that put several requests into one frame."""
         return self._engine.writer
 
     @property
     def access(self) -> Access:
-        """Who may do what at the doors."""
+        """Access control of the endpoints."""
         return self._engine.access
 
     @property
     def engine(self) -> Engine:
-        """The parts of the open broker."""
+        """Parts of the open broker."""
         return self._engine
 
+    @verb(rights=Rights(), repeatable=True, quick=True)
+    def ping(self) -> dict[str, Any]:
+        """Return {"pid"} of the broker's process; every authenticated caller may ask."""
+        return {"pid": os.getpid()}
+
+    @verb(rights=Rights(cluster="get"), repeatable=True)
     def status(self) -> dict[str, Any]:
-        """What an operator asks first."""
+        """Return versions, home, process, log positions, memory, counts and flags of the broker."""
         return queries.status(
             self._engine, self._started, mode=self._mode, fallback=self._upkeep.last_fallback
         )

@@ -1,4 +1,4 @@
-"""Offsets that readers keep themselves: committed by compare-and-set, begun with, copied."""
+"""Offsets committed by readers: compare-and-set, start and copy."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import Queue, State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError, InUseError, RequestError
+from rmq_pipeline.errors import IllegalOffsetError, IllegalQueueError, InUseError, RequestError
 from rmq_pipeline.store.events import Kind
 
-#: The offset of a queue in which a group has none.
+#: Offset of a queue that the group has not started.
 NOWHERE = -1
-#: The delivery of a RESET of the reader's own.
+#: Value of ``delivery`` in a RESET that the reader made itself.
 _BY_ITSELF = -1
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets(Request):
-    """A reader says how far it is, unless somebody has put its group elsewhere meanwhile."""
+    """Request that commits a reader's offsets, unless the group was reset meanwhile."""
 
     group: str
     topic: str
-    #: By queue_id: the offset that is to be there, or NOWHERE for any, and the new one.
+    #: By queue_id: the expected offset, or NOWHERE for any, and the new one.
     changes: Mapping[int, tuple[int, int]]
     client_id: str
-    #: By queue_id: how often the group was put elsewhere, as far as the reader knows.
+    #: By queue_id: the number of resets that the reader knows of.
     resets: Mapping[int, int]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the committed offset of each queue named."""
+        """Return the committed offset of each named queue as the answer."""
         topic, group = state.topic(self.topic), state.group(self.group)
         locked = state.queue_locks.of_others(
             group.group_id, topic.topic.topic_id, client_id=self.client_id, now_ms=now_ms
@@ -62,7 +62,8 @@ class CommitOffsets(Request):
                 raise InUseError(
                     f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
                     f" group {self.group} and are not settled, or wait for these: a group is given"
-                    " messages, or reads them by offset, and not both."
+                    " messages, or reads them by offset, and not both.",
+                    remedy="Settle what was delivered first, or take another group.",
                 )
             back = after < committed
             decision.events.append(
@@ -79,17 +80,17 @@ class CommitOffsets(Request):
 
 @dataclass(frozen=True, slots=True)
 class StartOffsets(Request):
-    """Begin with a topic somewhere, where a group has not begun yet."""
+    """Request that sets the first offsets of a group in a topic."""
 
     group: str
     topic: str
     where: Literal["last", "first"] | Mapping[int, int]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the committed offset of every queue.
+        """Return the committed offset of each queue as the answer.
 
-        Once the group has begun with any queue of the topic, it begins with others at their first
-        message: they may have been added since, and what they have was sent to the group.
+        If the group has an offset in any queue of the topic, the others start at their first
+        message. They may have been added later, and the group must not lose their messages.
         """
         topic, group = state.topic(self.topic), state.group(self.group)
         decision = Decision({})
@@ -118,14 +119,14 @@ class StartOffsets(Request):
 
 @dataclass(frozen=True, slots=True)
 class CloneOffsets(Request):
-    """Put a group where another one is; its leases and waiting message groups are gone."""
+    """Request that copies the offsets of a group; the target's leases and backlogs end."""
 
     from_group: str
     to_group: str
     topic: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the new offset of each queue that the other group has begun with."""
+        """Return the new offset of each queue that the source group has started."""
         topic = state.topic(self.topic)
         source, target = state.group(self.from_group), state.group(self.to_group)
         if source is target:
@@ -145,13 +146,13 @@ class CloneOffsets(Request):
 
 @dataclass(frozen=True, slots=True)
 class Places(Request):
-    """A question: where a group is, and how often somebody has put it there."""
+    """Query for a group's offsets, and the number of resets of each."""
 
     group: str
     topic: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer has every queue of the topic."""
+        """Return both for each queue of the topic."""
         topic, group_id = state.topic(self.topic), state.group(self.group).group_id
         keys = (QueueKey(group_id, topic.topic.topic_id, each) for each in range(len(topic.queues)))
         return Decision({key.queue_id: _place(state.consumptions.get(key)) for key in keys})
@@ -159,13 +160,13 @@ class Places(Request):
 
 @dataclass(frozen=True, slots=True)
 class Resets(Request):
-    """A question: how often a group was put elsewhere, by topic and queue."""
+    """Query for the number of resets of a group, by topic and queue."""
 
     group: str
     topics: tuple[str, ...]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Only queues where it was, and topics that there are."""
+        """Return only queues with resets, in topics that exist."""
         group_id = state.group(self.group).group_id
         found = {name: dict(_resets(state, group_id, topic=name)) for name in self.topics}
         return Decision({name: counts for name, counts in found.items() if counts})
@@ -181,7 +182,7 @@ def _resets(state: State, group_id: int, *, topic: str) -> Iterator[tuple[int, i
 
 
 def _place(consumption: Consumption | None) -> tuple[int, int]:
-    """Where a group is, and how often somebody has put it there."""
+    """Return a group's committed offset and its number of resets."""
     if consumption is None or not consumption.touched:
         return NOWHERE, 0
     return consumption.committed_offset(), consumption.resets
@@ -189,5 +190,5 @@ def _place(consumption: Consumption | None) -> tuple[int, int]:
 
 def _queue(queues: list[Queue], queue_id: int, *, topic: str) -> Queue:
     if not 0 <= queue_id < len(queues):
-        raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+        raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
     return queues[queue_id]

@@ -1,10 +1,11 @@
-"""The parts of an open broker, put together: home, log, database, dispatch, state, writer."""
+"""The parts of an open broker: home, log, database, dispatch, state, writer."""
 
+import json
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,17 @@ from rmq_pipeline.access import Access
 from rmq_pipeline.broker.admin import Found
 from rmq_pipeline.broker.archive_root import archive_of
 from rmq_pipeline.broker.arrivals import Arrivals
+from rmq_pipeline.broker.clock_file import ClockFile
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.unburied import Unburied
 from rmq_pipeline.broker.home import Home
+from rmq_pipeline.broker.members.filters import Filters
 from rmq_pipeline.broker.members.membership import Members
+from rmq_pipeline.broker.receiving.line import Lines
 from rmq_pipeline.broker.receiving.sieve import Verdicts
 from rmq_pipeline.broker.recovery import recover
-from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, part_of
+from rmq_pipeline.broker.repair import Repair, forget_frames, text_of
+from rmq_pipeline.broker.room import RefillReserve, give_up_reserve, note_open, part_of
 from rmq_pipeline.broker.sending.bulk_gate import BulkGate
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS
@@ -29,24 +34,25 @@ from rmq_pipeline.broker.stored.trimming import TrimIndex
 from rmq_pipeline.broker.transactions.offers import Offers
 from rmq_pipeline.broker.writer import EVENTS, MESSAGES, Decision, Done, Request, Writer
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import DispatchBehindError, RocketMQError, StorageError, StoreFullError
+from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
 from rmq_pipeline.message import Int64s, MessageIds
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.commit_log import CommitLog, FaultPoint
 from rmq_pipeline.store.database import Database
-from rmq_pipeline.store.dispatch import Dispatcher
+from rmq_pipeline.store.dispatch import Dispatcher, StuckError
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.reopening import HeldError
 from rmq_pipeline.store.segment_reader import Segments
 
 log = logging.getLogger(__name__)
 
-#: How long a reader waits for dispatch; it is 0.3 s behind at most unless the disk is stuck.
+#: Longest wait of a reader for dispatch, which is 0.3 s behind at most unless the disk hangs.
 _DISPATCH_WAIT_S = 60.0
-#: How long dispatch waits before it tries a full disk again.
+#: Pause of dispatch before it retries on a full disk.
 _FULL_WAIT_S = 2.0
 
 SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
-#: Events after which something may be visible to a waiting receive.
+#: Events that may make messages visible to waiting receives.
 _RINGS = frozenset(
     {
         Kind.RETRY,
@@ -57,12 +63,15 @@ _RINGS = frozenset(
         Kind.INVISIBLE,
         Kind.LITE_SUBSCRIPTION,
         Kind.QUEUE_UNLOCKED,
+        Kind.TOPIC_DELETED,
+        Kind.GROUP_DELETED,
     }
 )
+_DELETIONS = frozenset({Kind.TOPIC_DELETED, Kind.GROUP_DELETED})
 
 
 class Engine:
-    """An open store and the thread that writes it. Verbs are functions over it."""
+    """Open store, and the thread that writes it. The verbs are functions over it."""
 
     def __init__(
         self,
@@ -78,19 +87,23 @@ class Engine:
         self.settings = settings
         self.flush = flush
         self._fault = fault
-        self.access = Access.open(home.path)
+        self.access = Access.open(home.path, utc_offsets_min=settings.grpc_utc_offsets_min)
         self.ids = MessageIds()
         self.bulk_gate = BulkGate()
         self.arrivals = Arrivals(clock)
+        self.lines = Lines(self.arrivals, clock)
         self.members = Members(clock, timeout_ms=settings.member_timeout_ms)
-        #: What doors add to the broker's status, by name.
+        self.filters = Filters(
+            clock, live_ms=settings.member_timeout_ms, policy=settings.mixed_filters
+        )
+        #: Reports that endpoints add to the broker's status, by name.
         self.reports: dict[str, Callable[[], Any]] = {}
         self.offers = Offers()
         self.unburied = Unburied()
         self.segments = Segments(archive_of(home, settings.archive_root))
-        #: What was last found to be due in the archive (stored/tending.py).
+        #: Last upkeep status of the archive (stored/tending.py).
         self.outlook: Any = None
-        #: Expiry found something under way in front of all that is old: it looks again then.
+        #: Time of the next expiry, after pending messages have held back all old segments.
         self.held_until_ms = 0
         self.verdicts = Verdicts()
         self.database = self._open_database()
@@ -100,11 +113,15 @@ class Engine:
         except BaseException:
             self.database.close()
             raise
+        self._clock_file = ClockFile(home.path)
+        self._clock_file.lead(clock, last_at_ms=state.last_at_ms)
+        clock.go_on_from(state.last_at_ms)
         self.writer = Writer(
             commit_log, state, clock=clock, committed=self._committed, rebuild=self._rebuild
         )
         self.dispatcher = self._dispatcher(commit_log)
-        self.failure: BaseException | None = None
+        self.repair = Repair()
+        self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
         self._closing = threading.Event()
 
     @classmethod
@@ -117,28 +134,30 @@ class Engine:
         flush: Literal["sync", "async"],
         fault: FaultPoint | None = None,
     ) -> "Engine":
-        """Lock the home, recover, begin to write.
+        """Lock the home, recover the state, and start the writer.
 
         Args:
-            fault: is told of each step of commit and dispatch; crash tests end the process in it.
+            fault: called with each step of commit and dispatch; crash tests end the process in it.
 
         Raises:
             HomeLockedError, HomeFormatError, CorruptLogError, StorageError.
         """
         home = Home.open(path)
         try:
+            note_open(home, settings)
             engine = cls(home, clock, settings=settings, flush=flush, fault=fault)
             engine.writer.start()
             engine._start_dispatch(engine.log)
             engine.submit(Found(len(settings.delay_levels_ms)))
             threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
         except BaseException:
+            home.note_closed()
             home.close()
             raise
         return engine
 
     def _open_database(self) -> Database:
-        """The database; on a full disk parts of the reserve go to what opening writes."""
+        """Open the database; on a full disk, release parts of the reserve for its writes."""
         while True:
             try:
                 return Database.open(
@@ -168,11 +187,16 @@ class Engine:
         )
 
     def _dispatch_failed(self, error: BaseException) -> None:
-        log.error("Dispatch has failed; the broker takes nothing more.", exc_info=error)
-        self.failure = error
+        log.error("Dispatch has failed; the state is rebuilt from disk.", exc_info=error)
+        # The error's frames hold cursors of the database, which must be reopened.
+        forget_frames(error)
+        self.database.broken = self.database.broken or text_of(error)
+        self.repair.failed(StorageError(f"Dispatch has failed: {text_of(error)}"))
 
     def _dispatch_full(self, error: StoreFullError) -> bool:
-        """Give dispatch a part of the reserve; without one it waits until the disk has room."""
+        """Release a part of the reserve for dispatch, or else wait until the disk has space."""
+        if self.database.broken is not None:  # it is reopened first
+            return False
         log.warning("The disk is full for dispatch: %s", error)
         try:
             self.log.draw_reserve(part_of(self.settings.reserve_bytes))
@@ -182,86 +206,109 @@ class Engine:
 
     @property
     def log(self) -> CommitLog:
-        """The open commit log; another one after a failed write."""
+        """Open commit log; replaced after a failed write."""
         return self.writer.log
 
     @property
     def state(self) -> State:
-        """The state. Threads but the writer's may look up topics and groups in it, no more."""
+        """State; threads but the writer's may read only its topics, groups and ``changed``."""
         return self.writer.state
 
     def submit(self, request: Request) -> Any:
-        """Have the writer decide and store a request; its answer."""
-        if self.failure is not None:
-            raise StorageError(f"Dispatch has failed: {self.failure}")
+        """Let the writer decide and store a request; return its answer."""
+        self.repair.check()
         return self.writer.submit(request)
 
     def post(self, request: Request, done: Done) -> None:
-        """Have the writer decide and store a request; ``done`` is told its answer."""
-        if self.failure is not None:
-            raise StorageError(f"Dispatch has failed: {self.failure}")
+        """Let the writer decide and store a request; ``done`` gets its answer."""
+        self.repair.check()
         self.writer.post(request, done)
 
     def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
-        """The same for several requests at once."""
-        if self.failure is not None:
-            raise StorageError(f"Dispatch has failed: {self.failure}")
+        """Post several requests at once."""
+        self.repair.check()
         self.writer.post_together(requests)
 
     def admit(self) -> None:
-        """Refuse more messages while dispatch is far behind.
+        """Refuse new messages while dispatch is far behind.
 
         Raises:
-            DispatchBehindError: by more than the settings allow.
+            DispatchBehindError: dispatch is further behind than the settings allow.
         """
         behind = self.dispatcher.behind_bytes
         if behind > self.settings.dispatch_behind_bytes:
-            raise DispatchBehindError(f"Dispatch is {behind} bytes behind the commit log.")
+            why = f" {stuck}" if (stuck := self.dispatcher.stuck) else ""
+            raise DispatchBehindError(f"Dispatch is {behind} bytes behind the commit log.{why}")
 
-    def dispatched(self) -> None:
-        """Wait until dispatch has reached what was answered by now: SQL reads its own writes.
+    def dispatched(self, position: int | None = None) -> None:
+        """Wait until DuckDB has the frame at a log position; None: all frames answered so far.
 
         Raises:
-            DispatchBehindError: it takes too long.
+            StuckError: DuckDB refuses that frame or an earlier one. Later frames do not matter.
+            DispatchBehindError: dispatch takes too long.
         """
-        if self.flush == "async":
+        if self.flush == "async" and (position is None or position >= self.log.synced):
             self._sync()
-        if not self.dispatcher.wait_for(self.log.synced, _DISPATCH_WAIT_S):
+        reached = self.log.synced if position is None else position + 1
+        if not self.dispatcher.wait_for(reached, _DISPATCH_WAIT_S):
             raise DispatchBehindError("Dispatch does not reach what was written.")
 
     def _sync(self) -> None:
-        self.log.sync()
+        try:
+            self.log.sync()
+        except StorageError as error:  # perhaps no write follows that would notice it
+            if not self._closing.is_set():
+                self.repair.failed(error)
+            raise
         self.dispatcher.notify(self.log.synced)
 
     def _keep_house(self) -> None:
-        """Sync regularly in async mode; keep reserve and read-ahead as they should be."""
-        while not self._closing.wait(limits.ASYNC_SYNC_MS / 1000):
+        """Sync at intervals in async mode; maintain reserve, read-ahead, clock and members."""
+        while not self._closing.is_set():
+            self.repair.wakes.wait(limits.ASYNC_SYNC_MS / 1000)
+            self.repair.wakes.clear()
             try:
+                if why := self._why_failed():
+                    if not self._closing.wait(self.repair.next_attempt_s()):
+                        self.writer.rebuild(why)
+                    continue
                 if self.flush == "async":
                     self._sync()
+                self._clock_file.keep(self.clock)
                 rows = self.settings.index_cache_rows
                 self.writer.submit(RefillReserve(self.writer))
                 self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
                 self.members.let_go(self.writer.submit)
-            except RocketMQError:  # the writer meets a failed disk at its next frame, and rebuilds
+            except Exception:  # without this thread nothing is ever rebuilt
                 if not self._closing.is_set():
                     log.exception("Housekeeping has failed; it is tried again.")
 
+    def _why_failed(self) -> BaseException | None:
+        """Return why the store must be rebuilt; None: it works."""
+        if (broken := self.database.broken) is not None:
+            self.repair.failed(StorageError(broken))
+        elif (fatal := self.writer.failure) is not None:
+            self.repair.failed(fatal)
+        return self.repair.why
+
     def new_delivery(self) -> int:
-        """A delivery number nobody can guess."""
+        """Return a random delivery number that clients cannot guess."""
         return secrets.randbits(62) + 1
 
     def new_deliveries(self, n: int) -> Int64s:
-        """``n`` of them."""
+        """Return ``n`` random delivery numbers."""
         numbers = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.int64)
         return (numbers & np.int64(2**62 - 1)) + np.int64(1)
 
     def _committed(self, decisions: Iterable[Decision]) -> None:
-        """A frame is on disk: tell dispatch, and wake who waits."""
+        """Notify dispatch of a frame on disk, and wake the calls that wait for its changes."""
         self.dispatcher.notify(self.log.synced)
         rung: dict[int, set[int] | None] = {}
         for decision in decisions:
             for events in filter(self._rings, decision.events):
+                if events.kind in _DELETIONS:
+                    rung |= self._deleted(events)
+                    continue
                 groups = rung.setdefault(events.topic_id, set())
                 if groups is not None:
                     groups.add(events.group_id)
@@ -269,6 +316,14 @@ class Engine:
                     self._tell_of_reset(events)
             rung.update((placed.topic_id, None) for placed in decision.placed)
         self.arrivals.ring_for(rung)
+
+    def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
+        """Return the topics and groups to wake after a deletion: their waits are over."""
+        if events.kind == Kind.TOPIC_DELETED:
+            return {events.topic_id: None}
+        self.members.was_deleted(json.loads(events.detail_of(0))["name"])
+        # The group may wait at any topic; None, because a set would drop other groups to wake.
+        return dict.fromkeys(self.state.topics)
 
     def _tell_of_reset(self, events: EventRows) -> None:
         group, topic = (
@@ -279,23 +334,43 @@ class Engine:
             self.members.was_reset(group.name, topic.topic.name)
 
     def _rings(self, events: EventRows) -> bool:
-        """Whether something may be visible after these; acks open the way only where order is."""
+        """Return True if the events may make messages visible; acks do so only with order."""
         if events.kind not in (Kind.ACK, Kind.ACK_AHEAD):
             return events.kind in _RINGS
         key = (events.group_id, events.topic_id, events.queue_id)
         consumption = self.state.consumptions.get(key)
         if consumption is None or not consumption.by_queue:
             return consumption is None or consumption.ordered
-        # Most acks of a batch leave its queue blocked, and would wake whoever waits in vain.
+        # Most acks of a batch leave its queue blocked, and would wake the receives for nothing.
         return consumption.was_eased()
 
     def _rebuild(self) -> tuple[CommitLog, State]:
-        """Throw the state away and make it again from what is on disk."""
+        """Drop the state, and rebuild it from disk."""
+        try:
+            rebuilt = self._rebuilt()
+        except Exception as error:
+            self.repair.not_mended(error, is_hopeless=isinstance(error, HeldError))
+            raise
+        self.repair.mended()
+        return rebuilt
+
+    def _rebuilt(self) -> tuple[CommitLog, State]:
         self.dispatcher.stop()
-        self.writer.log.close()
+        with suppress(StorageError):  # what it cannot sync, the new log writes again
+            self.writer.log.close()
         self.verdicts.clear()
+        if self.database.broken is not None:
+            self.database.let_go()
+            self.database = self._open_database()
+        # The next seal reloads the registrations and deletes unregistered files.
+        self.segments.loaded = self.segments.tidy = False
         commit_log = self._open_log()
-        state = recover(self.database.load_state(), commit_log)
+        try:
+            state = recover(self.database.load_state(), commit_log)
+        except BaseException:
+            with suppress(StorageError):
+                commit_log.close()
+            raise
         self.dispatcher = self._dispatcher(commit_log)
         self._start_dispatch(commit_log)
         return commit_log, state
@@ -305,16 +380,21 @@ class Engine:
         self.dispatcher.notify(commit_log.synced)
 
     def close(self) -> None:
-        """Answer what is asked, dispatch all of it, and let the home go."""
+        """Answer all requests, dispatch all frames, and unlock the home."""
         self._closing.set()
+        self.repair.wakes.set()
         self.arrivals.close()
         self.writer.close()
         try:
-            if self.failure is None:
-                self.dispatched()
+            if self.repair.why is None:
+                with suppress(StuckError):  # the log keeps the frames
+                    self.dispatched()
         finally:
-            with ExitStack() as last:  # the home is let go whatever becomes of the others
+            with ExitStack() as last:  # the home is unlocked even if another part fails to close
                 last.callback(self.home.close)
-                last.callback(self.database.close)
-                last.callback(self.log.close)
-                last.callback(self.dispatcher.stop)
+                with ExitStack() as files:
+                    files.callback(self.database.close)
+                    files.callback(self.log.close)
+                    files.callback(self.dispatcher.stop)
+                self._clock_file.keep(self.clock, now=True)
+                self.home.note_closed()

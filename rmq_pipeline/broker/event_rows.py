@@ -1,4 +1,7 @@
-"""Events as the broker makes them and as replay gives them back: runs of one kind on one queue."""
+"""Events in memory, as the broker makes them and as replay reads them.
+
+They form runs of one kind, time, group, topic, queue and client.
+"""
 
 import functools
 import itertools
@@ -22,15 +25,15 @@ _NUMBERS: Final = tuple(
     if field.type != pa.string()
 )
 _numbers_of: Final = operator.attrgetter(*(name for name, _ in _NUMBERS))
-#: Up to this length the events of a frame are filled into a form that is kept.
+#: Up to this number, the events of a frame are written into a cached form.
 _FORM_ROWS: Final = 128
 _RUN: Final = ("kind", "at_ms", "group_id", "topic_id", "queue_id")
-#: Kinds whose texts say what they speak of: two of one moment share nothing else.
+#: Kinds whose texts name their subject: two at one time belong to different subjects.
 _ALONE: Final = (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED, Kind.LITE_SUBSCRIPTION)
 
 
 def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
-    """Where each run of equal values begins."""
+    """Return where each run of equal values begins."""
     if len(values) <= 1:
         return np.zeros(len(values), dtype=np.intp)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
@@ -38,7 +41,7 @@ def run_starts(values: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRows:
-    """n events of one kind, moment, group, topic, queue, client; columns: store/events.py."""
+    """Run of n events with one kind, time, group, topic, queue and client; see store/events.py."""
 
     kind: Kind
     at_ms: int
@@ -58,41 +61,41 @@ class EventRows:
         return len(self.queue_offset)
 
     def column(self, name: str, dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
-        """A column in full length."""
+        """Return a column with n values."""
         value = getattr(self, name)
         if isinstance(value, np.ndarray):
             return value.astype(dtype, copy=False)
         return np.full(len(self), value, dtype=dtype)
 
     def text_bytes(self) -> int:
-        """What the texts take."""
+        """Return the size of the texts in bytes."""
         size = _bytes_of(self.client_id) * len(self)
         if self.detail is None or isinstance(self.detail, str):
             return size + _bytes_of(self.detail) * len(self)
         return size + sum(map(_bytes_of, self.detail))
 
     def detail_of(self, row: int) -> str:
-        """The detail of one row; empty when it has none."""
+        """Return the detail of one row; empty without one."""
         if self.detail is None or isinstance(self.detail, str):
             return self.detail or ""
         return self.detail[row] or ""
 
 
 def _bytes_of(text: str | None) -> int:
-    # A text knows whether it is ASCII, as nearly all are: then nothing is encoded.
+    # Python knows whether a text is ASCII, as nearly all are; these need no encoding.
     if text is None or text.isascii():
         return len(text or "")
     return len(text.encode(errors="surrogatepass"))
 
 
 def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | None) -> EventRows:
-    """One event."""
+    """Return a run of one event."""
     row = np.array([offset])
     return EventRows(kind=kind, at_ms=at_ms, queue_offset=row, **columns)  # type: ignore[arg-type]
 
 
 def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
-    """All events as one batch of schema.EVENT, in order."""
+    """Return all events as one batch of schema.EVENT, in order."""
     columns: list[pa.Array] = []
     lengths = [len(rows.queue_offset) for rows in events]
     stops = list(itertools.accumulate(lengths))
@@ -107,7 +110,7 @@ def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
 
 
 def to_payload(events: Sequence[EventRows]) -> pa.Buffer:
-    """All events as the payload of a section of the commit log."""
+    """Return all events as the payload of a commit log section."""
     n = sum(len(rows.queue_offset) for rows in events)
     if n > _FORM_ROWS or any(rows.client_id or rows.detail for rows in events):
         return to_batch(events).serialize()
@@ -140,7 +143,7 @@ def _texts(values: Sequence[str | Sequence[str | None] | None], lengths: Sequenc
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
-    """The runs of a batch of schema.EVENT, in order."""
+    """Yield the runs of a batch of schema.EVENT, in order."""
     columns = {name: batch.column(name).to_numpy() for name, _ in _NUMBERS}
     starts = np.zeros(batch.num_rows, dtype=np.bool_)
     starts[:1] = True

@@ -1,18 +1,32 @@
-"""A broker's folder: opened by one process, of a format this version reads."""
+"""Home of a broker: a folder that one process opens, in a format that this version reads."""
 
 import fcntl
 import json
 import os
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
-from rmq_pipeline.errors import HomeFormatError, HomeLockedError
+from rmq_pipeline import checked_json, durable_files
+from rmq_pipeline.endpoint import write_json
+from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
+from rmq_pipeline.home_mark import LOCK_FILE, HomeMark
 
 FORMAT: Final = 4
+FORMAT_FILE: Final = "format"
+#: Exists while a process has the home open, or after it has died; names the folder at that time.
+OPEN_FILE: Final = "open.json"
+
+
+class CopiedHomeError(OperatorError):
+    """The home is a copy made while a process had the original open."""
+
+    remedy = "Stop the original's broker (`rmq stop`), copy the home whole, start that one again."
 
 
 class Home:
-    """The folders of a home, and the lock that says it is ours."""
+    """Folders of a locked home, and its lock."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -25,15 +39,16 @@ class Home:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Lock the home; a new one is made.
+        """Lock the home; create a new one, synced to disk with all that a start needs.
 
         Raises:
-            HomeLockedError: another process has it; names it.
+            HomeLockedError: another process has it open; names the process.
             HomeFormatError: another version wrote it, in another format.
+            CopiedHomeError: it is a copy made while a process had the original open.
         """
         path = path.absolute()
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        durable_files.make_folder(path)
+        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -42,8 +57,10 @@ class Home:
         home = cls(path, lock)
         try:
             home._check_format()
+            home._check_mark()
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
+            os.fsync(lock)
             for folder in (home.topics, home.events, home.handoff):
                 folder.mkdir(exist_ok=True)
         except BaseException:
@@ -52,24 +69,57 @@ class Home:
         return home
 
     def _check_format(self) -> None:
-        file = self.path / "format"
-        if not file.exists():
-            file.write_text(f"{FORMAT}\n")
-            return
-        text = file.read_text().strip()
-        if text != str(FORMAT):
+        file = self.path / FORMAT_FILE
+        text = file.read_bytes().strip(b"\0 \n").decode(errors="replace") if file.exists() else ""
+        if not text:
+            # A new home; or one of an older version, which did not sync the file, after a power
+            # cut. The log files hold their own format.
+            durable_files.replace(file, f"{FORMAT}\n".encode())
+            # The creator of the folder may not have synced its name.
+            durable_files.sync_names_in(self.path.parent)
+        elif text != str(FORMAT):
             raise HomeFormatError(f"{self.path} has format {text!r}; this version reads {FORMAT}.")
 
+    def _check_mark(self) -> None:
+        file = self.path / OPEN_FILE
+        try:
+            said = checked_json.load(file.read_bytes())
+            mark = HomeMark(**said["mark"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return
+        if not mark.is_of(self.path):
+            raise CopiedHomeError(
+                f"{self.path} is a copy of {said.get('home')} that was made while process"
+                f" {said.get('pid')} had that open or had died with it: its files need not fit"
+                f" together. If no process wrote to the original during the copy, delete {file}."
+            )
+
+    def note_open(self) -> None:
+        """Record that this process writes to the home from now on, and sync the record.
+
+        Raises:
+            OSError: writing failed, for example on a full disk.
+        """
+        mark = HomeMark.of(self.path)
+        assert mark is not None
+        said = {"home": str(self.path), "pid": os.getpid(), "mark": asdict(mark)}
+        write_json(self.path / OPEN_FILE, said)
+
+    def note_closed(self) -> None:
+        """Record that no process writes to the home: from now on it may be copied."""
+        with suppress(OSError):  # then it counts as open in a dead process, which is harmless
+            (self.path / OPEN_FILE).unlink(missing_ok=True)
+
     def close(self) -> None:
-        """Let another process have it."""
+        """Unlock the home."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def _holder(path: Path) -> str:
-    """Who has the home open, as far as its files tell."""
-    pid = (path / "lock").read_text().strip() or "unknown"
+    """Return the process that has the home open, as far as its files name it."""
+    pid = (path / LOCK_FILE).read_text().strip() or "unknown"
     try:
         endpoint = json.loads((path / "endpoint.json").read_text())
         return f"process {pid}, a broker at {endpoint.get('flight')}"

@@ -1,4 +1,4 @@
-"""Requests that wait for the writer, and where their answers go."""
+"""Requests that wait for the writer, and the delivery of their answers."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Pending:
-    """A request of somebody who waits for ``done``."""
+    """Request whose caller waits for ``done``."""
 
     __slots__ = ("answer", "done", "error", "request")
 
@@ -21,21 +21,21 @@ class Pending:
         self.request = request
         self.answer: Any = None
         self.error: BaseException | None = None
-        # A bare lock is the cheapest way to hand one answer to one waiting thread.
+        # A bare lock is the cheapest way to pass one answer to one waiting thread.
         self.done = threading.Lock()
         self.done.acquire()
 
     def finish(self) -> None:
-        """Let whoever waits have the answer, or the error."""
+        """Release the answer or error to the caller."""
         self.done.release()
 
 
-#: Is given the answer or the error, in the thread that wrote the frame: it must not wait.
+#: Called with the answer or error in the thread that wrote the frame; it must not wait.
 Done = Callable[[Any, BaseException | None], None]
 
 
 class Posted(Pending):
-    """A request nobody waits for: its answer goes to a function."""
+    """Request without a waiting caller: a function gets its answer."""
 
     __slots__ = ("tell",)
 
@@ -54,10 +54,10 @@ class Posted(Pending):
 
 
 def small_first(together: list[Pending]) -> int:
-    """Let what is small go before bulk, if somebody waits for it; how many do.
+    """Move small requests with a waiting caller to the front, before bulk; return how many.
 
-    Who waits has asked for nothing else meanwhile, so that no order is lost. Requests that were
-    posted stay in theirs.
+    A waiting caller has no other request in the queue, so no order is lost. Posted requests keep
+    their order.
     """
     if not is_bulk(together):
         return 0
@@ -69,5 +69,5 @@ def small_first(together: list[Pending]) -> int:
 
 
 def is_bulk(together: Iterable[Pending]) -> bool:
-    """Whether one of them takes so long to decide that it should be done beside a write."""
+    """Return True if deciding one of them is slow enough that it should overlap a write."""
     return any(pending.request.is_bulk() for pending in together)

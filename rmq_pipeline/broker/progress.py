@@ -1,4 +1,4 @@
-"""Where a consumer group stands, and putting it elsewhere."""
+"""Progress of consumer groups, and resetting their offsets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from rmq_pipeline.broker.receiving.queue_order import blocked_until, unsettled
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import Queue, State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError, InUseError
+from rmq_pipeline.errors import IllegalOffsetError, IllegalQueueError, InUseError
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
@@ -24,21 +24,21 @@ from rmq_pipeline.store.events import Kind
 
 @dataclass(frozen=True, slots=True)
 class ResetOffset(Request):
-    """Put a group at an offset of some queues; its leases and waiting groups there are gone."""
+    """Request that resets a group's offset in some queues; its leases and backlogs there end."""
 
     group: str
     topic: str
-    #: Offset of each queue; clipped to what the queue keeps when ``clip``.
+    #: Offset of each queue; with ``clip``, clipped to the stored offsets.
     offsets: dict[int, int]
     clip: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the new offset of each queue."""
+        """Return the new offset of each queue as the answer."""
         topic, group = state.topic(self.topic), state.group(self.group)
         decision = Decision({})
         for queue_id, asked in self.offsets.items():
             if not 0 <= queue_id < len(topic.queues):
-                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+                raise IllegalQueueError(f"Topic {self.topic} has no queue {queue_id}.")
             queue = topic.queues[queue_id]
             offset = min(max(asked, queue.min_offset), queue.max_offset)
             if offset != asked and not self.clip:
@@ -62,19 +62,19 @@ class ResetOffset(Request):
 
 @dataclass(frozen=True, slots=True)
 class UpdateOffsets(Request):
-    """A reader that keeps its own offsets says how far it is: forward, and never over leases."""
+    """Request that moves a reader's offsets forward; refused where the broker has leases."""
 
     group: str
     topic: str
     offsets: dict[int, int]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is where the group is now, of each queue named."""
+        """Return the group's current offset in each named queue as the answer."""
         topic, group = state.topic(self.topic), state.group(self.group)
         decision = Decision({})
         for queue_id, asked in self.offsets.items():
             if not 0 <= queue_id < len(topic.queues):
-                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+                raise IllegalQueueError(f"Topic {self.topic} has no queue {queue_id}.")
             if asked > (high := topic.queues[queue_id].max_offset):
                 raise IllegalOffsetError(
                     f"Queue {queue_id} of topic {self.topic} ends at {high}, before {asked}."
@@ -85,7 +85,8 @@ class UpdateOffsets(Request):
                 raise InUseError(
                     f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
                     f" group {self.group} and are not settled, or wait for these:"
-                    " only a reader that has the group to itself says how far it is."
+                    " only a reader that has the group to itself says how far it is.",
+                    remedy="Settle what was delivered first, or take another group.",
                 )
             before = known.cursor if known is not None and known.touched else -1
             decision.answer[queue_id] = max(asked, before)
@@ -97,30 +98,30 @@ class UpdateOffsets(Request):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset(Request):
-    """A question: the smallest offset of a queue that a group is not done with."""
+    """Query for the smallest unsettled offset of a group in a queue."""
 
     group: str
     topic: str
     queue_id: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """None when the group has read nothing of it."""
+        """Return the offset as the answer; None if the group has read nothing of the queue."""
         topic, group = state.topic(self.topic), state.group(self.group)
         if not 0 <= self.queue_id < len(topic.queues):
-            raise IllegalOffsetError(f"Topic {self.topic} has no queue {self.queue_id}.")
+            raise IllegalQueueError(f"Topic {self.topic} has no queue {self.queue_id}.")
         found = state.consumptions.get((group.group_id, topic.topic.topic_id, self.queue_id))
         return Decision(found.committed_offset() if found is not None and found.touched else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Due(Request):
-    """A question: what background work and which consumers have something to do."""
+    """Query for the due work of upkeep jobs and of consumers."""
 
-    #: Offsets that cannot be buried: they are nothing to do.
+    #: Offsets that cannot be dead-lettered now: they are not due.
     but: Mapping[QueueKey, Int64s] = field(default_factory=dict)
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the answer is JSON-able."""
+        """Return a JSON-able dict as the answer; store nothing."""
         ended, next_visible, oldest_ended = 0, None, None
         groups: dict[str, dict[str, object]] = {
             group.name: {
@@ -163,12 +164,12 @@ class Due(Request):
 def _unrecorded(
     consumption: Consumption, group: Group, *, but: Int64s | None, now_ms: int
 ) -> Int64s:
-    """When each lease ended that the revive job has something to do about."""
+    """Return the end of each lease that is due for the revive job."""
     leases = consumption.leases
     rows = leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
     leased = rows & (leases.delivery > WAITING)
     if consumption.ordered and leased.any():
-        # A message that waits behind another is no work before that one is settled or has ended.
+        # A message behind another is due only after that one is settled or has ended.
         found = ended_leases(consumption, group, now_ms=now_ms)
         known = np.concatenate([found.offset, *(each.queue_offset for each in found.events)])
         rows &= ~leased | np.isin(leases.offset, known)
@@ -179,7 +180,7 @@ def _unrecorded(
 
 
 def ready(queue: Queue, consumption: Consumption, *, now_ms: int) -> int:
-    """Messages of a queue that a receive may be given now, but for backlogs."""
+    """Return how many messages of a queue a receive may get now, without backlogs."""
     leases = consumption.leases
     if consumption.by_queue:
         free = blocked_until(leases) <= now_ms
@@ -192,8 +193,8 @@ def ready(queue: Queue, consumption: Consumption, *, now_ms: int) -> int:
 def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dict[str, Any]]:
     jobs: dict[str, dict[str, Any]] = {
         "deliver_scheduled": {
-            "next_due_ms": state.schedule.next_due_ms(),
-            "due": state.schedule.count_due(now_ms),
+            "next_due_ms": state.schedule.next_due_ms(ahead_ms=state.ahead_ms),
+            "due": state.schedule.count_due(now_ms, ahead_ms=state.ahead_ms),
         },
         "revive": revive,
         "check_transactions": {
@@ -210,14 +211,14 @@ def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dic
 
 
 def earlier(one: int | None, other: int | None) -> int | None:
-    """The earlier of two moments, of which either may be never."""
+    """Return the earlier of two times; None: never."""
     if one is None or other is None:
         return one if other is None else other
     return min(one, other)
 
 
 def window_of(state: State, name: str, *, now_ms: int) -> dict[str, object] | None:
-    """A window that is live now."""
+    """Return a window that is live now."""
     window = state.windows.get(name)
     if window is None or window.expires_at_ms <= now_ms:
         return None

@@ -1,4 +1,4 @@
-"""Pulling: messages of several queues from offsets on, without a lease, in one long poll."""
+"""Pulling: messages of several queues by offset, without a lease, in one long poll."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline import schema
+from rmq_pipeline.broker import caller
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.queries import Offsets
 from rmq_pipeline.broker.receiving.filtering import matching
@@ -16,20 +17,20 @@ from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.placement import locate
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.errors import IllegalOffsetError, IllegalQueueError
 from rmq_pipeline.filter.expression import Filter, SqlFilter
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.pulled import Pulled
 
-#: Offsets that one look goes over for a filter, in all queues together.
+#: Most offsets that one look evaluates for a filter, in all queues together.
 SCAN_ROWS = 65_536
-#: Messages that are read at first, while their size is not known.
+#: Messages read first, while their size is unknown.
 _FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Offsets [start, stop) of a queue, and where they lie as far as the read-ahead knows."""
+    """Offsets [start, stop) of a queue, and their places as far as the read-ahead has them."""
 
     queue_id: int
     start: int
@@ -41,29 +42,30 @@ class _Stretch:
 
     @property
     def offsets(self) -> Int64s:
-        """All of them."""
+        """Array of all offsets."""
         return np.arange(self.start, self.stop, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretches(Request):
-    """A question: what lies at and after some positions."""
+    """Query for the messages at and after some positions."""
 
     topic: str
     positions: Mapping[int, int]
     rows: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the topic's id and a stretch for each queue; some are empty.
+        """Return the topic's id and a range for each queue, possibly empty, as the answer.
 
         Raises:
-            IllegalOffsetError: there is no such queue, or it ends before the position.
+            IllegalQueueError: the queue does not exist.
+            IllegalOffsetError: the queue ends before the position.
         """
         topic = state.topic(self.topic)
         found = []
         for queue_id, position in self.positions.items():
             if not 0 <= queue_id < len(topic.queues):
-                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+                raise IllegalQueueError(f"Topic {self.topic} has no queue {queue_id}.")
             queue = topic.queues[queue_id]
             if position > queue.max_offset:
                 raise IllegalOffsetError(
@@ -79,41 +81,41 @@ class _Stretches(Request):
 
 @dataclass(slots=True)
 class Pull:
-    """One pull; ``look`` goes on where it has come to."""
+    """State of one pull; each ``look`` continues where the last one ended."""
 
     topic: str
     positions: dict[int, int]
     limit: int
     max_bytes: int
     filter: Filter
-    #: Messages by the queue and the offset of the first.
+    #: Messages, with their queue and the offset of the first.
     _parts: list[tuple[int, int, pa.Table]] = field(default_factory=list)
     _rows: int = 0
     _bytes: int = 0
-    #: The next message would be too much.
+    #: True if the next message would exceed max_bytes.
     _full: bool = False
-    #: Queues in which there was more at the last look; None: not looked yet.
+    #: Queues that had more at the last look; None: no look yet.
     _open: list[int] | None = None
 
     @property
     def filters(self) -> bool:
-        """Whether some messages may not be wanted."""
+        """Return True if the filter may drop messages."""
         return isinstance(self.filter, SqlFilter) or bool(self.filter.columns)
 
     @property
     def is_done(self) -> bool:
-        """Whether to answer at once: there is enough, or as much as one look brings."""
+        """Return True if the pull has enough messages, or all that one look returns."""
         some = self._rows >= self.limit or bool(self._rows and self.filters)
         return some or self._full or bool(self._rows and not self._open)
 
     def pulled(self) -> Pulled:
-        """What was found, and where it has come to."""
+        """Return the messages and the next positions."""
         parts = [part for *_, part in sorted(self._parts, key=lambda part: part[:2])]
         found = pa.concat_tables(parts) if parts else schema.READ.empty_table()
         return Pulled(found, dict(self.positions))
 
     def look(self, engine: Engine) -> bool:
-        """Read what is there, up to the limits; whether there may be more behind it."""
+        """Read messages up to the limits; return True if there may be more."""
         queues = list(self.positions) if self._open is None else self._open
         rows = SCAN_ROWS if self.filters else self.limit - self._rows
         asked = {queue_id: self.positions[queue_id] for queue_id in queues}
@@ -122,7 +124,7 @@ class Pull:
         self.positions.update((each.queue_id, each.start) for each in stretches)
         stretches = [each for each in stretches if len(each)]
         self._open = [each.queue_id for each in stretches]
-        # Which queue comes first changes from look to look, so that none is always last.
+        # The first queue changes from look to look, so that no queue is always last.
         turn = engine.new_delivery() % max(1, len(stretches))
         for each in (*stretches[turn:], *stretches[:turn]):
             if self._rows < self.limit and not self._full:
@@ -130,7 +132,7 @@ class Pull:
         return bool(stretches)
 
     def look_everywhere(self) -> None:
-        """There may be something new in any queue."""
+        """Let the next look read all queues again."""
         self._open = None
 
     def _take(self, engine: Engine, stretch: _Stretch, *, topic_id: int) -> None:
@@ -142,12 +144,12 @@ class Pull:
             _, bounds = engine.submit(Offsets(self.topic))
             if bounds[stretch.queue_id][0] <= stretch.start:
                 raise
-            return  # It has expired meanwhile: the next look begins behind it.
+            return  # It has expired meanwhile: the next look begins after it.
         whole = done == len(offsets)
         self.positions[stretch.queue_id] = stretch.stop if whole else int(offsets[done])
 
     def _wanted(self, engine: Engine, stretch: _Stretch, *, topic_id: int) -> tuple[Int64s, Places]:
-        """The offsets that the filter wants, and where they lie."""
+        """Return the offsets that match the filter, and their places."""
         offsets = stretch.offsets
         queue_ids = np.full(len(offsets), stretch.queue_id, dtype=np.int32)
         places = locate(
@@ -168,7 +170,7 @@ class Pull:
     def _read(
         self, engine: Engine, places: Places, *, topic_id: int, queue_id: int, offsets: Int64s
     ) -> int:
-        """Read messages one after the other until there is enough; how many it took."""
+        """Read messages until there are enough; return how many were read."""
         done, step = 0, _FIRST_ROWS
         while done < len(offsets) and self._rows < self.limit and not self._full:
             stop = min(len(offsets), done + step, done + self.limit - self._rows)
@@ -182,7 +184,7 @@ class Pull:
             ).cast(schema.READ)
             sizes = _sizes(found)
             ends = self._bytes + np.cumsum(sizes)
-            # The first one comes however large it is.
+            # The first message is returned at any size.
             taken = int(np.count_nonzero((ends <= self.max_bytes) | (ends == sizes)))
             if taken:
                 self._parts.append((queue_id, int(offsets[done]), found.slice(0, taken)))
@@ -195,24 +197,25 @@ class Pull:
 
 
 def _sizes(messages: pa.Table) -> Int64s:
-    """The bytes of each body."""
+    """Return the size of each body in bytes."""
     sizes: Int64s = pc.binary_length(messages["body"]).to_numpy().astype(np.int64)
     return sizes
 
 
 def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> Pulled:
-    """Look until there is a message, or ``wait_ms`` have passed."""
+    """Pull until there is a message, or until ``wait_ms`` have passed."""
     deadline = engine.clock.now_ms() + wait_ms
-    topic_id = engine.state.topic(pull.topic).topic.topic_id
     while True:
+        # Each time again: the topic may have been deleted and recreated.
+        topic_id = engine.state.topic(pull.topic).topic.topic_id
         version = engine.arrivals.version(topic_id)
         more = pull.look(engine)
         if pull.is_done:
             return pull.pulled()
         if more and not pull.filters:
             continue
-        if engine.clock.now_ms() >= deadline or engine.arrivals.closed:
+        if engine.clock.now_ms() >= deadline or engine.arrivals.closed or caller.waits_no_more():
             return pull.pulled()
         if not more:
             pull.look_everywhere()
-            engine.arrivals.wait(topic_id, version, at_ms=deadline)
+            engine.arrivals.wait(topic_id, version, at_ms=caller.look_at_ms(engine.clock, deadline))

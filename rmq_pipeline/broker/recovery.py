@@ -1,7 +1,9 @@
-"""The state at start: DuckDB's tables at their log position, and the frames after it."""
+"""State at start: DuckDB's tables at their log position, and the frames after it."""
 
 import itertools
-from typing import Final
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +14,23 @@ from rmq_pipeline.broker.members.queue_locks import QueueLock
 from rmq_pipeline.broker.scheduling.schedule import Scheduled
 from rmq_pipeline.broker.state import State, Window
 from rmq_pipeline.broker.stored import placed
-from rmq_pipeline.broker.writer import EVENTS, MESSAGES
+from rmq_pipeline.broker.writer import EVENTS, KEYED_STATE, MESSAGES
+from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.group import Group
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.commit_log import CommitLog, Section
 from rmq_pipeline.store.database import StoredState
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.sound_texts import with_sound_texts
 from rmq_pipeline.topic import Topic
 
+log = logging.getLogger(__name__)
+
 _NAMING: Final = (Kind.TOPIC, Kind.GROUP)
+_Decoded = TypeVar("_Decoded")
 
 
 def recover(stored: StoredState, commit_log: CommitLog) -> State:
-    """The state that the log says, without reading more of it than dispatch has not seen."""
+    """Rebuild the state of the log, reading only the frames that DuckDB does not have."""
     state = State(
         next_topic_id=stored.next_topic_id,
         next_group_id=stored.next_group_id,
@@ -71,32 +78,80 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
 def replay(state: State, commit_log: CommitLog, *, start: int) -> None:
     """Apply all frames from ``start`` on.
 
-    A frame has its events behind its messages, whichever were decided first. What is named comes
-    first here: a message may lie in a topic, or in a queue of it, that its own frame has made.
-    What is deleted goes last, with what was stored in it.
+    A frame stores its events after its messages. Replay applies the events that create topics and
+    groups first, because a message may be in a topic or queue that its own frame creates. Events
+    that delete topics and groups come last, together with the messages stored in them.
     """
-    for _, sections in commit_log.frames(start, commit_log.end):
-        events = [
-            rows
-            for section in sections
-            if section.kind == EVENTS
-            for rows in event_rows.from_batch(section.batch)
-        ]
-        for rows in events:
-            if rows.kind in _NAMING:
-                state.apply(rows)
-        for section in sections:
-            if section.kind == MESSAGES:
-                state.append(placed.from_batch(section.batch), section.position)
-        for rows in events:
-            if rows.kind in _NAMING:
-                _take_names(state, rows)
-            else:
-                state.apply(rows)
+    position = start
+    for end, sections in commit_log.frames(start, commit_log.end):
+        state.position = position
+        try:
+            _replay_frame(state, sections)
+        except (ValueError, LookupError, TypeError) as error:
+            raise _undecodable(commit_log, position, sections=sections, why=error) from error
+        position = end
+
+
+def _undecodable(
+    commit_log: CommitLog, position: int, *, sections: Sequence[Section], why: Exception
+) -> CorruptLogError:
+    file = commit_log.file_of(position)
+    holds = ", ".join(map(_described, sections))
+    return CorruptLogError(
+        f"{file.path}: the frame at position {position} (byte {file.offset_of(position)}) is whole,"
+        f" and cannot be applied: {why!r}. It holds {holds}.",
+        remedy="Start the version of rmq_pipeline that wrote it, or restore the home from a copy.",
+    )
+
+
+def _described(section: Section) -> str:
+    rows = section.batch
+    if section.kind != MESSAGES or not rows.num_rows:
+        return f"{rows.num_rows} rows of kind {section.kind}"
+    topic_id, queue_id, offset = (
+        rows.column(name)[0] for name in ("topic_id", "queue_id", "queue_offset")
+    )
+    return (
+        f"{rows.num_rows} messages of topic {topic_id} from offset {offset} of queue {queue_id} on"
+    )
+
+
+def _replay_frame(state: State, sections: Sequence[Section]) -> None:
+    events = [
+        rows
+        for section in sections
+        if section.kind == EVENTS
+        for rows in _decoded(section, lambda batch: list(event_rows.from_batch(batch)))
+    ]
+    for rows in events:
+        if rows.kind in _NAMING:
+            state.apply(rows)
+    for section in sections:
+        if section.kind == MESSAGES:
+            state.append(_decoded(section, placed.from_batch), section.position)
+        elif section.kind == KEYED_STATE:
+            state.keep(section.batch)
+    for rows in events:
+        if rows.kind in _NAMING:
+            _take_names(state, rows)
+        else:
+            state.apply(rows)
+
+
+def _decoded(section: Section, decode: Callable[[pa.RecordBatch], _Decoded]) -> _Decoded:
+    """Decode a section; replace bad UTF-8, which older versions accepted."""
+    try:
+        return decode(section.batch)
+    except UnicodeDecodeError:
+        log.warning("bad UTF-8 in texts is replaced: %s", _described(section))
+        return decode(with_sound_texts(section.batch))
 
 
 def _take_names(state: State, events: EventRows) -> None:
-    """Give topics and groups their names again: a deletion before took those of older ones."""
+    """Restore the names of topics and groups.
+
+    An earlier deletion may have removed a reused name.
+    """
     for row in range(len(events)):
         if events.kind == Kind.TOPIC:
             topic = Topic.from_json(events.detail_of(row))
@@ -118,7 +173,7 @@ def _load_consumptions(state: State, stored: StoredState) -> None:
 
 
 def _runs(kind: Kind, table: pa.Table) -> list[EventRows]:
-    """A state table as events that set its rows, queue by queue; it is sorted by them."""
+    """Return a sorted state table as events that set its rows, queue by queue."""
     columns = {
         field.name: table.column(field.name).to_numpy()
         for field in table.schema
@@ -142,7 +197,7 @@ def _runs(kind: Kind, table: pa.Table) -> list[EventRows]:
 
 
 def _failures(rows: pa.Table) -> list[str | None] | None:
-    """The last failures of unsettled messages, or those for which message groups were given up."""
+    """Return the failures of unsettled messages, or those behind quarantines."""
     if "failure" not in rows.column_names:
         return None
     said = rows.column("failure")

@@ -1,23 +1,26 @@
-"""Room on the disk: what gets a part of the log's reserve, and when that is made whole again."""
+"""Free space on the disk: drawing on the log's reserve, and refilling it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from rmq_pipeline.broker.home import Home
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request, Writer
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.log_file import FULL
 from rmq_pipeline.store.reserve import Reserve
 
 
 def part_of(reserve_bytes: int) -> int:
-    """How much of a reserve to give at a time."""
+    """Return the bytes of a reserve to release at a time."""
     return max(1, reserve_bytes // 8)
 
 
 def give_up_reserve(folder: Path, reserve_bytes: int) -> None:
-    """Give a part of the reserve to the disk before its log is open.
+    """Release a part of the reserve before the log is open.
 
     Raises:
-        StoreFullError: nothing is left of it.
+        StoreFullError: nothing of the reserve is left.
     """
     reserve = Reserve(folder, wanted_bytes=reserve_bytes)
     try:
@@ -26,13 +29,29 @@ def give_up_reserve(folder: Path, reserve_bytes: int) -> None:
         reserve.close()
 
 
+def note_open(home: Home, settings: Settings) -> None:
+    """Mark a home as open; on a full disk, release parts of the reserve for that."""
+    while True:
+        try:
+            home.note_open()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            give_up_reserve(home.log, settings.reserve_bytes)
+        else:
+            return
+
+
 @dataclass(frozen=True, slots=True)
 class RefillReserve(Request):
-    """Set aside again what was drawn, when the disk can spare it; nothing is stored."""
+    """Request that refills the reserve if the disk has space; nothing is stored.
+
+    The log also records how far it is synced, which costs a system call if it has grown.
+    """
 
     writer: Writer
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """By the writer thread, because the log makes files meanwhile."""
+        """Refill it in the writer's thread, which also creates the log files."""
         self.writer.log.refill_reserve()
         return Decision()

@@ -1,11 +1,18 @@
-"""The broker's state in memory: exactly what the commit log says. ``apply`` is its only writer."""
+"""The broker's state in memory: the content of the commit log.
+
+Requests only read it. The writer applies stored rows to it, and recovery replays them.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
+from rmq_pipeline import group as groups
+from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.redriven import Redriven
 from rmq_pipeline.broker.members.queue_locks import QueueLocks
@@ -27,10 +34,30 @@ from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import FIRST_TOPIC_ID, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
 
+#: Remedy if a topic has the name of a group, or a group that of a topic.
+_ORDER: Final = (
+    "Check the name and the order: receive(group, topic) in Python, `rmq receive TOPIC GROUP` on"
+    " the command line."
+)
+
+
+#: Kinds of events that callers look up in DuckDB, and the kind that stands for each in
+#: ``changed_at``.
+_LOOKED_UP: Final = {
+    Kind.SINK_FILE: Kind.SINK_FILE,
+    Kind.SINK_REPLACED: Kind.SINK_FILE,
+    Kind.EFFECT: Kind.EFFECT,
+    Kind.SEGMENT: Kind.SEGMENT,
+    Kind.SEGMENTS_REPLACED: Kind.SEGMENT,
+    Kind.EVENT_SEGMENT: Kind.SEGMENT,
+    Kind.EVENT_SEGMENTS_REPLACED: Kind.SEGMENT,
+    Kind.EXPIRED: Kind.SEGMENT,
+}
+
 
 @dataclass(slots=True)
 class Queue:
-    """A message queue: offsets [min_offset, max_offset) exist."""
+    """Message queue: offsets [min_offset, max_offset) exist."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -39,32 +66,32 @@ class Queue:
 
 @dataclass(slots=True)
 class TopicState:
-    """A topic and its queues."""
+    """Topic and its queues."""
 
     topic: Topic
     queues: list[Queue]
 
     def messages(self) -> int:
-        """Messages ever stored; also where the round robin over its queues stands."""
+        """Return how many messages were ever stored; the round robin over the queues uses it."""
         return sum(queue.max_offset for queue in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The lease under which one run does one kind of background work."""
+    """Lease under which one run does one kind of background work."""
 
     name: str
     owner: str
     epoch: int
     expires_at_ms: int
-    #: The last settle that took effect under this name, so that repeating it is answered alike.
+    #: Last settle under this name, so that a repeated settle gets the same answer.
     settle_id: str = ""
     settle_answer: str = ""
 
 
 @dataclass(slots=True)
 class State:
-    """Everything the verbs decide on."""
+    """State on which the verbs decide."""
 
     topics: dict[int, TopicState] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
@@ -83,31 +110,50 @@ class State:
     next_topic_id: int = FIRST_TOPIC_ID
     next_group_id: int = 1
     last_at_ms: int = 0
+    #: Log position of the frame being applied; set before it is applied.
+    position: int = 0
+    #: Log position of the last frame that changed data looked up in DuckDB. Keys: a kind, and the
+    #: ids of the owner. Entries that DuckDB has are removed.
+    changed_at: dict[tuple[int, ...], int] = field(default_factory=dict)
+    #: Lead of the broker's time over the wall clock, in ms; never below 0.
+    ahead_ms: int = 0
 
     def topic(self, name: str) -> TopicState:
-        """The topic of that name.
+        """Return the topic of that name.
 
         Raises:
-            TopicNotFoundError: there is none.
+            TopicNotFoundError: the topic does not exist.
+            IllegalTopicError: the name is not valid.
         """
         found = self.topics.get(self.topic_ids.get(name, 0))
         if found is None:
+            topics.check_known(name)
+            if name in self.group_ids:
+                raise TopicNotFoundError(
+                    f"There is no topic {name}, but a consumer group.", remedy=_ORDER
+                )
             raise TopicNotFoundError(f"There is no topic {name}.")
         return found
 
     def group(self, name: str) -> Group:
-        """The consumer group of that name.
+        """Return the consumer group of that name.
 
         Raises:
-            ConsumerGroupNotFoundError: there is none.
+            ConsumerGroupNotFoundError: the group does not exist.
+            IllegalConsumerGroupError: the name is not valid.
         """
         found = self.groups.get(self.group_ids.get(name, 0))
         if found is None:
+            groups.check_name(name)
+            if name in self.topic_ids:
+                raise ConsumerGroupNotFoundError(
+                    f"There is no consumer group {name}, but a topic.", remedy=_ORDER
+                )
             raise ConsumerGroupNotFoundError(f"There is no consumer group {name}.")
         return found
 
     def consumption(self, group: Group, topic_id: int, *, queue_id: int) -> Consumption:
-        """What the group has done with the queue; nothing yet, for a new one."""
+        """Return the group's state on the queue; an empty one if it is new."""
         key = (group.group_id, topic_id, queue_id)
         found = self.consumptions.get(key)
         if found is None:
@@ -118,16 +164,16 @@ class State:
         return found
 
     def keeps_order(self, group: Group, topic_id: int) -> bool:
-        """Whether the group takes the topic in order by message group."""
+        """Return True if the group takes the topic in order by message group."""
         topic = self.topics.get(topic_id)
         lite = topic is not None and topic.topic.type == "lite"
         return lite or group.order == "message_group"
 
     def fence(self, window: tuple[str, int] | None) -> int:
-        """The epoch of a window that is still the newest; 0 for none.
+        """Return the epoch of a window if it is the newest; 0 without a window.
 
         Raises:
-            FencedError: a newer window of that name was opened, or this one was closed.
+            FencedError: a newer epoch has opened the window, or it was closed.
         """
         if window is None:
             return 0
@@ -141,7 +187,7 @@ class State:
         return epoch
 
     def append(self, placed: Placed, position: int) -> None:
-        """Messages were stored in the section at ``position``."""
+        """Add the messages of the section at ``position``."""
         topic = self.topics.get(placed.topic_id)
         if topic is None:
             return
@@ -154,13 +200,17 @@ class State:
         for queue_id, rows in placed.index_rows(position):
             queue = topic.queues[queue_id]
             queue.max_offset = rows.base + len(rows)
-            if placed.topic_id not in (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID):
+            if placed.topic_id in (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID):
+                self.changed_at[Kind.TOPIC, placed.topic_id] = self.position
+            else:
                 queue.index.append(rows)
 
     def apply(self, events: EventRows) -> None:
-        """Change the state as the events say; nothing is decided here."""
+        """Apply events to the state."""
         self.last_at_ms = max(self.last_at_ms, events.at_ms)
         kind = events.kind
+        if (looked_up := _LOOKED_UP.get(kind)) is not None:
+            self.changed_at[looked_up, events.group_id] = self.position
         if kind == Kind.LEASE:
             self.paces.delivered(events.group_id, len(events), now_ms=events.at_ms)
         if kind <= Kind.QUEUE_UNLOCKED:
@@ -229,7 +279,7 @@ class State:
                 )
 
     def put_topic(self, topic: Topic) -> TopicState:
-        """A topic was created or altered."""
+        """Add or change a topic."""
         state = self.topics.get(topic.topic_id)
         if state is None:
             state = self.topics[topic.topic_id] = TopicState(topic, [])
@@ -241,7 +291,7 @@ class State:
         return state
 
     def put_group(self, group: Group) -> None:
-        """A consumer group was created or altered."""
+        """Add or change a consumer group."""
         self.groups[group.group_id] = group
         self.paces.put(group, self.last_at_ms)
         self.group_ids[group.name] = group.group_id
@@ -281,8 +331,22 @@ class State:
             before.settle_answer if before else "",
         )
 
+    def keep(self, keyed_state: pa.RecordBatch) -> None:
+        """Record that keyed state was stored; the state itself is in DuckDB only."""
+        ids = keyed_state.schema.metadata
+        owner = int(ids[b"group_id"]), int(ids[b"topic_id"])
+        self.changed_at[Kind.SETTLED, *owner] = self.position
+
+    def changed(self, kind: Kind, *owner: int) -> int:
+        """Return the log position of the last frame that changed ``kind``; -1: DuckDB has it."""
+        return self.changed_at.get((kind, *owner), -1)
+
+    def forget_changes(self, dispatched: int) -> None:
+        """Drop the changes before a log position, because DuckDB has them."""
+        self.changed_at = {key: at for key, at in self.changed_at.items() if at >= dispatched}
+
     def learn(self, skipped: Skipped) -> None:
-        """Keep what a receive saw of groups that it passed over."""
+        """Keep the offsets of groups that a receive skipped."""
         key = (skipped.group_id, skipped.topic_id, skipped.queue_id)
         found = self.consumptions.get(key)
         if found is not None:

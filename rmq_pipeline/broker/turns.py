@@ -1,24 +1,24 @@
-"""Who may decide and who may write: one thread each, frames in the order they were decided.
+"""Turns to decide and to write: one thread each, with frames in the order of their decisions.
 
-A frame of bulk may be decided while the frame of bulk before it is written. Beside the short write
-of a small frame that gains nothing, and takes the interpreter from who is to be answered.
+A bulk frame may be decided while the bulk frame before it is written. During the short write of a
+small frame that gains nothing: it takes the interpreter from the thread that answers.
 """
 
 import threading
 
 
 class Turns:
-    """A frame is taken, decided, written; each has a number, in order. For any thread."""
+    """Turns of frames, which are taken, decided and written in order; safe for all threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        #: Frames so far that were taken; of these decided; of these written.
+        #: Number of frames taken so far; of those decided; of those written.
         self._taken = 0
         self._decided = 0
         self._written = 0
-        #: Whether the frame taken last is bulk.
+        #: True if the last frame taken is bulk.
         self._bulk = False
-        #: Threads in ``take``: nobody goes past them.
+        #: Number of threads in ``take``; ``try_take`` does not overtake them.
         self._waiting = 0
         self._stopped = False
         self._closed = False
@@ -35,14 +35,17 @@ class Turns:
         return self._taken
 
     def try_take(self, *, bulk: bool) -> int | None:
-        """The number of a frame to decide now, if nobody else has or wants the turn."""
+        """Return the number of a frame to decide now.
+
+        The result is None if another thread has the turn or waits for it.
+        """
         with self._changed:
             if self._waiting or not self._is_free(bulk=bulk):
                 return None
             return self._take(bulk=bulk)
 
     def take(self, *, bulk: bool) -> int:
-        """The same, as soon as it is possible."""
+        """Wait for the turn; return the number of a frame to decide."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: self._is_free(bulk=bulk))
@@ -50,16 +53,17 @@ class Turns:
             return self._take(bulk=bulk)
 
     def decided(self) -> None:
-        """The frame taken last is decided; the next may be."""
+        """Mark the last frame taken as decided; the next frame may be taken."""
         with self._changed:
             self._decided = self._taken
             self._changed.notify_all()
 
     def wait_to_write(self, frame: int) -> bool:
-        """Wait until all frames before this one are written.
+        """Wait until all earlier frames are written.
 
         Returns:
-            False, if it is still being decided, when that has to stop: a frame before it failed.
+            False if an earlier frame has failed while this one is being decided. Then deciding must
+            stop.
         """
         with self._changed:
             self._changed.wait_for(
@@ -68,30 +72,30 @@ class Turns:
             return self._written == frame - 1
 
     def has_before(self, frame: int) -> bool:
-        """Whether a frame before this one is not written yet."""
+        """Return True if an earlier frame is not written yet."""
         return self._written < frame - 1
 
     def written(self) -> None:
-        """The frame that was to be written is; the next may be."""
+        """Mark the frame as written; the next one may be written."""
         with self._changed:
             self._written += 1
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let nobody decide; returns when nobody does."""
+        """Stop the deciding of frames; return when no frame is being decided."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._taken == self._decided)
 
     def go_on(self) -> None:
-        """Deciding may go on."""
+        """Allow the deciding of frames again."""
         with self._changed:
             self._stopped = False
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody take a frame any more; returns when all are written."""
+        """Let no frame be taken from now on; return when all are written."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: self._taken == self._written)

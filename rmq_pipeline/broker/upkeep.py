@@ -1,9 +1,9 @@
-"""Background work by the broker itself: all of it in mode self, what is overdue in mode dagster."""
+"""Background work by the broker itself: all of it in mode self, overdue work in mode dagster."""
 
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,32 +22,50 @@ from rmq_pipeline.store.events import Kind
 log = logging.getLogger(__name__)
 
 Mode = Literal["self", "dagster", "none"]
-#: Slice of one call, so that a closing broker does not wait for long.
+#: Longest single call, so that a closing broker need not wait long.
 _SLICE_MS = 5_000
 _REVIVE_EVERY_MS = 1_000
 _ARCHIVE_EVERY_MS = 60_000
+#: In mode dagster: interval of looks for overdue work on the archive.
+_ARCHIVE_LOOK_MS = 5_000
 _LIMIT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class NoteFallback(Request):
-    """The broker did a job that was overdue."""
+    """Request that records an overdue job done by the broker."""
 
     job: str
     overdue_ms: int
     report: dict[str, Any]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """One event."""
+        """Store one event."""
         detail = {"job": self.job, "overdue_ms": self.overdue_ms, "report": self.report}
         return Decision(events=[single(Kind.UPKEEP_FALLBACK, now_ms, detail=json.dumps(detail))])
 
 
 class Upkeep:
-    """The threads that do background work inside the broker."""
+    """Threads for background work inside the broker."""
 
-    def __init__(self, engine: Engine, mode: Mode, *, archive: Sequence[Callable[[], Any]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mode: Mode,
+        *,
+        archive: Mapping[str, Callable[[], Any]],
+        due: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            archive: jobs of the archive, by name, in this order.
+            due: returns the due work, as ``Broker.due`` does.
+        """
         self._engine = engine
+        self._archive, self._due = archive, due
+        #: Job of the archive -> since when it has been due without a window.
+        self._due_since_ms: dict[str, int] = {}
         self._bell = threading.Condition()
         self._stopped = False
         self.last_fallback: dict[str, Any] | None = None
@@ -55,9 +73,11 @@ class Upkeep:
         if mode == "self":
             jobs = [self._going_on(self._deliver_slice), self._going_on(self._check_slice)]
             jobs.append(self._every(_REVIVE_EVERY_MS, self._revive))
-            jobs.append(self._every(_ARCHIVE_EVERY_MS, *archive))
+            jobs.append(self._every(_ARCHIVE_EVERY_MS, *archive.values()))
         elif mode == "dagster":
             jobs = [self._every(_REVIVE_EVERY_MS, self._fall_back)]
+            # A seal takes longer with a longer log; revive must not wait for it.
+            jobs.append(self._every(_ARCHIVE_LOOK_MS, self._fall_back_archive))
         self._threads = [
             threading.Thread(target=job, name="rmq-upkeep", daemon=True) for job in jobs
         ]
@@ -65,7 +85,7 @@ class Upkeep:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; wakes them from their waits."""
+        """Wake and end the threads."""
         with self._bell:
             self._stopped = True
             self._bell.notify_all()
@@ -102,7 +122,7 @@ class Upkeep:
         return run
 
     def _try(self, job: Callable[[], Any]) -> None:
-        """A refusal (a full disk, a closing broker) is logged; the next turn tries again."""
+        """Run a job. After a refusal (full disk, closing broker), log it; the next turn retries."""
         if self._stopped:
             return
         try:
@@ -120,10 +140,10 @@ class Upkeep:
                     self._bell.wait(1.0)
 
     def _fall_back(self) -> None:
-        """Do what Dagster's runs should have done long ago, and leave a trace of it.
+        """Do the overdue work of Dagster's runs, and record it.
 
-        A live window is not waited for. It may be in the call of one topic's checker, which takes
-        as long as it takes, and the producers of all other topics are not asked meanwhile.
+        Does not wait for live windows. A run may spend long in the checker of one topic, and
+        the producers of all other topics would get no checks meanwhile.
         """
         unburied = self._engine.unburied
         due = self._engine.submit(Due(unburied.offsets()))
@@ -141,8 +161,26 @@ class Upkeep:
             report = self._revive()
             if any(report[done] for done in ("revived", "parked", "dead_lettered")):
                 self._note("revive", due["now_ms"] - ended, report=report)
-        elif unburied and unburied.take_time(due["now_ms"]):  # which are not due: no run is for it
+        elif unburied and unburied.take_time(due["now_ms"]):  # no run retries these
             bury(self._engine, None, limit=AT_ONCE, again=True)
+
+    def _fall_back_archive(self) -> None:
+        """Seal, merge and expire what no window has done; without that, the disk fills up.
+
+        A job with an open window is skipped; the remaining work is due for the next window.
+        """
+        jobs, now_ms = self._due()["jobs"], self._engine.clock.now_ms()
+        for job, do in self._archive.items():
+            if not jobs[job]["due"] or jobs[job].get("window"):
+                self._due_since_ms.pop(job, None)
+                continue
+            overdue_ms = now_ms - self._due_since_ms.setdefault(job, now_ms)
+            if overdue_ms <= self._engine.settings.fallback_overdue_ms:
+                continue
+            del self._due_since_ms[job]
+            report = do()
+            if any(report.values()):
+                self._note(job, overdue_ms, report=report)
 
     def _note(self, job: str, overdue_ms: int, *, report: dict[str, Any]) -> None:
         self._engine.submit(NoteFallback(job, overdue_ms, report))

@@ -1,4 +1,4 @@
-"""Windows: the lease under which one run at a time does a kind of background work."""
+"""Windows: leases under which one run at a time does a kind of background work."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ def _check(name: str, duration_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow(Request):
-    """Become the one that does this work."""
+    """Request that opens a window."""
 
     name: str
     owner: str
@@ -32,10 +32,10 @@ class OpenWindow(Request):
     takeover: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """A new epoch, unless somebody's lease still runs.
+        """Open a new epoch, unless another owner's lease runs.
 
-        With a consumer's window the deliveries of older epochs are given back at once, their
-        attempts not counted: the run they were given to is gone, and that is no fault of theirs.
+        Opening a consumer's window releases the deliveries of older epochs at once. Their attempts
+        do not count, because the run that held them is gone, and the messages are not at fault.
         """
         _check(self.name, self.duration_ms)
         group_id = 0
@@ -44,7 +44,7 @@ class OpenWindow(Request):
         current = state.windows.get(self.name)
         live = current is not None and current.expires_at_ms > now_ms
         if current is not None and live and not self.takeover:
-            if current.owner == self.owner:  # it asks again, because the answer got lost
+            if current.owner == self.owner:  # repeated after a lost answer
                 return Decision({"epoch": current.epoch, "expires_at_ms": current.expires_at_ms})
             return Decision(
                 {
@@ -55,7 +55,7 @@ class OpenWindow(Request):
             )
         epoch = current.epoch + 1 if current is not None else 1
         expires = now_ms + self.duration_ms
-        # It never closed: its process was killed, or ended itself over a message.
+        # The last run did not close its window: it was killed, or a message ended its process.
         unclosed = current is not None and current.expires_at_ms > 0
         decision = Decision(
             {"epoch": epoch, "expires_at_ms": expires, "follows_unclosed": unclosed}
@@ -97,14 +97,14 @@ def _end_older(state: State, group_id: int, *, epoch: int, now_ms: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class RenewWindow(Request):
-    """Hold a window for longer."""
+    """Request that extends a window."""
 
     name: str
     epoch: int
     duration_ms: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Refused when a newer epoch was opened, or this one closed."""
+        """Refuse if a newer epoch was opened, or this one was closed."""
         _check(self.name, self.duration_ms)
         state.fence((self.name, self.epoch))
         expires = now_ms + self.duration_ms
@@ -121,13 +121,13 @@ class RenewWindow(Request):
 
 @dataclass(frozen=True, slots=True)
 class CloseWindow(Request):
-    """Let the next one begin; closing twice, or after a newer one, changes nothing."""
+    """Request that closes a window. Has no effect on a closed window or one with a newer epoch."""
 
     name: str
     epoch: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """An event, unless it is over already."""
+        """Store one event, unless the window is closed already."""
         current = state.windows.get(self.name)
         if current is None or current.epoch != self.epoch or current.expires_at_ms == 0:
             return Decision()

@@ -1,1 +1,1 @@
-"""Failures: tried again, held, given up, buried, and opened again."""
+"""Outcomes of failed deliveries: retry, park, dead-letter, and redrive."""

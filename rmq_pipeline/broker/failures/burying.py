@@ -1,4 +1,4 @@
-"""Bringing doomed messages to the dead letters: find, read, copy and settle."""
+"""Dead-lettering: find the marked messages, read them, copy them, and settle the originals."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -25,16 +25,16 @@ from rmq_pipeline.store.commit_log import CommitLog
 log = logging.getLogger(__name__)
 
 _COLUMNS = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
-#: Messages that one frame buries, limits.STEP_BYTES of them at most; also how many a caller does
-#: that was to do something else.
+#: Messages that one frame dead-letters (their bodies: limits.STEP_BYTES at most). Also the most
+#: that one call dead-letters as a side task.
 AT_ONCE = 10_000
-#: What reading raises where the store is damaged, or lacks something.
+#: Raised by reading when the store is damaged or a message is gone.
 _UNREADABLE = (CorruptLogError, StorageError, LookupError)
 
 
 @dataclass(slots=True)
 class Buried:
-    """How many there were; and by queue and offset what keeps others from it, of those tried."""
+    """Result of one dead-lettering: the number of copies, and the errors by queue and offset."""
 
     n: int = 0
     kept: dict[QueueKey, dict[int, Exception]] = field(default_factory=dict)
@@ -47,17 +47,17 @@ def bury(
     limit: int | None = None,
     again: bool = False,
 ) -> Buried:
-    """Copy what is doomed in these queues (None: in all) to its dead letters.
+    """Copy the messages marked for dead-lettering in these queues (None: all) to the dead letters.
 
-    What cannot be read, or copied, stays doomed and is noted (unburied.py): it keeps no other from
-    its dead letters, and whoever buries from what he was to do.
+    A message that cannot be read or copied stays marked, and is retried later. It stops
+    neither the other messages nor the caller.
 
     Args:
-        limit: after so many it ends; None: when nothing is doomed there any more.
-        again: try what could not be buried before, too.
+        limit: stop after this many messages; None: continue until no marked message is left.
+        again: also retry the messages that failed before.
 
     Raises:
-        RocketMQError: nothing can be stored now, of whatever queue.
+        RocketMQError: the store accepts no writes now, for any queue.
     """
     unburied, buried = engine.unburied, Buried()
     chosen = tuple(keys) if keys is not None else None
@@ -69,7 +69,8 @@ def bury(
             unburied.note(doomed.key, doomed.queue_offset, kept=kept)
             if kept:
                 buried.kept.setdefault(doomed.key, {}).update(kept)
-                # It would be found again, and much of it in the place of others.
+                # Otherwise the next FindDoomed returns it again, and the limit leaves no place for
+                # others.
                 offsets = np.array([*kept], dtype=np.int64)
                 but[doomed.key] = np.concatenate([but.get(doomed.key, offsets[:0]), offsets])
         if not found:
@@ -80,7 +81,7 @@ def bury(
 
 
 def told(error: Exception) -> Exception:
-    """What keeps a message from being buried, as a caller is told."""
+    """Return the error to raise to a caller when a message cannot be dead-lettered."""
     if isinstance(error, (RocketMQError, LookupError)):
         return error
     said = OperatorError(f"A message cannot be buried: {error}")
@@ -89,10 +90,10 @@ def told(error: Exception) -> Exception:
 
 
 def finish_burying(engine: Engine) -> None:
-    """Bury what a broker left doomed that was cut off after the step that doomed it.
+    """Dead-letter the messages that a stopped broker had marked but not copied.
 
-    Before anybody receives: with order the message groups of these messages stand still until then.
-    Where it cannot be done the home opens all the same, and revive tries again.
+    Runs before the first receive, because in order these message groups are blocked until then. On
+    an error the home opens all the same, and revive retries.
     """
     try:
         buried = bury(engine, None).n
@@ -104,10 +105,10 @@ def finish_burying(engine: Engine) -> None:
 
 
 def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
-    """Bury a queue's, and count them; by offset what keeps the others from it.
+    """Dead-letter and count the messages of one queue; return the errors of the others by offset.
 
     Raises:
-        RocketMQError: nothing can be stored now, of whatever queue.
+        RocketMQError: the store accepts no writes now, for any queue.
     """
     done, before = 0, engine.log
     try:
@@ -124,10 +125,11 @@ def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, 
 
 
 def _bury_each(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
-    """One frame for each of them, but for those that cannot be read or copied."""
+    """Dead-letter messages one frame each; return the errors of the others by offset."""
     before = engine.log
     kept: dict[int, Exception] = {}
-    #: Damaged sections of the log: their messages are read all together or not at all.
+    #: Damaged sections of the log: a section is read as a whole, so none of its messages is
+    #: readable.
     damaged: dict[int, Exception] = {}
     for row, offset in enumerate(doomed.queue_offset.tolist()):
         one = doomed.take(slice(row, row + 1))
@@ -147,17 +149,20 @@ def _bury_each(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, E
 
 
 def _is_for_all(engine: Engine, error: Exception, *, before: CommitLog) -> bool:
-    """Whether it says nothing of a message: the store is full, busy, another's, or was rebuilt."""
+    """Return True if the error concerns the store, not one message.
+
+    The store may be full, busy, owned by another process, or rebuilt during the call.
+    """
     if isinstance(error, _UNREADABLE):
         return not isinstance(error, CorruptLogError) and has_another_log(engine, before)
     return isinstance(error, RocketMQError)
 
 
 def _located(engine: Engine, doomed: Doomed) -> Doomed:
-    """The same, with where they lie now.
+    """Return the messages with their current places.
 
     Raises:
-        LookupError: one of them has expired.
+        LookupError: one of the messages has expired.
     """
     places = locate(
         engine,
@@ -170,7 +175,7 @@ def _located(engine: Engine, doomed: Doomed) -> Doomed:
 
 
 def _parts_of(engine: Engine, located: Doomed) -> Iterator[slice]:
-    """The rows of each frame, which has what is said of each message twice: there, and of it."""
+    """Yield the rows of each frame. A failure counts twice: in the copy and in its event."""
     said = np.array([2 * len(failure) for failure in located.failures], dtype=np.int64)
     for rows in parts(
         engine,
@@ -184,7 +189,7 @@ def _parts_of(engine: Engine, located: Doomed) -> Iterator[slice]:
 
 
 def _bury_part(engine: Engine, doomed: Doomed) -> int:
-    """One frame of them; how many were doomed still."""
+    """Dead-letter messages in one frame; return how many were still marked."""
     state = engine.state
     group = state.groups.get(doomed.key.group_id)
     topic = state.topics.get(doomed.key.topic_id)

@@ -1,4 +1,4 @@
-"""Copying messages that have no attempt left, or were given up, to %DLQ%group."""
+"""Copying exhausted and rejected messages to %DLQ%group."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,21 +22,21 @@ from rmq_pipeline.tables import contiguous
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """Messages of one queue that are to be copied to the group's dead letters."""
+    """Messages of one queue that must be copied to the group's dead letters."""
 
     key: QueueKey
     queue_offset: Int64s
     attempt: Int32s
     position: Int64s
     row: Int32s
-    #: JSON of the last failure; empty when nobody said why.
+    #: JSON of the last failure; empty if the consumer reported none.
     failures: list[str]
 
     def __len__(self) -> int:
         return len(self.queue_offset)
 
     def take(self, rows: slice) -> "Doomed":
-        """These rows."""
+        """Return the messages of these rows."""
         return Doomed(
             self.key,
             self.queue_offset[rows],
@@ -49,15 +49,15 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class FindDoomed(Request):
-    """A question: what is to be dead-lettered, in all queues or in these."""
+    """Query for messages to dead-letter, in all queues or in the given ones."""
 
     keys: tuple[QueueKey, ...] | None
     limit: int
-    #: Offsets to pass over.
+    #: Offsets to skip.
     but: Mapping[QueueKey, Int64s] = field(default_factory=dict)
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the answer is a list of Doomed."""
+        """Return a list of Doomed as the answer; store nothing."""
         found = []
         keys = (
             self.keys if self.keys is not None else tuple(map(QueueKey._make, state.consumptions))
@@ -83,7 +83,7 @@ class FindDoomed(Request):
 
 
 def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str, pa.Array]:
-    """The columns of a send of the copies: where each came from is in its properties."""
+    """Build the columns of a send of the copies. Properties name the origin and the failure."""
     n = len(doomed)
     columns = {
         name: contiguous(messages.column(name))
@@ -118,7 +118,7 @@ def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str,
 
 
 def _explained(text: str) -> dict[str, str]:
-    """The properties that say why; that no attempt is left, where nobody said."""
+    """Return the properties that state the failure; without a report, that no attempt is left."""
     failure = Failure.from_json(text) if text else Failure.unsaid()
     said = {
         "DLQ_REASON": failure.reason,
@@ -131,13 +131,13 @@ def _explained(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Bury(Request):
-    """Copy doomed messages and settle them, in one step."""
+    """Request that copies marked messages and settle the originals, in one step."""
 
     doomed: Doomed
     copies: Send
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Only what is still doomed; the answer is how many there were."""
+        """Copy the messages that are still marked; the answer is their number."""
         key = self.doomed.key
         consumption = state.consumptions.get(key)
         if consumption is None:

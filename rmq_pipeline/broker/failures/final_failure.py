@@ -1,9 +1,10 @@
-"""What becomes of messages that failed for good, and of what follows them: the group's on_failure.
+"""The group's on_failure: the fate of messages that failed permanently, and of later messages.
 
-``dead_letter``: the message goes to the dead letters, what follows it goes on. ``park``: it is
-held, and with order all of its message group behind it, until somebody unparks them.
-``dead_letter_group``: with order its message group is given up, what follows goes to the dead
-letters too, until somebody pardons it.
+``dead_letter``: the message goes to the dead letters, and the later messages are delivered.
+``park``: the message is held until an operator unparks it. With order, all later messages of its
+message group are held too.
+``dead_letter_group``: with order, the message group is quarantined. Its later messages go to the
+dead letters too, until an operator lifts the quarantine.
 """
 
 import json
@@ -23,8 +24,9 @@ from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
-#: What the failures that followers are given take of a frame, in which each has its own copy: so
-#: little that those of all queues of a topic fit into one. Of a follower so much at least.
+#: Share of a frame for the failures of the later messages, each of which has its own copy. The
+#: share is small so that the failures of all queues of a topic fit into one frame. _COPY_BYTES is
+#: the least for one message.
 _COPIES_BYTES: Final = 512 * 1024
 _COPY_BYTES: Final = 256
 
@@ -39,14 +41,14 @@ def give_up(
     settled: Int64s = _NONE,
     keep_behind: bool = False,
 ) -> list[EventRows]:
-    """Events of messages that failed for good, and of those behind them.
+    """Build the events of messages that failed permanently, and of the messages behind them.
 
     Args:
-        failed: rows, of which none lies behind another unless both go to the dead letters.
-        said: JSON of each failure; None: their leases ended, and nobody said anything.
+        failed: rows; none lies behind another unless both go to the dead letters.
+        said: JSON of each failure; None: the leases ended without a report.
         settled: offsets that are settled in the same step.
-        keep_behind: who says so goes on with what lies behind, as its receipts are still good;
-            where all of the message group is given up it cannot.
+        keep_behind: keep the leases behind the failed messages, because the caller still holds
+            their receipts. Has no effect if the message group is quarantined.
     """
     leases = consumption.leases
     offsets, groups = leases.offset[failed], leases.group[failed]
@@ -81,7 +83,7 @@ def give_up(
 def _failures(
     consumption: Consumption, offsets: Int64s, *, said: Sequence[str | None] | None
 ) -> list[str]:
-    """JSON of the failure of each message: said now, or of an earlier delivery, or nothing said."""
+    """Return the failure of each message as JSON: this one, an earlier one, or "no report"."""
     known = consumption.failures
     now = said or [None] * len(offsets)
     unsaid = Failure.unsaid().to_json()
@@ -91,9 +93,9 @@ def _failures(
 def _condemn(
     consumption: Consumption, failed: Rows, *, why: list[str], behind: Rows, now_ms: int
 ) -> list[EventRows]:
-    """Give up the message groups of failed messages, and what of them is unsettled.
+    """Quarantine the message groups of failed messages, with their unsettled messages.
 
-    Where many follow, what they say of the failure is cut: the group's own record has all of it.
+    With many later messages their failure texts are cut; the group's own event has the full text.
     """
     leases = consumption.leases
     groups = leases.group[failed]
@@ -137,12 +139,12 @@ def doomed_with_group(
     now_ms: int,
     copy_bytes: int | None = None,
 ) -> EventRows:
-    """Messages that go to the dead letters because their message group was given up.
+    """Build the events of messages dead-lettered because their message group is quarantined.
 
     Args:
-        failures: JSON of the failure for which each message group was.
-        attempt: their deliveries that count.
-        copy_bytes: how long the failure of each may be; None: as long as it is.
+        failures: JSON of the failure that quarantined each message group.
+        attempt: number of deliveries that count.
+        copy_bytes: most bytes of the failure of each message; None: no limit.
     """
     distinct = {
         group: _of_follower(Failure.from_json(failures[group]), copy_bytes)
@@ -161,13 +163,16 @@ def doomed_with_group(
 
 
 def _of_follower(failure: Failure, most_bytes: int | None) -> str:
-    """JSON of a follower's failure, cut to so many bytes; it is known by its signature, as ever."""
+    """Return a later message's failure as JSON of at most ``most_bytes``.
+
+    The signature is never cut: failures are grouped by it.
+    """
     text = failure.of_follower().to_json()
     for name in ("reason", "error_type", "run_id"):
         while (
             most_bytes is not None and len(text) > most_bytes and (said := getattr(failure, name))
         ):
-            # What a character takes, in JSON, depends on the language; on average it is this.
+            # Bytes a character takes in JSON depend on the language; this is their average.
             left = 1 - (len(text) - most_bytes) / len(json.dumps(said))
             said = said[: max(0, min(int(len(said) * left), len(said) - 1))]
             failure = replace(failure, **{name: said})

@@ -1,4 +1,4 @@
-"""Giving back what lies unsettled behind a failure: receipts void, attempts not counted."""
+"""Releasing the messages behind a failure: receipts become void, attempts do not count."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,10 @@ def release(
     visible_at_ms: int | Int64s,
     delivery: int = WAITING,
 ) -> list[EventRows]:
-    """Give messages back: receipts void, the attempt of a running delivery not counted.
+    """Build the events that release messages: receipts void, a running attempt not counted.
 
     Args:
-        delivery: WAITING, or HELD when they are not to be delivered.
+        delivery: WAITING, or HELD if they must not be delivered.
     """
     leases = consumption.leases
     leased = leases.delivery[rows] > WAITING
@@ -41,9 +41,9 @@ def release(
 def release_running(
     consumption: Consumption, chosen: npt.NDArray[np.bool_], *, now_ms: int
 ) -> list[EventRows]:
-    """Give back at once what of the chosen rows is with a receiver, for whom it was no attempt.
+    """Release the chosen rows that a receiver holds now, without counting the attempt.
 
-    A lease that has ended by itself has failed: it counts, whether or not it was seen to.
+    A lease that has ended counts as a failed attempt, even if no event has recorded its end.
     """
     leases = consumption.leases
     running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
@@ -54,9 +54,9 @@ def release_running(
 def released_behind(
     consumption: Consumption, failed: Rows, *, visible_at: Int64s, settled: Int64s
 ) -> list[EventRows]:
-    """What of the failed messages' groups lies behind them and is leased is given back.
+    """Release the leased messages behind the failed messages of their groups.
 
-    What waits already keeps its own moment: it may be later than the failed one's.
+    A waiting message keeps its own time, which may be later than the failed message's.
     """
     leases = consumption.leases
     behind, first = unsettled_behind(leases, failed, settled=settled)
@@ -67,14 +67,14 @@ def released_behind(
 
 
 def unsettled_behind(leases: LeaseTable, failed: Rows, *, settled: Int64s) -> tuple[Rows, Rows]:
-    """What is leased or waits behind the first failed message of its message group.
+    """Return the leased or waiting messages behind the first failed message of their group.
 
     Args:
-        failed: rows, of which none lies behind another.
+        failed: rows; none lies behind another.
         settled: offsets that are settled in the same step.
 
     Returns:
-        Rows, and for each which of the failed ones is the first of its group.
+        Rows, and for each row the index into ``failed`` of the first of its group.
     """
     failed_groups = np.unique(leases.group[failed])
     of_groups = leases.of_groups(failed_groups[failed_groups != 0])

@@ -1,4 +1,4 @@
-"""What happens when a lease ends or a delivery fails: attempts, and the delays between them."""
+"""Ended leases and failed deliveries: their attempts, and the delays between attempts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.failures.final_failure import give_up
@@ -20,25 +21,25 @@ from rmq_pipeline.store.events import Kind
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Unsettled messages that may be delivered again now."""
+    """Unsettled messages that may be redelivered now."""
 
     offset: Int64s
-    #: Which delivery the next one is.
+    #: Number of the next delivery.
     attempt: Int32s
     group: Int64s
-    #: What becomes of messages that have no attempt left, and of those behind them.
+    #: Events of the messages without an attempt left, and of the messages behind them.
     events: list[EventRows] = field(default_factory=list)
 
     @property
     def doomed(self) -> bool:
-        """Whether messages were marked for the dead letters."""
+        """Return True if messages were marked for the dead letters."""
         return dooms(self.events)
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def slice(self, start: int, stop: int) -> "Ended":
-        """Some of the rows."""
+        """Return the rows ``[start, stop)``."""
         return Ended(self.offset[start:stop], self.attempt[start:stop], self.group[start:stop])
 
 
@@ -46,7 +47,7 @@ _NOTHING: Final = Ended(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0
 
 
 def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
-    """What a receive may deliver again: retries that are due and leases that have ended."""
+    """Return what a receive may redeliver: retries that are due, and leases that have ended."""
     rows = consumption.leases.visible(now_ms)
     if not len(rows):
         return _NOTHING
@@ -74,16 +75,17 @@ def _given_up(
 
 
 def dooms(events: Iterable[EventRows]) -> bool:
-    """Whether these events mark messages for the dead letters."""
+    """Return True if these events mark messages for the dead letters."""
     return any(np.any(rows.column("delivery", np.int64) == DOOMED) for rows in events)
 
 
 def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_ms: int) -> Ended:
-    """The same with order by message group: a group comes again as a whole, from its first on.
+    """Return the same with order by message group: a group is redelivered as a whole.
 
-    It may when its first unsettled message may. That one's attempt counts; the later ones were
-    only waiting behind it, so theirs does not. A message that was opened again in front of others
-    that are with a receiver waits for those, and counts beside the first of them.
+    The group is due when its first unsettled message is due. The attempt of that message counts.
+    The later leased messages are released, and their attempts do not count. A message from a
+    redrive may wait in front of leased ones: then the group is due when their leases end, and the
+    attempt of the first leased one counts too.
     """
     leases = consumption.leases
     rows = leases.of_groups(np.unique(leases.group[rows]))
@@ -111,10 +113,10 @@ def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_m
 
 
 def _ended_by_queue(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
-    """The same with order by queue: everything from the first unsettled message on, or nothing.
+    """Return the same with order by queue: all messages from the first unsettled one on, or none.
 
-    Every delivery counts, of all of them. Only the first one fails for good by its lease's end:
-    what lies behind it may never have been tried.
+    Every delivery counts, for all of them. At the end of the lease only the first message can
+    be exhausted: the consumer may never have processed the later ones.
     """
     leases = consumption.leases
     if queue_order.blocked_until(leases) > now_ms:
@@ -130,14 +132,14 @@ def _ended_by_queue(consumption: Consumption, group: Group, *, now_ms: int) -> E
 
 
 def group_starts(groups: Int64s) -> Rows:
-    """Where each message group begins in sorted hashes; without a group each row is its own."""
+    """Return where each message group begins in sorted hashes. A row without a group is its own."""
     starts = run_starts(groups)
     alone = np.flatnonzero(groups == 0)
     return np.union1d(starts, alone) if len(alone) else starts
 
 
 def _first_leased(leases: LeaseTable, rows: Rows, *, starts: Rows) -> npt.NDArray[np.bool_]:
-    """The first of each message group, in rows sorted by it, that was given to a receiver."""
+    """Mark the first leased row of each message group, in rows sorted by group."""
     leased = leases.delivery[rows] > WAITING
     seen = np.cumsum(leased)
     before: Rows = np.repeat(seen[starts] - leased[starts], np.diff(np.append(starts, len(rows))))
@@ -148,7 +150,7 @@ def _first_leased(leases: LeaseTable, rows: Rows, *, starts: Rows) -> npt.NDArra
 def _behind_backoff(
     leases: LeaseTable, rows: Rows, *, starts: Rows, now_ms: int
 ) -> npt.NDArray[np.bool_]:
-    """Which rows, sorted by group, wait for a moment yet to come, or lie behind one that does."""
+    """Mark the rows, sorted by group, that wait for a future time or lie behind such a row."""
     delivery = leases.delivery[rows]
     waits = (delivery < WAITING) | ((delivery == WAITING) & (leases.visible_at[rows] > now_ms))
     seen = np.cumsum(waits)
@@ -158,16 +160,40 @@ def _behind_backoff(
 
 
 def backoff_ms(group: Group, attempts: Int32s) -> Int64s:
-    """The delay after the n-th delivery has failed."""
+    """Return the delay in ms after the n-th delivery has failed."""
     distinct, place = np.unique(attempts, return_inverse=True)
     delays: Int64s = np.array([group.delay_ms(n) for n in distinct.tolist()], dtype=np.int64)
     return delays[place]
 
 
-def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -> list[EventRows]:
-    """What the revive job records of leases that have ended: they wait, or go to the dead letters.
+def counted_in_place(
+    leases: LeaseTable, rows: Rows, *, group: Group, said: pa.Array, now_ms: int
+) -> EventRows:
+    """Build the event of failed deliveries that go on as the next attempt under the same receipts.
 
-    A message that waits already is left alone: it is visible as it is.
+    Args:
+        group: its max_attempts caps the count. A consumer that retries more often decides itself
+            when to reject the message.
+        said: JSON of each failure, null without a report.
+    """
+    attempt = leases.attempt[rows]
+    return EventRows(
+        kind=Kind.INVISIBLE,
+        at_ms=now_ms,
+        queue_offset=leases.offset[rows],
+        attempt=np.maximum(attempt, np.minimum(attempt + 1, group.max_attempts)).astype(np.int32),
+        visible_at_ms=leases.visible_at[rows],
+        delivery=leases.delivery[rows],
+        epoch=leases.epoch[rows],
+        message_group_hash=leases.group[rows],
+        detail=None if said.null_count == len(said) else said.to_pylist(),
+    )
+
+
+def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -> list[EventRows]:
+    """Build the events of ended leases for revive: the messages wait, or go to the dead letters.
+
+    A message that waits already gets no event: a receive finds it as it is.
     """
     leases = consumption.leases
     rows = leases.visible(now_ms)[:limit]

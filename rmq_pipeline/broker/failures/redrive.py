@@ -1,7 +1,7 @@
-"""Redrive: opening the original of a dead letter again, for the group that gave it up alone.
+"""Redrive: make the original of a dead letter available again, to its consumer group only.
 
-Nothing is copied: the message becomes an unsettled one of its group once more, with no delivery
-counted, so that it comes again in its place: in order, before what follows it in its message group.
+The broker copies nothing. The message becomes unsettled in its group again, with attempt 0. It is
+delivered at its old offset: with order, before the later messages of its message group.
 """
 
 import json
@@ -19,6 +19,7 @@ from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import AHEAD, FAR, HELD, PARKED, WAITING
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.placement import held
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import IllegalOffsetError, RequestError, TableSchemaError
 from rmq_pipeline.message import Int32s, Int64s
@@ -33,16 +34,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where dead letters came from, row for row; ``topic_id`` is 0 where the message is gone."""
+    """Origins of dead letters, one row each; ``topic_id`` is 0 if the message is gone."""
 
-    #: The place of the dead letter.
+    #: Place of the dead letter.
     dead_queue_id: Int32s
     dead_offset: Int64s
     topic_id: Int32s
     queue_id: Int32s
     queue_offset: Int64s
     message_group_hash: Int64s
-    #: Names, for the manifest.
+    #: Names for the manifest.
     topic: list[str | None]
     message_id: list[str | None]
 
@@ -52,14 +53,14 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class Redrive(Request):
-    """Open these again, in one frame; the answer is a code for each row."""
+    """Request for a redrive of messages in one frame; the answer is a code for each row."""
 
     group: str
     redrive_id: str
     origins: Origins
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Each once; where a message is to come anyway, it does not come twice."""
+        """Redrive each message once; skip a message that the group receives anyway."""
         group = state.group(self.group)
         these = self.origins
         codes = self._codes(state, group.dead_letter_topic_id)
@@ -125,7 +126,7 @@ class Redrive(Request):
     ) -> list[EventRows]:
         consumption = state.consumptions.get(key)
         if consumption is None:
-            return []  # the group has read nothing here: it will read all of it
+            return []  # the group has read nothing here: it will receive all of the queue
         offsets, firsts = np.unique(self.origins.queue_offset[rows], return_index=True)
         groups = self.origins.message_group_hash[rows][firsts]
         wanted = ~_comes_anyway(consumption, offsets, groups=groups)
@@ -148,7 +149,7 @@ class Redrive(Request):
 
 
 def _comes_anyway(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
-    """What is unsettled, or yet to be read: only a reset to an earlier offset makes it so."""
+    """Mark unsettled or unread messages: there are some only after a reset to an earlier offset."""
     leases = consumption.leases
     rows = leases.find(offsets)
     unsettled = rows >= 0
@@ -163,7 +164,7 @@ def _comes_anyway(consumption: Consumption, offsets: Int64s, *, groups: Int64s) 
 
 
 def _behind_parked(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
-    """What lies behind a parked message of its message group waits for its unparking."""
+    """Mark the messages behind a parked message of their message group: they wait for unpark."""
     leases = consumption.leases
     parked = np.flatnonzero(leases.alive & (leases.delivery == PARKED) & (leases.group != 0))
     if not consumption.ordered or not len(parked):
@@ -175,11 +176,12 @@ def _behind_parked(consumption: Consumption, offsets: Int64s, *, groups: Int64s)
 
 
 def redrive(engine: Engine, group: str, *, dead_letters: pa.Table, redrive_id: str) -> pa.Table:
-    """Find where the dead letters came from, and open them again; schema.REDRIVEN.
+    """Find the origins of dead letters and redrive them; return schema.REDRIVEN.
 
     Raises:
         IllegalOffsetError: one of the places is no dead letter of the group.
-        RequestError: the id is empty or too long, or there are too many at once.
+        RequestError: the id is empty or too long, or the table has more than limits.REDRIVE_ROWS
+            rows.
     """
     checked_id(redrive_id)
     dead_topic_id = engine.state.group(group).dead_letter_topic_id
@@ -191,7 +193,9 @@ def redrive(engine: Engine, group: str, *, dead_letters: pa.Table, redrive_id: s
             raise TableSchemaError(f"Column {name} of the dead letters has a null.")
     queue_id = columns["queue_id"].to_numpy()
     offset = columns["queue_offset"].to_numpy()
-    engine.dispatched()
+    # Dispatch stores a dead letter's origin in DuckDB before the dead letter itself.
+    letters = held(engine, topic_id=dead_topic_id, queue_id=queue_id, offset=offset)
+    engine.dispatched(int(letters.position.max(initial=-1)))
     found = engine.database.dead_letter_origins(
         dead_topic_id, queue_id=queue_id, queue_offset=offset
     )
@@ -212,10 +216,10 @@ def redrive(engine: Engine, group: str, *, dead_letters: pa.Table, redrive_id: s
 
 
 def checked_id(redrive_id: object) -> None:
-    """Refuse a bad id.
+    """Check a redrive_id.
 
     Raises:
-        RequestError: it is no text of 1 to 127 printable characters.
+        RequestError: it is not a text of 1 to 127 printable characters.
     """
     if not isinstance(redrive_id, str) or not redrive_id.isprintable():
         raise RequestError(f"A redrive_id is a printable text, not {redrive_id!r}.")
@@ -230,5 +234,6 @@ def _check_all_found(found: pa.Table, queue_id: Int32s, *, group: str, offset: I
     row = int(missing[0])
     raise IllegalOffsetError(
         f"{len(missing)} of {len(offset)} places are no dead letters of group {group}, the first"
-        f" in row {row} (queue {queue_id[row]}, offset {offset[row]})."
+        f" in row {row} (queue {queue_id[row]}, offset {offset[row]}).",
+        remedy="Take places from the view dead_letters, or `rmq dead-letters list`.",
     )

@@ -1,4 +1,4 @@
-"""Which dead letters were opened again: a byte for each offset of a dead letter queue."""
+"""Dead letters with a redrive: one byte for each offset of a dead letter queue."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,16 @@ _NONE: Flags = np.zeros(0, dtype=np.bool_)
 
 
 class Redriven:
-    """A dead letter is opened again once and never twice; what dies again is a new dead letter."""
+    """Set of dead letters that a redrive has made available again.
+
+    A redrive takes each once; a second failure of the message makes a new dead letter.
+    """
 
     def __init__(self) -> None:
         self._flags: dict[tuple[int, int], Flags] = {}
 
     def has(self, topic_id: int, queue_id: int, *, offsets: Int64s) -> Flags:
-        """Whether each of these was."""
+        """Return the mask of these offsets that are in the set."""
         flags = self._flags.get((topic_id, queue_id), _NONE)
         known = offsets < len(flags)
         found = np.zeros(len(offsets), dtype=np.bool_)
@@ -25,7 +28,7 @@ class Redriven:
         return found
 
     def add(self, topic_id: int, queue_id: int, *, offsets: Int64s) -> None:
-        """These were."""
+        """Add these dead letters."""
         if not len(offsets):
             return
         key = (topic_id, queue_id)
@@ -38,7 +41,7 @@ class Redriven:
         flags[offsets] = True
 
     def load(self, table: pa.Table) -> None:
-        """What the state tables say: topic_id, queue_id, queue_offset."""
+        """Add the rows of the state tables: topic_id, queue_id, queue_offset."""
         topics, queues, offsets = (
             table.column(name).to_numpy() for name in ("topic_id", "queue_id", "queue_offset")
         )

@@ -1,4 +1,4 @@
-"""The revive job: record leases that have ended, bury what has no attempt left, wake waiters."""
+"""The revive job: record ended leases, dead-letter exhausted messages, wake waiting receives."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +15,22 @@ from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.store.events import Kind
 
-#: No topic has this id: the bell that nobody rings, for a wait that only time ends.
+#: No topic has this id, so no message wakes the wait: only its timeout does.
 _NO_TOPIC = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Revive(Request):
-    """Record ended leases of all groups."""
+    """Request that records ended leases of all groups."""
 
     limit: int
     window: tuple[str, int] | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is (revived, parked, doomed, when the next lease ends)."""
+        """Return (revived, parked, marked, when the next lease ends) as the answer.
+
+        ``marked`` is above 0 if messages wait for dead-lettering.
+        """
         state.fence(self.window)
         decision = Decision()
         revived, parked, doomed, next_visible = 0, 0, 0, FAR
@@ -55,19 +58,20 @@ class Revive(Request):
 def revive(
     engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
 ) -> dict[str, Any]:
-    """Revive what has ended, and what ends within ``wait_ms``.
+    """Revive leases that have ended or end within ``wait_ms``.
 
     Returns:
-        revived, parked, dead_lettered, next_visible_ms; unburied: how many messages stay doomed, as
-        they cannot be read or copied.
+        revived, parked, dead_lettered, next_visible_ms; unburied: number of messages that cannot be
+        dead-lettered because reading or copying them fails.
 
     Raises:
-        OperatorError, LookupError: some cannot, which nobody has been told yet; all else is done.
+        OperatorError, LookupError: a message cannot be dead-lettered and no call has reported it
+            yet. All other work is done.
     """
     deadline = engine.clock.now_ms() + wait_ms
     unburied, revived, parked, buried = engine.unburied, 0, 0, 0
     while True:
-        # Before the look: what has ended since is looked for once more.
+        # Read the version before looking, so that a change during the look starts another one.
         version, now_ms = engine.arrivals.version(_NO_TOPIC), engine.clock.now_ms()
         some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
@@ -86,11 +90,11 @@ def revive(
                 "unburied": len(unburied),
             }
         wake = deadline if next_visible is None else min(deadline, next_visible)
-        # New leases ring no bell: look again after a second, which is as fine as the job promises.
+        # A new lease wakes no waiter. Look again after one second, the precision the job promises.
         engine.arrivals.wait(_NO_TOPIC, version, at_ms=min(wake, now_ms + 1000))
 
 
 def _tell(error: Exception | None) -> None:
-    """Raise it, if there is one: once for each message, as its like would come every time."""
+    """Raise the error, if any; each failed message is reported by one call only."""
     if error is not None:
         raise told(error)

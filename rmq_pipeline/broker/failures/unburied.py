@@ -1,8 +1,7 @@
-"""Doomed messages that could not be buried: passed over until it is time to try them again.
+"""Dead-letter failures: messages that cannot be copied, skipped until the next retry.
 
-They are damaged or gone, and stay so until somebody restores a file. Whoever buries what he has
-doomed has nothing to do with them: they are logged once, told by revive once, and tried now and
-then.
+Such a message is damaged or gone until an operator restores a file. Other dead-lettering skips it.
+The broker logs it once, revive reports it once, and the broker retries it at intervals.
 """
 
 import logging
@@ -18,16 +17,16 @@ from rmq_pipeline.message import Int64s
 
 log = logging.getLogger(__name__)
 
-#: How long they are let be.
+#: Longest time between retries.
 _AGAIN_MS: Final = 60_000
-#: And at first, where the store has failed: that may be over soon.
+#: First interval after the store has failed, which may pass soon.
 _SOON_MS: Final = 5_000
 
 
 class Unburied:
-    """Those of one broker, by queue and offset; in memory only, as each start tries all of them.
+    """Dead-letter failures of one broker by queue and offset; safe for all threads.
 
-    For any thread.
+    They are kept in memory only, because each start retries all of them.
     """
 
     def __init__(self) -> None:
@@ -42,12 +41,15 @@ class Unburied:
             return sum(map(len, self._kept.values()))
 
     def offsets(self) -> dict[QueueKey, Int64s]:
-        """Which they are."""
+        """Return the offsets of each queue."""
         with self._lock:
             return {key: np.array([*kept], np.int64) for key, kept in self._kept.items()}
 
     def note(self, key: QueueKey, tried: Int64s, *, kept: Mapping[int, Exception]) -> None:
-        """Some of a queue were tried, and of these some stay doomed; the new ones are logged."""
+        """Record that the ``tried`` offsets were retried and the ``kept`` ones failed.
+
+        Log the messages whose failure is new.
+        """
         with self._lock:
             before = self._kept.pop(key, set())
             new = [offset for offset in kept if offset not in before]
@@ -68,16 +70,16 @@ class Unburied:
         )
 
     def forget(self, key: QueueKey, offsets: Int64s) -> None:
-        """What was noted of these says nothing any more: they are doomed anew."""
+        """Drop these offsets: they are marked again, so the old failure no longer applies."""
         self.note(key, offsets, kept={})
 
     def are_only(self, found: Mapping[QueueKey, Int64s]) -> None:
-        """All were tried: others are doomed no more."""
+        """Replace all failures with ``found``, after a retry of all messages."""
         with self._lock:
             self._kept = {key: set(offsets.tolist()) for key, offsets in found.items()}
 
     def take_time(self, now_ms: int) -> bool:
-        """Whether it is time to try them again; then it is not so for a while."""
+        """Return True at most once per retry interval."""
         with self._lock:
             is_time = now_ms >= self._tried_ms + self._wait_ms
             if is_time:
@@ -85,7 +87,7 @@ class Unburied:
             return is_time
 
     def take_untold(self) -> Exception | None:
-        """Why one cannot be buried, if any is new since this was asked."""
+        """Return the error of one new failure, or None without a new one since the last call."""
         with self._lock:
             untold, self._untold = self._untold, None
             return untold

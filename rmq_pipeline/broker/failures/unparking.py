@@ -1,4 +1,4 @@
-"""Ending the hold on what failed for good: it is tried again or skipped, what follows goes on."""
+"""Unpark: retry or skip messages that failed permanently, and deliver the messages behind them."""
 
 from dataclasses import dataclass, field
 
@@ -9,40 +9,39 @@ import pyarrow as pa
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.burying import bury
+from rmq_pipeline.broker.queries import asked_groups
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import DOOMED, HELD, PARKED, WAITING
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.message import Int64s, hash64
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.tables import contiguous
 
 
 @dataclass(slots=True)
 class Unparked:
-    """The answer: parked messages that are tried again, or skipped; groups that were pardoned."""
+    """Answer of unpark: messages retried and skipped, and quarantines lifted."""
 
     unparked: int = 0
     skipped: int = 0
     pardoned: int = 0
-    #: Queues with messages that are now to be copied to the dead letters.
+    #: Queues with messages that must now be copied to the dead letters.
     doomed: list[QueueKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Unpark(Request):
-    """Let parked messages come again, or skip them; pardon message groups that were given up."""
+    """Request that retries or skips parked messages and lifts quarantines."""
 
     group: str
     topic: str | None
-    #: Hashes of the message groups meant; None: all, and messages without one.
+    #: Hashes of the message groups; None: all, and messages without a group.
     message_groups: Int64s | None
     skip: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Attempts begin again; what is held behind comes after the failed message."""
+        """Reset the attempts of parked messages; release the held messages behind them."""
         group_id = state.group(self.group).group_id
         topic_id = None if self.topic is None else state.topic(self.topic).topic.topic_id
         decision = Decision(Unparked())
@@ -114,7 +113,7 @@ def unpark(
     message_groups: pa.Table | None,
     skip: bool,
 ) -> dict[str, int]:
-    """Unpark, and bury at once what is skipped."""
+    """Unpark, and dead-letter the skipped messages at once."""
     hashes = None if message_groups is None else _hashes(message_groups)
     unparked: Unparked = engine.submit(Unpark(group, topic, hashes, skip))
     if unparked.doomed:
@@ -127,12 +126,7 @@ def unpark(
 
 
 def _hashes(message_groups: pa.Table) -> Int64s:
-    if (
-        not isinstance(message_groups, pa.Table)
-        or "message_group" not in message_groups.column_names
-    ):
-        raise TableSchemaError("message_groups is a table with the column message_group.")
-    names = contiguous(message_groups.column("message_group"))
+    names = asked_groups(message_groups)
     if not len(names):
         return np.zeros(0, dtype=np.int64)
-    return np.unique(hash64(names.cast(pa.string()).drop_null()))
+    return np.unique(hash64(names.drop_null()))

@@ -1,1 +1,1 @@
-"""The members of consumer groups: who is there, and which queues each has locked."""
+"""Members of consumer groups: their heartbeats, queue locks and filters."""

@@ -1,24 +1,29 @@
-"""Locking queues for one client, and what becomes of those who had them."""
+"""Locking queues for one client, and releasing the deliveries of the client before it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.failures.giving_back import release_running
+from rmq_pipeline.broker.members.begun import Begun, begun_offsets, died_with
 from rmq_pipeline.broker.members.queue_locks import Key
 from rmq_pipeline.broker.receiving import lease_table
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.errors import IllegalQueueError
+from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
+
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LockQueues(Request):
-    """Have queues to oneself for a while, or for a while longer."""
+    """Request that locks queues for a client, or extends its locks."""
 
     group: str
     topic: str
@@ -27,9 +32,9 @@ class LockQueues(Request):
     duration_ms: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the queues that the client holds now; those of others are left out.
+        """Lock the queues that no other client has locked; the answer is their ids.
 
-        What others still have of a queue that changes hands is taken from them.
+        When a queue changes hands, the deliveries that other clients still have of it are released.
         """
         decision = Decision([])
         for queue_id, key in _keys(state, self.group, topic=self.topic, queue_ids=self.queue_ids):
@@ -55,7 +60,7 @@ class LockQueues(Request):
 
 @dataclass(frozen=True, slots=True)
 class UnlockQueues(Request):
-    """Let queues go."""
+    """Request that unlocks queues."""
 
     group: str
     topic: str
@@ -63,7 +68,7 @@ class UnlockQueues(Request):
     client_id: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the queues that the client had, whether or not their locks still held."""
+        """Unlock the client's queues; the answer is their ids, including expired locks."""
         decision = Decision([])
         for queue_id, key in _keys(state, self.group, topic=self.topic, queue_ids=self.queue_ids):
             lock = state.queue_locks.get(key)
@@ -77,35 +82,57 @@ class UnlockQueues(Request):
 
 @dataclass(frozen=True, slots=True)
 class UnlockMember(Request):
-    """A client of a consumer group is gone, and so are its locks."""
+    """Request that removes the locks of a client that is gone."""
 
     group: str
     client_id: str
-    #: When it went: what it has locked after that it has come back for. None: it says so itself.
+    #: Time at which it was gone; locks renewed later are kept, as the client is back. None: it has
+    #: left by itself.
     gone_at_ms: int | None = None
+    #: Work that its listener may have had when it died; None: it has left in good order.
+    begun: Begun | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is how many there were."""
-        decision = Decision(0)
+        """Return messages whose attempt counts as the answer.
+
+        Each is (topic, queue_id, queue_offset).
+        """
+        decision = Decision([])
         group_id = state.group_ids.get(self.group, 0)
         until = lease_table.FAR if self.gone_at_ms is None else self.gone_at_ms
         for key, lock in state.queue_locks.of_group(group_id):
             if lock.client_id == self.client_id and lock.renewed_at_ms <= until:
-                decision.answer += 1
+                counted = self._counted(decision, state, key=key, now_ms=now_ms)
                 decision.events.extend(
-                    _unlocked(state, key, client_id=self.client_id, now_ms=now_ms)
+                    _unlocked(state, key, client_id=self.client_id, now_ms=now_ms, but=counted)
                 )
         return decision
+
+    def _counted(self, decision: Decision, state: State, *, key: Key, now_ms: int) -> Int64s:
+        """Add the events of a queue's deliveries whose attempt counts; return their offsets."""
+        consumption, topic = state.consumptions.get(key), state.topics.get(key[1])
+        if self.begun is None or consumption is None or topic is None:
+            return np.zeros(0, np.int64)
+        name = topic.topic.name
+        by_queue = self.begun.by_queue or consumption.by_queue
+        offsets = begun_offsets(
+            consumption, self.begun, queue=(name, key[2]), by_queue=by_queue, now_ms=now_ms
+        )
+        if len(offsets):
+            decision.answer.extend((name, key[2], offset) for offset in offsets.tolist())
+            events = [died_with(consumption, offsets, now_ms=now_ms)]
+            decision.events.extend(QueueKey(*key).events(events, now_ms))
+        return offsets
 
 
 @dataclass(frozen=True, slots=True)
 class LocksOfGroup(Request):
-    """A question: the locks of a consumer group that hold."""
+    """Query for the valid locks of a consumer group."""
 
     group: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the answer is JSON-able, by topic and queue."""
+        """Return the locks as JSON-able dicts, by topic and queue, as the answer; store nothing."""
         found = [
             {
                 "topic": state.topics[key[1]].topic.name,
@@ -126,19 +153,21 @@ def _keys(
     found, group_id = state.topic(topic), state.group(group).group_id
     for queue_id in queue_ids:
         if not 0 <= queue_id < len(found.queues):
-            raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+            raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
         yield queue_id, (group_id, found.topic.topic_id, queue_id)
 
 
-def _unlocked(state: State, key: Key, *, client_id: str, now_ms: int) -> Iterator[EventRows]:
+def _unlocked(
+    state: State, key: Key, *, client_id: str, now_ms: int, but: Int64s = _NONE
+) -> Iterator[EventRows]:
     yield single(Kind.QUEUE_UNLOCKED, now_ms, **QueueKey(*key)._asdict(), client_id=client_id)
-    yield from _ended(state, key, now_ms=now_ms)
+    yield from _ended(state, key, now_ms=now_ms, but=but)
 
 
-def _ended(state: State, key: Key, *, now_ms: int) -> list[EventRows]:
-    """Whoever has messages of the queue gives them back, and it was no attempt."""
+def _ended(state: State, key: Key, *, now_ms: int, but: Int64s = _NONE) -> list[EventRows]:
+    """Release all running deliveries of the queue, except ``but``; no attempt is counted."""
     consumption = state.consumptions.get(key)
     if consumption is None or not len(consumption.leases):
         return []
-    every = np.ones(len(consumption.leases.delivery), dtype=np.bool_)
+    every = ~np.isin(consumption.leases.offset, but)
     return QueueKey(*key).events(release_running(consumption, every, now_ms=now_ms), now_ms)

@@ -1,4 +1,4 @@
-"""Who is a member of each consumer group; known while the broker runs, by their heartbeats."""
+"""Members of each consumer group, kept in memory from their heartbeats."""
 
 import json
 import secrets
@@ -8,32 +8,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline import limits
+from rmq_pipeline.broker.caller import look_at_ms
+from rmq_pipeline.broker.members.begun import Begun, Place
 from rmq_pipeline.broker.members.locking import UnlockMember
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, RequestError
 from rmq_pipeline.text import is_text
 
-#: Versions begin anywhere, so that one of an earlier start of the broker is not taken for one of
-#: this start.
+#: Versions start at a random number, so that a version of an earlier broker run does not match.
 _VERSION_BITS = 48
 
 
 @dataclass(slots=True)
 class _Member:
     topics: tuple[str, ...]
-    #: What it says of itself.
+    #: Details that the member reports.
     details: Mapping[str, Any]
     since_ms: int
     seen_ms: int
-    #: The thread that its last heartbeat came in.
+    #: Thread of its last heartbeat that could wait.
     heard_in: int
-    #: Calls of it that wait now.
+    #: Number of its calls that wait now.
     waiting: int = 0
     cut_off_ms: int | None = None
 
     def gone_at_ms(self, timeout_ms: int) -> int | None:
-        """When it is gone if nothing is heard of it; None while it waits for an answer."""
+        """Return when the member is gone without another heartbeat.
+
+        The result is None while one of its calls waits.
+        """
         if self.cut_off_ms is not None:
             return self.cut_off_ms + limits.MEMBER_CUT_OFF_MS
         return None if self.waiting else self.seen_ms + timeout_ms
@@ -44,15 +48,17 @@ class _Group:
     condition: threading.Condition = field(default_factory=threading.Condition)
     version: int = field(default_factory=lambda: secrets.randbits(_VERSION_BITS))
     members: dict[str, _Member] = field(default_factory=dict)
+    #: Messages that members may have died over; the oldest are dropped.
+    suspects: dict[Place, None] = field(default_factory=dict)
 
     def changed(self) -> None:
-        """Wake who waits for that; the condition is held."""
+        """Wake the calls that wait for a change. The caller holds the condition."""
         self.version += 1
         self.condition.notify_all()
 
 
 class Members:
-    """The members of all consumer groups. For any thread."""
+    """Members of all consumer groups; safe for all threads."""
 
     def __init__(self, clock: Clock, *, timeout_ms: int) -> None:
         self._clock = clock
@@ -60,8 +66,8 @@ class Members:
         self._groups: dict[str, _Group] = {}
         self._lock = threading.Lock()
         self._closed = False
-        #: What other doors know of consumers of a group, by client id: they are no members, and
-        #: only shown beside them.
+        #: Sources of other consumers of a group, by client id, from other endpoints. They are no
+        #: members and are only shown with them.
         self.others: list[Callable[[str], Mapping[str, Mapping[str, Any]]]] = []
 
     def _group(self, name: str) -> _Group:
@@ -69,12 +75,21 @@ class Members:
             return self._groups.setdefault(name, _Group())
 
     def heard(
-        self, group: str, client_id: str, *, topics: tuple[str, ...], details: Mapping[str, Any]
+        self,
+        group: str,
+        client_id: str,
+        *,
+        topics: tuple[str, ...],
+        details: Mapping[str, Any],
+        waits: bool = True,
     ) -> None:
-        """A heartbeat: it is a member, and has these topics.
+        """Record a heartbeat: the client is a member with these topics.
+
+        Args:
+            waits: True for a call that waits; a call that does not may run in parallel to it.
 
         Raises:
-            BusyError: the group has as many members as may be.
+            BusyError: the group has limits.GROUP_MEMBERS members.
         """
         found, now_ms = self._group(group), self._clock.now_ms()
         heard_in = threading.get_ident()
@@ -90,12 +105,14 @@ class Members:
                 member.topics = topics
                 found.changed()
             member.details, member.seen_ms, member.cut_off_ms = details, now_ms, None
-            member.heard_in = heard_in
+            if waits:
+                member.heard_in = heard_in
 
     def wait(self, group: str, client_id: str, *, known_version: int, at_ms: int) -> bool:
-        """Wait for another version of the group, until ``at_ms``; whether to look again then.
+        """Wait for another version of the group, until ``at_ms``; return True to look again.
 
-        It ends when the client is no member any more, too, and when some member may be gone.
+        The wait also ends when a member may be gone. Return False without a wait if the version
+        differs already, the time is over, or the client is no member.
         """
         found = self._group(group)
         with found.condition:
@@ -108,16 +125,17 @@ class Members:
             try:
                 moments = (m.gone_at_ms(self._timeout_ms) for m in found.members.values())
                 wake = min([at_ms, *(moment for moment in moments if moment is not None)])
-                self._clock.wait_until(found.condition, wake)
+                self._clock.wait_until(found.condition, look_at_ms(self._clock, wake))
             finally:
                 member.waiting -= 1
                 member.seen_ms = self._clock.now_ms()
         return True
 
     def cut_off(self, group: str, client_id: str) -> None:
-        """The waiting call of this thread has lost its caller, who may be gone.
+        """Record that the waiting call of this thread has lost its caller, which may be gone.
 
-        It is not, where it has called again meanwhile: a call has its thread to itself.
+        A caller that has called again meanwhile is not gone. A waiting call has its thread to
+        itself, so the thread of the last heartbeat tells.
         """
         found, heard_in = self._group(group), threading.get_ident()
         with found.condition:
@@ -126,10 +144,10 @@ class Members:
                 return
             if member.cut_off_ms is None:
                 member.cut_off_ms = self._clock.now_ms()
-                found.condition.notify_all()  # they have to look earlier than they thought
+                found.condition.notify_all()  # they must wake earlier than planned
 
     def leave(self, group: str, client_id: str) -> bool:
-        """A member goes; whether it was one."""
+        """Remove a member; return False if it was none."""
         found = self._group(group)
         with found.condition:
             was_there = found.members.pop(client_id, None) is not None
@@ -137,8 +155,16 @@ class Members:
                 found.changed()
         return was_there
 
+    def was_deleted(self, group: str) -> None:
+        """Wake the members of a deleted group."""
+        with self._lock:
+            found = self._groups.get(group)
+        if found is not None:
+            with found.condition:
+                found.changed()
+
     def was_reset(self, group: str, topic: str) -> None:
-        """Somebody has put a group elsewhere in a topic."""
+        """Wake the members of a group whose offset in a topic was reset."""
         with self._lock:
             found = self._groups.get(group)
         if found is not None:
@@ -147,30 +173,76 @@ class Members:
                     found.changed()
 
     def let_go(self, submit: Callable[[Request], Any], *, group: str | None = None) -> None:
-        """Have those who are gone be members no more, and their queues unlocked.
+        """Remove the members that are gone, and unlock their queues.
 
         Args:
-            group: of this consumer group only.
+            group: only this consumer group; None: all.
         """
+        if self._closed:  # members cannot call any more, so none of them is gone
+            return
         with self._lock:
             groups = [(n, g) for n, g in self._groups.items() if group in (None, n)]
         for name, found in groups:
             gone = self._gone(found)
-            for client_id, _, gone_at_ms in gone:
-                submit(UnlockMember(name, client_id, gone_at_ms))
-            # Only now, as who learns of it is to find the queues unlocked; and they are tried
-            # again where that failed.
+            for client_id, member, gone_at_ms in gone:
+                self._unlock(
+                    submit, name, client_id=client_id, member=member, gone_at_ms=gone_at_ms
+                )
+            # After unlocking: a member that sees the change must find the queues unlocked. If
+            # unlocking fails, the next call retries it.
             self._forget(found, gone)
 
+    def replaced(
+        self,
+        submit: Callable[[Request], Any],
+        *,
+        group: str,
+        client_id: str,
+        details: Mapping[str, Any],
+    ) -> None:
+        """Unlock the queues of a member that another process has replaced."""
+        found, now_ms = self._group(group), self._clock.now_ms()
+        with found.condition:
+            member = found.members.get(client_id)
+        before = None if member is None else member.details.get("instance")
+        if member is not None and before is not None and before != details.get("instance", before):
+            self._unlock(submit, group, client_id=client_id, member=member, gone_at_ms=now_ms)
+
+    def _unlock(
+        self,
+        submit: Callable[[Request], Any],
+        group: str,
+        *,
+        client_id: str,
+        member: _Member,
+        gone_at_ms: int,
+    ) -> None:
+        """Unlock the queues of a dead member; messages it may have died over become suspects."""
+        found = self._group(group)
+        begun = Begun.of(member.details, frozenset(found.suspects))
+        counted = submit(UnlockMember(group, client_id, gone_at_ms, begun))
+        with found.condition:
+            for place in counted or ():
+                found.suspects.pop(place, None)
+                found.suspects[place] = None
+            for place in list(found.suspects)[: -limits.GROUP_SUSPECTS]:
+                del found.suspects[place]
+
+    def suspects_of(self, group: str, topics: Iterable[str]) -> list[Place]:
+        """Return messages of these topics that members of the group may have died over."""
+        wanted, found = set(topics), self._group(group)
+        with found.condition:
+            return [place for place in found.suspects if place[0] in wanted]
+
     def _gone(self, found: _Group) -> list[tuple[str, _Member, int]]:
-        """Client id, member and moment of those who are gone."""
+        """Return client id, member and time of the members that are gone."""
         with found.condition:
             now_ms = self._clock.now_ms()
             moments = [(i, m, m.gone_at_ms(self._timeout_ms)) for i, m in found.members.items()]
         return [(i, member, at) for i, member, at in moments if at is not None and at <= now_ms]
 
     def _forget(self, found: _Group, gone: list[tuple[str, _Member, int]]) -> None:
-        """They are members no more, unless they have come back."""
+        """Remove these members, unless they are back."""
         with found.condition:
             here = found.members
             for client_id, member, gone_at_ms in gone:
@@ -180,14 +252,14 @@ class Members:
                     found.changed()
 
     def topics_of(self, group: str) -> tuple[int, dict[str, dict[str, list[str]]]]:
-        """The version of a group, and the topics of its members by client id."""
+        """Return the version of a group, and the topics of its members by client id."""
         found = self._group(group)
         with found.condition:
             members = sorted(found.members.items())
             return found.version, {i: {"topics": list(m.topics)} for i, m in members}
 
     def described(self, group: str) -> dict[str, dict[str, Any]]:
-        """All that is known of the consumers of a group, by client id."""
+        """Return all known facts about the consumers of a group, by client id."""
         shown: dict[str, dict[str, Any]] = {
             client_id: dict(facts)
             for source in self.others
@@ -207,7 +279,7 @@ class Members:
         return dict(sorted(shown.items()))
 
     def close(self) -> None:
-        """Wake everybody for good."""
+        """Wake all waiting calls and let no later call wait."""
         self._closed = True
         with self._lock:
             groups = list(self._groups.values())
@@ -217,12 +289,13 @@ class Members:
 
 
 def topics_in(given: object) -> tuple[str, ...]:
-    """The topics of a member, each once.
+    """Check the topics of a member; return them without duplicates.
 
     Raises:
-        RequestError: it is something else, or they are too many.
+        RequestError: it is not a list of names, or has more than limits.MEMBER_TOPICS.
     """
-    # A mapping has names, too, but doors see none in it and would ask for no rights on them.
+    # A mapping would pass as a list of names, but endpoints find no topics in it and would check no
+    # rights.
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise RequestError(f"topics is a list of names, not {given!r}.")
     every = list(given)
@@ -235,10 +308,10 @@ def topics_in(given: object) -> tuple[str, ...]:
 
 
 def details_in(given: object) -> Mapping[str, Any]:
-    """What a member says of itself, as JSON has it.
+    """Check a member's details, and return them as JSON does.
 
     Raises:
-        RequestError: it is no mapping, not for JSON, no text, or too long.
+        RequestError: it is not a mapping, not serializable as JSON, not valid Unicode, or too long.
     """
     if not isinstance(given, Mapping):
         raise RequestError(f"details is a mapping, not {given!r}.")

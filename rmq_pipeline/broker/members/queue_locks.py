@@ -1,4 +1,4 @@
-"""Queue locks: which client of a consumer group is the only one that is given a queue."""
+"""Queue locks: the client of a consumer group that alone gets the messages of a queue."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class QueueLock:
-    """A lock; once ``expires_at_ms`` has come it holds no more."""
+    """Lock of a queue, valid until ``expires_at_ms``."""
 
     client_id: str
     expires_at_ms: int
-    #: Since when the client has it without a break, and when it last asked.
+    #: Since when the client holds the lock without a break, and when it last renewed it.
     locked_at_ms: int
     renewed_at_ms: int
 
     def holds(self, now_ms: int) -> bool:
-        """Whether it has not run out."""
+        """Return True if it has not expired."""
         return self.expires_at_ms > now_ms
 
     def refusal(self, queue_id: int, *, topic: str, group: str) -> QueueLockedError:
-        """What others are told."""
+        """Return the error for other clients."""
         error = QueueLockedError(
             f"Queue {queue_id} of topic {topic} is locked for consumer group {group} by client"
             f" {self.client_id} until {self.expires_at_ms} ms since 1970."
@@ -39,19 +39,19 @@ class QueueLock:
 
 
 class QueueLocks:
-    """The locks of all consumer groups, those that have run out among them."""
+    """Locks of all consumer groups, including expired ones."""
 
     def __init__(self) -> None:
         self._topics: dict[tuple[int, int], dict[int, QueueLock]] = {}
 
     def get(self, key: Key) -> QueueLock | None:
-        """The last lock of a queue, whether or not it holds."""
+        """Return the last lock of a queue, expired or not."""
         return self._topics.get(key[:2], {}).get(key[2])
 
     def of_others(
         self, group_id: int, topic_id: int, *, client_id: str, now_ms: int
     ) -> Mapping[int, QueueLock]:
-        """By queue_id the locks of a topic that hold against a client."""
+        """Return the valid locks of other clients on a topic, by queue_id."""
         found = self._topics.get((group_id, topic_id))
         if not found:
             return {}
@@ -62,18 +62,18 @@ class QueueLocks:
         }
 
     def of_group(self, group_id: int) -> Iterator[tuple[Key, QueueLock]]:
-        """All of a consumer group."""
+        """Yield all locks of a consumer group."""
         for (group, topic), locks in self._topics.items():
             if group == group_id:
                 for queue_id, lock in locks.items():
                     yield (group, topic, queue_id), lock
 
     def put(self, key: Key, lock: QueueLock) -> None:
-        """A queue has this lock from now on."""
+        """Set the lock of a queue."""
         self._topics.setdefault(key[:2], {})[key[2]] = lock
 
     def apply(self, events: EventRows) -> None:
-        """A lock came, was renewed or went: the last row says which it is."""
+        """Apply lock, renewal and unlock events; the last row decides."""
         key = (events.group_id, events.topic_id, events.queue_id)
         if events.kind == Kind.QUEUE_UNLOCKED:
             self._topics.get(key[:2], {}).pop(key[2], None)
@@ -87,6 +87,6 @@ class QueueLocks:
         self.put(key, lock)
 
     def forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
-        """A topic or a consumer group is gone."""
+        """Drop the locks of a deleted topic or consumer group."""
         for key in [key for key in self._topics if key[0] == group_id or key[1] == topic_id]:
             del self._topics[key]

@@ -1,1 +1,1 @@
-"""Receiving: which messages a consumer group is given, in which order, and at what rate."""
+"""Receiving: the messages a consumer group gets, their order, and their rate."""

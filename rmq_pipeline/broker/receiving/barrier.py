@@ -1,4 +1,4 @@
-"""Receiving from a queue of which some message groups are not for this receiver, or not yet."""
+"""Receives from a queue in which some message groups are barred, permanently or for now."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,20 +19,23 @@ from rmq_pipeline.message import Int64s
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Which message groups a receive may not be given; what the cursor passes of them waits."""
+    """Message groups that a receive may not deliver.
 
-    #: The only ones for this client; None: any.
+    The cursor passes them; they become backlog.
+    """
+
+    #: Lite topics of this client, the only groups it gets; None: all groups.
     wanted: Wanted | None
-    #: Older queues that hold what comes first; None: there is nothing.
+    #: Older queues whose messages come first; None: there are none.
     elders: Elders | None
 
     @property
     def closed(self) -> bool:
-        """Whether nothing new is looked at: which groups are free is not known yet."""
+        """Return True if no new row may be scanned, because it is unknown which groups are free."""
         return self.elders is not None and self.elders.unread
 
     def bars(self, groups: Int64s) -> npt.NDArray[np.bool_]:
-        """For each message group whether it is not to be given."""
+        """Return True for each message group that must not be delivered."""
         barred = np.zeros(len(groups), dtype=np.bool_)
         if self.wanted is not None:
             barred |= ~np.isin(groups, self.wanted.hashes)
@@ -41,7 +44,7 @@ class Barrier:
         return barred
 
     def open_groups(self, consumption: Consumption) -> list[int]:
-        """Groups with a backlog that may be given now."""
+        """Return the groups with a backlog that may be delivered now."""
         ready = consumption.ready
         if self.wanted is None:
             groups = list(ready)
@@ -55,7 +58,7 @@ class Barrier:
 def barriers(
     state: State, topic: TopicState, *, group: Group, client_id: str
 ) -> Sequence[Barrier | None]:
-    """For each queue of a topic what is barred; empty when nothing is anywhere."""
+    """Return the barrier of each queue of a topic, None for none; empty if no queue has one."""
     waits = elders(state, topic, group=group)
     if topic.topic.type == "lite":
         wanted = state.subscriptions.of(group.group_id, topic.topic.topic_id, client_id=client_id)
@@ -66,7 +69,7 @@ def barriers(
 
 
 def open_backlogs(state: State, topic: TopicState, *, group: Group, queue_id: int) -> int:
-    """Message groups of a queue with a backlog that somebody may be given now."""
+    """Return how many message groups of a queue have a backlog that some client may get now."""
     topic_id = topic.topic.topic_id
     ready = state.consumption(group, topic_id, queue_id=queue_id).ready
     if not ready:
@@ -82,7 +85,7 @@ def open_backlogs(state: State, topic: TopicState, *, group: Group, queue_id: in
 
 
 class BarredScan(GroupScan):
-    """A scan in order by message group that leaves some of the groups where they are."""
+    """Scan in order by message group that skips the barred groups."""
 
     def __init__(
         self,

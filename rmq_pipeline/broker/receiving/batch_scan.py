@@ -1,4 +1,4 @@
-"""Receiving a batch of a queue that is kept in order as a whole."""
+"""Receiving a batch from a queue with order by queue."""
 
 from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.broker.failures.redeliver import Ended, ended_leases
@@ -11,7 +11,7 @@ from rmq_pipeline.group import Group
 
 
 class BatchScan(QueueScan):
-    """A scan in order by queue: all from the first unsettled message on, or nothing."""
+    """Scan in order by queue: all messages from the first unsettled one on, or none."""
 
     def __init__(
         self,
@@ -23,10 +23,10 @@ class BatchScan(QueueScan):
         attempt: int,
         now_ms: int,
     ) -> None:
-        """``attempt``: as ``epoch`` of a lease has it; 0: none that may have been made before."""
+        """Prepare the scan; ``attempt``: hash of the attempt id, below 0; 0: a call without one."""
         leases = consumption.leases
         rows = of_attempt(leases, attempt, now_ms=now_ms) if attempt else ()
-        #: Whether the same attempt has blocked the queue: its client is given the batch again.
+        #: True if the same attempt has leased the batch before: its client gets the batch again.
         self.again = len(rows) > 0
         if self.again:
             ended = Ended(leases.offset[rows], leases.attempt[rows], leases.group[rows])
@@ -34,14 +34,14 @@ class BatchScan(QueueScan):
             ended = ended_leases(consumption, group, now_ms=now_ms)
         super().__init__(queue, consumption, sieve=sieve, ended=ended)
         self._max_attempts = group.max_attempts
-        #: Nothing may be given that was not given before.
+        #: True if no message may be delivered for the first time.
         self._closed = self.again or bool(ended.events) or blocked_until(leases) > now_ms
 
     def _fresh_left(self) -> bool:
         return not self._closed and super()._fresh_left()
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
-        """The cursor, and what was acked behind the end of the batch, which comes after it."""
+        """Return the cursor event, and events that reopen messages acked behind the batch."""
         events = super().progress_events(taken, now_ms)
         if len(taken) and not self.again:
             leases, last = self.consumption.leases, int(taken.offset[-1])

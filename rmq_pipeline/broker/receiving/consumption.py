@@ -1,4 +1,4 @@
-"""What one consumer group has done with one message queue, and how events change it."""
+"""State of one consumer group on one message queue, and its change by events."""
 
 import bisect
 import itertools
@@ -13,9 +13,9 @@ from rmq_pipeline.broker.receiving.queue_order import blocked_until, free_after
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import REMOVES_ROW, Kind
 
-#: Waiting messages of one blocked message group whose offsets are kept in memory.
+#: Offsets kept in memory of the backlog of one message group.
 KNOWN_PER_GROUP = 1024
-#: And of all message groups of a queue together.
+#: Offsets kept in memory of all backlogs of a queue together.
 KNOWN_PER_QUEUE = 262_144
 
 
@@ -23,15 +23,15 @@ KNOWN_PER_QUEUE = 262_144
 class Backlog:
     """Messages of one message group behind the cursor that were never delivered."""
 
-    #: The first of them, ascending.
+    #: Offsets of the first of them, ascending.
     known: list[int] = field(default_factory=list)
-    #: There may be more at or after this offset and before the cursor; None: known is all.
+    #: More may follow at or after this offset, before the cursor; None: ``known`` is complete.
     more_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Index knowledge from a receive, not an event: offsets of groups it passed over."""
+    """Offsets of groups that a receive skipped: index data for memory, not an event."""
 
     group_id: int
     topic_id: int
@@ -43,10 +43,11 @@ class Skipped:
 class Consumption:
     """State of one (consumer group, topic, queue).
 
-    With order by message group, ``held`` counts the unsettled deliveries of each message group;
-    such a group is blocked for everybody until they are settled or have ended, and what a receive
-    passed over meanwhile is its ``backlog``. ``ready`` are the groups with a backlog and nothing
-    held. With order by queue the leases say all (queue_order.py).
+    With order by message group, ``held`` counts the unsettled deliveries of each message group.
+    Such a group is blocked for all clients until its deliveries are settled or have ended. The
+    messages of the group that a receive skips meanwhile are its ``backlog``. ``ready`` are the
+    groups with a backlog and nothing held. With order by queue the leases hold the whole state
+    (queue_order.py).
     """
 
     __slots__ = (
@@ -72,27 +73,29 @@ class Consumption:
         self.by_queue = by_queue
         self.touched = False
         self.cursor = 0
-        #: How often somebody has put the group elsewhere.
+        #: Number of resets of the group's offset.
         self.resets = 0
         self.leases = LeaseTable()
-        #: With order by queue: how often acks have ended the block or made its end earlier, and of
-        #: how many those who wait for it were told. Decided and told by different threads.
+        #: With order by queue: how often acks have ended the block or moved its end forward, and
+        #: how many of these changes the waiting receives were told of. The writer counts; another
+        #: thread tells.
         self.eases = 0
         self.told_eases = -1
         self.held: dict[int, int] = {}
         self.backlog: dict[int, Backlog] = {}
         self.ready: dict[int, None] = {}
-        #: JSON of the last failure of an unsettled message, by offset, where something was said.
+        #: JSON of the last failure of an unsettled message, by offset, if the consumer reported
+        #: one.
         self.failures: dict[int, str] = {}
-        #: Message groups that are given up, and JSON of the failure for which each was.
+        #: Quarantined message groups, and the failure of each as JSON.
         self.condemned: dict[int, str] = {}
-        #: Offsets in all backlogs together.
+        #: Number of offsets in all backlogs together.
         self.known = 0
-        #: No backlog begins before this; exact after ``unsettled_before``.
+        #: No backlog begins before this offset; exact after ``unsettled_before``.
         self._backlog_from = 0
 
     def committed_offset(self) -> int:
-        """The smallest offset that is not settled."""
+        """Return the smallest offset that is not settled."""
         first = self.leases.first_offset()
         lowest = self.cursor if first is None else min(first, self.cursor)
         for entry in self.backlog.values():
@@ -100,7 +103,10 @@ class Consumption:
         return lowest
 
     def has_nothing(self, end: int, now_ms: int) -> bool:
-        """Whether a receive need not look here: all before ``end`` was, and nothing is visible."""
+        """Return True if a receive can skip the queue.
+
+        The cursor is at ``end``, no group is ready, and no lease is visible.
+        """
         leases = self.leases
         return (
             self.touched
@@ -110,13 +116,13 @@ class Consumption:
         )
 
     def next_after(self, now_ms: int) -> int | None:
-        """When something not visible yet becomes so by itself; None when nothing does."""
+        """Return when an invisible message becomes visible by itself; None: none will."""
         if self.by_queue:
             return free_after(self.leases, now_ms)
         return self.leases.next_after(now_ms)
 
     def unsettled_before(self, offset: int) -> bool:
-        """Whether a message before ``offset`` was looked at and is not settled."""
+        """Return True if a message before ``offset`` was scanned and is not settled."""
         first = self.leases.first_offset()
         if first is not None and first < offset:
             return True
@@ -127,7 +133,7 @@ class Consumption:
         return bool(self.backlog) and self._backlog_from < offset
 
     def apply(self, events: EventRows) -> None:
-        """Change the state as the events say."""
+        """Apply the events to the state."""
         self.touched = True
         kind = events.kind
         if self.by_queue and kind in (Kind.ACK, Kind.ACK_AHEAD):
@@ -166,7 +172,10 @@ class Consumption:
         self.eases += blocked_until(self.leases) < before
 
     def was_eased(self) -> bool:
-        """With order by queue: whether acks may have let somebody in since this was asked last."""
+        """Return True if acks may have unblocked the queue since the last call.
+
+        Order by queue only.
+        """
         eases = self.eases
         told, self.told_eases = self.told_eases, eases
         return eases != told
@@ -203,7 +212,7 @@ class Consumption:
                     self.failures[offset] = said
 
     def _count(self, groups: Int64s, sign: int) -> None:
-        """Held deliveries came or went."""
+        """Add ``sign`` per message to the held deliveries of the groups."""
         distinct, counts = np.unique(groups[groups != 0], return_counts=True)
         held = self.held
         for group, n in zip(distinct.tolist(), counts.tolist(), strict=True):
@@ -243,7 +252,7 @@ class Consumption:
         self.cursor = offset
 
     def learn(self, skipped: Skipped) -> None:
-        """Keep the offsets that a receive passed over, group by group, up to a bound."""
+        """Keep the offsets that a receive skipped, group by group, up to the limits."""
         groups, offsets = skipped.message_group_hash, skipped.queue_offset
         if (groups == groups[0]).all():
             self._learn(int(groups[0]), offsets)
@@ -259,7 +268,7 @@ class Consumption:
         if entry is None:
             return
         if entry.more_from is not None and entry.more_from != int(offsets[0]):
-            return  # older ones are still unknown; a look-up will find these too
+            return  # older ones are still unknown; the look-up finds these too
         entry.more_from = None
         room = max(0, min(KNOWN_PER_GROUP - len(entry.known), KNOWN_PER_QUEUE - self.known))
         known = offsets[:room].tolist()
@@ -269,7 +278,7 @@ class Consumption:
             entry.more_from = int(offsets[room])
 
     def wanting(self) -> list[int]:
-        """Ready message groups of which not even the next message is known."""
+        """Return the ready message groups whose next message is not in memory."""
         return [group for group in self.ready if not self.backlog[group].known]
 
     def found(
@@ -281,10 +290,12 @@ class Consumption:
         more_from: Sequence[int | None],
         stop: int,
     ) -> None:
-        """Take in what a look-up found of ``groups`` before ``stop``, all of it or the first.
+        """Add the result of a look-up of ``groups`` before ``stop``.
 
-        Another one may have been faster, and what it found be settled: what begins elsewhere than
-        this backlog does by now is told again by the next look-up.
+        It has all offsets of a group, or the first ones.
+
+        Another look-up may have been faster, and its messages may be settled. So a result is
+        dropped if the backlog begins elsewhere by now; the next look-up reads it again.
         """
         for group, some, start, more in zip(groups, offsets, starts, more_from, strict=True):
             entry = self.backlog.get(group)
@@ -298,7 +309,7 @@ class Consumption:
                 entry.more_from = stop if stop < self.cursor else None
 
     def empty_backlogs(self) -> list[EventRows]:
-        """Ready groups that turned out to have nothing waiting: they have caught up."""
+        """Return CAUGHT_UP events for ready groups whose backlog turned out to be empty."""
         empty = [g for g in self.wanting() if self.backlog[g].more_from is None]
         if not empty:
             return []
@@ -309,13 +320,13 @@ class Consumption:
         ]
 
     def expired_before(self, rows: Rows, now_ms: int) -> Rows:
-        """Which of these leased rows are void because an earlier one of their group has ended."""
+        """Return the leased rows that are void: an earlier lease of their group has ended."""
         none = np.zeros(0, dtype=np.intp)
         leases = self.leases
         if not self.ordered or now_ms < leases.next_visible:
             return none
-        # One that waits in front of them was opened again since: it waits for them. What is leased
-        # behind one that is to be dead-lettered was kept on purpose, or else it was given back.
+        # A waiting row in front of leased ones was added by a redrive: it waits for them. Leased
+        # rows behind a row marked for the dead letters were kept on purpose; others were released.
         over = (leases.visible_at <= now_ms) & (leases.delivery > WAITING)
         ended = np.flatnonzero(leases.alive & over & (leases.group != 0))
         if not len(ended):

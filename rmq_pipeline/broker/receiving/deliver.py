@@ -1,4 +1,4 @@
-"""Receiving: which messages a receive leases, queue by queue."""
+"""Receiving: choosing the messages that a receive leases, queue by queue."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +17,18 @@ from rmq_pipeline.broker.request import BULK_ROWS
 from rmq_pipeline.broker.state import State, TopicState
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.errors import IllegalQueueError
 from rmq_pipeline.group import Group
 from rmq_pipeline.store.events import Kind
 
-#: A receive of a few messages takes them from few queues: it costs mostly one price a queue.
+#: Smallest share of one queue. The cost of a receive is mostly per queue, so a receive of a few
+#: messages takes them from few queues.
 SHARE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
-    """Rows of a queue's read-ahead to load: offsets [start, stop)."""
+    """Rows of a queue's read-ahead that must be loaded: offsets [start, stop)."""
 
     topic_id: int
     queue_id: int
@@ -37,21 +38,21 @@ class PageWanted:
 
 @dataclass(frozen=True, slots=True)
 class BacklogWanted:
-    """Message groups whose waiting messages are to be looked up before offset ``stop``."""
+    """Message groups whose backlog must be looked up, before offset ``stop``."""
 
     key: QueueKey
     groups: list[int]
     starts: list[int]
     stop: int
-    #: How often the group had been put elsewhere by then.
+    #: Number of offset resets of the group at that time.
     resets: int
-    #: What is wanted; None for all.
+    #: Filter of the receive; None: all messages.
     sieve: Sieve | None
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What a receive leased, and what it could not decide for lack of something to load."""
+    """Messages that a receive leased, and the data it lacked to lease more."""
 
     group_id: int
     topic_id: int
@@ -59,13 +60,15 @@ class Delivery:
     taken: list[tuple[int, Taken]] = field(default_factory=list)
     pages: list[PageWanted] = field(default_factory=list)
     backlogs: list[BacklogWanted] = field(default_factory=list)
-    #: Rows of queues, by queue_id, that the filter is yet to be tried on.
+    #: Rows whose filter result is unknown, by queue_id.
     unjudged: list[tuple[int, list[IndexRows]]] = field(default_factory=list)
-    #: There are rows that are to be dead-lettered.
+    #: True if rows are marked for the dead letters.
     doomed: bool = False
-    #: It stopped at its scan limit: more may be there.
+    #: True if the receive stopped at its scan limit: more messages may follow.
     scanned_out: bool = False
-    #: When the next unsettled message becomes visible, if it leased none; None for never.
+    #: True if queues were skipped because other clients have locked them.
+    locked: bool = False
+    #: When the next unsettled message becomes visible, if nothing was leased; None: never.
     next_visible_ms: int | None = None
 
     def __len__(self) -> int:
@@ -74,27 +77,27 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Receive(Request):
-    """A receive whose arguments were checked."""
+    """Receive with checked arguments."""
 
     topic: str
     group: str
     limit: int
     invisible_duration_ms: int
-    #: What is wanted; None for all.
+    #: Filter of the receive; None: all messages.
     sieve: Sieve | None
     client_id: str
     window: tuple[str, int] | None
-    #: The random number of this delivery.
+    #: Random number that identifies this delivery in receipts.
     delivery: int
-    #: The only queues to look in; None: all that no other client has locked.
+    #: The only queues to read; None: all that no other client has locked.
     queue_ids: frozenset[int] | None = None
-    #: Below 0: of a receive that may be repeated, in a group of order queue; 0: of none.
+    #: Below 0: hash of the attempt id of a receive that may be repeated (order by queue); 0: none.
     attempt: int = 0
-    #: Whether it may be given what an earlier call of the same attempt has leased.
+    #: True if the receive may return the lease of an earlier call of the same attempt.
     repeats: bool = True
 
     def is_bulk(self) -> bool:
-        """Whether it may lease many."""
+        """Return True if it may lease many messages."""
         return self.limit >= BULK_ROWS
 
     def decide(self, state: State, now_ms: int) -> Decision:
@@ -131,29 +134,30 @@ class Receive(Request):
                 if queue_id not in closed:
                     soonest = consumption.next_after(now_ms)
                     answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
-            for lock in locked.values() if self.queue_ids is None else ():
+            answer.locked = bool(locked) and self.queue_ids is None
+            for lock in locked.values() if answer.locked else ():
                 answer.next_visible_ms = earlier(answer.next_visible_ms, lock.expires_at_ms)
             if pace is not None and not limit:
                 next_ms = pace.next_ms(now_ms)
                 answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
-            if topic.topic.growths:  # what it went past may be all that new queues waited for
+            if topic.topic.growths:  # new queues may wait for the messages that were skipped
                 answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
         return decision
 
     def _closed(
         self, topic: TopicState, group: Group, *, locked: Mapping[int, QueueLock]
     ) -> Collection[int]:
-        """The queues not to look in: another client's, or not asked for.
+        """Return the queues that must not be read: locked by another client, or not requested.
 
         Raises:
-            IllegalOffsetError: a queue is asked for that there is not.
-            QueueLockedError: or one that is locked.
+            IllegalQueueError: a requested queue does not exist.
+            QueueLockedError: another client has locked a requested queue.
         """
         if self.queue_ids is None:
             return locked
         for queue_id in sorted(self.queue_ids):
             if not 0 <= queue_id < len(topic.queues):
-                raise IllegalOffsetError(f"Topic {self.topic} has no queue {queue_id}.")
+                raise IllegalQueueError(f"Topic {self.topic} has no queue {queue_id}.")
             if queue_id in locked:
                 refusal = locked[queue_id].refusal(queue_id, topic=self.topic, group=group.name)
                 raise refusal
@@ -169,7 +173,10 @@ class Receive(Request):
         closed: Collection[int],
         now_ms: int,
     ) -> list[tuple[int, QueueScan]]:
-        """A scan of every queue in which there may be something: of most, when many wait."""
+        """Return a scan of each queue that may have messages to deliver.
+
+        If a batch of this attempt is still leased, return only the scans of such batches.
+        """
         scans: list[tuple[int, QueueScan]] = []
         barred = barriers(state, topic, group=group, client_id=self.client_id)
         for queue_id, queue in enumerate(topic.queues):
@@ -201,10 +208,10 @@ class Receive(Request):
         return again or scans
 
     def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
-        """Fair shares first; then what is left, from wherever there is more."""
+        """Take a fair share of each queue, then the rest from the queues that have more."""
         left = limit
         open_scans = [scan for _, scan in scans if scan.may_have_more()]
-        # Which queue comes first changes from receive to receive, so that none is always last.
+        # The first queue changes from receive to receive, so that no queue is always last.
         if open_scans:
             turn = (start + self.delivery) % len(open_scans)
             open_scans = open_scans[turn:] + open_scans[:turn]
@@ -261,19 +268,19 @@ class Receive(Request):
 
 
 def _take_highest(scans: Sequence[QueueScan], limit: int) -> None:
-    """All of the first queue before any of the next one."""
+    """Take all of one queue before any of the next."""
     left = limit
     for scan in scans:
         while left > 0 and scan.may_have_more():
             left -= scan.take(left)
         if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
-            return  # there may be more of it, which must come before the rest
+            return  # this queue may have more messages, which must come before the rest
 
 
 def subscribe_events(
     state: State, topic: TopicState, *, group: Group, now_ms: int
 ) -> list[EventRows]:
-    """A cursor at the beginning for every queue the group has not touched: all of it is lag."""
+    """Return CURSOR events at the start of each queue new to the group: all of it becomes lag."""
     events = []
     for queue_id, queue in enumerate(topic.queues):
         key = (group.group_id, topic.topic.topic_id, queue_id)
@@ -294,12 +301,12 @@ def subscribe_events(
 
 @dataclass(frozen=True, slots=True)
 class Subscribe(Request):
-    """From now on the whole topic counts as the group's lag."""
+    """Request after which the whole topic counts as the group's lag."""
 
     topic: str
     group: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Cursors where there are none."""
+        """Set a cursor on each queue that has none."""
         topic, group = state.topic(self.topic), state.group(self.group)
         return Decision(events=subscribe_events(state, topic, group=group, now_ms=now_ms))

@@ -1,7 +1,8 @@
-"""Order by message group: a group is with one receiver at a time, and no group waits for another.
+"""Order by message group: one receiver at a time per group; no group waits for another.
 
-A receive gives a group's next messages in order. The group is then held until each of them is
-settled or its lease has ended; what the cursor passes meanwhile becomes the group's backlog.
+A receive leases a group's next messages in order. The group is then held until each of them is
+settled or its lease has ended. Its messages that the cursor passes meanwhile become the group's
+backlog.
 """
 
 from collections.abc import Mapping
@@ -21,44 +22,48 @@ from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
-#: Message groups of one look-up of waiting messages.
+#: Most message groups in one look-up of backlogs.
 LOOK_UP_GROUPS = 4096
-#: So many blocked groups are compared with a page faster than each message is looked up.
+#: Up to this number of blocked groups, comparing a whole page with each group is faster than
+#: looking up each message.
 FEW_GROUPS = 64
 _COMPARED = 16
-#: Rows that a scan looks at beyond what is wanted: at first, and in the end.
+#: Rows that a scan reads beyond the wanted number: first, and most.
 _WINDOW_ROWS = 128
 _MOST_WINDOW_ROWS = 1024
-#: Rows of a queue of which those of blocked groups are not counted as ready.
+#: Rows from the cursor whose blocked messages are not counted as ready.
 COUNTED_ROWS = 4096
-#: What the messages of condemned groups that one scan gives up take of a frame, in which each has
-#: its own copy of the failure: so little that those of all queues of a topic fit into one.
+#: Share of a frame for the messages of quarantined groups that one scan dead-letters. Each has its
+#: own copy of the failure. The share is small so that all queues of a topic fit into one frame.
 GIVEN_UP_BYTES = 512 * 1024
 _GIVEN_UP_ROW_BYTES = 256
 
 
 class GroupScan(QueueScan):
-    """A scan that keeps order by message group: ended leases, then backlogs, then the cursor on."""
+    """Scan with order by message group.
+
+    It takes ended leases first, then backlogs, then rows from the cursor on.
+    """
 
     def __init__(
         self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
     ) -> None:
         super().__init__(queue, consumption, sieve=sieve, ended=ended)
-        #: How many waiting messages of each ready group were taken.
+        #: Number of messages taken from the backlog of each ready group.
         self._from_backlog: dict[int, int] = {}
         #: Message groups whose backlog may be delivered.
         self._open = self._open_groups() if consumption.ready else []
         self._ready = iter(self._open)
         self._ready_left = bool(self._open)
-        #: Messages that are passed over and wait: groups and offsets, ascending in each group.
+        #: Skipped messages that wait: groups and offsets, ascending in each group.
         self._passed: list[tuple[Int64s, Int64s]] = []
         self._window = _WINDOW_ROWS
-        #: Message groups that are given up, and JSON of the failure for which each was.
+        #: Quarantined message groups, and the failure of each as JSON.
         self._condemned_groups: Mapping[int, str] = consumption.condemned
-        #: Messages of condemned groups, for the dead letters: groups and offsets.
+        #: Messages of quarantined groups, for the dead letters: groups and offsets.
         self._given_up: list[tuple[Int64s, Int64s]] = []
         self._given_up_bytes = 0
-        #: Of the rows looked at last those of blocked and of condemned groups; None: there is none.
+        #: Rows of blocked and of quarantined groups in the last page; None: there are none.
         self._last_passed: Mask | None = None
         self._last_condemned: Mask | None = None
 
@@ -66,15 +71,15 @@ class GroupScan(QueueScan):
         return list(self.consumption.ready)
 
     def may_have_more(self) -> bool:
-        """Whether ``take`` might find another message."""
+        """Return True if ``take`` might find another message."""
         return self._ready_left or super().may_have_more()
 
     def is_idle(self) -> bool:
-        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        """Return True if the scan took, skipped and found nothing, and needs nothing loaded."""
         return not self._open and super().is_idle()
 
     def take(self, limit: int) -> int:
-        """Take up to ``limit`` messages; how many there were."""
+        """Take up to ``limit`` messages; return how many were taken."""
         found = self._take_ended(limit)
         if found < limit and self._ready_left:
             found += self._take_backlog(limit - found)
@@ -83,7 +88,7 @@ class GroupScan(QueueScan):
         return found
 
     def _take_backlog(self, limit: int) -> int:
-        """Waiting messages of ready groups, a fair share of each."""
+        """Take waiting messages of ready groups, a fair share of each."""
         backlog = self.consumption.backlog
         share = max(1, limit // max(1, len(self._open)))
         offsets: list[int] = []
@@ -121,9 +126,9 @@ class GroupScan(QueueScan):
             self._from_backlog[group] = n
 
     def _give_up(self, groups: Int64s, offsets: Int64s) -> int:
-        """Note messages for the dead letters, as many as there is room for; how many.
+        """Mark messages for the dead letters, as many as the frame has space for; return how many.
 
-        One at least, of a scan that has given up none. With some left it has scanned enough.
+        The first call marks at least one. If some are left over, the scan stops (``scanned_out``).
         """
         distinct, place = np.unique(groups, return_inverse=True)
         texts = [len(self._condemned_groups[group]) for group in distinct.tolist()]
@@ -140,7 +145,10 @@ class GroupScan(QueueScan):
         return n
 
     def _ahead(self, limit: int) -> int:
-        """Some more than that, as blocked groups leave gaps; ever more while it is not enough."""
+        """Return how many rows to read: more than ``limit``, as blocked groups leave gaps.
+
+        The surplus doubles with each call, up to _MOST_WINDOW_ROWS.
+        """
         if self.sieve is not None:
             return super()._ahead(limit)
         ahead = limit + self._window
@@ -148,7 +156,10 @@ class GroupScan(QueueScan):
         return ahead
 
     def _wanted(self, rows: IndexRows) -> Mask | None:
-        """Rows whose group is free and whose tag is wanted; the others' groups are noted."""
+        """Mark rows that match the filter and whose group is free.
+
+        Remember the other groups' rows.
+        """
         free = super()._wanted(rows)
         self._last_passed = self._last_condemned = None
         blocked = self._blocked(rows.message_group_hash)
@@ -162,14 +173,14 @@ class GroupScan(QueueScan):
         return free
 
     def _condemned(self, groups: Int64s) -> Mask | None:
-        """Which of these messages' groups are given up; None: none is."""
+        """Mark the messages of quarantined groups; None: there are none."""
         condemned = self._condemned_groups
         if not condemned:
             return None
         return _among(groups, list(condemned))
 
     def _blocked(self, groups: Int64s) -> Mask | None:
-        """Which of these messages' groups may not be delivered; None: all may."""
+        """Mark the messages of groups that must not be delivered; None: there are none."""
         return blocked_groups(self.consumption, groups)
 
     def _take_fresh(self, limit: int) -> int:
@@ -199,9 +210,10 @@ class GroupScan(QueueScan):
         return found
 
     def _pass(self, rows: IndexRows, stop: int) -> int:
-        """Note the messages of blocked and of condemned groups that the cursor goes past.
+        """Record the messages of blocked and quarantined groups that the cursor passes.
 
-        The answer is where it stops: sooner, at one that there is no room to give up.
+        Return the row where the cursor stops: earlier than ``stop`` if the frame has no space to
+        dead-letter the next message.
         """
         mask = self._last_condemned
         if mask is not None and len(at := mask[:stop].nonzero()[0]):
@@ -213,7 +225,7 @@ class GroupScan(QueueScan):
         return stop
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
-        """Cursor, groups that now wait behind it, and groups that have caught up."""
+        """Return the events of the cursor, of groups with a new backlog, and of emptied ones."""
         events = [*super().progress_events(taken, now_ms), *self._cut_off(taken, now_ms)]
         behind: dict[int, int] = {}
         caught_up: list[int] = []
@@ -236,7 +248,7 @@ class GroupScan(QueueScan):
         return events
 
     def _dooms(self, now_ms: int) -> list[EventRows]:
-        """Messages of condemned groups, marked for the dead letters."""
+        """Return the events that mark messages of quarantined groups for the dead letters."""
         return [
             doomed_with_group(
                 offsets,
@@ -249,22 +261,23 @@ class GroupScan(QueueScan):
         ]
 
     def _cut_off(self, taken: Taken, now_ms: int) -> list[EventRows]:
-        """The rest of a group whose delivery has ended, when the limit left no room for it.
+        """Release the rest of a redelivered group that the limit cut off.
 
-        It was only waiting behind the first one: given back now, it is not charged later.
+        These messages were leased, but only waited behind the first one. Released now, their
+        attempts do not count later.
         """
         rest = self.ended.slice(self._ended_done, len(self.ended))
         if not len(rest):
             return []
         leases = self.consumption.leases
-        # Messages without a message group are no group: nothing waits behind them.
+        # Messages without a message group are not ordered: nothing waits behind them.
         waiting = (rest.group != 0) & np.isin(rest.group, taken.group)
         rows = leases.find(rest.offset[waiting])
         rows = rows[leases.delivery[rows] > WAITING]
         return release(self.consumption, rows, visible_at_ms=now_ms) if len(rows) else []
 
     def _note_passed(self, behind: dict[int, int], caught_up: list[int]) -> None:
-        """Groups that were not behind before, each from its first message passed over."""
+        """Add groups that had no backlog before, each from its first skipped message on."""
         groups, offsets = self._all_passed()
         backlog = self.consumption.backlog
         new = {g for g in set(groups.tolist()) if g not in backlog}.union(caught_up)
@@ -280,17 +293,17 @@ class GroupScan(QueueScan):
         return self._passed[0]
 
     def skipped(self) -> tuple[Int64s, Int64s] | None:
-        """Message groups and offsets that were passed over and wait."""
+        """Return the message groups and offsets of skipped messages that wait."""
         return self._all_passed() if self._passed else None
 
     def backlog_wanted(self) -> list[int]:
-        """Ready groups of which not even the next message is known."""
+        """Return the ready groups whose next message is not in memory."""
         backlog = self.consumption.backlog
         return [group for group in self._open if not backlog[group].known][:LOOK_UP_GROUPS]
 
 
 def blocked_groups(consumption: Consumption, groups: Int64s) -> Mask | None:
-    """Which of the messages from the cursor on, of these groups, wait for others; None: none."""
+    """Mark messages at or after the cursor whose group is blocked; None: there are none."""
     held, backlog = consumption.held, consumption.backlog
     if not held and not backlog:
         return None
@@ -304,7 +317,7 @@ def blocked_groups(consumption: Consumption, groups: Int64s) -> Mask | None:
 
 
 def ready_from_cursor(queue: Queue, consumption: Consumption) -> int:
-    """Messages from the cursor on, without those of the next COUNTED_ROWS that wait for others."""
+    """Count messages from the cursor on; blocked ones among the next COUNTED_ROWS are left out."""
     offset = consumption.cursor
     ready = queue.max_offset - offset
     if consumption.held or consumption.backlog:
@@ -317,7 +330,10 @@ def ready_from_cursor(queue: Queue, consumption: Consumption) -> int:
 
 
 def _among(groups: Int64s, few: list[int]) -> Mask | None:
-    """Which are one of a few; None: none is. A few comparisons take less than a search."""
+    """Mark the groups that are in ``few``; None: no row is.
+
+    Some comparisons are faster than a search.
+    """
     if len(few) > _COMPARED:
         found = np.isin(groups, np.array(few, dtype=np.int64))
     else:

@@ -1,4 +1,4 @@
-"""Finding out which messages a filter wants, outside the writer."""
+"""Evaluating filters on messages, outside the writer."""
 
 from collections.abc import Sequence
 from itertools import chain, zip_longest
@@ -11,21 +11,21 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.receiving.sieve import Mask, Sieve, SqlSieve, TagSieve
 from rmq_pipeline.broker.stored.bodies import Places
-from rmq_pipeline.broker.stored.placement import locate, tags_of
+from rmq_pipeline.broker.stored.placement import held, locate, tags_of
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.stored.sealed import fetch
 from rmq_pipeline.filter.expression import Filter, SqlFilter, compile_filter
 from rmq_pipeline.message import Int32s, Int64s
 
-#: Messages that are read at once to be judged.
+#: Messages read at once to evaluate a filter.
 JUDGED_ROWS: Final = 131_072
 
 
 def sieve(engine: Engine, filter: str, *, filter_type: str, limit: int) -> Sieve | None:
-    """What a receive's filter lets through; None for everything.
+    """Compile a receive's filter; return None if it accepts all messages.
 
     Raises:
-        FilterExpressionError: it does not parse.
+        FilterExpressionError: the expression does not parse.
     """
     compiled = compile_filter(filter, filter_type)
     if isinstance(compiled, SqlFilter):
@@ -41,13 +41,13 @@ def judge(
     unjudged: Sequence[tuple[int, list[IndexRows]]],
     turn: int,
 ) -> None:
-    """Read rows of queues that a receive has come to, and tell the sieve which are wanted.
+    """Read rows that a receive has reached, and store the filter results.
 
-    Not all of them when they are many: what is left is asked for again.
+    Reads at most about JUDGED_ROWS; the receive then asks for the rest again.
 
     Args:
-        unjudged: by queue_id.
-        turn: any number; which queue comes first goes by it, so that none is always last.
+        unjudged: rows by queue_id.
+        turn: any number; selects the queue that comes first, so that no queue is always last.
     """
     rows = _some_of_each(unjudged, turn)
     queue_ids = np.concatenate([np.full(len(page), q, dtype=np.int32) for q, page in rows])
@@ -70,7 +70,7 @@ def judge(
 def _some_of_each(
     unjudged: Sequence[tuple[int, list[IndexRows]]], turn: int
 ) -> list[tuple[int, IndexRows]]:
-    """A page of each queue, then another one, until they are enough rows."""
+    """Take a page of each queue in turn until there are JUDGED_ROWS rows."""
     first = turn % len(unjudged)
     pages = [[(q, page) for page in some] for q, some in (*unjudged[first:], *unjudged[:first])]
     found = []
@@ -91,7 +91,7 @@ def matching(
     queue_id: Int32s,
     offset: Int64s,
 ) -> Mask:
-    """Which of the messages at these places a filter wants."""
+    """Mark the messages at these places that match a filter."""
     messages = fetch(
         engine,
         places,
@@ -105,7 +105,7 @@ def matching(
 
 
 def wanted_of(engine: Engine, sieve: Sieve, *, key: QueueKey, offset: Int64s) -> Mask:
-    """Which of the messages anywhere in a queue are wanted."""
+    """Mark the messages of a queue that match a filter, wherever they are stored."""
     if isinstance(sieve, TagSieve):
         return np.isin(tags_of(engine, key, offset=offset), sieve.hashes)
     parts = [
@@ -118,8 +118,8 @@ def wanted_of(engine: Engine, sieve: Sieve, *, key: QueueKey, offset: Int64s) ->
 def _judged_at(engine: Engine, sieve: SqlSieve, *, key: QueueKey, offset: Int64s) -> Mask:
     n = len(offset)
     queue_id = np.full(n, key.queue_id, dtype=np.int32)
-    unknown = Places(np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int32))
-    found = locate(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset, places=unknown)
+    known = held(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset)
+    found = locate(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset, places=known)
     return matching(
         engine,
         sieve.sql,

@@ -1,9 +1,9 @@
-"""Order across the growth of a topic: a moved message group waits for what it left behind.
+"""Order after a topic was resized: a moved message group waits for its messages in older queues.
 
-With more queues, some message groups go to new ones (and never back: consistent hashing). What a
-consumer group has not settled of such a group lies in an older queue and comes first. So a new
-queue opens for a consumer group when it has looked at all that the older queues held at the time,
-and then for each message group when nothing of it is unsettled there.
+With more queues, some message groups move to new ones, and never back (consistent hashing). A
+consumer group's unsettled messages of a moved group lie in an older queue and come first. So a new
+queue is closed to a consumer group until the group has read the older queues up to their ends at
+the resize. After that, each message group opens when it has nothing unsettled there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ from rmq_pipeline.message import Int64s
 
 @dataclass(frozen=True, slots=True)
 class Elders:
-    """The older queues that hold something a consumer group must settle first."""
+    """Older queues with messages that a consumer group must settle first."""
 
-    #: Something of before the growth was not even looked at: any message group may be in it.
+    #: True if messages from before the resize are unread: they may belong to any message group.
     unread: bool
-    #: What the consumer group has done with those where something is unsettled.
+    #: State of the consumer group on the older queues with unsettled messages.
     consumptions: tuple[Consumption, ...]
-    #: Message groups that were given up there, and JSON of the failure for which each was.
+    #: Message groups quarantined in the older queues, and the failure of each as JSON.
     condemned: Mapping[int, str]
 
     def blocks(self, group: int) -> bool:
-        """Whether the message group waits; messages without one never do."""
+        """Return True if the message group must wait. Messages without a group never wait."""
         if not group:
             return False
         return self.unread or any(group in c.held or group in c.backlog for c in self.consumptions)
 
     def blocked(self, groups: Int64s) -> npt.NDArray[np.bool_]:
-        """The same for many."""
+        """Return ``blocks`` for many message groups."""
         distinct, where = np.unique(groups, return_inverse=True)
         waits = np.fromiter(map(self.blocks, distinct.tolist()), np.bool_, count=len(distinct))
         chosen: npt.NDArray[np.bool_] = waits[where]
@@ -44,7 +44,10 @@ class Elders:
 
 
 def elders(state: State, topic: TopicState, *, group: Group) -> Sequence[Elders | None]:
-    """For each queue of a topic what it has to wait for; None: nothing. Empty: no queue has to."""
+    """Return for each queue the older queues it waits for; None: it waits for none.
+
+    The result is empty if no queue waits.
+    """
     if not topic.topic.growths or not state.keeps_order(group, topic.topic.topic_id):
         return ()
     found: list[Elders | None] = []
@@ -57,7 +60,7 @@ def elders(state: State, topic: TopicState, *, group: Group) -> Sequence[Elders 
 
 
 def _elders(state: State, topic: TopicState, *, group: Group, ends: Sequence[int]) -> Elders | None:
-    """What is unsettled before these ends of the first queues."""
+    """Return what is unsettled before these end offsets of the first queues."""
     unread, unsettled = False, []
     condemned: dict[int, str] = {}
     for queue_id, end in enumerate(ends):

@@ -1,4 +1,4 @@
-"""The unsettled deliveries of one consumer group on one queue, as columns sorted by offset."""
+"""Unsettled deliveries of one consumer group on one queue, as columns sorted by offset."""
 
 from typing import Any
 
@@ -10,21 +10,21 @@ from rmq_pipeline.message import Int32s, Int64s
 Rows = npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[Any]]
 FAR = np.iinfo(np.int64).max
-#: ``delivery`` of a row that waits to be delivered again, and of one that is to be dead-lettered.
+#: Values of ``delivery`` without a lease: waits for redelivery; marked for the dead letters.
 WAITING = 0
 DOOMED = -1
-#: And of one that failed for good and is parked, and of one that is held behind such a one.
+#: Failed permanently and parked; held behind a parked message.
 PARKED = -2
 HELD = -3
-#: And of one that was acked while one before it is not, in order by queue.
+#: Acked while an earlier message is unsettled (order by queue).
 AHEAD = -4
 
 
 class LeaseTable:
     """Rows of messages that were delivered and are not settled.
 
-    A row that goes is only marked (``alive`` false) until half of the table is dead, so a settle of
-    few rows among many costs few rows' work.
+    A removed row is only marked (``alive`` false) until half of the table is dead. So a settle of
+    few rows in a large table costs little.
     """
 
     _COLUMNS = ("offset", "attempt", "visible_at", "delivery", "epoch", "group", "alive")
@@ -33,7 +33,7 @@ class LeaseTable:
         self._n = 0
         self._dead = 0
         self._allocate(64)
-        #: No alive row becomes visible before this; exact after ``scan``.
+        #: No alive row becomes visible before this time; exact after ``visible``.
         self.next_visible = FAR
 
     def _allocate(self, capacity: int) -> None:
@@ -55,36 +55,36 @@ class LeaseTable:
 
     @property
     def attempt(self) -> Int32s:
-        """Deliveries that count so far."""
+        """Number of deliveries that count so far."""
         return self._attempt[: self._n]
 
     @property
     def visible_at(self) -> Int64s:
-        """End of the lease, or when a waiting row may be delivered again."""
+        """End of the lease, or the time from which a waiting row may be redelivered."""
         return self._visible_at[: self._n]
 
     @property
     def delivery(self) -> Int64s:
-        """The number in the receipt; when there is no lease WAITING, or what else it is."""
+        """Delivery number of the receipt; without a lease, WAITING or another state."""
         return self._delivery[: self._n]
 
     @property
     def epoch(self) -> Int64s:
-        """The window that holds the lease; 0: none. Below 0: the attempt that it was given to."""
+        """Epoch of the window that holds the lease; 0: none. Below 0: hash of the attempt id."""
         return self._epoch[: self._n]
 
     @property
     def group(self) -> Int64s:
-        """message_group_hash."""
+        """Hash of the message group (message_group_hash); 0: none."""
         return self._group[: self._n]
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
-        """Whether the row still is."""
+        """False for a removed row."""
         return self._alive[: self._n]
 
     def find(self, offsets: Int64s) -> Rows:
-        """The row of each offset, -1 where there is none."""
+        """Return the row of each offset, -1 for none."""
         if self._n == 0:
             return np.full(len(offsets), -1, dtype=np.intp)
         rows = np.searchsorted(self.offset, offsets)
@@ -93,13 +93,13 @@ class LeaseTable:
         return rows
 
     def first_offset(self) -> int | None:
-        """The smallest unsettled offset."""
+        """Return the smallest unsettled offset."""
         if len(self) == 0:
             return None
         return int(self._offset[int(np.argmax(self.alive))])
 
     def visible(self, now_ms: int) -> Rows:
-        """Rows whose time has come, of those that have one; makes ``next_visible`` exact."""
+        """Return the rows visible at ``now_ms``, and make ``next_visible`` exact."""
         if now_ms < self.next_visible or len(self) == 0:
             return np.zeros(0, dtype=np.intp)
         open_rows = self.alive & (self.delivery >= WAITING)
@@ -111,7 +111,7 @@ class LeaseTable:
         return found
 
     def next_after(self, now_ms: int) -> int | None:
-        """When the next row that is not visible yet becomes so; None when there is none."""
+        """Return when the next invisible row becomes visible; None: there is none."""
         if len(self) == 0:
             return None
         later = self.visible_at[
@@ -120,7 +120,7 @@ class LeaseTable:
         return int(later.min()) if len(later) else None
 
     def of_groups(self, groups: Int64s) -> Rows:
-        """Alive rows of these message groups, in offset order."""
+        """Return the alive rows of these message groups, in offset order."""
         if not len(groups):
             return np.zeros(0, dtype=np.intp)
         if len(groups) == 1:
@@ -128,11 +128,11 @@ class LeaseTable:
         return np.flatnonzero(self.alive & np.isin(self.group, groups))
 
     def doomed(self) -> Rows:
-        """Rows that are to be dead-lettered."""
+        """Return the rows that are marked for the dead letters."""
         return np.flatnonzero(self.alive & (self.delivery == DOOMED))
 
     def parked(self) -> Rows:
-        """Rows that are parked, or held behind such a one."""
+        """Return the rows that are parked, or held behind a parked one."""
         held = (self.delivery == PARKED) | (self.delivery == HELD)
         return np.flatnonzero(self.alive & held)
 
@@ -146,7 +146,7 @@ class LeaseTable:
         epoch: Int64s,
         group: Int64s,
     ) -> Rows:
-        """Set these rows; indices into the arguments of those that were not there before."""
+        """Insert or update rows; return the indices into the arguments of the inserted ones."""
         columns: Columns = {
             "_attempt": attempt,
             "_visible_at": visible_at,
@@ -200,7 +200,7 @@ class LeaseTable:
             column[: self._n] = column[order]
 
     def remove(self, rows: Rows) -> None:
-        """Take these alive rows out."""
+        """Remove these alive rows."""
         self._alive[rows] = False
         self._dead += len(rows)
         self._shorten(rows)
@@ -217,13 +217,16 @@ class LeaseTable:
             self._n, self._dead = len(keep), 0
 
     def _shorten(self, gone: Rows) -> None:
-        """Let go of the end when all of it is dead: rows that stay for long are mostly in front."""
+        """Drop the end of the table if all of it is dead.
+
+        Long-lived rows are mostly at the front, so this frees most removed rows at once.
+        """
         if len(gone) and not self._alive[(first := int(gone.min())) : self._n].any():
             self._dead -= self._n - first
             self._n = first
 
     def clear(self) -> None:
-        """Take every row out."""
+        """Remove all rows."""
         self._n = self._dead = 0
         self._allocate(64)
         self.next_visible = FAR

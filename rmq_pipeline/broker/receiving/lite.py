@@ -1,4 +1,4 @@
-"""Lite topics: which of them each client of a consumer group has subscribed to."""
+"""Lite topics: the subscriptions of each client of a consumer group."""
 
 import json
 import re
@@ -20,20 +20,20 @@ from rmq_pipeline.message import Int64s, hash64
 from rmq_pipeline.text import is_text
 
 ACTIONS: Final = ("add", "remove", "replace", "clear")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The lite topics of one client."""
+    """Lite topics of one client."""
 
     names: tuple[str, ...] = ()
-    #: Hashes of the names, as their messages have them for their message group.
+    #: Hashes of the names, equal to message_group_hash of their messages.
     hashes: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "Wanted":
-        """These, each once."""
+        """Return the sorted names without duplicates."""
         ordered = tuple(sorted(set(names)))
         return cls(ordered, hash64(pa.array(ordered, pa.string())))
 
@@ -42,21 +42,21 @@ _NOTHING: Final = Wanted()
 
 
 class Subscriptions:
-    """The lite topics of every client, by consumer group and topic."""
+    """Lite topics of all clients, by consumer group and topic."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[int, int], dict[str, Wanted]] = {}
 
     def of(self, group_id: int, topic_id: int, *, client_id: str) -> Wanted:
-        """Those of a client; nothing when it never subscribed."""
+        """Return the lite topics of a client; empty if it has no subscription."""
         return self._clients.get((group_id, topic_id), {}).get(client_id, _NOTHING)
 
     def clients(self, group_id: int, topic_id: int) -> dict[str, Wanted]:
-        """Those of every client that has any."""
+        """Return the lite topics of each client that has any."""
         return dict(self._clients.get((group_id, topic_id), {}))
 
     def put(self, group_id: int, topic_id: int, *, client_id: str, detail: str) -> None:
-        """A client has these from now on: ``detail`` is JSON, a list of names."""
+        """Replace a client's lite topics; ``detail`` is a JSON list of names."""
         names = json.loads(detail)
         clients = self._clients.setdefault((group_id, topic_id), {})
         if names:
@@ -67,7 +67,7 @@ class Subscriptions:
             del self._clients[group_id, topic_id]
 
     def forget(self, *, topic_id: int = 0, group_id: int = 0) -> None:
-        """A topic or a consumer group is gone."""
+        """Drop the subscriptions of a deleted topic or consumer group."""
         gone = [key for key in self._clients if key[0] == group_id or key[1] == topic_id]
         for key in gone:
             del self._clients[key]
@@ -77,11 +77,11 @@ class Subscriptions:
 
 
 def synced(before: Wanted, action: str, *, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What a client's lite topics are after it asked for this.
+    """Return a client's lite topics after an action.
 
     Raises:
-        RequestError: there is no such action.
-        LiteSubscriptionQuotaError: they are too many.
+        RequestError: the action is unknown, or ``clear`` has names.
+        LiteSubscriptionQuotaError: they exceed limits.LITE_TOPICS_PER_CLIENT.
     """
     if action not in ACTIONS:
         raise RequestError(f"Action {action!r} is none of {', '.join(ACTIONS)}.")
@@ -100,7 +100,7 @@ def synced(before: Wanted, action: str, *, names: tuple[str, ...]) -> tuple[str,
 
 
 def check_names(names: Any) -> tuple[str, ...]:
-    """Names of lite topics in range: what a message group may be.
+    """Check names of lite topics, with the rules of message groups; return them as a tuple.
 
     Raises:
         IllegalLiteTopicError: one is blank, too long, or has a control character.
@@ -119,10 +119,10 @@ def check_names(names: Any) -> tuple[str, ...]:
 
 
 def check_client(client_id: Any) -> str:
-    """A client id by which subscriptions are kept.
+    """Check a client id for subscriptions, and return it.
 
     Raises:
-        RequestError: it is blank, too long, or not all of it is characters.
+        RequestError: it is blank, too long, or not valid Unicode.
     """
     fits = isinstance(client_id, str) and bool(client_id.encode(errors="ignore").strip())
     fits = fits and client_id.encode(errors="replace").decode() == client_id
@@ -135,12 +135,15 @@ def check_client(client_id: Any) -> str:
 
 
 def check_receive(client_id: Any, filter: Any) -> None:
-    """What a receive of a lite topic needs, and what it does not take.
+    """Check the arguments of a receive from a lite topic.
 
     Raises:
-        RequestError: it names no client.
-        FilterExpressionError: it has a filter: what one client filters out, another may want.
+        RequestError: the client id is missing or invalid.
+        FilterExpressionError: it has a filter. A filtered message would be lost for other clients.
     """
     check_client(client_id)
     if filter not in ("", "*"):
-        raise FilterExpressionError("A lite topic is read by its lite topics, and takes no filter.")
+        raise FilterExpressionError(
+            "A lite topic is read by its lite topics, and takes no filter.",
+            remedy="Leave the filter out.",
+        )

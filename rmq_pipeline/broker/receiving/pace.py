@@ -1,20 +1,20 @@
-"""How fast a consumer group may be given messages: a token bucket for each limited group."""
+"""Rate limits of consumer groups: a token bucket for each limited group."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from rmq_pipeline.group import Group
 
-#: Credit is counted in thousandths of a message: a rate per second is what comes in each ms.
+#: Credit is counted in 1/1000 of a message, so a rate per second is the gain per millisecond.
 _MESSAGE: Final = 1000
 
 
 @dataclass(slots=True)
 class Pace:
-    """The bucket of one group: what it had at a moment, and what comes in.
+    """Token bucket of one group: its credit at a time, and its rate.
 
-    It holds what one second brings, and always room for one message: over any time t no more than
-    rate × t + that is taken out.
+    Capacity is the messages of one second, at least one message. In any time t the group gets at
+    most rate × t + capacity messages.
     """
 
     rate_per_s: float
@@ -23,7 +23,7 @@ class Pace:
 
     @classmethod
     def full(cls, rate_per_s: float, at_ms: int) -> "Pace":
-        """A bucket that nothing was taken out of."""
+        """Return a full bucket."""
         pace = cls(rate_per_s, at_ms, 0.0)
         pace.credit = pace._room()
         return pace
@@ -36,21 +36,21 @@ class Pace:
         return min(self._room(), self.credit + gained)
 
     def allows(self, now_ms: int) -> int:
-        """Messages that may be delivered now."""
+        """Return how many messages may be delivered now."""
         return int(self._credit_at(now_ms) // _MESSAGE)
 
     def next_ms(self, now_ms: int) -> int:
-        """When a message may be delivered next."""
+        """Return the time from which the next message may be delivered."""
         missing = _MESSAGE - self._credit_at(now_ms)
         return now_ms if missing <= 0 else now_ms + max(1, -int(-missing // self.rate_per_s))
 
     def spend(self, messages: int, now_ms: int) -> None:
-        """So many were delivered; never below nothing, for who has forgotten what it had."""
+        """Subtract delivered messages; clamp at 0, as a restart forgets earlier credit."""
         self.credit = max(0.0, self._credit_at(now_ms) - messages * _MESSAGE)
         self.at_ms = max(self.at_ms, now_ms)
 
     def alter(self, rate_per_s: float, now_ms: int) -> None:
-        """Another rate from now on."""
+        """Change the rate from now on."""
         self.credit = self._credit_at(now_ms)
         self.at_ms = max(self.at_ms, now_ms)
         self.rate_per_s = rate_per_s
@@ -58,17 +58,17 @@ class Pace:
 
 
 class Paces:
-    """The buckets of all groups that have a limit, by group_id.
+    """Token buckets of all rate-limited groups, by group_id.
 
-    They are as the log says: a group's settings and its deliveries fill and empty them. Where the
-    log does not reach back, a bucket begins empty: a restart gives nobody a second burst.
+    The log determines them: group settings set the rate, and deliveries take credit. If the log
+    does not reach back far enough, a bucket starts empty, so a restart allows no second burst.
     """
 
     def __init__(self) -> None:
         self._paces: dict[int, Pace] = {}
 
     def put(self, group: Group, now_ms: int) -> None:
-        """The group was created or altered."""
+        """Set the rate of a created or altered group."""
         known = self._paces.get(group.group_id)
         if group.max_rate_per_s is None:
             self._paces.pop(group.group_id, None)
@@ -78,20 +78,20 @@ class Paces:
             known.alter(group.max_rate_per_s, now_ms)
 
     def forget(self, group_id: int) -> None:
-        """The group was deleted."""
+        """Drop the bucket of a deleted group."""
         self._paces.pop(group_id, None)
 
     def empty(self, now_ms: int) -> None:
-        """Nobody has anything left: what was delivered before is not known."""
+        """Empty all buckets, because the earlier deliveries are unknown."""
         for pace in self._paces.values():
             pace.credit, pace.at_ms = 0.0, now_ms
 
     def of(self, group_id: int) -> Pace | None:
-        """The group's bucket; None without a limit."""
+        """Return the group's bucket; None without a limit."""
         return self._paces.get(group_id)
 
     def delivered(self, group_id: int, messages: int, *, now_ms: int) -> None:
-        """Messages were leased by the group."""
+        """Take the credit of messages that the group leased."""
         pace = self._paces.get(group_id)
         if pace is not None:
             pace.spend(messages, now_ms)

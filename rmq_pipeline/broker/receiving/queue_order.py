@@ -1,9 +1,10 @@
-"""Order by queue, as RocketMQ pops in order: one batch of a queue at a time, from its first gap on.
+"""Order by queue, like RocketMQ's orderly pop: one batch of a queue at a time.
 
-A receive is given a queue's next messages as a batch. Nobody is given more of the queue before each
-message of the batch is settled, or its own time has come (the end of its lease, or of the delay
-after a failure). Then all comes again from the first unsettled message on, with what behind it was
-acked: that stays as AHEAD of it until then, or until nothing before it is unsettled.
+A receive leases a queue's next messages as a batch, which blocks the queue. The block ends when
+each message of the batch is settled or due again (its lease or its retry delay has ended). Then all
+messages from the first unsettled one on are redelivered, including later ones that were acked. An
+acked message behind an unsettled one stays as AHEAD until it is redelivered, or until nothing
+before it is unsettled.
 """
 
 from typing import Final
@@ -20,12 +21,15 @@ _NONE: Final[Rows] = np.zeros(0, dtype=np.intp)
 
 
 def unsettled(leases: LeaseTable) -> Rows:
-    """Rows of the messages that are not acked; the first is where the queue begins again."""
+    """Return the rows of messages that are not acked; redelivery begins at the first."""
     return np.flatnonzero(leases.alive & (leases.delivery != AHEAD))
 
 
 def blocked_until(leases: LeaseTable) -> int:
-    """When the queue may be given to somebody: FAR while a message is parked, or to be buried."""
+    """Return the time until which the queue is blocked.
+
+    FAR while a message is parked or marked for the dead letters; 0 if nothing is unsettled.
+    """
     rows = unsettled(leases)
     if not len(rows):
         return 0
@@ -35,15 +39,18 @@ def blocked_until(leases: LeaseTable) -> int:
 
 
 def free_after(leases: LeaseTable, now_ms: int) -> int | None:
-    """When a blocked queue becomes free by itself; None: it is free, or somebody must free it."""
+    """Return when a blocked queue becomes free by itself.
+
+    None: it is free, or only a settle or unpark frees it.
+    """
     until = blocked_until(leases)
     return until if now_ms < until < FAR else None
 
 
 def of_attempt(leases: LeaseTable, attempt: int, *, now_ms: int) -> Rows:
-    """The batch that a receive leased which is repeated now: what is still with its client.
+    """Return the rows of a batch that an earlier call of the same attempt leased.
 
-    None of it when it is not the one that blocks the queue.
+    Empty if that batch is not the one that blocks the queue.
     """
     rows = unsettled(leases)
     running = leases.visible_at[rows] > now_ms
@@ -58,7 +65,7 @@ def of_attempt(leases: LeaseTable, attempt: int, *, now_ms: int) -> Rows:
 
 
 def acks(leases: LeaseTable, done: Rows, *, settled: Rows = _NONE, now_ms: int) -> list[EventRows]:
-    """Events of acks: what lies behind an unsettled message is only noted.
+    """Build the events of acks; an ack behind an unsettled message becomes AHEAD.
 
     Args:
         done: rows that are acked now, ascending.
@@ -90,7 +97,7 @@ def acks(leases: LeaseTable, done: Rows, *, settled: Rows = _NONE, now_ms: int) 
 
 
 def acked(leases: LeaseTable, rows: Rows, *, now_ms: int) -> EventRows:
-    """The event of messages that are done with."""
+    """Build the ACK event of rows."""
     return EventRows(
         kind=Kind.ACK,
         at_ms=now_ms,
@@ -103,13 +110,13 @@ def acked(leases: LeaseTable, rows: Rows, *, now_ms: int) -> EventRows:
 
 
 def behind_first(spent: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Failures behind the first one without an attempt left, which is to blame for theirs."""
+    """Mark the rows behind the first one without an attempt left, which caused their redelivery."""
     behind: npt.NDArray[np.bool_] = np.cumsum(spent) > spent
     return behind
 
 
 def spared(leases: LeaseTable, failed: Rows, *, settled: Rows, now_ms: int) -> list[EventRows]:
-    """Of what lies behind a failed row, if there is one, and is not settled with it."""
+    """Reset the attempts of unsettled rows behind the first failed row, unless settled with it."""
     if not len(failed):
         return []
     rows = np.setdiff1d(unsettled(leases), settled)
@@ -117,10 +124,10 @@ def spared(leases: LeaseTable, failed: Rows, *, settled: Rows, now_ms: int) -> l
 
 
 def begun_again(leases: LeaseTable, rows: Rows, *, now_ms: int) -> list[EventRows]:
-    """What came behind a message that has failed for good was held up by it: its attempts go.
+    """Reset the attempts of messages redelivered only because an earlier one failed permanently.
 
-    Of what is with a receiver this delivery is the first one, and its receipts stay good. What is
-    parked, or to be buried, has failed by itself.
+    A leased message is at its first attempt now, and its receipt stays valid. Messages that are
+    parked or marked for the dead letters failed themselves and keep their attempts.
     """
     rows = rows[leases.delivery[rows] >= WAITING]
     if not len(rows):
@@ -141,7 +148,7 @@ def begun_again(leases: LeaseTable, rows: Rows, *, now_ms: int) -> list[EventRow
 
 
 def counted(leases: LeaseTable, rows: Rows, *, max_attempts: int) -> Int32s:
-    """Deliveries of these rows that count: what was acked did not fail, so one is left for it."""
+    """Return the deliveries that count; an acked row did not fail, so it keeps one attempt."""
     attempts = leases.attempt[rows]
     acked_before = leases.delivery[rows] == AHEAD
     capped: Int32s = np.where(acked_before, np.minimum(attempts, max_attempts - 1), attempts)
@@ -149,7 +156,7 @@ def counted(leases: LeaseTable, rows: Rows, *, max_attempts: int) -> Int32s:
 
 
 def reopened(leases: LeaseTable, beyond: int, *, max_attempts: int, now_ms: int) -> list[EventRows]:
-    """What was acked ahead and is not in the batch that begins before it is to come after that.
+    """Make acked messages behind the end of a redelivered batch available again.
 
     Args:
         beyond: the last offset of the batch.

@@ -1,4 +1,4 @@
-"""What a receive leased, read: its receipts, a part of it, its messages."""
+"""Reading leased messages: their receipts, parts of a delivery, and its table."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,13 +24,13 @@ from rmq_pipeline.store.commit_log import CommitLog
 
 _Found = TypeVar("_Found")
 
-#: So often something is read once more because there is another log: one is enough, unless writes
-#: go on failing.
+#: Most times a read is repeated because the log was replaced. Once is enough unless writes keep
+#: failing.
 _LOGS: Final = 3
 
 
 def receipts_of(delivery: Delivery) -> Receipts:
-    """The receipts of what was leased, in the order in which it is delivered."""
+    """Return the receipts of a delivery, in delivery order."""
     n = len(delivery)
     queue_id = [np.full(len(taken), q, dtype=np.int32) for q, taken in delivery.taken]
     return Receipts(
@@ -43,7 +43,7 @@ def receipts_of(delivery: Delivery) -> Receipts:
 
 
 def part_of(delivery: Delivery, chosen: Mask) -> Delivery:
-    """Some of the messages of a delivery, in their order."""
+    """Return the chosen messages of a delivery, in their order."""
     taken, done = [], 0
     for queue_id, some in delivery.taken:
         rows = chosen[done : done + len(some)]
@@ -55,7 +55,7 @@ def part_of(delivery: Delivery, chosen: Mask) -> Delivery:
 
 
 def delivered(engine: Engine, delivery: Delivery) -> pa.Table:
-    """The messages that were leased, as schema.RECEIVED."""
+    """Return the leased messages as schema.RECEIVED."""
     receipts = receipts_of(delivery)
     queue_id, offset = receipts.queue_id, receipts.queue_offset
     attempt = np.concatenate([taken.attempt for _, taken in delivery.taken])
@@ -80,12 +80,12 @@ def delivered(engine: Engine, delivery: Delivery) -> pa.Table:
 
 
 def whatever_log(engine: Engine, read: Callable[[], _Found]) -> _Found:
-    """What ``read`` gives; asked again where the log was closed meanwhile.
+    """Return the result of ``read``; repeat it if the log was closed meanwhile.
 
-    That is what becomes of it, and of all who read it, when anybody's write fails.
+    The writer closes and reopens the log after any failed write, which breaks concurrent reads.
 
     Raises:
-        StorageError, LookupError: it is not that; whatever else ``read`` raises.
+        StorageError, LookupError: raised by ``read`` for another reason.
     """
     for _ in range(_LOGS):
         before = engine.log
@@ -98,17 +98,17 @@ def whatever_log(engine: Engine, read: Callable[[], _Found]) -> _Found:
 
 
 def has_another_log(engine: Engine, before: CommitLog) -> bool:
-    """Whether there is another log, or is when the writer is done with what has failed."""
+    """Return True if the log was replaced since, or will be after the current failed write."""
     if engine.log is before:
-        with suppress(RocketMQError):  # it may fail with the log, and is answered after that
+        with suppress(RocketMQError):  # it may fail with the log, after which the log is replaced
             engine.submit(_Nothing())
     return engine.log is not before
 
 
 @dataclass(frozen=True, slots=True)
 class _Nothing(Request):
-    """Is answered when the writer has a log that works; one that does not is replaced for it."""
+    """Empty request, answered once the log works: the writer replaces a failed log first."""
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored."""
+        """Store nothing."""
         return Decision()

@@ -1,33 +1,39 @@
-"""The work of a receive outside the writer: loading and waiting."""
+"""The part of a receive outside the writer: loading, waiting, reading."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import schema
+from rmq_pipeline.broker import caller
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.failures.burying import AT_ONCE, bury
 from rmq_pipeline.broker.receiving.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.receiving.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.receiving.filtering import judge, wanted_of
-from rmq_pipeline.broker.receiving.sieve import Sieve, SqlSieve
+from rmq_pipeline.broker.receiving.line import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
+from rmq_pipeline.broker.receiving.sieve import Sieve, SqlSieve, TagSieve
 from rmq_pipeline.broker.receiving.unreadable import give_back, readable
 from rmq_pipeline.broker.state import State
+from rmq_pipeline.broker.stored.placement import undispatched
 from rmq_pipeline.broker.stored.queue_index import IndexRows
 from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.errors import StorageError
+from rmq_pipeline.message import Int64s
 
 
 @dataclass(frozen=True, slots=True)
 class _FillIndex(Request):
-    """Read-ahead that was loaded, to be put in by the writer, who reads it."""
+    """Request that adds loaded rows to the read-ahead, which only the writer may change."""
 
     topic_id: int
     queue_id: int
     rows: IndexRows
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored: the read-ahead is no state."""
+        """Store nothing: the read-ahead is a cache."""
         topic = state.topics.get(self.topic_id)
         if topic is not None:
             topic.queues[self.queue_id].index.fill(self.rows)
@@ -36,15 +42,15 @@ class _FillIndex(Request):
 
 @dataclass(frozen=True, slots=True)
 class _FillBacklog(Request):
-    """Waiting messages of message groups, found in the consume queue."""
+    """Request that adds looked-up offsets to the backlogs of message groups."""
 
     wanted: BacklogWanted
-    #: For each group what was found, and from where there may be more.
+    #: Offsets of each group, and the offset from which more may follow.
     offsets: list[list[int]]
     more_from: list[int | None]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Take them in; groups that turn out to have none have caught up."""
+        """Add the offsets; groups whose backlog turns out empty have caught up."""
         wanted = self.wanted
         consumption = state.consumptions.get(wanted.key)
         if consumption is None or consumption.resets != wanted.resets:
@@ -60,41 +66,93 @@ class _FillBacklog(Request):
 
 
 def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
-    """Lease messages and read them; waits up to ``wait_ms`` for the first."""
+    """Lease messages and read them; wait up to ``wait_ms`` for the first."""
     deadline = engine.clock.now_ms() + wait_ms
-    topic_id = engine.state.topic(request.topic).topic.topic_id
-    while True:
-        version = engine.arrivals.version(topic_id)
-        begin(request)
-        delivery: Delivery = engine.submit(request)
-        try:
-            loaded = load_missing(engine, delivery, sieve=request.sieve)
-            if len(delivery):
-                return readable(engine, delivery, request=request)
-        except BaseException:  # nobody gets it
-            give_back(engine, delivery)
-            raise
-        if loaded or delivery.scanned_out:
-            continue
-        if engine.clock.now_ms() >= deadline or engine.arrivals.closed:
-            return schema.RECEIVED.empty_table()
-        wake = deadline
-        if delivery.next_visible_ms is not None:
-            wake = min(wake, delivery.next_visible_ms)
-        engine.arrivals.wait(topic_id, version, at_ms=wake)
-        # An earlier call of the same attempt may wait as well, for a client that has let it go.
-        # Neither is to take from the other what it was given.
-        request = replace(request, repeats=False)
+    waiter = engine.lines.enter(_place(engine, request)) if wait_ms else None
+    followers = FOLLOWERS
+    try:
+        while True:
+            followers = FOLLOWERS  # after an error, the next one gets what this one leaves
+            # Repeated each time: the topic may have been deleted and recreated meanwhile.
+            if waiter is not None and waiter.place != (place := _place(engine, request)):
+                waiter.end(FOLLOWERS)
+                waiter = engine.lines.enter(place)
+            if engine.arrivals.closed:  # The broker stops: the caller may not get its answer.
+                return schema.RECEIVED.empty_table()
+            begin(request)
+            delivery: Delivery = engine.submit(request)
+            try:
+                loaded = load_missing(engine, delivery, sieve=request.sieve)
+                if len(delivery):
+                    found = readable(engine, delivery, request=request)
+                    followers = followers_of(delivery, request, loaded=loaded)
+                    return found
+            except BaseException:  # the messages reach no caller
+                give_back(engine, delivery)
+                raise
+            if loaded or delivery.scanned_out:
+                continue
+            # The next in line learns when a leased message becomes visible again: no wakeup reports
+            # that.
+            followers = int(delivery.next_visible_ms is not None)
+            if waiter is None or engine.clock.now_ms() >= deadline or engine.arrivals.closed:
+                return schema.RECEIVED.empty_table()
+            if delivery.locked:  # locked for this client; another client may still read the queue
+                waiter.pass_on()
+            wake = deadline
+            if delivery.next_visible_ms is not None:
+                wake = min(wake, delivery.next_visible_ms)
+            if not _stays(engine, waiter, at_ms=wake):
+                followers = FOLLOWERS  # it may have been woken before its caller was gone
+                return schema.RECEIVED.empty_table()
+            # An earlier call of the same attempt may wait too, for a client that has dropped it.
+            # Neither call may take the messages of the other.
+            request = replace(request, repeats=False)
+    finally:
+        if waiter is not None:
+            waiter.end(followers)
+
+
+def followers_of(delivery: Delivery, request: Receive, *, loaded: bool) -> int:
+    """Return how many waiting receives to wake after a receive that got messages."""
+    is_full = len(delivery) >= request.limit or loaded or delivery.scanned_out
+    return FOLLOWERS_OF_FULL if is_full else FOLLOWERS
+
+
+def _stays(engine: Engine, waiter: Waiter, *, at_ms: int) -> bool:
+    """Wait until woken, or until ``at_ms``; return False if the caller has gone."""
+    while not waiter.wait(caller.look_at_ms(engine.clock, at_ms)):
+        if engine.clock.now_ms() >= at_ms or caller.waits_no_more():
+            break
+    return not caller.waits_no_more()
+
+
+def _place(engine: Engine, request: Receive) -> Place:
+    """Return the line to wait in, shared by receives that can get the same messages."""
+    topic = engine.state.topic(request.topic).topic
+    match request.sieve:
+        case TagSieve(hashes):
+            wanted: Hashable = hashes.tobytes()
+        case SqlSieve() as sieve:
+            wanted = sieve.sql.expression
+        case _:
+            wanted = None
+    client_id = request.client_id if topic.type == "lite" else ""
+    group_id = engine.state.group(request.group).group_id
+    return Place(topic.topic_id, group_id, (wanted, request.queue_ids, client_id))
 
 
 def begin(request: Receive) -> None:
-    """To be called before each time the writer is asked."""
+    """Prepare the filter; call it before each submit of the request."""
     if isinstance(request.sieve, SqlSieve):
         request.sieve.begin()
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> bool:
-    """Load what the receive lacked, bury what it doomed; whether another try may find more."""
+    """Load what the receive lacked, and dead-letter what it marked.
+
+    Return True if another try may find more.
+    """
     for page in delivery.pages:
         _load_page(engine, page)
     for wanted in delivery.backlogs:
@@ -118,18 +176,33 @@ def _load_page(engine: Engine, page: PageWanted) -> None:
     )
     if len(rows):
         engine.submit(_FillIndex(page.topic_id, page.queue_id, rows))
+    topic = engine.state.topics.get(page.topic_id)
+    if topic is None:  # deleted meanwhile
+        return
+    # Expired offsets are not needed. Any other missing row would make the receive ask for it
+    # forever.
+    wanted = max(page.start, topic.queues[page.queue_id].min_offset)
+    there = rows.base if len(rows) else page.stop
+    if wanted < there:
+        raise StorageError(
+            f"The database lacks offsets {wanted} to {there} of queue {page.queue_id} of topic "
+            f"{topic.topic.name}.",
+            remedy="Restore the home from a copy, or reset the group's offset beyond them.",
+        )
 
 
 def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
-    engine.dispatched()
+    rest = undispatched(engine, wanted.key, stop=wanted.stop)
     groups, offsets = engine.database.backlog(
         wanted.key.topic_id,
         wanted.key.queue_id,
         hashes=np.array(wanted.groups, dtype=np.int64),
         starts=np.array(wanted.starts, dtype=np.int64),
-        stop=wanted.stop,
+        stop=rest.base,
         limit=KNOWN_PER_GROUP,
     )
+    if len(rest):
+        groups, offsets = _with_rest(wanted, rest, groups=groups, offsets=offsets)
     found: dict[int, list[int]] = {group: [] for group in wanted.groups}
     for group, offset in zip(groups.tolist(), offsets.tolist(), strict=True):
         found[group].append(offset)
@@ -139,3 +212,25 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
         keep = set(offsets[chosen].tolist())
         found = {group: [o for o in some if o in keep] for group, some in found.items()}
     engine.submit(_FillBacklog(wanted, [found[group] for group in wanted.groups], full))
+
+
+def _with_rest(
+    wanted: BacklogWanted, rest: IndexRows, *, groups: Int64s, offsets: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Join DuckDB's rows of message groups with undispatched ones.
+
+    The result has at most KNOWN_PER_GROUP rows of each group.
+    """
+    order = np.argsort(wanted.groups)
+    known = np.array(wanted.groups, dtype=np.int64)[order]
+    starts = np.array(wanted.starts, dtype=np.int64)[order]
+    at = np.minimum(np.searchsorted(known, rest.message_group_hash), len(known) - 1)
+    behind = np.arange(rest.base, rest.base + len(rest), dtype=np.int64)
+    chosen = (known[at] == rest.message_group_hash) & (behind >= starts[at])
+    groups = np.concatenate([groups, rest.message_group_hash[chosen]])
+    offsets = np.concatenate([offsets, behind[chosen]])
+    order = np.argsort(groups, kind="stable")
+    _, firsts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(firsts, counts)
+    kept = np.sort(order[rank < KNOWN_PER_GROUP])
+    return groups[kept], offsets[kept]

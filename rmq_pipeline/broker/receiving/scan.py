@@ -1,4 +1,4 @@
-"""Looking through a queue for messages that may be delivered, without order."""
+"""Scanning a queue for messages to deliver, without order."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,11 +16,11 @@ from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
-#: Rows that one receive looks at in one queue at most; it keeps a frame short under sparse filters.
+#: Most rows one receive scans in one queue; keeps frames short under sparse filters.
 SCAN_ROWS = 65_536
-#: Rows that it looks at together where a filter may leave few of them.
+#: Fewest rows scanned together if there is a filter.
 SIEVED_ROWS = 1024
-#: Attempts of messages that were never delivered before; no rows of the read-ahead are more.
+#: Attempts of messages delivered for the first time; no chunk of the read-ahead has more rows.
 _FIRST = np.ones(PAGE_ROWS, dtype=np.int32)
 _FIRST.flags.writeable = False
 
@@ -33,7 +33,7 @@ class QueueKey(NamedTuple):
     queue_id: int
 
     def events(self, rows: Iterable[EventRows], now_ms: int) -> list[EventRows]:
-        """These events, made to speak of this group and queue now."""
+        """Return the events with this group and queue, and with the current time."""
         return [
             replace(
                 one,
@@ -51,10 +51,10 @@ class Taken:
     """Messages to deliver, in offset order."""
 
     offset: Int64s
-    #: Which delivery this is; the first is 1.
+    #: Number of this delivery; the first is 1.
     attempt: Int32s
     group: Int64s
-    #: Where the body is; position -1: not known here.
+    #: Place of the body; position -1: unknown here.
     position: Int64s
     row: Int32s
 
@@ -80,9 +80,10 @@ NOTHING = Taken(
 
 
 class QueueScan:
-    """One receive's way through one queue: ended leases first, then on from the cursor.
+    """One receive's scan of one queue: ended leases first, then rows from the cursor on.
 
-    It reads the state and changes nothing; ``taken`` and ``progress_events`` say what it did.
+    The scan reads the state and changes nothing; ``taken`` and ``progress_events`` return its
+    result.
     """
 
     def __init__(
@@ -91,22 +92,22 @@ class QueueScan:
         self.queue = queue
         self.consumption = consumption
         self.ended = ended
-        #: What is wanted; None for all.
+        #: Filter; None: all messages.
         self.sieve = sieve
         self.cursor = max(consumption.cursor, queue.min_offset)
         self.page_wanted: tuple[int, int] | None = None
-        #: Rows from the cursor on that the sieve knows nothing of.
+        #: Rows from the cursor on whose filter result is unknown.
         self.unjudged: list[IndexRows] = []
         self.scanned_out = False
         self.has_doomed = False
         self._scanned = 0
         self._ended_done = 0
         self._parts: list[Taken] = []
-        #: What the sieve says of the rows looked at.
+        #: Filter results of the last rows.
         self._verdicts = np.zeros(0, dtype=np.bool_)
 
     def may_have_more(self) -> bool:
-        """Whether ``take`` might find another message."""
+        """Return True if ``take`` might find another message."""
         return self._ended_done < len(self.ended) or self._fresh_left()
 
     def _fresh_left(self) -> bool:
@@ -118,7 +119,7 @@ class QueueScan:
         )
 
     def take(self, limit: int) -> int:
-        """Take up to ``limit`` messages; how many there were."""
+        """Take up to ``limit`` messages; return how many were taken."""
         found = self._take_ended(limit)
         if found < limit and self._fresh_left():
             found += self._take_fresh(limit - found)
@@ -156,11 +157,14 @@ class QueueScan:
         return found
 
     def _ahead(self, limit: int) -> int:
-        """How many rows to look at for so many messages."""
+        """Return how many rows to scan for ``limit`` messages."""
         return limit if self.sieve is None else max(limit, SIEVED_ROWS)
 
     def _next_rows(self, limit: int) -> IndexRows | None:
-        """The rows from the cursor on; a few more than needed when not all may be wanted."""
+        """Return the rows from the cursor on, more than ``limit`` if a filter may drop some.
+
+        Return None if rows or filter results must be loaded first.
+        """
         stop = min(self.queue.max_offset, self.cursor + self._ahead(limit))
         rows = self.queue.index.get(self.cursor, stop)
         if rows is None:
@@ -177,7 +181,7 @@ class QueueScan:
         return rows
 
     def _rows_ahead(self, ahead: int) -> list[IndexRows]:
-        """Some rows from the cursor on, to the end of a page or of what is held."""
+        """Return rows from the cursor on, to the end of a page or of the read-ahead."""
         found: list[IndexRows] = []
         offset = self.cursor
         stop = min(self.queue.max_offset, -(-(offset + ahead) // PAGE_ROWS) * PAGE_ROWS)
@@ -187,7 +191,7 @@ class QueueScan:
         return found
 
     def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
-        """Which rows to deliver; None for all."""
+        """Mark the rows to deliver; None: all."""
         return None if self.sieve is None else self._verdicts
 
     def _deliver(self, rows: IndexRows, at: npt.NDArray[np.intp] | slice) -> None:
@@ -202,7 +206,7 @@ class QueueScan:
         )
 
     def is_idle(self) -> bool:
-        """Whether it has taken, passed and found nothing, and wants nothing loaded."""
+        """Return True if the scan took, skipped and found nothing, and needs nothing loaded."""
         return not (
             self._parts
             or self.ended.events
@@ -215,20 +219,20 @@ class QueueScan:
         )
 
     def taken(self) -> Taken:
-        """All that was taken, in offset order."""
+        """Return all messages taken, in offset order."""
         return _joined(self._parts) if self._parts else NOTHING
 
     def progress_events(self, taken: Taken, now_ms: int) -> list[EventRows]:
-        """The cursor, where the leases do not already say it."""
+        """Return a CURSOR event, unless the leases imply the cursor."""
         implied = max(self.consumption.cursor, int(taken.offset[-1]) + 1 if len(taken) else 0)
         if self.cursor <= implied:
             return []
         return [EventRows(kind=Kind.CURSOR, at_ms=0, queue_offset=np.array([self.cursor]))]
 
     def skipped(self) -> tuple[Int64s, Int64s] | None:
-        """Message groups and offsets that were passed over and wait."""
+        """Return the message groups and offsets of skipped messages that wait; None: none."""
         return None
 
     def backlog_wanted(self) -> list[int]:
-        """Message groups whose waiting messages must be looked up."""
+        """Return the message groups whose backlog must be looked up."""
         return []

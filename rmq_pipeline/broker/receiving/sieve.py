@@ -1,7 +1,8 @@
-"""What of a queue a receive wants: by tag hashes, or by verdicts that were found before.
+"""Filters of receives: tag hashes, or a cache of SQL92 filter results.
 
-The writer never reads a message to decide. It asks a sieve about rows of the read-ahead. For SQL92
-the sieve knows what ``filtering.judge`` has found; where it knows nothing, the receive stops.
+The writer never reads a message to decide. It looks up filter results for rows of the read-ahead.
+For SQL92 the cache holds the results of ``filtering.judge``. At a row without a result the receive
+stops, and its caller evaluates the condition.
 """
 
 import threading
@@ -19,38 +20,38 @@ from rmq_pipeline.message import Int64s
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-#: Pages of verdicts that are kept, a byte a row: 8 MiB.
+#: Most pages of filter results in the cache: one byte a row, 8 MiB in all.
 KEPT_PAGES: Final = 4096
-#: Rows of a queue that are judged ahead of a receive's cursor, at most.
+#: Most rows of a queue evaluated ahead of a receive's cursor.
 AHEAD_ROWS: Final = 32 * PAGE_ROWS
 
 
 class QueueSieve(Protocol):
-    """A filter on one queue."""
+    """Filter on one queue."""
 
     @property
     def ahead(self) -> int:
-        """How many rows to have judged ahead of the cursor."""
+        """Number of rows to evaluate ahead of the cursor."""
         ...
 
     def verdicts(self, rows: IndexRows) -> Mask:
-        """Whether rows are wanted: of the first of them, as many as it knows of."""
+        """Return the filter results of the first rows, as many as are known; True: deliver."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TagSieve:
-    """Messages of some tags."""
+    """Filter by tags."""
 
     hashes: Int64s
     ahead: int = 0
 
     def of(self, topic_id: int, queue_id: int) -> QueueSieve:
-        """The same on every queue."""
+        """Return the filter for a queue: it is the same on each."""
         return self
 
     def verdicts(self, rows: IndexRows) -> Mask:
-        """It knows of all of them."""
+        """Return the filter results of all rows."""
         return np.isin(rows.tag_hash, self.hashes)
 
 
@@ -58,17 +59,17 @@ class _Key(NamedTuple):
     expression: str
     topic_id: int
     queue_id: int
-    #: Of the page: offset // PAGE_ROWS.
+    #: Number of the page: offset // PAGE_ROWS.
     number: int
 
 
 class _Page(NamedTuple):
-    #: The first row of the page that ``wanted`` speaks of.
+    #: Row in the page of the first value in ``wanted``.
     low: int
     wanted: Mask
 
     def joined(self, other: "_Page") -> "_Page":
-        """This one with what the other adds at its end; the other where they are apart."""
+        """Return this page extended by ``other``, or ``other`` alone if it does not continue it."""
         end = self.low + len(self.wanted)
         if not self.low <= other.low <= end:
             return other
@@ -78,11 +79,11 @@ class _Page(NamedTuple):
 
 
 class Verdicts:
-    """Verdicts of all SQL filters, page by page; what was not asked for longest goes first.
+    """LRU cache of the results of all SQL filters, page by page; safe for all threads.
 
-    Messages never change, so a verdict holds for good. Only what a failed write has taken back may
-    get its offsets again: then all are forgotten, and those on their way belong to an older
-    ``generation``. For any thread.
+    Messages never change, so results stay valid. One exception: a failed write frees its offsets,
+    and other messages may get them. Then ``clear`` drops all results, and results still being
+    computed belong to an older ``generation`` and are dropped too.
     """
 
     def __init__(self, pages: int = KEPT_PAGES) -> None:
@@ -95,7 +96,7 @@ class Verdicts:
         return len(self._pages)
 
     def get(self, key: _Key) -> _Page | None:
-        """What is known of a page."""
+        """Return the known results of a page."""
         with self._lock:
             found = self._pages.get(key)
             if found is not None:
@@ -103,7 +104,7 @@ class Verdicts:
             return found
 
     def put(self, key: _Key, page: _Page, *, generation: int) -> None:
-        """Keep verdicts that were asked for when it was this generation."""
+        """Add results to the cache, unless ``generation`` is no longer the current one."""
         with self._lock:
             if generation != self.generation:
                 return
@@ -114,16 +115,16 @@ class Verdicts:
                 self._pages.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all: offsets may be given again."""
+        """Drop all results: their offsets may be assigned again."""
         with self._lock:
             self.generation += 1
             self._pages.clear()
 
 
 class SqlSieve:
-    """Messages for which a condition is true; made for one receive.
+    """SQL92 filter of one receive.
 
-    Its own latest verdicts are held beside the kept ones, which others may push out.
+    The receive's own latest results are held outside the cache, which may evict them.
     """
 
     def __init__(self, sql: SqlFilter, kept: Verdicts, *, ahead: int) -> None:
@@ -134,17 +135,17 @@ class SqlSieve:
         self._generation = kept.generation
 
     def begin(self) -> None:
-        """To be called before the writer is asked: what is learned then is of that time."""
+        """Drop results of an older generation. Call it before each submit of the receive."""
         if self._generation != self._kept.generation:
             self._generation = self._kept.generation
             self._latest.clear()
 
     def of(self, topic_id: int, queue_id: int) -> QueueSieve:
-        """What is known of a queue."""
+        """Return the filter for a queue."""
         return _Known(self, topic_id, queue_id)
 
     def verdicts(self, topic_id: int, queue_id: int, *, rows: IndexRows) -> Mask:
-        """Whether rows of a page are wanted, as far as known."""
+        """Return the known filter results of the first rows."""
         number, at = divmod(rows.base, PAGE_ROWS)
         key = _Key(self.sql.expression, topic_id, queue_id, number)
         for page in (self._latest.get(key), self._kept.get(key)):
@@ -155,13 +156,13 @@ class SqlSieve:
     def learn(
         self, topic_id: int, judged: Sequence[tuple[int, IndexRows]], *, wanted: Mask
     ) -> None:
-        """Take in verdicts on rows of queues, one after the other; look further next time."""
+        """Store filter results of rows, in their order; evaluate more rows ahead next time."""
         self._latest.clear()
         done = 0
         for queue_id, rows in judged:
             number, low = divmod(rows.base, PAGE_ROWS)
             key = _Key(self.sql.expression, topic_id, queue_id, number)
-            # A copy: a view would keep the verdicts on all rows.
+            # A copy: a view would keep the results of all rows in memory.
             page = _Page(low, wanted[done : done + len(rows)].copy())
             self._latest[key] = page
             self._kept.put(key, page, generation=self._generation)

@@ -1,4 +1,4 @@
-"""Which lite topics a client is given: changed by the client, kept in the log."""
+"""Changing a client's lite topics; the log stores them."""
 
 import json
 from dataclasses import dataclass
@@ -13,21 +13,24 @@ from rmq_pipeline.store.events import Kind
 
 
 def lite_topic(state: State, name: str) -> TopicState:
-    """The topic of that name, which is one of type lite.
+    """Return the topic, which must be of type lite.
 
     Raises:
-        TopicNotFoundError: there is none.
+        TopicNotFoundError: the topic does not exist.
         MessageTypeError: it is of another type.
     """
     topic = state.topic(name)
     if topic.topic.type != "lite":
-        raise MessageTypeError(f"Topic {name} is {topic.topic.type} and has no lite topics.")
+        raise MessageTypeError(
+            f"Topic {name} is {topic.topic.type} and has no lite topics.",
+            remedy="Subscribe to lite topics of a topic of type lite.",
+        )
     return topic
 
 
 @dataclass(frozen=True, slots=True)
 class SyncLiteSubscription(Request):
-    """A client's lite topics change; what waits of new ones is for it from now on."""
+    """Request that changes a client's lite topics; it gets messages that wait in new ones."""
 
     group: str
     topic: str
@@ -36,7 +39,10 @@ class SyncLiteSubscription(Request):
     names: tuple[str, ...]
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """One event with all its lite topics, unless nothing changes; the answer is them."""
+        """Store one event with all lite topics of the client, if they changed.
+
+        The answer is the client's lite topics.
+        """
         topic, group = lite_topic(state, self.topic), state.group(self.group)
         topic_id = topic.topic.topic_id
         before = state.subscriptions.of(group.group_id, topic_id, client_id=self.client_id)

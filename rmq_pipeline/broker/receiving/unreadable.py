@@ -1,8 +1,8 @@
-"""Messages that were leased and cannot be read: that delivery of them has failed.
+"""Leased messages that cannot be read: their delivery has failed.
 
-Given back they would be the next ones again, and nobody would ever get what lies behind them.
-A store that fails says nothing of them: those that are away are given back, and no attempt is
-counted, but they come again only after a while, so that what lies behind them comes before.
+If they were released, they would be delivered first again and block the messages behind them. A
+failing store is not the fault of a message. In that case the messages are released without counting
+the attempt, but become visible only after a delay, so that later messages come first.
 """
 
 import logging
@@ -30,17 +30,17 @@ from rmq_pipeline.message import Int64s
 
 log = logging.getLogger(__name__)
 
-#: How long what is away is let be, at least.
+#: Delay after which messages in a failed store are visible again, at least.
 AWAY_MS: Final = 10_000
-#: After which there is something to sort out: one is damaged, gone, or the store has failed.
+#: Errors after which messages are read in parts: one is damaged or gone, or the store failed.
 UNREADABLE: Final = (CorruptLogError, LookupError, StorageError)
 
 
 def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Table:
-    """The messages of a delivery as schema.RECEIVED, as far as they can be read.
+    """Return the messages of a delivery that can be read, as schema.RECEIVED.
 
     Raises:
-        OperatorError, LookupError: nothing of it can be given.
+        OperatorError, LookupError: no message of it can be read.
     """
     try:
         return delivered(engine, delivery)
@@ -50,14 +50,14 @@ def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Tabl
 
 
 def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
-    """The part of a delivery that can be read; the rest has failed, or is away, and waits.
+    """Return the readable part of a delivery; fail or delay the rest.
 
-    In a message group nothing is given that lies behind a message that cannot be read, nor in a
-    queue where the consumer group is in order by queue. Where there is much to try, some of it is
-    given back untried, so that what was found counts before the leases end.
+    With order by message group, no message behind an unreadable one of its group is delivered; with
+    order by queue, none behind it in the queue. A large delivery is released partly untried, so
+    that results take effect before the leases end.
 
     Raises:
-        OperatorError, LookupError: nothing of it can be given.
+        OperatorError, LookupError: no message of it can be read.
     """
     delivery = _renewed(engine, delivery, request=request)
     if not len(delivery):
@@ -69,7 +69,8 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
         wrong, away = (_and_what_is_behind(delivery, some) for some in (wrong, away))
     if tried.untried.any():
         engine.submit(GiveBack(receipts.take(tried.untried)))
-    # Before the wrong ones: in order, one that lies behind what is away is not to blame.
+    # Released before the damaged ones fail: in order, a message behind one that is released must
+    # not be charged an attempt.
     if away.any():
         engine.submit(GiveBack(receipts.take(away), AWAY_MS))
         log.warning("%d messages of a receive are away: %s", away.sum(), tried.why)
@@ -77,7 +78,7 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
         said = Failure.of(f"It cannot be read: {tried.why}", error_type=type(tried.why).__name__)
         engine.submit(FailEach(receipts.take(wrong), said.to_json()))
         log.error("%d messages of a receive cannot be read: %s", wrong.sum(), tried.why)
-    # Of a message group what lies behind was given back with the one that has failed.
+    # Failing a message has released the later messages of its message group.
     rest = _renewed(engine, delivery, request=request)
     if tried.why is not None and not len(rest):
         raise tried.why
@@ -85,26 +86,26 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
 
 
 def _renewed(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
-    """What of it is leased still, for as long as was asked for."""
+    """Renew the leases for the requested duration; return the part that is still leased."""
     renewal = Renew(receipts_of(delivery), request.invisible_duration_ms)
     return part_of(delivery, engine.submit(renewal))
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What came of reading the parts of a delivery."""
+    """Result of reading the parts of a delivery."""
 
     wrong: Mask
-    #: The store failed when these were read.
+    #: Messages at which the store failed.
     away: Mask
-    #: Time was over before these; they are the last ones.
+    #: Messages not tried because time ran out; the last ones.
     untried: Mask
-    #: Why the last of the wrong ones, or else of those away, could not be read; None: all could.
+    #: Last error of a damaged message, or else of the store; None: all could be read.
     why: Exception | None
 
 
 def _tried(engine: Engine, delivery: Delivery, *, request: Receive) -> _Tried:
-    """Read halves, and halves of those that fail, in the order of the messages."""
+    """Read halves, and the halves of those that fail, in message order."""
     n = len(delivery)
     rows = np.arange(n)
     position = np.concatenate([taken.position for _, taken in delivery.taken])
@@ -120,7 +121,7 @@ def _tried(engine: Engine, delivery: Delivery, *, request: Receive) -> _Tried:
             if start:
                 untried[start:] = True
                 break
-            # Nothing is known yet: given back now, the next receive would come no further.
+            # Nothing is known yet, and releasing all would bring the next receive no further.
             _renewed(engine, delivery, request=request)
             until_ms = engine.clock.now_ms() + within_ms
         part = part_of(delivery, (rows >= start) & (rows < stop))
@@ -143,18 +144,18 @@ def _read(engine: Engine, delivery: Delivery) -> pa.Table:
 
 
 def _middle(position: Int64s) -> int:
-    """Where to cut in two: between sections, as long as there are several."""
+    """Return where to cut in two: between sections of the log, if there are several."""
     cuts = np.flatnonzero(np.diff(position)) + 1
     return int(cuts[len(cuts) // 2]) if len(cuts) else len(position) // 2
 
 
 def _is_one(position: Int64s, *, kept_from: int) -> bool:
-    """One message, or messages of one section of the log: that is read as a whole or not at all."""
+    """Return True for one message, or messages of one log section, which is read as a whole."""
     return len(position) == 1 or bool(position[0] >= kept_from and np.all(position == position[0]))
 
 
 def _is_file_gone(engine: Engine, part: Delivery, *, error: Exception) -> bool:
-    """Whether there is no such file as all of them are in: then none of them is tried alone."""
+    """Return True if the segment file of all these messages is missing: none needs its own try."""
     if not isinstance(error.__cause__, FileNotFoundError) or len(part.taken) > 1:
         return False
     [(queue_id, taken)] = part.taken
@@ -166,12 +167,12 @@ def _is_file_gone(engine: Engine, part: Delivery, *, error: Exception) -> bool:
 
 
 def give_back(engine: Engine, delivery: Delivery) -> None:
-    """What nobody will get after all, as if it had not been leased; what is settled is let be."""
+    """Release messages that will reach no caller, as if never leased; skip settled ones."""
     if not len(delivery):
         return
     try:
         engine.submit(GiveBack(receipts_of(delivery)))
-    except RocketMQError as error:  # the store has failed, which is what the caller hears of
+    except RocketMQError as error:  # the store has failed; the caller gets that error
         log.warning("a delivery that nobody got ends with its lease: %s", error)
 
 

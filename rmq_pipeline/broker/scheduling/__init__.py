@@ -1,1 +1,1 @@
-"""Messages that wait for their time."""
+"""Scheduled messages: waiting, delivery at their time, and recall."""

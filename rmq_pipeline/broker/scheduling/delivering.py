@@ -1,6 +1,6 @@
-"""Moving scheduled messages to their topics when their time has come.
+"""Moving due scheduled messages to their topics.
 
-One that cannot be read then is put off, and keeps no other waiting.
+An unreadable message is delayed, and the others are delivered without it.
 """
 
 import logging
@@ -40,42 +40,51 @@ _COLUMNS = (
     "born_at_ms",
     "deliver_at_ms",
 )
-#: Due messages that are looked for together. The more of them, the less often a send that wrote
-#: messages of many moments side by side is read: once for all that are read with it.
+#: Most due messages looked up together. A send may have stored messages of many delivery times in
+#: one section; with more messages a look-up, that section is read less often.
 _FOUND_AT_ONCE = 200_000
-#: What is read at a time, copied and put in order: three times this is in memory, then.
+#: Most bytes read at a time, copied and sorted: memory holds three times this.
 READ_BYTES = 16 * limits.MIB
-#: Messages that one frame delivers at most: others wait for it.
+#: Most messages that one frame delivers, because other requests wait for the frame.
 _FRAME_ROWS = 10_000
-#: How long what cannot be read is let be: as long as it is late by then, but between these.
+#: Bounds of the delay of unreadable messages. The delay is their lateness so far.
 _SOON_MS: Final = 10_000
 _AGAIN_MS: Final = 60_000
+#: Interval of looks at the wall clock while the broker's time is ahead of it.
+_LOOK_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FindDue(Request):
-    """A question: which scheduled messages are due."""
+    """Query for due scheduled messages."""
 
     limit: int
     window: tuple[str, int] | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the answer is (rows, when the next one is due)."""
+        """Return (rows, when the next one is due) as the answer; store nothing."""
         state.fence(self.window)
-        return Decision((state.schedule.due(now_ms, self.limit), state.schedule.next_due_ms()))
+        rows = state.schedule.due(now_ms, self.limit, ahead_ms=state.ahead_ms)
+        next_due_ms = state.schedule.next_due_ms(ahead_ms=state.ahead_ms)
+        if state.ahead_ms and next_due_ms is not None:  # the wall clock may be set meanwhile
+            next_due_ms = min(next_due_ms, now_ms + _LOOK_MS)
+        return Decision((rows, next_due_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver(Request):
-    """Copies of due messages for their topics, and the end of their wait, in one step."""
+    """Request that copies due messages to their topics and ends their wait, in one step."""
 
     rows: Scheduled
-    #: For each target topic which of the rows, and the send of their copies.
+    #: For each target topic its rows, and the send of their copies.
     sends: tuple[tuple[Int64s, Send], ...]
     window: tuple[str, int] | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Only what still waits; the answer is (rows delivered, rows dropped, lateness in ms)."""
+        """Deliver the rows that still wait.
+
+        The answer is (rows delivered, number dropped, lateness in ms).
+        """
         state.fence(self.window)
         still = state.schedule.open(self.rows.keys())
         delivered = np.zeros(len(self.rows), dtype=np.bool_)
@@ -100,17 +109,18 @@ class Deliver(Request):
 
 @dataclass(frozen=True, slots=True)
 class PutOff(Request):
-    """Due messages that cannot be read wait on; nothing is stored, they are only let be."""
+    """Request that delays due messages that cannot be read; nothing is stored."""
 
     rows: Scheduled
-    #: Which of them were tried alone. The others come earlier, so that all are some day.
+    #: Rows that failed when read alone. The others are retried earlier, so that each is tried at
+    #: last.
     alone: Mask
     window: tuple[str, int] | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is how many of them never were put off."""
+        """Return the number of messages delayed for the first time as the answer."""
         state.fence(self.window)
-        # The same for all: once they can be read they come in their order.
+        # One delay for all, so that they are delivered in order once they are readable.
         pause = min(max(now_ms - int(self.rows.deliver_at.min()), _SOON_MS), _AGAIN_MS)
         until_ms = now_ms + np.where(self.alone, pause, pause // 2)
         keys = self.rows.keys()
@@ -118,7 +128,7 @@ class PutOff(Request):
 
 
 def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]:
-    """The end of these rows' wait."""
+    """Build the events that end the wait of these rows."""
     return [
         EventRows(
             kind=kind,
@@ -133,7 +143,7 @@ def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]
 
 
 class DeliveryReport:
-    """What a delivery of scheduled messages did."""
+    """Report of one run of deliver_scheduled."""
 
     def __init__(self) -> None:
         self.delivered = 0
@@ -153,7 +163,7 @@ class DeliveryReport:
             self._per_level[level] = self._per_level.get(level, 0) + int(n)
 
     def describe(self, next_due_ms: int | None) -> dict[str, Any]:
-        """JSON-able; lateness in ms after the moment asked for."""
+        """Return the report for JSON; lateness in ms after the requested time."""
         late = np.concatenate(self._lateness) if self._lateness else np.zeros(0)
         quantiles = np.quantile(late, [0.5, 0.99, 1.0]).tolist() if len(late) else [0.0] * 3
         return {
@@ -168,13 +178,13 @@ class DeliveryReport:
 def deliver_scheduled(
     engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
 ) -> dict[str, Any]:
-    """Deliver what is due, and what becomes due within ``wait_ms``, each at its time.
+    """Deliver the messages due now or within ``wait_ms``, each at its time.
 
     Returns:
         The report of DeliveryReport.describe.
 
     Raises:
-        FencedError: the window has been taken over.
+        FencedError: a newer epoch has opened the window.
     """
     report = DeliveryReport()
     deadline = engine.clock.now_ms() + wait_ms
@@ -186,7 +196,7 @@ def deliver_scheduled(
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
-        # Before the look: what has fallen due since is looked for once more.
+        # now_ms is from before the look-up: messages due since then get another one.
         if report.delivered >= limit or now_ms >= deadline or engine.arrivals.closed:
             return report.describe(next_due_ms)
         wake = deadline if next_due_ms is None else min(deadline, next_due_ms)
@@ -196,7 +206,7 @@ def deliver_scheduled(
 def _deliver_found(
     engine: Engine, rows: Scheduled, *, window: tuple[str, int] | None, report: DeliveryReport
 ) -> None:
-    """Read these rows in parts and deliver them; what cannot be read is put off."""
+    """Read these rows in parts and deliver them; delay the unreadable ones."""
     places = Places(rows.position, rows.row)
     for part, messages in read_parts(
         engine,
@@ -211,7 +221,7 @@ def _deliver_found(
 def _put_off(
     engine: Engine, left_out: LeftOut, *, rows: Scheduled, window: tuple[str, int] | None
 ) -> None:
-    """Let be what cannot be read; each message is logged once."""
+    """Delay unreadable messages; log each once."""
     some = rows.take(left_out.rows)
     if new := engine.submit(PutOff(some, left_out.alone, window)):
         log.error(
@@ -229,7 +239,7 @@ def _deliver_part(
     window: tuple[str, int] | None,
     report: DeliveryReport,
 ) -> None:
-    """Deliver these rows, a frame after the other."""
+    """Deliver these rows, frame by frame."""
     for start in range(0, len(rows), _FRAME_ROWS):
         some = rows.take(slice(start, start + _FRAME_ROWS))
         sends = _sends(engine, some, messages=messages.slice(start, len(some)))
@@ -238,7 +248,7 @@ def _deliver_part(
 
 
 def _sends(engine: Engine, rows: Scheduled, *, messages: pa.Table) -> Iterator[tuple[Int64s, Send]]:
-    """For each target topic which of the rows, and the send of their copies."""
+    """Yield for each target topic its rows, and the send of their copies."""
     now_ms = engine.clock.now_ms()
     for topic_id in np.unique(rows.target_topic_id).tolist():
         target = engine.state.topics.get(topic_id)

@@ -1,6 +1,6 @@
-"""Messages of the system's own topics, read in parts, but for those that cannot be read.
+"""Reading messages of the system topics in parts, without the unreadable ones.
 
-One that is damaged or away keeps no other from being read: which they are is found by halves.
+A damaged or missing message does not stop the others. Repeated halving finds it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ from rmq_pipeline.message import Int32s, Int64s
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
-#: How long what fails is halved; after that it is left out whole, so that nobody waits for it.
+#: Time after which failing rows are no longer halved but left out as a whole.
 WITHIN_MS: Final = 2_000
-#: So often all could be read when it was tried in parts, and not when it was read.
+#: Times that reading may fail although reading in parts succeeds.
 _IN_VAIN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Messages of one topic, and where they lie."""
+    """Messages of one topic, and their places."""
 
     topic_id: int
     queue_id: Int32s
@@ -41,7 +41,7 @@ class Stored:
         return len(self.offset)
 
     def take(self, rows: Rows | slice) -> "Stored":
-        """These messages."""
+        """Return the messages of these rows."""
         places = Places(self.places.position[rows], self.places.row[rows])
         return Stored(self.topic_id, self.queue_id[rows], self.offset[rows], places)
 
@@ -51,9 +51,9 @@ class LeftOut:
     """Rows that could not be read."""
 
     rows: Rows
-    #: Which of them could not be read alone; there was no time to halve the others.
+    #: Mask of rows that failed alone; the time was too short to halve the others.
     alone: Mask
-    #: What the last of them raised.
+    #: Error of the last failed read.
     why: Exception
 
 
@@ -65,15 +65,15 @@ def read_parts(
     bound_bytes: int,
     leave_out: Callable[[LeftOut], object],
 ) -> Iterator[tuple[Rows, pa.Table]]:
-    """Parts of these messages in their order: which rows, and the messages.
+    """Yield these messages in parts, in order: row indices and messages.
 
     Args:
-        columns: of schema.MESSAGE.
-        bound_bytes: of each part, or it is one message.
-        leave_out: is told of rows that come in no part.
+        columns: names of schema.MESSAGE.
+        bound_bytes: most bytes of a part, unless it is a single message.
+        leave_out: called with the rows that are in no part.
 
     Raises:
-        OperatorError, LookupError: reading fails, and it is none of the messages.
+        OperatorError, LookupError: reading fails, although each part can be read alone.
     """
     rows, in_vain = np.arange(len(stored)), 0
     while len(rows):
@@ -82,7 +82,8 @@ def read_parts(
             for part in _parts(engine, some, bound_bytes=bound_bytes):
                 messages = _read(engine, some.take(part), columns=columns)
                 done = part.stop
-                # What the caller raises meanwhile does not come by here.
+                # An error of the caller is not raised here, so UNREADABLE below is an error of
+                # reading.
                 yield rows[part], messages
         except UNREADABLE:
             rows = rows[done:]
@@ -126,7 +127,7 @@ def _read(engine: Engine, stored: Stored, *, columns: tuple[str, ...]) -> pa.Tab
 def _unreadable(
     engine: Engine, stored: Stored, *, columns: tuple[str, ...], bound_bytes: int
 ) -> LeftOut | None:
-    """Read what lies in one file, and halves of what fails; None: all of it can be read."""
+    """Read file by file, and halve what fails; return None if all rows can be read."""
 
     def read_all(some: Stored) -> None:
         for part in _parts(engine, some, bound_bytes=bound_bytes):
@@ -157,7 +158,7 @@ def _unreadable(
 
 
 def _by_file(engine: Engine, stored: Stored) -> list[Rows]:
-    """The rows of each segment, in order of queue and offset; those in the log are together."""
+    """Return the rows of each segment, by queue and offset; the rows in the log are one part."""
     order = np.lexsort((stored.offset, stored.queue_id))
     sealed = stored.places.position < engine.log.first
     found = [order[~sealed[order]]]
@@ -172,7 +173,10 @@ def _by_file(engine: Engine, stored: Stored) -> list[Rows]:
 
 
 def _middle(position: Int64s, *, kept_from: int) -> int:
-    """Where to cut in two; 0: it is one message, or one section of the log, read as a whole."""
+    """Return where to cut in two.
+
+    The result is 0 for one message or one log section, which is read as a whole.
+    """
     cuts = np.flatnonzero(np.diff(position)) + 1
     if len(cuts):
         return int(cuts[len(cuts) // 2])

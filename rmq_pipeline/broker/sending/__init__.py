@@ -1,1 +1,1 @@
-"""Sending: which queue, which offset, visible when, and whether it is a repetition."""
+"""Sending: choosing queues, offsets and delivery times, and suppressing repetitions."""

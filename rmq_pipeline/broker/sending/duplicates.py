@@ -1,4 +1,4 @@
-"""Which messages of a topic repeat one that was stored a short while ago."""
+"""Finding messages that repeat one the topic has stored within its window."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,18 +15,21 @@ from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Deduplicate, Topic
 
 Mask = npt.NDArray[np.bool_]
 
-#: Two runs are merged when the younger one has this part of the rows of the older one.
+#: Two runs are merged if the younger has at least 1/4 of the older one's rows.
 _MERGE_SHARE: Final = 4
-#: Runs up to this size always are.
+#: Two runs with no more rows than this together are always merged.
 _SMALL_RUN: Final = 1024
-#: Set in the place of a message that lies in SCHEDULE_TOPIC_XXXX.
+#: Bit set in ``place`` of a message in SCHEDULE_TOPIC_XXXX.
 _SCHEDULED: Final = np.int64(1) << np.int64(62)
 _OFFSET: Final = (np.int64(1) << np.int64(48)) - np.int64(1)
 _QUEUE: Final = np.int64(0x3FFF)
 
 
 def identities(deduplicate: Deduplicate, message_id: pa.Array, *, keys: pa.Array) -> Int64s | None:
-    """What tells messages apart: 0 for one that repeats none; None when none ever does."""
+    """Return the identity of each message, 0 for one that repeats none.
+
+    The result is None if the topic stores every message.
+    """
     if deduplicate == "none":
         return None
     if deduplicate == "message_id":
@@ -37,41 +40,41 @@ def identities(deduplicate: Deduplicate, message_id: pa.Array, *, keys: pa.Array
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Messages that were stored, one row each."""
+    """Stored messages, one row each."""
 
     identity: Int64s
     stored_at: Int64s
-    #: Queue and offset, and whether those are of SCHEDULE_TOPIC_XXXX.
+    #: Queue and offset, with a bit for SCHEDULE_TOPIC_XXXX.
     place: Int64s
-    #: When the last of them was stored.
+    #: Time at which the last of them was stored.
     newest: int
 
     def __len__(self) -> int:
         return len(self.identity)
 
     def take(self, rows: npt.NDArray[np.intp] | Mask) -> "Known":
-        """These rows."""
+        """Return the messages of these rows."""
         return Known(
             self.identity[rows], self.stored_at[rows], self.place[rows], newest=self.newest
         )
 
     def queue_id(self) -> Int32s:
-        """The queue of each."""
+        """Return the queue of each message."""
         return ((self.place >> np.int64(48)) & _QUEUE).astype(np.int32)
 
     def scheduled(self) -> Mask:
-        """Whether those are of SCHEDULE_TOPIC_XXXX."""
+        """Return True for each message in SCHEDULE_TOPIC_XXXX."""
         marked: Mask = (self.place & _SCHEDULED) != 0
         return marked
 
     def queue_offset(self) -> Int64s:
-        """The offset of each."""
+        """Return the offset of each message."""
         offsets: Int64s = self.place & _OFFSET
         return offsets
 
 
 def places(queue_id: Int32s, queue_offset: Int64s, *, scheduled: bool | Mask) -> Int64s:
-    """Queue and offset in one number."""
+    """Return queue and offset as one number."""
     marked: Int64s = keys_of(queue_id, queue_offset) | np.where(scheduled, _SCHEDULED, np.int64(0))
     return marked
 
@@ -86,11 +89,11 @@ def _joined(parts: list[Known]) -> Known:
 
 
 class Repetitions:
-    """The messages of one topic that a new one might repeat: those of the window, and few older.
+    """Stored messages of one topic that a new one may repeat: those in the window, and a few older.
 
-    Runs sorted by identity; what is stored becomes a run, and is merged with the one before it
-    once it has grown to be about as large. What has left the window goes with the next merge, and
-    a run as soon as all of it has.
+    They are runs sorted by identity. Stored messages become a new run, which is merged with the run
+    before it once it has about the same size. Messages that have left the window are dropped at the
+    next merge; a run is dropped when all its messages have left.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -102,17 +105,17 @@ class Repetitions:
 
     @property
     def deduplicate(self) -> Deduplicate:
-        """What makes a repetition in this topic."""
+        """Property that makes two messages repetitions in this topic."""
         return self._topic.deduplicate
 
     def put(self, topic: Topic) -> None:
-        """The topic was altered."""
+        """Apply the altered topic."""
         if topic.deduplicate != self._topic.deduplicate:
             self._runs = []
         self._topic = topic
 
     def add(self, known: Known) -> None:
-        """These were stored, after all that were before; none repeats another one."""
+        """Add messages stored after all others; none of them repeats another."""
         known = known.take(known.identity != 0)
         if not len(known):
             return
@@ -127,17 +130,17 @@ class Repetitions:
             self._runs.append(both.take(np.argsort(both.identity, kind="stable")))
 
     def _since(self, now_ms: int) -> int:
-        """What was stored up to this moment is repeated by nothing."""
+        """Return the time up to which stored messages no longer count."""
         return max(now_ms - self._topic.deduplicate_window_ms, self._topic.deduplicate_since_ms - 1)
 
     def find(self, identity: Int64s, now_ms: int) -> tuple[Mask, Known]:
-        """Which of these are stored within the window, and the rows that they repeat."""
+        """Return the mask of repeated messages in the window, and the stored rows."""
         found = np.zeros(len(identity), dtype=np.bool_)
         place = np.zeros(len(identity), dtype=np.int64)
         stored_at = np.zeros(len(identity), dtype=np.int64)
         since = self._since(now_ms)
         for run in self._runs:
-            # The last of equal ones is the youngest; older ones have left the window before it.
+            # The last of equal ones is the youngest; the older ones leave the window before it.
             at = np.searchsorted(run.identity, identity, side="right") - 1
             here = (at >= 0) & (run.identity[at] == identity) & (run.stored_at[at] > since)
             found |= here
@@ -146,7 +149,7 @@ class Repetitions:
         return found, Known(identity, stored_at, place, newest=now_ms)
 
     def forget(self, place: Int64s) -> None:
-        """These messages are called back: sent again, they repeat nothing."""
+        """Drop recalled messages: a message that is sent again repeats none of them."""
         self._runs = [run.take(~np.isin(run.place, place)) for run in self._runs]
         self._runs = [run for run in self._runs if len(run)]
 
@@ -157,17 +160,17 @@ def _alike(older: Known, younger: Known) -> bool:
 
 
 class Duplicates:
-    """The repetitions of all topics that suppress them."""
+    """Repetitions of all topics that suppress them."""
 
     def __init__(self) -> None:
         self._topics: dict[int, Repetitions] = {}
 
     def of(self, topic_id: int) -> Repetitions | None:
-        """Those of a topic; None where each message is stored."""
+        """Return the repetitions of a topic; None if it stores each message."""
         return self._topics.get(topic_id)
 
     def put(self, topic: Topic) -> None:
-        """A topic was created or altered."""
+        """Apply a created or altered topic."""
         known = self._topics.get(topic.topic_id)
         if topic.deduplicate == "none":
             self._topics.pop(topic.topic_id, None)
@@ -177,17 +180,17 @@ class Duplicates:
             known.put(topic)
 
     def drop(self, topic_id: int) -> None:
-        """A topic was deleted."""
+        """Drop a deleted topic."""
         self._topics.pop(topic_id, None)
 
     def learn(self, placed: Placed) -> None:
-        """Messages were stored."""
+        """Add stored messages."""
         if not self._topics:
             return
         if placed.topic_id != SCHEDULE_TOPIC_ID:
             topic = self._topics.get(placed.topic_id)
             if topic is not None:
-                # What was delivered at its time was stored, and known, when it was scheduled.
+                # A delivered scheduled message was stored, and added, when it was scheduled.
                 new = pc.is_null(placed.batch.column("deliver_at_ms"))
                 self._learn(placed, topic, rows=new.to_numpy(zero_copy_only=False))
             return
@@ -212,7 +215,7 @@ class Duplicates:
         topic.add(Known(identity[at], stored_at, place, newest=placed.stored_at_ms))
 
     def load(self, topic_id: int, rows: pa.Table) -> None:
-        """What was stored within the window, the oldest first."""
+        """Load the messages stored within the window, oldest first."""
         topic = self._topics.get(topic_id)
         if topic is None or not rows.num_rows:
             return
@@ -229,7 +232,7 @@ class Duplicates:
         topic.add(Known(identity, stored_at, place, newest=int(stored_at[-1])))
 
     def recalled(self, queue_id: int, queue_offset: Int64s) -> None:
-        """Scheduled messages were called back."""
+        """Drop recalled scheduled messages."""
         place = places(np.full(len(queue_offset), queue_id, np.int32), queue_offset, scheduled=True)
         for topic in self._topics.values():
             topic.forget(place)

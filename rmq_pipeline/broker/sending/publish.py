@@ -1,4 +1,4 @@
-"""Sending: what a topic takes, which queue each message goes to, and when it becomes visible."""
+"""Sending: checking messages, choosing their queues, and setting their delivery times."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
@@ -28,20 +28,21 @@ from rmq_pipeline.broker.stored.placed import Placed
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
 from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64
+from rmq_pipeline.properties import PRIORITY, with_properties
 from rmq_pipeline.tables import columns_of, nulls, numbers
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
 
 Mask = npt.NDArray[np.bool_]
 
-#: As much is bulk, however few its rows.
+#: A send with this many bytes is bulk, with any number of rows.
 BULK_BYTES: Final = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Send(Request):
-    """Messages that were checked and may be placed; ``columns`` are those of schema.SEND.
+    """Checked messages that can be placed; ``columns`` are those of schema.SEND.
 
-    A copy into a dead letter topic is checked by nobody: what it copies was.
+    Copies into a dead letter topic are not checked: their originals were.
     """
 
     uses_reserve: ClassVar[bool] = False
@@ -54,16 +55,16 @@ class Send(Request):
     tag_hash: Int64s
     group_queue: Int32s | None
     delay_max_ms: int
-    #: From level 1 on; a higher level than there is counts as the highest.
+    #: Delays from level 1 on; a level above the last counts as the last.
     delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS
-    #: What two messages have in common when one repeats the other, and a hash of it for each.
+    #: Property that makes two messages repetitions, and its hash for each message.
     deduplicate: Deduplicate = "none"
     identity: Int64s | None = None
-    #: None: as they were given.
+    #: Sort order of the rows; None: as given.
     order: Order | None = None
 
     def identified(self, deduplicate: Deduplicate) -> "Send":
-        """With the identities that its topic tells messages apart by."""
+        """Return the send with the identities that its topic compares."""
         if deduplicate == self.deduplicate or "delivered_at" in self.columns:
             return self
         ids, keys = self.columns["message_id"], self.columns["keys"]
@@ -75,13 +76,13 @@ class Send(Request):
         return len(self.tag_hash)
 
     def is_bulk(self) -> bool:
-        """Whether it takes longer than a caller's thread needs to be woken, or a sync."""
-        # nbytes takes several times as long. Beyond its rows a checked column holds little.
+        """Return True if the send takes longer than waking the caller's thread, or a sync."""
+        # nbytes takes several times as long. A checked column has hardly more bytes than its rows.
         size = self.columns["body"].get_total_buffer_size()
         return len(self) >= BULK_ROWS or size >= BULK_BYTES
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Place the messages; the answer is a function that makes the table schema.SENT."""
+        """Place the messages; the answer is a Sent, whose ``table`` is schema.SENT."""
         placed, sent = place(self, state, now_ms=now_ms, heads={})
         return Decision(answer=sent, placed=placed)
 
@@ -95,10 +96,10 @@ def prepare(
     now_ms: int,
     delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
 ) -> Send:
-    """Check a table of schema.SEND against a topic, whole or not at all.
+    """Check a table of schema.SEND against a topic; accept or refuse it as a whole.
 
     Raises:
-        RequestError: the row and what is wrong with it.
+        RequestError: names the row and its fault.
     """
     return prepare_columns(
         topic,
@@ -119,14 +120,18 @@ def prepare_columns(
     now_ms: int,
     delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
 ) -> Send:
-    """The same for all columns of schema.SEND, each of them contiguous; the dict is the send's.
+    """Check contiguous columns of schema.SEND in the same way; the send takes over the dict.
 
     Raises:
-        RequestError: the row and what is wrong with it.
+        RequestError: names the row and its fault.
     """
     admit(topic, columns)
     if topic.type == "lite":
         columns["message_group"] = columns["lite_topic"]
+    if topic.type == "priority":
+        columns["properties"] = with_properties(
+            columns["properties"], {PRIORITY: columns["priority"].cast(pa.string())}
+        )
     send = checked(
         topic,
         columns,
@@ -147,7 +152,7 @@ def checked(
     now_ms: int,
     delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
 ) -> Send:
-    """A Send of columns that need no check; missing ids and times of birth are filled in."""
+    """Return a Send of checked columns; missing message ids and birth times are filled in."""
     n = len(columns["body"])
     given = columns["message_id"]
     if given.null_count == n:
@@ -174,7 +179,7 @@ def checked(
 
 
 def subset(send: Send, rows: Int64s) -> Send:
-    """Some rows of a send."""
+    """Return a send with only these rows."""
     at = pa.array(rows)
     return replace(
         send,
@@ -187,11 +192,11 @@ def subset(send: Send, rows: Int64s) -> Send:
 
 
 def place(send: Send, state: State, *, now_ms: int, heads: Heads) -> tuple[list[Placed], Sent]:
-    """Queues and offsets for a send; ``heads`` is carried from one send of a decision to the next.
+    """Place a send in queues. ``heads`` carries offsets over to the next send of a decision.
 
     Raises:
-        TopicNotFoundError: it was deleted meanwhile.
-        DeliveryTimeError: a time further ahead than the broker allows.
+        TopicNotFoundError: the topic was deleted meanwhile.
+        DeliveryTimeError: a time is further ahead than the broker allows.
     """
     topic = state.topics.get(send.topic_id)
     if topic is None:
@@ -223,7 +228,7 @@ def _place_all(
     if side_by_side.can_place(send, topic):
         return side_by_side.place_in_order(send, topic, now_ms=now_ms, heads=heads)
     send = side_by_side.as_given(send)
-    deliver_at, later = _delivery_times(send, now_ms)
+    deliver_at, later = _delivery_times(send, now_ms, ahead_ms=state.ahead_ms)
     queue_id = np.zeros(n, dtype=np.int32)
     offsets = np.zeros(n, dtype=np.int64)
     placed = []
@@ -235,7 +240,7 @@ def _place_all(
             else (part, _queues(send, topic, rows=part, heads=heads))
         )
         if send.group_queue is not None and len(rows) > 1:
-            # A queue's messages lie side by side: reading them takes a slice and copies nothing.
+            # Rows of a queue are adjacent, so that reading them takes a slice instead of a copy.
             order = np.argsort(chosen, kind="stable")
             rows, chosen = rows[order], chosen[order]
         queue_id[rows] = chosen
@@ -257,8 +262,8 @@ def _place_all(
     return placed, Sent(send.columns["message_id"], queue_id, offsets, later, send.topic_id)
 
 
-def _delivery_times(send: Send, now_ms: int) -> tuple[Int64s, Mask]:
-    """When each message is due, and which are not due yet."""
+def _delivery_times(send: Send, now_ms: int, *, ahead_ms: int) -> tuple[Int64s, Mask]:
+    """Return the delivery time of each message, and a mask of those not due yet."""
     level, at = send.columns["delay_level"], send.columns["deliver_at_ms"]
     n = len(send)
     if level.null_count == n and at.null_count == n:
@@ -269,18 +274,22 @@ def _delivery_times(send: Send, now_ms: int) -> tuple[Int64s, Mask]:
     due: Int64s = np.where(levels > 0, now_ms + delays[levels], times)
     if due.max() - now_ms > send.delay_max_ms:
         row = int(np.argmax(due - now_ms > send.delay_max_ms))
-        raise DeliveryTimeError(f"Row {row}: due over {send.delay_max_ms} ms ahead.")
-    return due, due > now_ms
+        raise DeliveryTimeError(
+            f"Row {row}: due over {send.delay_max_ms} ms ahead.",
+            remedy=f"Use a time at most {send.delay_max_ms} ms ahead, or raise delay_max_ms.",
+        )
+    # A level counts from the broker's clock; a time is given by the wall clock.
+    return due, due > np.where(levels > 0, now_ms, now_ms - ahead_ms)
 
 
 def _levels(send: Send) -> Int32s:
-    """The delay level of each message; 0 for none."""
+    """Return the delay level of each message; 0 for none."""
     levels: Int32s = pc.fill_null(send.columns["delay_level"], 0).to_numpy()
     return np.minimum(levels, len(send.delay_levels_ms))
 
 
 def _in_time(later: Mask) -> list[tuple[Int64s, bool]]:
-    """The rows for now and those for later, where there are any."""
+    """Return the rows due now and the rows due later; skip an empty part."""
     if not later.any():
         return [(np.arange(len(later)), False)]
     parts = [(np.flatnonzero(~later), False), (np.flatnonzero(later), True)]
@@ -292,7 +301,8 @@ def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int
     if chosen is not None:
         if send.queues != topic.topic.queues:  # altered since the table was prepared
             chosen = queues_of(topic.topic, send.columns)
-            assert chosen is not None
+            if chosen is None:  # all messages with a chosen queue were repetitions
+                return turns(topic, len(rows), heads=heads)
         chosen = chosen[rows]
         free = np.flatnonzero(chosen < 0)
         if len(free):
@@ -303,7 +313,7 @@ def _queues(send: Send, topic: TopicState, *, rows: Int64s, heads: Heads) -> Int
 
 def _schedule_queues(send: Send, rows: Int64s) -> Int32s:
     levels = _levels(send)[rows]
-    # The queue of other times lies after the levels that RocketMQ has.
+    # The queue of messages with a time comes after those of RocketMQ's levels.
     beyond = levels > TIMER_QUEUE
     return np.where(levels > 0, levels - 1 + beyond, TIMER_QUEUE).astype(np.int32)
 
@@ -345,7 +355,7 @@ def _placed(
 
 
 def _chosen(column: pa.Array, at: pa.Array | None, *, n: int) -> pa.Array:
-    """The ``n`` rows ``at``, or all."""
+    """Return the ``n`` rows ``at``; None: all."""
     if at is None:
         return column
     return column.slice(0, n) if column.null_count == len(column) else column.take(at)

@@ -1,4 +1,4 @@
-"""Answering messages that repeat another one with the place of the first."""
+"""Answering repetitions with the place of the message that they repeat."""
 
 from dataclasses import dataclass
 
@@ -15,31 +15,31 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Which messages of a send repeat another one."""
+    """Repetitions in a send."""
 
-    #: That was stored before, and which it was.
+    #: Messages that repeat one stored before, and those stored ones.
     stored: Mask
     known: Known
-    #: That stands in this send, and in which row it does; of others their own.
+    #: Row in this send that each message repeats; its own row if it repeats none.
     first: Int64s
-    #: Whether what repeats another one may have another id.
+    #: True if a repetition may have another message id than its original.
     by_key: bool
 
     def all(self) -> Mask:
-        """Which are not to be stored."""
+        """Return the mask of messages that must not be stored."""
         repeated: Mask = self.stored | (self.first != np.arange(len(self.first)))
         return repeated
 
     def completed(self, sent: Sent, *, message_id: pa.Array) -> Sent:
-        """The answer for the whole send, from that for what is not repeated of it.
+        """Return the answer for the whole send, given that of its stored messages.
 
         Args:
-            message_id: of the whole send.
+            message_id: column of the whole send.
         """
         repeated = self.all()
         n = len(repeated)
         rank = np.cumsum(~repeated) - 1
-        source = rank[self.first]  # of a stored one's repetition: any, it is overwritten
+        source = rank[self.first]  # arbitrary for a repetition of a stored one: overwritten below
         queue_id, offset = self.known.queue_id(), self.known.queue_offset()
         later = self.known.scheduled()
         new = ~self.stored
@@ -61,7 +61,7 @@ class Repeats:
 
 
 def repeats_of(known: Repetitions, identity: Int64s, *, now_ms: int) -> Repeats | None:
-    """Which of these messages repeat another one; None when none does."""
+    """Return the repetitions among these messages; None if there are none."""
     stored, rows = known.find(identity, now_ms)
     n = len(identity)
     own = np.arange(n)
@@ -69,6 +69,6 @@ def repeats_of(known: Repetitions, identity: Int64s, *, now_ms: int) -> Repeats 
     if n > 1:
         _, firsts, inverse = np.unique(identity, return_index=True, return_inverse=True)
         first = np.where(identity == 0, own, firsts[inverse])
-    # What repeats a message of this send that repeats a stored one repeats that one as well.
+    # A message that repeats an earlier row also repeats the stored message of that row.
     repeats = Repeats(stored, rows, first, known.deduplicate == "key")
     return repeats if repeats.all().any() else None

@@ -1,4 +1,4 @@
-"""What a send is answered: where its messages went."""
+"""Answer of a send: the places of its messages."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -16,27 +16,28 @@ from rmq_pipeline.tables import nulls, numbers
 
 Mask = npt.NDArray[np.bool_]
 
-#: Columns up to this length that say no are made once.
+#: Longest column of False values that is cached.
 _KEPT_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where messages went, in the order they were given."""
+    """Places of messages, in the order of the send."""
 
     message_id: pa.Array
     queue_id: Int32s
     queue_offset: Int64s
-    #: Which wait for their time in SCHEDULE_TOPIC_XXXX, and the topic that they are for.
+    #: Mask of messages that wait in SCHEDULE_TOPIC_XXXX; and the topic they are sent to.
     later: Mask | None = None
     topic_id: int = 0
-    #: Which were not stored, because they repeat another one, whose place it is; None: none.
+    #: Mask of repetitions, which were not stored and have their original's place; None: there are
+    #: none.
     duplicate: Mask | None = None
-    #: Which of those have an id that is not that of the one they repeat.
+    #: Mask of repetitions whose message id differs from their original's.
     unnamed: Mask | None = None
 
     def table(self) -> pa.Table:
-        """As schema.SENT."""
+        """Return the answer as schema.SENT."""
         n = len(self.queue_id)
         columns = [
             self.message_id,
@@ -48,7 +49,7 @@ class Sent:
         return pa.Table.from_arrays(columns, schema=schema.SENT)
 
     def named(self, message_id: pa.Array) -> "Sent":
-        """With these ids in place of those that are not of the messages stored."""
+        """Return the answer with these ids for the ``unnamed`` rows."""
         assert self.unnamed is not None
         ids = pc.replace_with_mask(self.message_id, pa.array(self.unnamed), message_id)
         return replace(self, message_id=ids, unnamed=None)

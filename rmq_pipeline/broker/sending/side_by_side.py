@@ -1,7 +1,7 @@
-"""Many messages that are due at once: those of one queue lie side by side.
+"""Placing many due messages so that the messages of a queue are adjacent.
 
-Reading them takes a slice then and copies nothing. Messages of groups are put in that order by the
-caller's thread, before anybody has to decide; what the caller hears is in the order it gave.
+Reading adjacent messages takes a slice instead of a copy. The caller's thread sorts messages with
+groups before the writer decides. The answer is in the caller's order.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from rmq_pipeline.tables import nulls, numbers
 if TYPE_CHECKING:
     from rmq_pipeline.broker.sending.publish import Send
 
-#: Fewer are put in order when they are placed: that takes less than a look at what is to be done.
+#: Smaller sends are sorted by the writer: that costs less than the checks here.
 _LEAST_ROWS: Final = 64
 _NO_TIMES: Final = ("delay_level", "deliver_at_ms")
 _COPIED: Final = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
@@ -31,35 +31,35 @@ _NAMES: Final = tuple(schema.MESSAGE.names)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In which order the rows of a send are."""
+    """Sort order of the rows of a send."""
 
-    #: Of each row, where it was given.
+    #: Index of each row in the caller's table.
     given: Int64s
-    #: As they were given.
+    #: Message ids in the caller's order.
     message_id: pa.Array
 
 
 def in_order(send: "Send") -> "Send":
-    """The send with the messages of a queue side by side, where that can be known already."""
+    """Return the send sorted by queue, if its queues are known already."""
     queues = send.group_queue
     if (
         queues is None
         or len(queues) < _LEAST_ROWS
         or send.deduplicate != "none"
         or not is_due(send)
-        or queues.min() < 0  # which queue has its turn is not known yet
+        or queues.min() < 0  # the queue in turn is not known yet
     ):
         return send
     if np.all(queues[1:] >= queues[:-1]):
         return replace(send, order=Order(np.arange(len(queues)), send.columns["message_id"]))
-    # Sixteen bits are sorted several times faster than more; there are fewer queues than that.
+    # NumPy sorts int16 several times faster (radix sort); there are fewer queues than 32,768.
     given = np.argsort(queues.astype(np.int16), kind="stable")
     order = Order(given, send.columns["message_id"])
     return replace(_taken(send, given), order=order)
 
 
 def as_given(send: "Send") -> "Send":
-    """The send with its rows as they were given."""
+    """Return the send with its rows in the caller's order."""
     if send.order is None:
         return send
     back = np.empty_like(send.order.given)
@@ -83,7 +83,7 @@ def _taken(send: "Send", rows: Int64s) -> "Send":
 
 
 def is_due(send: "Send") -> bool:
-    """Whether all messages are to be seen at once."""
+    """Return True if all messages must be visible at once."""
     columns, n = send.columns, len(send)
     return "delivered_at" not in columns and all(
         columns[name].null_count == n for name in _NO_TIMES
@@ -91,7 +91,7 @@ def is_due(send: "Send") -> bool:
 
 
 def can_place(send: "Send", topic: TopicState) -> bool:
-    """Whether ``place_in_order`` may: due, and in order or for whichever queue has its turn."""
+    """Return True if ``place_in_order`` can place the send: due, and sorted or without queues."""
     if send.order is None:
         return send.group_queue is None and is_due(send)
     return send.queues == topic.topic.queues
@@ -100,7 +100,7 @@ def can_place(send: "Send", topic: TopicState) -> bool:
 def place_in_order(
     send: "Send", topic: TopicState, *, now_ms: int, heads: Heads
 ) -> tuple[list[Placed], Sent]:
-    """The places of a send that ``can_place``."""
+    """Place a send for which ``can_place`` is true."""
     n, queue_id = len(send), send.group_queue
     if queue_id is None:
         queue_id = turns(topic, n, heads=heads)
@@ -120,7 +120,7 @@ def place_in_order(
 
 
 def _offsets(topic: TopicState, queue_id: Int32s, *, heads: Heads) -> Int64s:
-    """The next offsets of queues whose messages lie side by side."""
+    """Return the next offsets of queues whose rows are adjacent."""
     n = len(queue_id)
     starts = run_starts(queue_id)
     counts = np.diff(starts, append=n)

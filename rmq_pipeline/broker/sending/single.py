@@ -1,4 +1,4 @@
-"""One message that is due at once: most sends are that, and one row costs what a hundred do."""
+"""Placing one due message: the most frequent send, where a row costs as much as a hundred."""
 
 import functools
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ from rmq_pipeline.tables import nulls
 if TYPE_CHECKING:
     from rmq_pipeline.broker.sending.publish import Send
 
-#: How many columns of one number are kept: of topics, queues and message groups.
+#: Most cached one-row columns: topics, queues and message groups.
 _KEPT: Final = 4096
 _INT32: Final = pa.int32()
 _INT64: Final = pa.int64()
@@ -25,7 +25,7 @@ _NO_TOPIC: Final = nulls(1, _INT32)
 
 
 def is_due(send: "Send") -> bool:
-    """Whether a send is one message to be seen at once."""
+    """Return True if the send is one message that must be visible at once."""
     columns = send.columns
     return (
         len(send) == 1
@@ -38,7 +38,7 @@ def is_due(send: "Send") -> bool:
 def place_one(
     send: "Send", topic: TopicState, *, now_ms: int, heads: Heads
 ) -> tuple[list[Placed], Sent]:
-    """The place of a send that ``is_due``."""
+    """Place a send for which ``is_due`` is true."""
     topic_id, queue_id = topic.topic.topic_id, _queue(send, topic, heads=heads)
     offset = heads.get((topic_id, queue_id), topic.queues[queue_id].max_offset)
     heads[topic_id, queue_id] = offset + 1

@@ -1,1 +1,1 @@
-"""Settling: what became of deliveries, all of it in one step."""
+"""Settling: the outcomes of deliveries, stored in one step."""

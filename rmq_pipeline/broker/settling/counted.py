@@ -1,4 +1,4 @@
-"""Versions of sinks: each settle that names files, and each replacement, is one."""
+"""Versions of sinks: each settle that names files, and each replacement, makes a new one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,35 +13,35 @@ SINK_KINDS: Final = (Kind.SINK_FILE, Kind.SINK_REPLACED)
 
 
 class SinkVersion(NamedTuple):
-    """Which files of a sink count."""
+    """Version of a sink, the set of files that count."""
 
-    #: Of all that ever happened to it; 0: nothing.
+    #: Number of all settles with files and all replacements; 0: none yet.
     version: int = 0
-    #: That of its last replacement: files stop counting only then.
+    #: Version of its last replacement. Only a replacement makes files stop counting.
     replaced: int = 0
 
 
 @dataclass(slots=True)
 class SinkVersions:
-    """The version of each group's sink."""
+    """Sink versions of all groups."""
 
     _of: dict[int, SinkVersion] = field(default_factory=dict)
 
     def of(self, group_id: int) -> SinkVersion:
-        """The version of a group's sink."""
+        """Return the version of a group's sink."""
         return self._of.get(group_id, SinkVersion())
 
     def load(self, group_id: int, *, version: int, replaced: int) -> None:
-        """As the tables say."""
+        """Set the version that the state tables hold."""
         self._of[group_id] = SinkVersion(version, replaced)
 
     def apply(self, events: EventRows) -> None:
-        """Files came to count, and others not to."""
+        """Set the version that a settle with files, or a replacement, has made."""
         version = int(events.column("delivery", np.int64).max())
         replaced = version if events.kind == Kind.SINK_REPLACED else self.of(events.group_id)[1]
         self._of[events.group_id] = SinkVersion(version, replaced)
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """Groups were deleted."""
+        """Drop the versions of deleted groups."""
         for group_id in group_ids:
             self._of.pop(group_id, None)

@@ -1,4 +1,4 @@
-"""Settling receipts that have nothing to do with each other: each has its own answer."""
+"""Settling independent receipts: each has its own answer."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,8 +9,8 @@ from rmq_pipeline.broker.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.failures.giving_back import release, released_behind
 from rmq_pipeline.broker.receiving.lease_table import WAITING, LeaseTable, Rows
 from rmq_pipeline.broker.settling.outcomes import acks, retries
+from rmq_pipeline.broker.settling.renewing import ChangeInvisible
 from rmq_pipeline.broker.settling.settle import (
-    ChangeInvisible,
     OnQueue,
     Settle,
     by_queue,
@@ -21,20 +21,20 @@ from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import ReceiptHandleError
 from rmq_pipeline.receipt import Receipts
 
-#: A pause is so much longer for each message that waits already, up to a bound: else who is given
-#: few at a time would be given the first ones again before it has come past the last.
+#: A pause grows by this for each message that waits already, up to _PAUSE_MAX_MS. Otherwise a
+#: receiver of small batches would get the first messages again before it has passed the last one.
 _PER_WAITING_MS: Final = 50
 _PAUSE_MAX_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class AckEach(Request):
-    """Acks of several callers; the answer is a mask of those that took effect."""
+    """Acks of several callers; the answer is a mask of the valid receipts."""
 
     receipts: Receipts
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """All at once; without those that do not hold, when there are such."""
+        """Settle all receipts; if some are invalid, settle the others."""
         try:
             decision = Settle(acks(self.receipts)).decide(state, now_ms)
         except ReceiptHandleError:
@@ -48,26 +48,26 @@ class AckEach(Request):
 
 @dataclass(frozen=True, slots=True)
 class FailEach(Request):
-    """Deliveries that have failed, as far as they still stand; ``failure`` is JSON."""
+    """Request that fails the deliveries whose leases still run; ``failure`` is JSON."""
 
     receipts: Receipts
     failure: str
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The ended ones were counted, or given back, when they ended."""
+        """Fail the valid receipts. An ended lease was counted, or released, when it ended."""
         holds = standing(self.receipts, state, now_ms=now_ms)
         return Settle(retries(self.receipts.take(holds), self.failure)).decide(state, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Renew(Request):
-    """Leases that still run end later, under the receipts they have; the answer is their mask."""
+    """Request that extends running leases under the same receipts; the answer is their mask."""
 
     receipts: Receipts
     duration_ms: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """One event for each queue."""
+        """Store one event for each queue."""
         holds = standing(self.receipts, state, now_ms=now_ms)
         kept = self.receipts.take(holds)
         decision = ChangeInvisible(kept, self.duration_ms, kept.delivery).decide(state, now_ms)
@@ -77,14 +77,15 @@ class Renew(Request):
 
 @dataclass(frozen=True, slots=True)
 class GiveBack(Request):
-    """Deliveries that nobody got: visible again as if they had not been."""
+    """Request that releases deliveries that reached no client, without counting the attempt."""
 
     receipts: Receipts
-    #: 0: at once. Otherwise so much later, and with order all that is leased behind them, too.
+    #: Delay in ms until they are visible; with order, leased messages behind them wait too. 0:
+    #: none.
     pause_ms: int = 0
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Those that are settled or have ended are let be."""
+        """Release the valid receipts; skip those that are settled or have ended."""
         decision = Decision()
         kept = self.receipts.take(standing(self.receipts, state, now_ms=now_ms))
         for part in by_queue(kept, state, now_ms=now_ms):
@@ -102,12 +103,12 @@ class GiveBack(Request):
 
 @dataclass(frozen=True, slots=True)
 class Release(Request):
-    """Deliveries that their receiver does without: visible at once, as if they had not been."""
+    """Request that releases deliveries their receiver does not need; no attempt is counted."""
 
     receipts: Receipts
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """All or none; with order, what is delivered behind them is given back with them."""
+        """Release all receipts or none; with order, also the leased messages behind them."""
         decision = Decision()
         for part in by_queue(self.receipts, state, now_ms=now_ms):
             events = _released(part, visible_at_ms=now_ms)
@@ -116,7 +117,7 @@ class Release(Request):
 
 
 def _released(part: OnQueue, *, visible_at_ms: int) -> list[EventRows]:
-    """They are given back; with order, so is what is leased behind them."""
+    """Build the events that release the rows; with order, also the leased messages behind them."""
     consumption, rows = part.consumption, part.rows
     events = release(consumption, rows, visible_at_ms=visible_at_ms)
     if consumption.ordered:
@@ -128,7 +129,7 @@ def _released(part: OnQueue, *, visible_at_ms: int) -> list[EventRows]:
 
 
 def _first_of_groups(leases: LeaseTable, rows: Rows) -> Rows:
-    """Which of these rows are the first of their message groups."""
+    """Return the rows that are the first of their message groups."""
     order = np.lexsort((leases.offset[rows], leases.group[rows]))
     first: Rows = order[run_starts(leases.group[rows][order])]
     return first

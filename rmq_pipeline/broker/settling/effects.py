@@ -1,4 +1,4 @@
-"""Effects that consumers carried out, remembered by idempotency key for a window of the group."""
+"""Completed effects of consumers, remembered by idempotency key within the group's window."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from rmq_pipeline.tables import columns_of
 
 
 def checked_keys(keys: pa.Array) -> pa.Array:
-    """Idempotency keys of a table; null where a row has none.
+    """Check idempotency keys, and return them; null where a row has none.
 
     Raises:
         RequestError: one is empty or too long.
@@ -35,7 +35,7 @@ def checked_keys(keys: pa.Array) -> pa.Array:
 def effect_events(
     keys: pa.Array, done: npt.NDArray[np.bool_], *, group_id: int, now_ms: int
 ) -> list[EventRows]:
-    """What a settle remembers: the keys of what was acked, each once."""
+    """Build the events that record the distinct keys of acked messages."""
     if keys.null_count == len(keys):
         return []
     carried_out = pc.drop_null(pc.unique(keys.filter(pa.array(done))))
@@ -53,10 +53,10 @@ def effect_events(
 
 
 def seen_before(engine: Engine, group: str, *, keys: pa.Table) -> pa.Table:
-    """When each key's effect was last recorded within the group's window; schema.SEEN."""
+    """Return when each key's effect was last recorded in the group's window, as schema.SEEN."""
     asked = checked_keys(columns_of(keys, schema.IDEMPOTENCY_KEY)["idempotency_key"])
     known = engine.state.group(group)
-    engine.dispatched()
+    engine.dispatched(engine.state.changed(Kind.EFFECT, known.group_id))
     after_ms = engine.clock.now_ms() - known.idempotency_window_ms
     seen = engine.database.effects_seen(known.group_id, keys=asked, after_ms=after_ms)
     return pa.table([asked, seen], schema=schema.SEEN)

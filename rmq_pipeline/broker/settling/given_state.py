@@ -1,8 +1,8 @@
-"""Keyed state as a settle brings it: checked, and in the columns that the log has.
+"""Keyed state of a settle: checked, and converted to the columns of the log.
 
-What dispatch could not fold in would be answered, and would then keep the broker from starting;
-what seal could not write would keep the log from ever becoming shorter. So rows of new columns are
-tried in a database in memory and in a file in memory first.
+A state that dispatch cannot merge would be acknowledged, and would then stop the broker from
+starting. A state that seal cannot write would keep the log from being truncated. So rows with new
+columns are first tried in an in-memory database and an in-memory file.
 """
 
 import threading
@@ -14,46 +14,55 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline import state_columns
-from rmq_pipeline.broker import arguments
+from rmq_pipeline import limits, state_columns
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.message import hash64
+from rmq_pipeline.sound_tables import check_size, sound
 from rmq_pipeline.state_columns import folded
 from rmq_pipeline.store import state_history
+from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.history_columns import newest, telling
 from rmq_pipeline.store.keyed_state import Trial
 from rmq_pipeline.store.state_history import Owner
 from rmq_pipeline.tables import contiguous
 
-#: Columns that the state of a group for a topic may have, those of earlier settles and the parts of
-#: nested ones included. Each takes up to a block of DuckDB's memory in every checkpoint of a large
-#: table, some of them three: 200 were written with 500,000 states, 250 ended the database.
+#: Most columns of the state of a group for a topic, including those of earlier settles and the
+#: fields of nested ones. Each takes up to a block of DuckDB's memory in every checkpoint of a large
+#: table, some take three. With 500,000 states, 200 columns were written and 250 brought the
+#: database down.
 _COLUMNS_MAX: Final = 150
-#: Of DuckDB's memory, what a trial may take; dispatch does a little more than fold states in.
+#: Share of DuckDB's memory that a trial may use; dispatch uses a little more than the merge.
 _TRIAL_PART: Final = 0.75
-#: Owners, and traits of the columns of each, that are known not to need another trial.
+#: Most owners in memory, and most tried traits of each.
 _OWNERS_KEPT: Final = 1024
 _TRIED_KEPT: Final = 512
-#: How many columns are tried alone to find the one to blame.
+#: Most columns tried one by one to find the one at fault.
 _BLAMED_MAX: Final = 64
 _GATES: Final[WeakKeyDictionary[Engine, "_Gate"]] = WeakKeyDictionary()
 _MAKING: Final = threading.Lock()
 _NONE: Final = pa.schema([])
 _Wide = frozenset[tuple[str, pa.DataType]]
-#: A column's folded name and its type, or which columns are wide together, as _traits has them.
+#: Folded name and type of a column, or two sets of wide columns, as _traits returns them.
 _Trait = tuple[str, pa.DataType] | tuple[_Wide, _Wide]
 
 
 def state_batch(
     engine: Engine, group: str, *, topic: str, table: pa.Table
 ) -> pa.RecordBatch | None:
-    """Keyed state as the log keeps it: message_group, its hash, removed, the consumer's columns."""
+    """Return the state in the log's columns; None for an empty table.
+
+    Columns: message_group, message_group_hash, removed, and the consumer's own columns.
+
+    Raises:
+        RequestError: ``topic`` is empty.
+        TableSchemaError: a column or its values cannot be stored.
+    """
     if not topic:
         raise RequestError("State needs the topic whose messages it belongs to.")
     group_id = engine.state.group(group).group_id
     topic_id = engine.state.topic(topic).topic.topic_id
-    _check_state(arguments.sound(table, "state"))
+    _check_state(sound(table, "state"))
     if not table.num_rows:
         return None
     table = table.combine_chunks()
@@ -72,16 +81,20 @@ def state_batch(
             **{name: _indexed_alike(contiguous(table.column(name))) for name in own},
         }
     )
+    most_bytes = engine.settings.duckdb_memory_bytes // limits.STATES_IN_MEMORY
+    state_columns.check_rows(whole, most_bytes=1 << (most_bytes.bit_length() - 1))
     _gate_of(engine).check(engine, Owner(group_id, topic_id), rows=whole)
     ids = {b"group_id": str(group_id).encode(), b"topic_id": str(topic_id).encode()}
     return whole.replace_schema_metadata(ids).combine_chunks().to_batches()[0]
 
 
 def _check_state(table: pa.Table) -> None:
-    """Refuse what dispatch could not fold in, or nobody could read again: the log keeps it."""
+    """Refuse columns that dispatch could not merge or no client could read back."""
     if "message_group" not in table.column_names:
         raise TableSchemaError("Column message_group is missing in the state.")
     state_columns.check(table.schema)
+    for name in table.column_names:
+        check_size(table.column(name), name)
 
 
 def _cast(table: pa.Table, name: str, *, to: pa.DataType) -> pa.Array:
@@ -95,9 +108,9 @@ def _cast(table: pa.Table, name: str, *, to: pa.DataType) -> pa.Array:
 
 
 def _indexed_alike(column: pa.Array) -> pa.Array:
-    """Short indices made longer: all of the state has more values than what one settle changes.
+    """Return a dictionary column with int32 indices: the table has more values than a settle.
 
-    Nulls go from the dictionary to the indices: a Parquet file has them nowhere else.
+    Nulls move from the dictionary to the indices, the only place Parquet has for them.
     """
     if not pa.types.is_dictionary(column.type):
         return column
@@ -108,17 +121,17 @@ def _indexed_alike(column: pa.Array) -> pa.Array:
 
 @dataclass(slots=True)
 class _Known:
-    """What an owner's table has, or will have with what is on its way through the log."""
+    """Columns of an owner's table, including those of settles that dispatch has not merged yet."""
 
     columns: pa.Schema
-    #: The columns of the last settle: most have the same, and are not looked at again.
+    #: Columns of the last settle. Most settles have the same ones, and skip the checks.
     last: pa.Schema | None = None
-    #: What was tried, as _traits has it.
+    #: Traits that passed a trial, as _traits returns them.
     tried: set[_Trait] = field(default_factory=set)
 
 
 class _Gate:
-    """Lets states pass that dispatch can fold in and seal can write."""
+    """Check of keyed state: dispatch must be able to merge it, and seal to write it."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._trial = Trial(int(memory_bytes * _TRIAL_PART))
@@ -126,10 +139,10 @@ class _Gate:
         self._known: dict[Owner, _Known] = {}
 
     def check(self, engine: Engine, owner: Owner, *, rows: pa.Table) -> None:
-        """Refuse rows, in the log's columns, that could not be kept.
+        """Refuse rows, in the log's columns, that cannot be stored.
 
         Raises:
-            TableSchemaError: with the column, where one alone is to blame.
+            TableSchemaError: names the column if one alone is at fault.
         """
         row = rows.slice(0, 1)
         with self._lock:
@@ -139,8 +152,9 @@ class _Gate:
         if not is_tried:
             _check_file(row)
         if not is_seen and self._refusal(engine, owner, row=row):
-            # Settles that were refused for another reason after this brought no columns.
-            engine.dispatched()
+            # The known columns may come from settles that were refused later for another reason.
+            # Their columns were never stored, so read the table again.
+            engine.dispatched(engine.state.changed(Kind.SETTLED, owner.group_id, owner.topic_id))
             with self._lock:
                 self._known.pop(owner, None)
             if why := self._refusal(engine, owner, row=row):
@@ -159,16 +173,16 @@ class _Gate:
         )
 
     def _refusal(self, engine: Engine, owner: Owner, *, row: pa.Table) -> str | None:
-        """Why a row's columns are too much beside those known; None: now they are known, too.
+        """Return why a row's columns cannot join the known ones; None: they can, and are known now.
 
         Raises:
-            TableSchemaError: one column alone is to blame.
+            TableSchemaError: one column alone is at fault.
         """
         with self._lock:
             known = self._known_of(engine, owner)
             columns = pa.schema(list(newest(known.columns, row.schema).values()))
             own = state_columns.stored_columns(columns)
-            # A home in which there are more already goes on with these.
+            # A home that exceeds the limit already may keep its columns.
             if own > max(_COLUMNS_MAX, state_columns.stored_columns(known.columns)):
                 return (
                     f"The state would have {own} columns, those of earlier settles and the parts "
@@ -187,7 +201,7 @@ class _Gate:
         return self._trial.refusal(telling(row, newest(known)), known=columns)
 
     def _check_values(self, rows: pa.Table) -> None:
-        """Look at values of types whose values do not all have a form in DuckDB and in Parquet."""
+        """Check values of types that DuckDB or Parquet can store only in part."""
         for column in rows.schema:
             if pa.types.is_timestamp(column.type):
                 _refuse(column.name, _too_far(rows.column(column.name)))
@@ -211,10 +225,10 @@ def _gate_of(engine: Engine) -> _Gate:
 
 
 def _traits(row: pa.Table, known: pa.Schema) -> set[_Trait]:
-    """What of a row's columns has to have been tried, beside columns that are known.
+    """Return the traits of a row's columns that need a trial, given the known columns.
 
-    That is a type that a column has not now; and which columns are wide together, those of the row
-    and all: for others it does not matter much what is beside them.
+    A trait is a new type of a column, or the sets of wide columns in the row and in the table. For
+    other columns the neighbours hardly matter.
     """
     before = newest(known)
     told = telling(row, before).schema
@@ -232,7 +246,10 @@ def _traits(row: pa.Table, known: pa.Schema) -> set[_Trait]:
 
 
 def _wide(columns: Mapping[str, pa.DataType]) -> _Wide:
-    """Those whose memory depends on their type: DuckDB has room for 2048 lists of fixed size."""
+    """Return the columns whose memory depends on their type: fixed-size lists.
+
+    DuckDB allocates space for 2048 of these at a time.
+    """
     is_one = pa.types.is_fixed_size_list
     return frozenset(item for item in columns.items() if _holds(item[1], is_one))
 
@@ -244,7 +261,7 @@ def _check_file(row: pa.Table) -> None:
 
 
 def _blame(row: pa.Table, refusal: Callable[[pa.Table], str | None]) -> None:
-    """Refuse the first column that is refused alone, if there is one."""
+    """Refuse the first column that fails alone, if there is one."""
     names = [name for name in row.column_names if name not in state_columns.RESERVED]
     for name in names[:_BLAMED_MAX]:
         _refuse(name, refusal(row.select([*state_columns.RESERVED, name])))
@@ -256,7 +273,7 @@ def _refuse(name: str, why: str | None) -> None:
 
 
 def _too_far(moments: pa.ChunkedArray) -> str | None:
-    """Whether there are moments that DuckDB's microseconds, or Parquet's milliseconds, lack."""
+    """Return the error if a time does not fit DuckDB's microseconds or Parquet's milliseconds."""
     unit, zone = moments.type.unit, moments.type.tz
     finer = "us" if zone and unit in ("s", "ms") else "ms" if unit == "s" else None
     try:
@@ -268,6 +285,6 @@ def _too_far(moments: pa.ChunkedArray) -> str | None:
 
 
 def _holds(of_type: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or one that it is made of, is such a one."""
+    """Return True if ``is_one`` holds for a type or for a type nested in it."""
     parts = (of_type.field(i).type for i in range(of_type.num_fields))
     return is_one(of_type) or any(_holds(part, is_one) for part in parts)

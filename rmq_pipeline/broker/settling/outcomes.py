@@ -1,4 +1,4 @@
-"""What a settle is told of each delivery: its outcome, its delay, why it failed."""
+"""Outcomes of deliveries in a settle: the result, the retry delay, and the failure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,28 +14,36 @@ from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 
-#: GIVE_UP: whatever attempts are left, this was the last; the group says what becomes of it.
-ACK, RETRY, DEAD_LETTER, GIVE_UP = 0, 1, 2, 3
-OUTCOMES: Final = {"ack": ACK, "retry": RETRY, "dead_letter": DEAD_LETTER, "give_up": GIVE_UP}
+#: GIVE_UP: the last attempt, even if others are left; the group's on_failure decides.
+#: RETRY_IN_PLACE: the attempt counts and the lease continues, as the client retries the message
+#: itself.
+ACK, RETRY, DEAD_LETTER, GIVE_UP, RETRY_IN_PLACE = 0, 1, 2, 3, 4
+OUTCOMES: Final = {
+    "ack": ACK,
+    "retry": RETRY,
+    "dead_letter": DEAD_LETTER,
+    "give_up": GIVE_UP,
+    "retry_in_place": RETRY_IN_PLACE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of deliveries; arrays of one length."""
+    """Outcomes of deliveries, as arrays of one length."""
 
     receipts: Receipts
-    #: ACK, RETRY, DEAD_LETTER or GIVE_UP.
+    #: One value of OUTCOMES each.
     outcome: npt.NDArray[np.int8]
     #: Delay of a retry in ms; -1: the group's backoff.
     retry_after_ms: Int64s
-    #: JSON of each failure, null where nothing was said.
+    #: JSON of each failure; null without a report.
     failure: pa.Array
-    #: Of the effect that an ack stands for, null where there is none; None: nowhere one.
+    #: Idempotency key of the effect behind an ack, null for none; None: no row has one.
     idempotency_key: pa.Array | None = None
 
 
 def acks(receipts: Receipts) -> Outcomes:
-    """All of them done."""
+    """Return an ack for each receipt."""
     n = len(receipts)
     return Outcomes(
         receipts, np.zeros(n, np.int8), np.full(n, -1, np.int64), pa.nulls(n, pa.string())
@@ -43,18 +51,18 @@ def acks(receipts: Receipts) -> Outcomes:
 
 
 def retries(receipts: Receipts, failure: str) -> Outcomes:
-    """All of them to be tried again after the group's backoff; ``failure`` is JSON."""
+    """Return a retry after the group's backoff for each receipt; ``failure`` is JSON."""
     n = len(receipts)
     said = pa.repeat(pa.scalar(failure, pa.string()), n)
     return Outcomes(receipts, np.full(n, RETRY, np.int8), np.full(n, -1, np.int64), said)
 
 
 def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes:
-    """Outcomes from the columns of schema.OUTCOME.
+    """Return outcomes from the columns of schema.OUTCOME.
 
     Raises:
-        RequestError: an outcome that is none of OUTCOMES; a negative delay; an
-            idempotency key that is empty or too long.
+        RequestError: an outcome is not in OUTCOMES; a delay is negative; an idempotency key is
+            empty or too long.
     """
     texts = columns["outcome"].dictionary_encode()
     codes = np.zeros(len(texts.dictionary), dtype=np.int8)
@@ -78,8 +86,8 @@ def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes
 
 
 def _failures_of(columns: Mapping[str, pa.Array], failed: npt.NDArray[np.bool_]) -> pa.Array:
-    """JSON of what was said of each failed row, made once for each distinct failure."""
-    said = [columns[name] for name in ("reason", "error_type", "run_id")]
+    """Return the failure of each failed row as JSON, encoded once per distinct failure."""
+    said = [columns[name] for name in ("reason", "error_type", "run_id", "traceback")]
     rows = np.flatnonzero(failed)
     if not len(rows) or all(column.null_count == len(column) for column in said):
         return pa.nulls(len(failed), pa.string())
@@ -99,5 +107,6 @@ def _failures_of(columns: Mapping[str, pa.Array], failed: npt.NDArray[np.bool_])
 def _failure_json(said: tuple[str | None, ...]) -> str | None:
     if not any(said):
         return None
-    reason, error_type, run_id = said
-    return Failure.of(reason, error_type=error_type, run_id=run_id).to_json()
+    reason, error_type, run_id, traceback = said
+    failure = Failure.of(reason, error_type=error_type, run_id=run_id, traceback=traceback)
+    return failure.to_json()

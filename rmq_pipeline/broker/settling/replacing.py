@@ -1,8 +1,9 @@
-"""Replacing files of a sink by others, in one step: compaction, and the replay of a range.
+"""Replacing files of a sink in one step, for compaction and for the replay of a range.
 
-What a replacement is of is found in the tables, outside the writer. The writer only sees to it that
-they still say so: files stop counting through replacements alone, so one that names files needs
-that there was no other since, and one of whole partitions that nothing at all was settled since.
+The caller's thread checks a replacement against DuckDB's tables. The writer then only checks that
+nothing has changed since. Only replacements make files stop counting. So a replacement of named
+files requires no other replacement since. A replacement of whole partitions requires no settle with
+files since, either.
 """
 
 import json
@@ -21,32 +22,37 @@ from rmq_pipeline.broker.settling.counted import SinkVersion
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, TableSchemaError
+from rmq_pipeline.lake import paths
+from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.tables import columns_of
 
-#: A replacement of whole partitions is tried again this often while the group goes on settling.
+#: Tries for a replacement of whole partitions while the group keeps settling.
 _TRIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSinkFiles(Request):
-    """Files count instead of others; the answer is None when the sink has moved on."""
+    """Request that replaces sink files.
+
+    The answer is None if the sink has changed since the check.
+    """
 
     group: str
     replacement_id: str
     reason: str
     added: list[dict[str, Any]]
     removed: list[str]
-    #: The sink that it was checked against.
+    #: Version of the sink at the check.
     seen: SinkVersion
-    #: Whose work it is, where somebody else may have taken over.
+    #: Window of the caller: a newer epoch fences it off.
     window: tuple[str, int] | None
-    #: Whether nothing may have been settled since, either.
+    #: True if a settle with files since the check makes the request fail, too.
     whole: bool
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Refuse what was checked against another sink than this."""
+        """Replace the files, unless the sink has changed since the check."""
         epoch = state.fence(self.window)
         group = state.group(self.group)
         current = state.sinks.of(group.group_id)
@@ -63,8 +69,8 @@ class ReplaceSinkFiles(Request):
             client_id=self.replacement_id,
             detail=json.dumps(detail),
         )
-        paths = [file["path"] for file in self.added]
-        return Decision(_answer(version, added=paths, removed=self.removed), events=[event])
+        added = [file["path"] for file in self.added]
+        return Decision(_answer(version, added=added, removed=self.removed), events=[event])
 
 
 def replace_sink_files(
@@ -78,13 +84,13 @@ def replace_sink_files(
     window: tuple[str, int] | None,
     reason: str,
 ) -> dict[str, Any]:
-    """Find that it can be done, and do it.
+    """Check a replacement and carry it out.
 
     Raises:
-        SinkChangedError: a file to be removed does not count, one to be added is known, or other
-            files of the partitions count.
-        FencedError: somebody else has taken over.
-        BusyError: the group settles faster than its partitions can be looked at.
+        SinkChangedError: a file to remove does not count, a file to add is known, or other files of
+            the partitions count.
+        FencedError: a newer epoch has opened the window.
+        BusyError: the group settles faster than its partitions can be checked.
     """
     _check_id(replacement_id)
     reason = arguments.text(reason, "reason")
@@ -95,7 +101,7 @@ def replace_sink_files(
     _check_paths([file["path"] for file in added], removed)
     group_id = engine.state.group(group).group_id
     for _ in range(_TRIES):
-        engine.dispatched()
+        engine.dispatched(engine.state.changed(Kind.SINK_FILE, group_id))
         seen = engine.database.sink(group_id, replacement_id=replacement_id)
         if seen.answer is not None:
             version, old, gone = seen.answer
@@ -118,17 +124,24 @@ def replace_sink_files(
 
 
 def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
-    """Sink files as their events describe them.
+    """Return sink files as their events describe them.
 
     Raises:
-        TableSchemaError: it is no table of schema.SINK_FILE.
+        TableSchemaError: the table does not match schema.SINK_FILE.
+        RequestError: a path leads out of the sink.
     """
-    if files is None or not arguments.sound(files, "sink files").num_rows:
+    if files is None or not sound(files, "sink files").num_rows:
         return []
     columns = columns_of(files, schema.SINK_FILE)
     if columns["path"].null_count:
         raise TableSchemaError("Column path of the sink files has a null.")
     rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    for at, row in enumerate(rows):
+        if fault := paths.fault_of(row["path"]):
+            raise RequestError(
+                f"Row {at} of the sink files: {row['path'][:200]!r} is no file below the sink:"
+                f" {fault}. Give the path relative to the sink's folder."
+            )
     return rows
 
 
@@ -177,11 +190,11 @@ def _check_id(replacement_id: object) -> None:
 def _check_paths(added: Sequence[str], removed: Sequence[str]) -> None:
     if not added and not removed:
         raise RequestError("A replacement adds or removes at least one file.")
-    for paths, what in ((added, "added"), (removed, "removed")):
-        if len(paths) > limits.REPLACED_FILES:
+    for files, what in ((added, "added"), (removed, "removed")):
+        if len(files) > limits.REPLACED_FILES:
             raise RequestError(f"More than {limits.REPLACED_FILES} files {what} at once.")
-        if not all(paths):
+        if not all(files):
             raise RequestError(f"The path of a file {what} is empty.")
-        path, times = Counter(paths).most_common(1)[0] if paths else ("", 1)
+        path, times = Counter(files).most_common(1)[0] if files else ("", 1)
         if times > 1:
             raise RequestError(f"{path} is {what} {times} times.")

@@ -1,4 +1,4 @@
-"""Settling deliveries: ack, failure, a longer or shorter lease, and all of it in one step."""
+"""Settling deliveries: acks, failures, and changed leases, with all that belongs to them."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ import pyarrow as pa
 from rmq_pipeline.broker.event_rows import EventRows, single
 from rmq_pipeline.broker.failures.final_failure import give_up
 from rmq_pipeline.broker.failures.giving_back import released_behind
-from rmq_pipeline.broker.failures.redeliver import backoff_ms, dooms
+from rmq_pipeline.broker.failures.redeliver import backoff_ms, counted_in_place, dooms
 from rmq_pipeline.broker.receiving import queue_order
 from rmq_pipeline.broker.receiving.consumption import Consumption
 from rmq_pipeline.broker.receiving.lease_table import WAITING, Rows
@@ -22,7 +22,13 @@ from rmq_pipeline.broker.request import BULK_ROWS
 from rmq_pipeline.broker.sending.publish import Send, place
 from rmq_pipeline.broker.sending.queues import Heads
 from rmq_pipeline.broker.settling.effects import effect_events
-from rmq_pipeline.broker.settling.outcomes import ACK, DEAD_LETTER, GIVE_UP, Outcomes
+from rmq_pipeline.broker.settling.outcomes import (
+    ACK,
+    DEAD_LETTER,
+    GIVE_UP,
+    RETRY_IN_PLACE,
+    Outcomes,
+)
 from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.errors import ReceiptHandleError
@@ -36,21 +42,21 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class OnQueue:
-    """The part of some receipts that speaks of one group and queue."""
+    """Receipts of one group and queue."""
 
     key: QueueKey
     group: Group
     consumption: Consumption
-    #: Which of the receipts, and the row of each in the lease table.
+    #: Index of each receipt, and its row in the lease table.
     receipts: Rows
     rows: Rows
 
 
 def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQueue]:
-    """The receipts queue by queue, each checked against its lease.
+    """Yield the receipts queue by queue, each checked against its lease.
 
     Raises:
-        ReceiptHandleError: one has ended, was settled, is foreign, or is given twice.
+        ReceiptHandleError: a receipt has ended, was settled, is unknown, or appears twice.
     """
     for key, chosen in _parts(receipts):
         part, wrong = _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
@@ -61,7 +67,7 @@ def by_queue(receipts: Receipts, state: State, *, now_ms: int) -> Iterator[OnQue
 
 
 def standing(receipts: Receipts, state: State, *, now_ms: int) -> Mask:
-    """Which of the receipts hold: of one that is given twice, the first."""
+    """Return the mask of valid receipts; of a repeated receipt, only the first is valid."""
     holds = np.ones(len(receipts), dtype=np.bool_)
     for key, chosen in _parts(receipts):
         _, wrong = _on_queue(receipts, chosen, key=key, state=state, now_ms=now_ms)
@@ -70,7 +76,7 @@ def standing(receipts: Receipts, state: State, *, now_ms: int) -> Mask:
 
 
 def _parts(receipts: Receipts) -> Iterator[tuple[QueueKey, Rows]]:
-    """Which of the receipts speak of each queue, by offset."""
+    """Yield the indices of the receipts of each queue, by offset."""
     if not len(receipts):
         return
     ids = [receipts.group_id, receipts.topic_id, receipts.queue_id]
@@ -92,7 +98,7 @@ def _parts(receipts: Receipts) -> Iterator[tuple[QueueKey, Rows]]:
 def _on_queue(
     receipts: Receipts, chosen: Rows, *, key: QueueKey, state: State, now_ms: int
 ) -> tuple[OnQueue | None, Mask]:
-    """The part of a queue, None when there is no such; and which of its receipts do not hold."""
+    """Return the receipts of a queue, None if the group has none, and a mask of invalid ones."""
     group = state.groups.get(key.group_id)
     consumption = state.consumptions.get(key)
     if group is None or consumption is None:
@@ -106,7 +112,8 @@ def _on_queue(
         wrong |= leases.visible_at[rows] <= now_ms
     if len(chosen) > 1:
         good = np.flatnonzero(~wrong)
-        # Beside one that holds there may be an older one of the same message: it is no repetition.
+        # An older receipt of the same message is invalid anyway, so it makes no valid one a
+        # repetition.
         wrong[good[1:][offsets[good[1:]] == offsets[good[:-1]]]] = True
     void = consumption.expired_before(rows[~wrong] if wrong.any() else rows, now_ms)
     if len(void):
@@ -124,20 +131,23 @@ def _ended_text(receipts: Receipts, wrong: Rows, *, n: int) -> str:
 
 @dataclass(slots=True)
 class Settled:
-    """The answer to a settle."""
+    """Answer of a settle."""
 
     acked: int = 0
     retried: int = 0
     dead_lettered: int = 0
     parked: int = 0
     published: int = 0
-    #: Of the group's sink, once the files of this settle count; 0: it named none.
+    #: Version of the group's sink with the files of this settle; 0: it has none.
     sink_version: int = 0
-    #: Queues with messages that are now to be copied to the dead letters.
+    #: Queues with messages that must now be copied to the dead letters.
     doomed: list[QueueKey] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """As the door answers it; ``parked`` and ``sink_version`` only where there is one."""
+        """Return the counts as the Flight endpoint does.
+
+        It has ``parked`` and ``sink_version`` only if they are above 0.
+        """
         counts = {
             "acked": self.acked,
             "retried": self.retried,
@@ -150,7 +160,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Settle(Request):
-    """Outcomes, messages to publish, files and keyed state: all of it, or nothing."""
+    """Request with outcomes, messages to publish, files and keyed state: stored as a whole."""
 
     outcomes: Outcomes
     group: str | None = None
@@ -160,15 +170,15 @@ class Settle(Request):
     #: JSON of each sink file.
     sink_files: tuple[str, ...] = ()
     keyed_state: pa.RecordBatch | None = None
-    #: What is leased behind a dead letter in its message group stays leased: who has it goes on.
+    #: True if leases behind a dead letter of their message group continue.
     keep_behind: bool = False
 
     def is_bulk(self) -> bool:
-        """Whether it settles or publishes many."""
+        """Return True if it settles or publishes many messages."""
         return len(self.outcomes.receipts) >= BULK_ROWS or any(s.is_bulk() for s in self.publish)
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Check everything first; then the events of every queue."""
+        """Check everything, then build the events of each queue."""
         repeated = self._repeated(state)
         if repeated is not None:
             return Decision(repeated)
@@ -202,7 +212,7 @@ class Settle(Request):
         return effect_events(keys, done, group_id=group.group_id, now_ms=now_ms)
 
     def _repeated(self, state: State) -> Settled | None:
-        """The answer of the same settle before, whose answer got lost on the way."""
+        """Return the answer of the same settle if it was stored before and its answer was lost."""
         if self.window is None or not self.settle_id:
             return None
         known = state.windows.get(self.window[0])
@@ -211,11 +221,11 @@ class Settle(Request):
         return Settled(**json.loads(known.settle_answer))
 
     def _settle_key(self) -> str:
-        """Its id within the name of its window: another epoch may count from one again."""
+        """Return the id with its epoch, because another epoch may use the same ids."""
         return f"{self.window[1]}/{self.settle_id}" if self.window and self.settle_id else ""
 
     def _note(self, decision: Decision, group: Group, *, epoch: int, now_ms: int) -> None:
-        """Sink files count from now on, and the window remembers this settle."""
+        """Make the sink files count, and record this settle in the window."""
         if self.sink_files:
             decision.events.append(
                 EventRows(
@@ -256,7 +266,14 @@ class Settle(Request):
                 events.extend(queue_order.acks(leases, done, now_ms=now_ms))
             else:
                 events.append(queue_order.acked(leases, done, now_ms=now_ms))
-        failed = np.flatnonzero(outcome != ACK)
+        stays = np.flatnonzero(outcome == RETRY_IN_PLACE)
+        if len(stays):
+            answer.retried += len(stays)
+            said = self.outcomes.failure.take(pa.array(part.receipts[stays]))
+            rows = part.rows[stays]
+            tried = counted_in_place(leases, rows, group=part.group, said=said, now_ms=now_ms)
+            events.append(tried)
+        failed = np.flatnonzero((outcome != ACK) & (outcome != RETRY_IN_PLACE))
         if len(failed):
             if part.consumption.ordered:
                 failed = self._first_failures(part, failed)
@@ -268,16 +285,18 @@ class Settle(Request):
         decision.events.extend(part.key.events(events, now_ms))
 
     def _first_failures(self, part: OnQueue, failed: Rows) -> Rows:
-        """With order, what failed behind a message that is to be retried is given back with it.
+        """Drop failures behind a message of the same group that is retried.
 
-        So is what failed behind one with which its message group is given up.
+        The retry releases them.
+
+        Drop also the failures behind one that quarantines the message group.
         """
         groups = part.consumption.leases.group[part.rows[failed]]
         stops = self.outcomes.outcome[part.receipts[failed]] != DEAD_LETTER
         if part.group.on_failure == "dead_letter_group":
             stops[:] = True
         keep, stopped = [], set()
-        for i, group in enumerate(groups.tolist()):  # failures are few, and these are a group's
+        for i, group in enumerate(groups.tolist()):  # a loop is fine: failures are few
             if group in stopped:
                 continue
             keep.append(failed[i])
@@ -302,7 +321,7 @@ class Settle(Request):
         if part.consumption.by_queue:
             forgiven = queue_order.behind_first(spent & ~hopeless) & (outcome[failed] != GIVE_UP)
         final = hopeless | (spent & ~forgiven)
-        # Who calls a message hopeless has decided what becomes of it: nobody is to be asked.
+        # The consumer rejected the message, so on_failure "park" does not apply.
         parked = final & ~hopeless if group.on_failure == "park" else np.zeros_like(final)
         policy: OnFailure = "dead_letter" if group.on_failure == "park" else group.on_failure
         answer.retried += int((~final).sum())
@@ -317,7 +336,7 @@ class Settle(Request):
         if part.consumption.by_queue:
             own = rows[spent & ~hopeless][:1]
             events.extend(queue_order.spared(leases, own, settled=part.rows, now_ms=now_ms))
-        # What failed behind a dead letter keeps its own delay: it is not given back.
+        # A failed message behind a dead letter keeps its own delay: it is not released.
         settled = np.concatenate([settled, leases.offset[rows[~final]]])
         for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
             if chosen.any():
@@ -337,7 +356,7 @@ class Settle(Request):
     def _retries(
         self, part: OnQueue, failed: Rows, *, charged: Int32s, settled: Int64s, now_ms: int
     ) -> list[EventRows]:
-        """What is to come again after a while, so many deliveries of it counted."""
+        """Build the events of retries; ``charged`` is the number of deliveries that count."""
         if not len(failed):
             return []
         leases = part.consumption.leases
@@ -362,37 +381,3 @@ class Settle(Request):
                 released_behind(part.consumption, rows, visible_at=now_ms + delay, settled=settled)
             )
         return events
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeInvisible(Request):
-    """Deliveries get another end; their old receipts are void."""
-
-    receipts: Receipts
-    #: From now on; below 0: as long as the group waits after a failure.
-    duration_ms: int
-    #: New delivery numbers, one each.
-    deliveries: Int64s
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """One event for each queue."""
-        decision = Decision()
-        for part in by_queue(self.receipts, state, now_ms=now_ms):
-            leases = part.consumption.leases
-            duration: int | Int64s = self.duration_ms
-            if duration < 0:
-                duration = backoff_ms(part.group, leases.attempt[part.rows])
-            decision.events.append(
-                EventRows(
-                    kind=Kind.INVISIBLE,
-                    at_ms=now_ms,
-                    **part.key._asdict(),
-                    queue_offset=leases.offset[part.rows],
-                    attempt=leases.attempt[part.rows],
-                    visible_at_ms=now_ms + duration,
-                    delivery=self.deliveries[part.receipts],
-                    epoch=leases.epoch[part.rows],
-                    message_group_hash=leases.group[part.rows],
-                )
-            )
-        return decision

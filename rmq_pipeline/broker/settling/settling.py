@@ -1,7 +1,7 @@
-"""The work of a settle outside the writer: reading receipts and tables, burying, answering."""
+"""The part of a settle outside the writer: reading tables, dead-lettering, answering."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +15,48 @@ from rmq_pipeline.broker.receiving.scan import QueueKey
 from rmq_pipeline.broker.sending.publish import prepare
 from rmq_pipeline.broker.settling.given_state import state_batch
 from rmq_pipeline.broker.settling.outcomes import DEAD_LETTER, Outcomes, acks, outcomes_of
+from rmq_pipeline.broker.settling.renewing import ChangeInvisible
 from rmq_pipeline.broker.settling.replacing import described_files
-from rmq_pipeline.broker.settling.settle import ChangeInvisible, Settle, Settled
+from rmq_pipeline.broker.settling.settle import Settle, Settled
 from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.sound_tables import check, sound
 from rmq_pipeline.tables import columns_of
 
 
 def receipts_of(given: pa.Table | Sequence[str]) -> Receipts:
-    """Receipts from a table with a column receipt_handle, or from handles.
+    """Return receipts from a table with a column receipt_handle, or from a list of handles.
 
     Raises:
-        TableSchemaError: there is no such column.
-        ReceiptHandleError: one is not a receipt handle.
+        TableSchemaError: the column is missing, or the argument is neither.
+        ReceiptHandleError: a value is not a receipt handle.
     """
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        given = pa.table({"receipt_handle": given})
     if isinstance(given, pa.Table):
-        if "receipt_handle" not in given.column_names:
-            raise TableSchemaError("Column receipt_handle is missing.")
-        return receipt.decode(given.column("receipt_handle"))
+        # Only receipt_handle is checked: a message with damaged properties can still be settled by
+        # its receipt.
+        check(given, "receipts")
+        if given.column_names.count("receipt_handle") != 1:
+            raise TableSchemaError(
+                "receipts have one column receipt_handle; build the table with it."
+            )
+        return receipt.decode(sound(given.select(["receipt_handle"]), "receipts").column(0))
     if isinstance(given, str):
         given = [given]
-    return receipt.decode(pa.array(list(given), pa.string()))
+    given = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(one, str) for one in given):
+        raise TableSchemaError(
+            "receipts are a table with the column receipt_handle, or a list of handles, not"
+            f" {str(given)[:200]!r}."
+        )
+    return receipt.decode(pa.array(given, pa.string()))
 
 
 def ack(engine: Engine, given: pa.Table | Sequence[str]) -> None:
-    """Settle deliveries as done."""
+    """Ack deliveries."""
     receipts = receipts_of(given)
     if len(receipts):
         engine.submit(Settle(acks(receipts)))
@@ -50,7 +65,7 @@ def ack(engine: Engine, given: pa.Table | Sequence[str]) -> None:
 def change_invisible_duration(
     engine: Engine, given: pa.Table | Sequence[str], *, duration_ms: int
 ) -> pa.Table:
-    """New ends for leases, and the receipts that go with them."""
+    """Set new ends for leases; return their new receipts."""
     receipts = receipts_of(given)
     deliveries = engine.new_deliveries(len(receipts))
     request = ChangeInvisible(receipts, arguments.invisible_ms(duration_ms), deliveries)
@@ -73,15 +88,15 @@ def forward(
     reason: str,
     keep_behind: bool = False,
 ) -> None:
-    """Settle deliveries as hopeless and bury them.
+    """Reject deliveries, and dead-letter them at once.
 
     Args:
-        keep_behind: what is leased behind them in their message groups stays leased.
+        keep_behind: leases behind them in their message groups continue.
 
     Raises:
-        ReceiptHandleError: a receipt does not hold.
-        OperatorError, LookupError: they are settled, but one of them cannot be read or copied: it
-            is not in the dead letters yet.
+        ReceiptHandleError: a receipt is not valid.
+        OperatorError, LookupError: the deliveries are settled, but a message cannot be read or
+            copied. It is not in the dead letters yet.
     """
     reason = arguments.text(reason or "", "reason")
     receipts = receipts_of(given)
@@ -131,8 +146,8 @@ def settle(
     state: pa.Table | None,
     topic: str,
 ) -> dict[str, Any]:
-    """Everything a step of a consumer does, in one frame."""
-    columns = columns_of(arguments.sound(outcomes, "outcomes"), schema.OUTCOME)
+    """Settle a batch of a consumer with its messages, files and state, in one frame."""
+    columns = columns_of(sound(outcomes, "outcomes"), schema.OUTCOME)
     receipts = receipt.decode(columns["receipt_handle"])
     now_ms = engine.clock.now_ms()
     if publish:

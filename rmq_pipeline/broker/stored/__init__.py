@@ -1,1 +1,1 @@
-"""Messages that are stored: where they lie, how they are read, and how they become segments."""
+"""Stored messages: places, reading, sealing, compaction and expiry."""

@@ -1,4 +1,4 @@
-"""Reading messages where they lie: sections of the commit log, or segments once it was dropped."""
+"""Reading messages at their places in the commit log."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ import pyarrow as pa
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.commit_log import CommitLog
 
-#: Rows that lie side by side, this many on average, are not copied together.
+#: Average run length from which adjacent rows are sliced instead of copied.
 RUN_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where n messages lie: section position and row."""
+    """Places of n messages: section position and row."""
 
     position: Int64s
     row: Int32s
@@ -26,7 +26,7 @@ class Places:
 
 
 def fetch(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> pa.Table:
-    """The messages at these places, in their order; ``columns`` of schema.MESSAGE."""
+    """Return the messages at these places, in this order; ``columns`` of schema.MESSAGE."""
     runs = _runs(places)
     if (len(runs) - 1) * RUN_ROWS <= len(places) or len(places) == 1:
         return _fetch_runs(commit_log, places, runs=runs, columns=columns)
@@ -46,7 +46,7 @@ def fetch(commit_log: CommitLog, places: Places, *, columns: Sequence[str]) -> p
 
 
 def _runs(places: Places) -> list[int]:
-    """Where each run of rows that lie side by side begins, and the last one ends."""
+    """Return the starts of all runs of adjacent rows, and the end of the last one."""
     position, row = places.position, places.row
     cuts = np.flatnonzero((position[1:] != position[:-1]) | (row[1:] != row[:-1] + 1)) + 1
     return [0, *cuts.tolist(), len(row)]

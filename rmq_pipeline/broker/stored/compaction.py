@@ -1,19 +1,20 @@
-"""Compaction: small neighbouring segments of a queue become one large one.
+"""Compaction: merging small adjacent segments of a queue into a large one.
 
-Which ones is planned here; the work on files may be done by any process (archive/merging.py); the
-large one counts, instead of the small ones, with ONE event. Then globs see the large one only, the
-manifest is replaced, and the small files are deleted after a grace. A crash before the event leaves
-a file that nobody registered; a crash after it leaves names and a manifest that the next seal puts
-right.
+The plan is made here; any process may merge the files (archive/merging.py). ONE event registers the
+large segment in place of the small ones. After that, file globs see the large one only, the
+manifest is replaced, and the small files are deleted after a grace period. A crash before the event
+leaves an unregistered file. A crash after it leaves file names and a manifest that the next seal
+corrects.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.merging import Merger, merge
+from rmq_pipeline.archive.merging import Merger, check, merge
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import hide, place, show, sync_shown
@@ -23,15 +24,18 @@ from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.retention import retention
 from rmq_pipeline.broker.stored.sealed import registering, segments_of
 from rmq_pipeline.broker.writer import Decision, Request
-from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
+from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
 from rmq_pipeline.store import log_file
 from rmq_pipeline.store.commit_log import FaultPoint
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import Topic
 
+log = logging.getLogger(__name__)
+
 Window = tuple[str, int]
 _COUNTS: Final = ("compactions", "inputs", "rows", "bytes_before", "bytes")
-#: What is kept for a time, or up to a size, goes in so many parts at least.
+#: Least number of segments for the retention time or size of a topic, as expiry drops whole
+#: segments.
 _RETENTION_PARTS: Final = 8
 
 
@@ -43,12 +47,12 @@ class _Fact(NamedTuple):
 
 
 def plan(engine: Engine, *, topic: str | None, limit_bytes: int) -> list[Merger]:
-    """What is to be merged now, of one topic or all.
+    """Return the merges that are worthwhile now, for one topic or all.
 
     Args:
         engine: the open store.
-        topic: its name; None for all.
-        limit_bytes: of inputs; one merger more at most.
+        topic: its name; None: all topics.
+        limit_bytes: most bytes of inputs; one merge may exceed it.
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
@@ -71,7 +75,8 @@ def plan(engine: Engine, *, topic: str | None, limit_bytes: int) -> list[Merger]
 
 def _of_topic(engine: Engine, topic: Topic) -> list[list[_Fact]]:
     segments, settings = engine.segments, engine.settings
-    registered = segments.of_topic(topic.topic_id)
+    damaged = segments.damaged
+    registered = [each for each in segments.of_topic(topic.topic_id) if each not in damaged]
     if len(registered) < 2:
         return []
     listed = manifest.read(segments.root, registered[0].folder).files
@@ -95,10 +100,11 @@ def _of_topic(engine: Engine, topic: Topic) -> list[list[_Fact]]:
 def _runs(
     facts: Sequence[_Fact], target: int, *, min_inputs: int, span_ms: int | None
 ) -> list[list[_Fact]]:
-    """Neighbours that add up to about the target; at the end of the queue, many small ones.
+    """Return runs of adjacent segments that add up to about ``target`` bytes.
 
-    There the oldest is left out while it is larger than all the others: so that each message is
-    written again a few times only, until it lies in a large segment.
+    At the end of the queue, return many small ones. Their oldest is left out while it is larger
+    than all the others. So each message is rewritten a few times only, until it is in a large
+    segment.
     """
     found: list[list[_Fact]] = []
     run: list[_Fact] = []
@@ -128,21 +134,21 @@ def compact(
     window: Window | None,
     fault: FaultPoint | None = None,
 ) -> dict[str, int]:
-    """Plan, merge and replace, in this process; see ``plan``.
+    """Plan, merge and replace in this process; see ``plan``.
 
     Args:
         engine: the open store.
-        topic: its name; None for all.
-        limit_bytes: of inputs; one merger more at most.
-        window: refused when it has been taken over.
+        topic: its name; None: all topics.
+        limit_bytes: most bytes of inputs; one merge may exceed it.
+        window: window of the caller; refused if a newer epoch has opened it.
         fault: called with the name of each step.
 
     Returns:
-        compactions, inputs and their bytes_before, rows and bytes of what they became.
+        compactions, inputs and their bytes_before, and the rows and bytes of the new segments.
 
     Raises:
-        FencedError: the window has been taken over; what was replaced before stays so.
-        StoreFullError: no room for the large file.
+        FencedError: a newer epoch has opened the window; earlier replacements remain.
+        StoreFullError: the disk has no space for the large file.
     """
     report = dict.fromkeys(_COUNTS, 0)
     for merger in plan(engine, topic=topic, limit_bytes=limit_bytes):
@@ -150,6 +156,9 @@ def compact(
             break
         try:
             added = merge(engine.segments.root, merger.inputs)
+        except CorruptLogError:
+            _set_damaged_aside(engine, merger.inputs)
+            continue
         except OSError as error:
             kind = StoreFullError if error.errno in log_file.FULL else StorageError
             raise kind(f"Compaction failed: {error}.") from error
@@ -169,14 +178,14 @@ def replace_segments(
     window: Window | None,
     fault: FaultPoint | None = None,
 ) -> dict[str, int]:
-    """Let one segment, which is in its place, count instead of others with the same offsets.
+    """Register one published segment in place of others with the same offsets.
 
-    Asked again, it is answered the same. The file is deleted when it is refused.
+    A repeated call returns the same report. If the call is refused, the file is deleted.
 
     Raises:
-        RequestError: the removed ones do not hold its offsets, or one of them does not count.
-        StorageError: the file cannot be read, or does not hold the offsets that its name says.
-        FencedError: the window has been taken over.
+        RequestError: the removed segments do not hold its offsets, or are not all registered.
+        StorageError: the file is unreadable, or does not hold the offsets in its name.
+        FencedError: a newer epoch has opened the window.
     """
     segments = segments_of(engine)
     step = fault or _no_fault
@@ -221,6 +230,19 @@ def _no_fault(_step: str) -> None:
     return
 
 
+def _set_damaged_aside(engine: Engine, inputs: Sequence[Segment]) -> None:
+    """Exclude damaged segments from later plans; keep their files."""
+    root = engine.segments.root
+    for segment in inputs:
+        try:
+            check(root, segment)
+        except (CorruptLogError, StorageError) as error:
+            log.warning("A segment is not merged: %s", error)
+            # A file that cannot be read now may be sound; the next compaction tries again.
+            if isinstance(error, CorruptLogError):
+                engine.segments.damaged.add(segment)
+
+
 def _check(removed: Sequence[Segment], added: Segment, *, counted: Sequence[Segment]) -> None:
     inside = [each for each in counted if added.base <= each.base and each.end <= added.end]
     whole = bool(inside) and (inside[0].base, inside[-1].end) == (added.base, added.end)
@@ -242,7 +264,7 @@ def _report(engine: Engine, removed: Sequence[Segment], *, added: Segment) -> di
     for each in removed:
         try:
             before += root.size(place(root, each))
-        except FileNotFoundError:  # its grace is over
+        except FileNotFoundError:  # deleted after its grace period
             continue
     counts = (1, len(removed), added.rows, before, root.size(place(root, added)))
     return dict(zip(_COUNTS, counts, strict=True))
@@ -250,7 +272,7 @@ def _report(engine: Engine, removed: Sequence[Segment], *, added: Segment) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Replace(Request):
-    """Register one segment instead of others."""
+    """Request that registers one segment in place of others."""
 
     removed: tuple[Segment, ...]
     added: Segment
@@ -258,7 +280,7 @@ class _Replace(Request):
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """One event, unless the topic is gone."""
+        """Store one event, unless the topic was deleted."""
         state.fence(self.window)
         added = self.added
         if added.topic_id not in state.topics:

@@ -1,7 +1,6 @@
-"""Finding messages by key, by id, by time: in segments by their index, in the log by DuckDB.
+"""Finding messages by key, id or time: by index in segments, with DuckDB in the log.
 
-Of each queue the first ``limit`` are looked for, oldest first; then all are put in the order in
-which they were stored.
+The search takes the first ``limit`` matches of each queue, and sorts all of them by stored_at_ms.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.queries import Offsets
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.moments import span_of
-from rmq_pipeline.broker.stored.placement import locate
+from rmq_pipeline.broker.stored.placement import ends_at, locate
 from rmq_pipeline.broker.stored.sealed import fetch, segments_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.message import Int64s
@@ -29,21 +28,21 @@ _ORDER: Final = [(name, "ascending") for name in ("stored_at_ms", "queue_id", "q
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to look for; None asks for nothing."""
+    """Search conditions; None: no condition."""
 
     key: str | None
     message_id: str | None
-    #: Stored in [from_ms, to_ms).
+    #: Range of stored_at_ms: [from_ms, to_ms).
     from_ms: int | None
     to_ms: int | None
     limit: int
     with_body: bool
 
     def check(self) -> None:
-        """Refuse what is out of range.
+        """Check the conditions.
 
         Raises:
-            RequestError: what is wrong.
+            RequestError: there is no condition, or limit is out of range.
         """
         asked = (self.key, self.message_id, self.from_ms, self.to_ms)
         if all(each is None for each in asked):
@@ -52,12 +51,12 @@ class Wanted:
             raise RequestError(f"limit is 0 to {limits.FIND_ROWS}, not {self.limit!r}.")
 
     def columns(self) -> list[str]:
-        """What to read of a segment."""
+        """Return the columns to read of a segment."""
         without = {"queue_id"} if self.with_body else {"queue_id", "body"}
         return [name for name in schema.READ.names if name not in without]
 
     def matches(self, rows: pa.Table) -> pa.Array:
-        """Which rows are wanted."""
+        """Return the mask of matching rows."""
         found = pa.array(np.ones(rows.num_rows, dtype=np.bool_))
         if self.message_id is not None:
             found = pc.and_(found, pc.equal(rows["message_id"], self.message_id))
@@ -71,18 +70,18 @@ class Wanted:
 
 
 def find(engine: Engine, topic: str, *, wanted: Wanted) -> pa.Table:
-    """The first messages of a topic that are wanted, in the order in which they were stored.
+    """Return the first matching messages of a topic, in the order of storing.
 
     Returns:
-        schema.READ; body is null unless it is asked for.
+        schema.READ; body is null unless requested.
     """
     wanted.check()
     described: Topic
     bounds: list[tuple[int, int]]
     described, bounds = engine.submit(Offsets(topic))
-    engine.dispatched()
     parts = [schema.READ.empty_table()]
     topic_id = described.topic_id
+    engine.dispatched(ends_at(engine, topic_id=topic_id, bounds=bounds))
     for queue_id, (low, high) in enumerate(bounds):
         from_ms = wanted.from_ms if wanted.from_ms is not None else 0
         start, _ = span_of(engine, topic_id, queue_id=queue_id, at_ms=from_ms, bounds=(low, high))
@@ -106,7 +105,7 @@ def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
     if search.start >= search.stop or not search.limit:
         return schema.READ.empty_table()
     if search.key is None and search.message_id is None:
-        # By time alone: DuckDB has the times of all messages, in order.
+        # A search by time alone: DuckDB has the times of all messages, in order.
         return _read(engine, search, offsets=engine.database.find(search), wanted=wanted)
     segments = segments_of(engine).of_queue(search.topic_id, search.queue_id)
     parts, left, sealed_to = [schema.READ.empty_table()], search.limit, search.start
@@ -134,7 +133,7 @@ def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
 
 
 def _read(engine: Engine, search: Search, *, offsets: Int64s, wanted: Wanted) -> pa.Table:
-    """The messages at these offsets, out of the log or out of segments."""
+    """Return the messages at these offsets, from the log or from segments."""
     n = len(offsets)
     if not n:
         return schema.READ.empty_table()
@@ -155,7 +154,7 @@ def _read(engine: Engine, search: Search, *, offsets: Int64s, wanted: Wanted) ->
 
 
 def _as_read(rows: pa.Table, queue_id: int) -> pa.Table:
-    """The rows with the columns of schema.READ; those that were not read are null."""
+    """Return the rows as schema.READ; columns that were not read are null."""
     n = rows.num_rows
     columns = {
         "queue_id": pa.array(np.full(n, queue_id, dtype=np.int32)),
@@ -171,7 +170,7 @@ def _columns(rows: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _has_key(keys: pa.ListArray, key: str) -> pa.Array:
-    """Which of these lists hold the key."""
+    """Return the mask of lists that contain the key."""
     rows = pc.list_parent_indices(keys).to_numpy()
     texts = pc.list_flatten(keys)
     found = np.zeros(len(keys), dtype=np.bool_)

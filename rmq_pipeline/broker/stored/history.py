@@ -1,18 +1,20 @@
-"""The kept history: snapshots of the state, files of events that stay few, and how old ones go.
+"""History of the state: writing snapshots, merging event files, and dropping old ones.
 
-After each seal, one step at a time, each registered by one frame: a file counts from then on, or no
-more. What does not count is deleted when no query can still be reading it.
+Runs after each seal, in single steps. One frame registers each step: from then on a file counts, or
+counts no longer. A file that does not count is deleted when no query can still read it.
 """
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.event_rows import single
 from rmq_pipeline.broker.state import State
@@ -28,26 +30,26 @@ log = logging.getLogger(__name__)
 Window = tuple[str, int]
 _File = dict[str, Any]
 
-#: Events since the last snapshot that make another one worth its file, however old it is.
+#: Events since the last snapshot that justify another one, once the last one is old enough.
 _FEW_EVENTS: Final = 1_000
-#: Files of fewer events are merged with their neighbours, this many at once or more, into one of
-#: at most so many events.
+#: Event files with fewer rows are merged with adjacent ones: at least _MERGED_FILES at once, into a
+#: file of at most _MERGED_ROWS.
 _SMALL_ROWS: Final = 500_000
 _MERGED_FILES: Final = 8
 _MERGED_ROWS: Final = 2_000_000
 
 
 def keep(engine: Engine, *, window: Window | None, fault: FaultPoint) -> dict[str, int]:
-    """Do what is due for the history; the caller holds the lock of sealing.
+    """Run the due steps for the history. The caller holds the seal lock.
 
     Args:
         fault: called with the name of each step.
 
     Returns:
-        snapshots (their rows), merged_events (rows), and forgotten_files.
+        snapshot_rows, merged_event_rows, and forgotten_files.
 
     Raises:
-        FencedError: the window has been taken over; what was written does not count.
+        FencedError: a newer epoch has opened the window; the written files do not count.
     """
     report = {"snapshot_rows": 0, "merged_event_rows": 0, "forgotten_files": 0}
     steps = _Steps(engine, window=window, fault=fault, report=report)
@@ -64,8 +66,8 @@ def keep(engine: Engine, *, window: Window | None, fault: FaultPoint) -> dict[st
 
 
 def sweep(engine: Engine) -> None:
-    """Delete files of the history that do not count, once no query can be reading them."""
-    engine.dispatched()
+    """Delete history files that do not count, once no query can read them."""
+    engine.dispatched()  # any frame may have registered a file
     for file in engine.database.sweep_history():
         log.info("Deleted %s, which does not count.", file)
 
@@ -78,7 +80,7 @@ class _Steps:
     report: dict[str, int]
 
     def take_snapshot(self) -> None:
-        """Write the state to a file if much has happened since the last one."""
+        """Write the state to a file if enough events have happened since the last snapshot."""
         engine, settings = self.engine, self.engine.settings
         kept = self._kept()
         last = kept.snapshots.slice(kept.snapshots.num_rows - 1).to_pylist()[0]
@@ -92,7 +94,7 @@ class _Steps:
         unfinished = folder / ".snapshot.unfinished"
         taken = engine.database.export_snapshot(unfinished)
         path = folder / f"{taken.position:020d}.parquet"
-        _publish(unfinished, path)
+        durable_files.publish(unfinished, path)
         self.fault("snapshot_written")
         self._register(
             {
@@ -109,7 +111,7 @@ class _Steps:
         self.report["snapshot_rows"] += taken.rows
 
     def merge(self) -> None:
-        """Make one file of many small ones that follow each other, if there are so many."""
+        """Merge small adjacent event files into one, if there are enough."""
         files = _to_merge(self._kept().event_files.to_pylist())
         if not files:
             return
@@ -118,8 +120,12 @@ class _Steps:
         path = home.events / f"{first:020d}-{last:020d}.parquet"
         unfinished = home.events / ".merged.unfinished"
         sources = [home.path / file["path"] for file in files]
+        if damaged := [each for each in sources if not _is_whole(each)]:
+            # DuckDB does the merge, and verifies no checksums.
+            log.error("%s is damaged and is not merged: restore it.", damaged[0])
+            return
         rows = self.engine.database.merge_events(sources, unfinished)
-        _publish(unfinished, path)
+        durable_files.publish(unfinished, path)
         self.fault("events_merged")
         self._register(
             {
@@ -136,7 +142,7 @@ class _Steps:
         self.report["merged_event_rows"] += rows
 
     def forget(self) -> None:
-        """Let go what is older than the retention, but for what moments after it need."""
+        """Drop files older than the retention, except those that later points in time need."""
         retention_ms = self.engine.settings.history_retention_ms
         if retention_ms is None:
             return
@@ -147,7 +153,7 @@ class _Steps:
         if len(old) < 2:
             return
         position = old[-1]["position"]
-        # The last file stays whatever its age: it says how far the log is sealed.
+        # The last file stays at any age: it says how far the log is sealed.
         files = kept.event_files.to_pylist()[:-1]
         removed = [file["path"] for file in files if file["to_position"] <= position]
         self._register(
@@ -160,7 +166,7 @@ class _Steps:
         self.report["forgotten_files"] += len(removed) + len(old) - 1
 
     def _kept(self) -> KeptHistory:
-        self.engine.dispatched()
+        self.engine.dispatched()  # each step depends on the registrations of the one before
         return self.engine.database.kept_history()
 
     def _register(self, details: dict[Kind, _File]) -> None:
@@ -170,13 +176,13 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Register(Request):
-    """Make files of the history count, or count no more."""
+    """Request that registers or unregisters files of the history."""
 
     details: dict[Kind, _File]
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """An event for each."""
+        """Store one event for each entry."""
         state.fence(self.window)
         return Decision(
             events=[
@@ -186,8 +192,17 @@ class _Register(Request):
         )
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        with checked_parquet.open_file(path) as file:
+            checked_parquet.count_rows(file)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
 def _to_merge(files: Sequence[_File]) -> list[_File]:
-    """The first run of small neighbours that is worth a merge; none when there is none."""
+    """Return the first run of small adjacent files to merge; empty if there is none."""
     run: list[_File] = []
     rows = 0
     for file in files:
@@ -199,14 +214,3 @@ def _to_merge(files: Sequence[_File]) -> list[_File]:
             run.append(file)
             rows += file["rows"]
     return run if len(run) >= _MERGED_FILES else []
-
-
-def _publish(unfinished: Path, path: Path) -> None:
-    """Put a finished file under its name, on disk."""
-    descriptor = os.open(unfinished, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    unfinished.rename(path)
-    log_file.sync_folder(path.parent)

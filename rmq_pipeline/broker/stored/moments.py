@@ -1,4 +1,4 @@
-"""Which offsets of a queue may have been stored at or after a moment, as its segments tell."""
+"""Offset ranges by time, from the times of segments."""
 
 import bisect
 
@@ -11,10 +11,10 @@ from rmq_pipeline.broker.stored.sealed import segments_of
 def span_of(
     engine: Engine, topic_id: int, *, queue_id: int, at_ms: int, bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where the first message stored at or after a moment is: [start, stop), within ``bounds``.
+    """Return the range [start, stop) with the first message stored at or after ``at_ms``.
 
-    A queue's messages are stored in the order of time, so that it is in the first segment with one
-    that was stored then or later, or behind all segments.
+    A queue's messages are in order of time. So the first such message is in the first segment whose
+    newest message is not older, or behind all segments. The range lies within ``bounds``.
     """
     low, high = bounds
     counted = segments_of(engine).of_queue(topic_id, queue_id)
@@ -26,7 +26,7 @@ def span_of(
 
 
 def _newest_ms(engine: Engine, segment: Segment) -> int:
-    """When the last message of a segment was stored; manifests are read once for that."""
+    """Return when the last message of a segment was stored; each manifest is read once."""
     known = engine.segments.newest_ms
     if segment not in known:
         root = engine.segments.root

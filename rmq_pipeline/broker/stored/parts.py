@@ -1,4 +1,4 @@
-"""How much of many messages is copied at once: their sizes, known before they are read."""
+"""Splitting many messages into parts of bounded size before they are read."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,13 +12,13 @@ from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.broker.stored.sealed import segments_of
 from rmq_pipeline.message import Int32s, Int64s
 
-#: What lies this near to the next message is not looked at: its section is no larger than that.
+#: A message this near to the next section is not read to be sized: its section is no larger.
 _NEAR_BYTES: Final = 64 * 1024
 _FAR_BYTES: Final = 1 << 40
-#: Sections that are looked at together, and messages where there are more: the log keeps that many
-#: small ones decoded.
+#: Sections sized together, and messages sized at a time if they are in more sections. The log
+#: caches this many small sections decoded.
 _SIZED_SECTIONS: Final = 4_096
-#: What a message takes beside its body, unless it has long properties.
+#: Estimated bytes of a message besides its body, unless it has long properties.
 _BESIDE_BYTES: Final = 256
 
 
@@ -31,14 +31,15 @@ def parts(
     offset: Int64s,
     bound_bytes: int = limits.STEP_BYTES,
 ) -> Iterator[slice]:
-    """Slices of these messages, each of ``bound_bytes`` at most, or of one message.
+    """Yield slices of these messages, each of ``bound_bytes`` at most, or of one message.
 
-    All of a section are sized together, since it is read for it. Where each message is in another
-    one, some are sized at a time: what is read for it is still at hand when they are copied.
+    Messages of one section are sized together, because sizing reads the whole section. If the
+    messages are in many sections, some messages are sized at a time. Their sections are still
+    cached when the messages are copied.
 
     Args:
-        places: in the log, as they were when it was written.
-        queue_id: of each message; it and ``offset`` find what the log has dropped.
+        places: in the log, as they were written.
+        queue_id: of each message; with ``offset`` it finds messages dropped from the log.
     """
     if len(places) * limits.BODY_BYTES <= bound_bytes:
         yield slice(0, len(places))
@@ -67,11 +68,11 @@ def sizes(
     offset: Int64s,
     near_bytes: int = _NEAR_BYTES,
 ) -> Int64s:
-    """Bytes of each message, more rather than less; see ``parts``.
+    """Return an upper estimate of the bytes of each message; see ``parts``.
 
     Args:
-        near_bytes: a message this near to the next one counts with what lies between them; with 0
-            every section is looked at, and no message counts for much more than it has.
+        near_bytes: a message this near to the next one counts with all bytes between them. With 0,
+            every section is read, and the estimate is close.
     """
     found, gone = _sizes_in_log(engine, places, near_bytes=near_bytes)
     for queue in np.unique(queue_id[gone]).tolist():
@@ -83,7 +84,7 @@ def sizes(
 
 
 def cut(lengths: Int64s, bound_bytes: int) -> list[slice]:
-    """Consecutive slices that add up to ``bound_bytes`` at most, or hold one row."""
+    """Return consecutive slices of ``bound_bytes`` at most, or of one row."""
     ends = np.cumsum(lengths)
     found, start = [], 0
     while start < len(lengths):
@@ -95,7 +96,7 @@ def cut(lengths: Int64s, bound_bytes: int) -> list[slice]:
 
 
 def _sizes_in_log(engine: Engine, places: Places, *, near_bytes: int) -> tuple[Int64s, Int64s]:
-    """Bytes of each message, more rather than less; the rows of those that the log has dropped."""
+    """Return an upper estimate of each message's bytes, and the rows that the log has dropped."""
     order = np.argsort(places.position, kind="stable")
     positions, starts, counts = np.unique(
         places.position[order], return_index=True, return_counts=True
@@ -118,7 +119,7 @@ def _sizes_in_log(engine: Engine, places: Places, *, near_bytes: int) -> tuple[I
 
 
 def _sizes_in_segments(engine: Engine, *, topic_id: int, queue_id: int, offset: Int64s) -> Int64s:
-    """Bytes of messages of a queue that are in segments only; some are decoded at a time."""
+    """Return the bytes of a queue's messages that are in segments only, decoding some at a time."""
     order = np.argsort(offset, kind="stable")
     found = np.zeros(len(offset), dtype=np.int64)
     at_once = limits.STEP_BYTES // limits.BODY_BYTES

@@ -1,4 +1,4 @@
-"""Messages with their places: one section of the commit log, of one topic."""
+"""Appended batches: messages with their offsets, as one section of the commit log."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _FIRST_ROW: Final = np.zeros(1, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """n messages of one topic; dense ascending offsets within each queue."""
+    """Messages of one topic; their offsets are dense and ascending within each queue."""
 
     topic_id: int
     batch: pa.RecordBatch
@@ -28,11 +28,11 @@ class Placed:
     message_group_hash: Int64s
     tag_hash: Int64s
     stored_at_ms: int
-    #: What tells them apart in a topic that suppresses repetitions; None: made from the batch.
+    #: Identities in a topic that suppresses repetitions; None: computed from the batch.
     identity: Int64s | None = None
 
     def index_rows(self, position: int) -> Iterator[tuple[int, IndexRows]]:
-        """For each queue the rows of its read-ahead."""
+        """Yield each queue and the rows of its read-ahead."""
         if len(self.queue_id) == 1:
             yield int(self.queue_id[0]), self._only_row(position)
             return
@@ -73,7 +73,7 @@ class Placed:
         )
 
     def scheduled(self, position: int) -> Scheduled:
-        """The rows of the schedule, when this is the schedule topic."""
+        """Return the rows as scheduled messages; only for the schedule topic."""
         n = len(self.queue_id)
         return Scheduled(
             self.batch.column("deliver_at_ms").to_numpy(),
@@ -85,14 +85,14 @@ class Placed:
         )
 
     def add_to(self, halves: Halves, position: int) -> None:
-        """Take the rows in as half messages, when this is the half topic."""
+        """Add the rows as half messages; only for the half topic."""
         target = self.batch.column("target_topic_id").to_numpy()
         rows = np.arange(len(self.queue_id), dtype=np.int32)
         halves.add(self.queue_offset, position=position, row=rows, target=target)
 
 
 def from_batch(batch: pa.RecordBatch) -> Placed:
-    """What a message section of the log says."""
+    """Return the batch of a message section of the log."""
     return Placed(
         batch.column("topic_id")[0].as_py(),
         batch,

@@ -1,21 +1,102 @@
-"""Finding where messages lie whose read-ahead is not held."""
+"""Finding the places of messages: in the read-ahead or, once dispatched, in DuckDB."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.receiving.scan import QueueKey
+from rmq_pipeline.broker.scheduling.schedule import keys_of
+from rmq_pipeline.broker.state import State
 from rmq_pipeline.broker.stored.bodies import Places
+from rmq_pipeline.broker.stored.queue_index import IndexRows, QueueIndex
+from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 
 #: Offsets further apart than this are looked up one by one.
 _GAP = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class _Held(Request):
+    """Query for the places of messages of a topic; position -1 if the read-ahead lacks them."""
+
+    topic_id: int
+    queue_id: Int32s
+    offset: Int64s
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Return the places as the answer; store nothing."""
+        position = np.full(len(self.offset), -1, dtype=np.int64)
+        row = np.zeros(len(self.offset), dtype=np.int32)
+        if self.topic_id == SCHEDULE_TOPIC_ID:
+            waiting, here = state.schedule.find(keys_of(self.queue_id, self.offset))
+            position[here], row[here] = waiting.position, waiting.row
+        elif (topic := state.topics.get(self.topic_id)) is not None:
+            for queue_id in np.unique(self.queue_id).tolist():
+                at = np.flatnonzero(self.queue_id == queue_id)
+                if 0 <= queue_id < len(topic.queues):
+                    index = topic.queues[queue_id].index
+                    position[at], row[at] = index.locate(self.offset[at])
+        return Decision(Places(position, row))
+
+
+def held(engine: Engine, *, topic_id: int, queue_id: Int32s, offset: Int64s) -> Places:
+    """Return places from the read-ahead; position -1 for messages that DuckDB has.
+
+    Scheduled and half messages are in memory only while they wait. For the others, wait until
+    DuckDB has them.
+    """
+    places: Places = engine.submit(_Held(topic_id, queue_id, offset))
+    if np.any(places.position < 0):
+        engine.dispatched(engine.state.changed(Kind.TOPIC, topic_id))
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind(Request):
+    """Query for a queue's rows before offset ``stop`` that lie at or after a log position."""
+
+    key: QueueKey
+    position: int
+    stop: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Return the rows as the answer; store nothing."""
+        topic = state.topics.get(self.key.topic_id)
+        index = topic.queues[self.key.queue_id].index if topic is not None else QueueIndex()
+        return Decision(index.behind(self.position, stop=self.stop))
+
+
+def undispatched(engine: Engine, key: QueueKey, *, stop: int) -> IndexRows:
+    """Return a queue's rows before offset ``stop`` that DuckDB may lack.
+
+    DuckDB has all earlier rows.
+    """
+    rows: IndexRows = engine.submit(_Behind(key, engine.database.dispatched, stop))
+    return rows
+
+
+def ends_at(engine: Engine, *, topic_id: int, bounds: list[tuple[int, int]]) -> int:
+    """Return the log position of the last message of a topic; -1 if DuckDB has all of them.
+
+    Args:
+        bounds: min_offset and max_offset of each queue.
+    """
+    last = np.array([high - 1 for _, high in bounds], dtype=np.int64)
+    places = held(
+        engine, topic_id=topic_id, queue_id=np.arange(len(last), dtype=np.int32), offset=last
+    )
+    return int(places.position.max(initial=-1))
+
+
 def locate(
     engine: Engine, *, topic_id: int, queue_id: Int32s, offset: Int64s, places: Places
 ) -> Places:
-    """Places with those filled in that the read-ahead did not hold.
+    """Return the places, with those that the read-ahead lacked filled in from DuckDB.
 
     Raises:
         LookupError: a message has expired.
@@ -37,9 +118,12 @@ def locate(
 
 
 def tags_of(engine: Engine, key: QueueKey, *, offset: Int64s) -> Int64s:
-    """The tag hash of messages anywhere in a queue."""
+    """Return the tag hashes of messages anywhere in a queue."""
     tags = np.zeros(len(offset), dtype=np.int64)
-    for part in _near_each_other(offset, np.arange(len(offset))):
+    rest = undispatched(engine, key, stop=int(offset.max(initial=-1)) + 1)
+    new = offset >= rest.base
+    tags[new] = rest.tag_hash[offset[new] - rest.base]
+    for part in _near_each_other(offset, np.flatnonzero(~new)):
         first, last = int(offset[part[0]]), int(offset[part[-1]])
         page = engine.database.index(key.topic_id, key.queue_id, start=first, stop=last + 1)
         tags[part] = page.tag_hash[offset[part] - page.base]
@@ -47,7 +131,7 @@ def tags_of(engine: Engine, key: QueueKey, *, offset: Int64s) -> Int64s:
 
 
 def _near_each_other(offset: Int64s, rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
-    """These rows by offset, cut wherever the next one lies far away."""
+    """Return the rows by offset, split where the next one is further away than _GAP."""
     if not len(rows):
         return []
     rows = rows[np.argsort(offset[rows], kind="stable")]

@@ -1,4 +1,4 @@
-"""The read-ahead of a message queue: where its messages lie and what a receive asks of them."""
+"""Read-ahead of a message queue: the index columns of its messages, in memory."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ import numpy as np
 from rmq_pipeline.message import Int32s, Int64s
 
 PAGE_ROWS = 2048
-#: Pages that one load brings in.
+#: Pages that one load reads.
 LOAD_PAGES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRows:
-    """Consecutive rows of a queue from offset ``base`` on."""
+    """Index rows of consecutive messages of a queue, from offset ``base`` on."""
 
     base: int
-    #: Position in the commit log of the section that holds the message, and its row there.
+    #: Position of the section in the commit log, and the row in it.
     position: Int64s
     row: Int32s
     message_group_hash: Int64s
@@ -26,7 +26,7 @@ class IndexRows:
         return len(self.position)
 
     def first(self, n: int) -> "IndexRows":
-        """The first rows."""
+        """Return the first ``n`` rows."""
         if n >= len(self):
             return self
         return IndexRows(
@@ -39,7 +39,7 @@ class IndexRows:
 
 
 class _Page:
-    """Up to PAGE_ROWS rows, of which [low, high) are filled."""
+    """Page of PAGE_ROWS rows, of which [low, high) are filled."""
 
     __slots__ = ("group", "high", "low", "position", "row", "tag", "used")
 
@@ -52,7 +52,7 @@ class _Page:
         self.tag = np.empty(PAGE_ROWS, np.int64)
 
     def put(self, at: int, rows: IndexRows, *, start: int, stop: int) -> None:
-        """Take over rows[start:stop] from place ``at`` on."""
+        """Copy rows[start:stop] to row ``at`` and after."""
         end = at + stop - start
         self.position[at:end] = rows.position[start:stop]
         self.row[at:end] = rows.row[start:stop]
@@ -61,7 +61,7 @@ class _Page:
 
 
 class QueueIndex:
-    """Pages of one queue; those that dispatch has reached may be dropped and loaded again."""
+    """Pages of one queue. Pages that are dispatched may be dropped and loaded again."""
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
@@ -69,11 +69,11 @@ class QueueIndex:
 
     @property
     def pages(self) -> int:
-        """How many pages are held."""
+        """Number of pages in memory."""
         return len(self._pages)
 
     def append(self, rows: IndexRows) -> None:
-        """Add what was just published at the end of the queue."""
+        """Add rows that were just published, at the end of the queue."""
         done = 0
         while done < len(rows):
             number, at = divmod(rows.base + done, PAGE_ROWS)
@@ -86,9 +86,9 @@ class QueueIndex:
             done = stop
 
     def fill(self, rows: IndexRows) -> None:
-        """Put in rows that were loaded; they begin at a page, or at what a page lacks.
+        """Add rows that were loaded; they start at a page, or at the first missing row of one.
 
-        Rows that another load put in meanwhile are the same rows: putting them in again is no harm.
+        Two loads may add the same rows; the second has no effect, because rows never change.
         """
         done = 0
         while done < len(rows):
@@ -103,7 +103,10 @@ class QueueIndex:
             done = stop
 
     def get(self, offset: int, stop: int) -> IndexRows | None:
-        """Rows from ``offset`` on, to ``stop`` or the end of a page; None when not held."""
+        """Return rows from ``offset`` to ``stop`` or the end of a page.
+
+        The result is None if the rows are not in memory.
+        """
         number, at = divmod(offset, PAGE_ROWS)
         page = self._pages.get(number)
         if page is None or at < page.low or at >= page.high:
@@ -116,7 +119,10 @@ class QueueIndex:
         )
 
     def missing(self, offset: int, stop: int) -> tuple[int, int]:
-        """What to load so that ``get(offset, …)`` finds rows: some pages before ``stop``."""
+        """Return the range to load so that ``get(offset, …)`` finds rows.
+
+        The range covers up to LOAD_PAGES pages and ends at ``stop`` at most.
+        """
         number, at = divmod(offset, PAGE_ROWS)
         page = self._pages.get(number)
         start = number * PAGE_ROWS
@@ -125,10 +131,10 @@ class QueueIndex:
         return start, min(stop, start + LOAD_PAGES * PAGE_ROWS)
 
     def drop(self, keep: int, dispatched: int) -> None:
-        """Forget the pages used longest ago until ``keep`` are left.
+        """Drop the least recently used pages until ``keep`` are left.
 
-        Only full ones whose messages lie before the log position ``dispatched``: those can be
-        loaded again.
+        Only full pages before the log position ``dispatched`` are dropped: those can be loaded
+        again.
         """
         free = [
             (page.used, number)
@@ -138,8 +144,34 @@ class QueueIndex:
         for _, number in sorted(free)[: max(0, len(self._pages) - keep)]:
             del self._pages[number]
 
+    def behind(self, position: int, *, stop: int) -> IndexRows:
+        """Return all rows before offset ``stop`` and at or after a dispatched log position.
+
+        Rows that dispatch has not reached are never dropped.
+        """
+        pages: list[tuple[_Page, slice]] = []
+        base = stop
+        while base and (page := self._pages.get((base - 1) // PAGE_ROWS)) is not None:
+            start = (base - 1) // PAGE_ROWS * PAGE_ROWS
+            high = min(page.high, base - start)
+            low = page.low + int(np.searchsorted(page.position[page.low : high], position))
+            pages.insert(0, (page, slice(low, high)))
+            base = start + low
+            if low:
+                break
+        return IndexRows(
+            base,
+            np.concatenate([np.empty(0, np.int64), *(p.position[at] for p, at in pages)]),
+            np.concatenate([np.empty(0, np.int32), *(p.row[at] for p, at in pages)]),
+            np.concatenate([np.empty(0, np.int64), *(p.group[at] for p, at in pages)]),
+            np.concatenate([np.empty(0, np.int64), *(p.tag[at] for p, at in pages)]),
+        )
+
     def locate(self, offsets: Int64s) -> tuple[Int64s, Int32s]:
-        """Position and row of messages anywhere in the queue; position -1 where none is held."""
+        """Return position and row of messages anywhere in the queue.
+
+        The position of a missing one is -1.
+        """
         position = np.full(len(offsets), -1, dtype=np.int64)
         row = np.zeros(len(offsets), dtype=np.int32)
         numbers = offsets // PAGE_ROWS

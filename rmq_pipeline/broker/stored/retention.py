@@ -1,9 +1,9 @@
-"""Expiry: messages that a topic no longer keeps go, a whole segment at a time.
+"""Expiry: whole segments go when the topic no longer retains their messages.
 
-What goes are the oldest sealed messages of a queue: its min_offset rises to the end of a segment.
-It does not matter whether a group has read them; but nothing goes that is under way, and nothing
-that lies behind it: deliveries that are not settled, parked messages, scheduled ones, open half
-messages. Nor does what a repetition may still be told from.
+Expiry drops the oldest sealed messages of a queue: its min_offset rises to the end of a segment. It
+does not depend on whether a group has read them. But pending messages stay, and so do all messages
+behind them: unsettled deliveries, parked, scheduled and half messages. Messages that a repetition
+may still repeat stay, too.
 """
 
 import json
@@ -29,7 +29,7 @@ from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
 
 Window = tuple[str, int]
 _COUNTS: Final = ("segments", "rows", "bytes", "held_back", "deleted_files")
-#: What is held back is looked at again after this time.
+#: Time after which retained segments with pending messages are looked at again.
 _LOOK_AGAIN_MS: Final = 10 * 60_000
 _SYSTEM: Final = (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID)
 
@@ -37,19 +37,19 @@ _SYSTEM: Final = (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID)
 def expire(
     engine: Engine, *, window: Window | None, fault: FaultPoint | None = None
 ) -> dict[str, int]:
-    """Let go of what topics no longer keep, and delete files whose grace is over.
+    """Expire segments that topics no longer retain, and delete files whose grace period is over.
 
     Args:
         engine: the open store.
-        window: refused when it has been taken over.
+        window: window of the caller; refused if a newer epoch has opened it.
         fault: called with the name of each step.
 
     Returns:
-        segments, rows and bytes that expired; held_back: segments that stay because of something
-        under way; deleted_files.
+        segments, rows and bytes that expired; held_back: segments retained for pending messages;
+        deleted_files.
 
     Raises:
-        FencedError: the window has been taken over; nothing has expired.
+        FencedError: a newer epoch has opened the window; nothing has expired.
     """
     segments, step = segments_of(engine), fault or _no_fault
     report = dict.fromkeys(_COUNTS, 0)
@@ -62,7 +62,7 @@ def expire(
                 _expire_topic(engine, topic, old=old, window=window, report=report, step=step)
     held = report["held_back"] and not report["segments"]
     engine.held_until_ms = now_ms + _LOOK_AGAIN_MS if held else 0
-    report["deleted_files"] = bury(engine)
+    report["deleted_files"] = delete_replaced(engine)
     step("buried")
     return report
 
@@ -108,13 +108,13 @@ def _expire_topic(
     report["bytes"] += sum(size for each, size in old if each in gone)
 
 
-def bury(engine: Engine) -> int:
-    """Delete replaced and expired files whose grace is over; how many there were."""
+def delete_replaced(engine: Engine) -> int:
+    """Delete replaced and expired files whose grace period is over; return how many."""
     segments, now_ms = engine.segments, engine.clock.now_ms()
-    grace_ms, buried = engine.settings.replaced_grace_ms, 0
+    grace_ms, deleted = engine.settings.replaced_grace_ms, 0
     for topic in [each.topic for each in list(engine.state.topics.values())]:
         with segments.changing:
-            names = manifest.bury(
+            names = manifest.delete_replaced(
                 segments.root,
                 topic=topic.name,
                 topic_id=topic.topic_id,
@@ -124,12 +124,12 @@ def bury(engine: Engine) -> int:
                 left = segments.of_topic(topic.topic_id)
                 about = {"topic": topic.name, "topic_id": topic.topic_id}
                 manifest.write(segments.root, left, forget=names, **about)  # type: ignore[arg-type]
-            buried += len(names)
-    return buried
+            deleted += len(names)
+    return deleted
 
 
 def overdue(engine: Engine, topic: Topic, *, now_ms: int) -> list[tuple[Segment, int]]:
-    """The segments that a topic no longer keeps and their bytes, the oldest first."""
+    """Return the segments that a topic no longer retains, and their bytes, oldest first."""
     keeps_ms, keeps_bytes = retention(topic, engine.settings)
     if keeps_ms is None and keeps_bytes is None:
         return []
@@ -139,7 +139,7 @@ def overdue(engine: Engine, topic: Topic, *, now_ms: int) -> list[tuple[Segment,
     for segment, size, newest_ms in listed:
         too_old = keeps_ms is not None and newest_ms + keeps_ms <= now_ms
         too_much = keeps_bytes is not None and excess > 0
-        if not (too_old or too_much) or _is_needed(topic, newest_ms, now_ms=now_ms):
+        if not (too_old or too_much) or now_ms <= _needed_to_ms(engine, topic, newest_ms=newest_ms):
             break
         found.append((segment, size))
         excess -= size
@@ -147,30 +147,35 @@ def overdue(engine: Engine, topic: Topic, *, now_ms: int) -> list[tuple[Segment,
 
 
 def next_overdue_ms(engine: Engine, topic: Topic, *, now_ms: int) -> int | None:
-    """When the topic no longer keeps its oldest segment; None when that is not known."""
+    """Return when the topic stops to retain its oldest segment; None if unknown."""
     keeps_ms, _ = retention(topic, engine.settings)
     if overdue(engine, topic, now_ms=now_ms):
         return now_ms
     listed = _listed(engine, topic)
     if keeps_ms is None or not listed:
         return None
-    return max(now_ms, listed[0][2] + keeps_ms)
+    newest_ms = listed[0][2]
+    return max(now_ms, newest_ms + keeps_ms, _needed_to_ms(engine, topic, newest_ms=newest_ms) + 1)
 
 
 def retention(topic: Topic, settings: Settings) -> tuple[int | None, int | None]:
-    """For how long a topic keeps its messages, and how many bytes of them; None: for good."""
+    """Return how long a topic retains messages, and how many bytes of them; None: no limit."""
     if topic.topic_id in _SYSTEM:
         return settings.system_retention_ms, None
     return topic.retention_ms, topic.retention_bytes
 
 
-def _is_needed(topic: Topic, newest_ms: int, *, now_ms: int) -> bool:
-    """Whether a repetition may still be told from what was stored at that time."""
-    return topic.deduplicate != "none" and newest_ms + topic.deduplicate_window_ms >= now_ms
+def _needed_to_ms(engine: Engine, topic: Topic, *, newest_ms: int) -> int:
+    """Return until when a message stored at ``newest_ms`` may be repeated; -1: never."""
+    topics = [topic]
+    if topic.topic_id == SCHEDULE_TOPIC_ID:  # scheduled messages of any topic
+        topics = [each.topic for each in list(engine.state.topics.values())]
+    windows = [each.deduplicate_window_ms for each in topics if each.deduplicate != "none"]
+    return newest_ms + max(windows) if windows else -1
 
 
 def _listed(engine: Engine, topic: Topic) -> list[tuple[Segment, int, int]]:
-    """Segments of a topic, the oldest first: bytes, and when their last message was stored."""
+    """Return a topic's segments, oldest first: bytes, and time of the last message."""
     segments = engine.segments
     registered = segments.of_topic(topic.topic_id)
     if not registered:
@@ -186,27 +191,27 @@ def _listed(engine: Engine, topic: Topic) -> list[tuple[Segment, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Fence(Request):
-    """A question: whether a window still is the newest."""
+    """Query that fails if a newer epoch has opened the window."""
 
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored."""
+        """Store nothing."""
         state.fence(self.window)
         return Decision()
 
 
 @dataclass(frozen=True, slots=True)
 class _Expire(Request):
-    """Raise the min_offset of queues to the ends of segments, as far as nothing is under way."""
+    """Request that raises min_offset to the ends of segments, up to the first pending message."""
 
     topic_id: int
-    #: Segments and their bytes; those of a queue in order.
+    #: Segments and their bytes, in order within a queue.
     old: tuple[tuple[Segment, int], ...]
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is the min_offset of each queue that it concerns."""
+        """Store the new min_offsets; the answer is the min_offset of each queue in ``old``."""
         state.fence(self.window)
         topic = state.topics.get(self.topic_id)
         decision = Decision({})
@@ -245,7 +250,7 @@ class _Expire(Request):
 
 
 def first_open(state: State, topic_id: int, *, queue_id: int) -> int | None:
-    """The first offset of a queue with something under way; None when there is nothing."""
+    """Return the offset of the first pending message of a queue; None: there is none."""
     if topic_id == SCHEDULE_TOPIC_ID:
         return state.schedule.first_offset(queue_id)
     if topic_id == HALF_TOPIC_ID:
@@ -261,7 +266,7 @@ def first_open(state: State, topic_id: int, *, queue_id: int) -> int | None:
 def _moved_up(
     state: State, topic_id: int, *, queue_id: int, to: int, now_ms: int
 ) -> list[EventRows]:
-    """Cursors and backlogs of groups that lie before what is kept."""
+    """Build events that move the groups' cursors and backlogs up to offset ``to``."""
     found = []
     for (group_id, *place), consumption in state.consumptions.items():
         if place != [topic_id, queue_id] or not consumption.touched:

@@ -1,4 +1,4 @@
-"""Which part of the log is ripe to be sealed, and its messages."""
+"""Sealable range of the log, and its messages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,32 +13,38 @@ from rmq_pipeline.broker.writer import EVENTS, MESSAGES
 from rmq_pipeline.store.commit_log import CommitLog, Section
 from rmq_pipeline.store.segment_reader import Segments
 
-#: Messages that are put in order at a time.
+#: Bytes of messages that are sorted together.
 _SORT_BYTES: Final = 32 * limits.MIB
-#: Full log files that stay whatever they hold, until they are old.
+#: Number of full log files that stay, unless they are old.
 _KEPT_FILES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far to seal: frames not younger than ``horizon_ms``, and all that end by ``position``."""
+    """End of the sealable range.
+
+    The range has frames written up to ``horizon_ms``, and frames that end by ``position``.
+    """
 
     horizon_ms: int
     position: int
-    #: Nothing beyond it: sealing writes frames too, and would go on after itself.
+    #: Frames after this position are not sealed: sealing writes frames itself, and would not end.
     stop: int
 
 
 def sealable(engine: Engine) -> int:
-    """The log before this position is on disk and in DuckDB."""
+    """Return the log position up to which the log is synced and in DuckDB."""
     dispatched: int = engine.database.dispatched
     return min(engine.log.synced, dispatched)
 
 
 def reach(engine: Engine, *, squeezed: bool) -> Reach:
-    """What is ripe now: all there is when the disk is full (``squeezed``) and a file can go."""
+    """Return the range to seal now.
+
+    On a full disk (``squeezed``) that is the whole log, if a log file can be dropped then.
+    """
     now_ms, after_ms = engine.clock.now_ms(), engine.settings.seal_after_ms
-    engine.dispatched()
+    engine.dispatched()  # segments are registered behind all earlier frames
     stop = sealable(engine)
     segments = engine.segments
     if squeezed and engine.log.end - engine.log.first > engine.settings.log_file_bytes:
@@ -52,11 +58,11 @@ def reach(engine: Engine, *, squeezed: bool) -> Reach:
 
 
 def due(engine: Engine) -> dict[str, int | None]:
-    """``next_due_ms``, None when no moment is known; ``due``, the bytes of log to be sealed now."""
+    """Return ``next_due_ms``, None if unknown, and ``due``, the bytes of log to seal now."""
     segments = segments_of(engine)
     try:
         oldest_ms = _oldest_message_ms(engine, segments)
-    except LookupError:  # a seal is just dropping what we look at
+    except LookupError:  # a seal is dropping this part of the log
         return {"next_due_ms": None, "due": 0}
     now_ms = engine.clock.now_ms()
     unsealed = sealable(engine) - segments.sealed_to
@@ -73,9 +79,9 @@ def _kept_bytes(engine: Engine) -> int:
 
 
 def _oldest_message_ms(engine: Engine, segments: Segments) -> int | None:
-    """When the first message that is not sealed was stored; None when there is none.
+    """Return when the first unsealed message was stored; None: there is none.
 
-    Events alone are no reason to seal: registering files is one.
+    Events alone start no seal, because registering files writes events.
     """
     position, oldest_ms = segments.looked_at
     if oldest_ms is not None and position >= segments.sealed_to:
@@ -92,7 +98,7 @@ def _oldest_message_ms(engine: Engine, segments: Segments) -> int | None:
 
 
 class Frames:
-    """The ripe frames from ``start`` on; ``end`` is where those end that were given."""
+    """Sealable frames from ``start`` on; ``end`` is the end of the frames returned so far."""
 
     def __init__(self, commit_log: CommitLog, start: int, *, ripe: Reach) -> None:
         self._frames = commit_log.frames(start, ripe.stop)
@@ -101,7 +107,7 @@ class Frames:
         self.end = start
 
     def messages(self, limit_bytes: int) -> Iterator[list[pa.RecordBatch]]:
-        """Their messages, in lists of about _SORT_BYTES, until the limit."""
+        """Yield their messages in lists of about _SORT_BYTES, up to the limit."""
         batches: list[pa.RecordBatch] = []
         size = 0
         for end, sections in self._frames:
@@ -120,7 +126,7 @@ class Frames:
 
 
 def _time_of(sections: list[Section]) -> int:
-    """When a frame was written; 0 when nothing in it says so."""
+    """Return when a frame was written; 0 if no row of it has a time."""
     names = {MESSAGES: "stored_at_ms", EVENTS: "at_ms"}
     for section in sections:
         if section.kind in names and section.batch.num_rows:

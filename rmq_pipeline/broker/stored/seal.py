@@ -1,11 +1,11 @@
-"""Seal: old log becomes Parquet, and its files go.
+"""Seal: write old log to Parquet, and drop its files.
 
 The log before ``sealed_to`` is sealed: its messages are in registered segments, its events in
-registered event Parquet. A turn takes the frames from there on up to a bound. Files are written,
-synced and renamed; ONE frame registers all of them, and with it ``sealed_to`` moves. Then what
-DuckDB keeps of those events goes, DuckDB is checkpointed, and whole log files before ``sealed_to``
-are dropped. A crash before the frame leaves files that nobody registered: the next seal deletes
-them and begins again. A crash after it leaves steps that the next seal does again.
+registered event files. A turn takes the next frames up to a limit. It writes, syncs and renames
+files; ONE frame registers all of them and moves ``sealed_to``. Then DuckDB deletes those events and
+is checkpointed, and whole log files before ``sealed_to`` are dropped. A crash before the frame
+leaves unregistered files: the next seal deletes them and starts over. A crash after it leaves steps
+that the next seal repeats.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline import limits
+from rmq_pipeline import durable_files, limits
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
 from rmq_pipeline.archive.segment_file import place, show
@@ -39,35 +39,35 @@ log = logging.getLogger(__name__)
 Window = tuple[str, int]
 
 _COUNTS: Final = ("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files")
-#: Log that one frame registers; the segments of a busy queue are as large at most.
+#: Bytes of log that one frame registers; also the largest segment of a busy queue.
 _TURN_BYTES: Final = 256 * limits.MIB
-#: On a full disk a turn takes this part of the reserve, and no more log than that.
+#: On a full disk a turn takes 1/8 of the reserve, and at most as much log.
 _RESERVE_SHARES: Final = 8
-#: What a checkpoint may take; DuckDB does not live on after one that found no room.
+#: Space that a checkpoint may need. DuckDB must be reopened after a checkpoint that found no space.
 _ROOM_OF_DUCKDB: Final = 4 * limits.MIB
 
 
 def seal(
     engine: Engine, *, limit_bytes: int, window: Window | None, fault: FaultPoint | None = None
 ) -> dict[str, int]:
-    """Seal the oldest log if it is due, and drop the log files that are sealed.
+    """Seal the oldest log if it is due, and drop sealed log files.
 
-    Due is a log with messages older than ``seal_after_ms``; then all that is older than half of it
-    is sealed, so that a trickle does not become a file for each message. Due is also what lies
-    before the newest full files, however young.
+    The log is due when it has messages older than ``seal_after_ms``. Then all frames older than
+    half of that are sealed, so that a trickle of messages does not make a file each. Frames before
+    the newest full files are due at any age.
 
     Args:
-        limit_bytes: of log; a frame more at most.
+        limit_bytes: most bytes of log; one frame may exceed it.
         fault: called with the name of each step.
 
     Returns:
         segments, rows and bytes of Parquet written, raw_bytes of these messages in memory,
-        event_rows, dropped_files.
+        event_rows, dropped_files; and those of ``history.keep``.
 
     Raises:
-        FencedError: the window has been taken over; nothing was registered.
-        StoreFullError: no room for the Parquet files, not even in the reserve.
-        StorageError: they cannot be written for another reason.
+        FencedError: a newer epoch has opened the window; nothing was registered.
+        StoreFullError: the disk has no space for the Parquet files, even with the reserve.
+        StorageError: the files cannot be written for another reason.
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
@@ -78,7 +78,7 @@ def seal(
         try:
             turns.run(limit_bytes, squeezed=not whole or _free_bytes(engine) < file_bytes)
         except BaseException as error:
-            # What is on disk and what is registered may differ: look at it again next time.
+            # Files and registrations may differ now: check them at the next seal.
             engine.segments.loaded = engine.segments.tidy = False
             if isinstance(error, OSError | pa.ArrowException):
                 is_full = isinstance(error, OSError) and error.errno in log_file.FULL
@@ -96,7 +96,7 @@ def _no_fault(_step: str) -> None:
 
 
 class _Turns:
-    """One seal."""
+    """One run of seal."""
 
     def __init__(self, engine: Engine, *, window: Window | None, fault: FaultPoint) -> None:
         self._engine = engine
@@ -105,7 +105,7 @@ class _Turns:
         self.report = dict.fromkeys(_COUNTS, 0)
 
     def run(self, limit_bytes: int, *, squeezed: bool) -> None:
-        """Turns of _TURN_BYTES until nothing is due, the limit is reached, or the broker closes."""
+        """Seal in turns of _TURN_BYTES until nothing is due, the limit, or the broker's close."""
         engine = self._engine
         if not engine.segments.tidy:
             self._clean_up()
@@ -120,7 +120,7 @@ class _Turns:
             left -= engine.segments.sealed_to - start
 
     def _clean_up(self) -> None:
-        """Bring the folders to what the log says, and finish what a crash has cut short."""
+        """Make the folders match the log, and finish the steps that a crash interrupted."""
         engine = self._engine
         segments = segments_of(engine)
         self._tidy_topics()
@@ -152,7 +152,7 @@ class _Turns:
                     manifest.remove_topic(segments.root, topic=topic, topic_id=topic_id)
 
     def _turn(self, limit_bytes: int, ripe: Reach) -> bool:
-        """Seal some frames; whether there were any."""
+        """Seal some frames; return False if there are none."""
         start = self._engine.segments.sealed_to
         try:
             done = self._write(start, limit_bytes=limit_bytes, ripe=ripe)
@@ -171,7 +171,7 @@ class _Turns:
         return True
 
     def _write(self, start: int, *, limit_bytes: int, ripe: Reach) -> "_Written | None":
-        """Put the files of a turn under their names."""
+        """Write the files of a turn and rename them to their final names."""
         engine = self._engine
         frames = Frames(engine.log, start, ripe=ripe)
         writer = SegmentWriter(engine.segments.root, lambda topic_id: _name_of(engine, topic_id))
@@ -196,10 +196,8 @@ class _Turns:
         path = folder / f"{start:020d}-{end:020d}{SUFFIX}"
         unfinished = folder / f".{start:020d}{UNFINISHED}"
         rows = self._engine.database.export_events(end, unfinished)
-        _sync_file(unfinished)
         self._fault("events_written")
-        unfinished.rename(path)
-        log_file.sync_folder(folder)
+        durable_files.publish(unfinished, path)
         self._fault("events_renamed")
         return path, rows
 
@@ -225,8 +223,9 @@ class _Turns:
         report["event_rows"] += done.event_rows
 
     def _let_events_go(self) -> None:
-        """Have DuckDB know what is registered, without the events that are in Parquet."""
+        """Wait until DuckDB has the registrations, then delete its events that are in Parquet."""
         engine = self._engine
+        # DuckDB must have the registrations before the log is dropped.
         engine.dispatched()
         self._make_room(_ROOM_OF_DUCKDB)
         engine.database.delete_events(engine.segments.sealed_to)
@@ -235,7 +234,7 @@ class _Turns:
         self._fault("checkpointed")
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """See to it that the disk has that much, if need be out of half of the reserve."""
+        """Ensure this much free disk space, if needed from at most half of the reserve."""
         engine = self._engine
         missing = wanted_bytes - _free_bytes(engine)
         if missing <= 0:
@@ -257,7 +256,7 @@ class _Turns:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The files of a turn, not registered yet; they hold the log from ``start`` to ``end``."""
+    """Files of a turn before registration; they hold the log from ``start`` to ``end``."""
 
     segments: tuple[Segment, ...]
     events: Path
@@ -269,14 +268,14 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Register(Request):
-    """Make the files of a turn count."""
+    """Request that registers the files of a turn."""
 
     done: _Written
     sizes: tuple[int, ...]
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """An event for each segment, but those of topics that were deleted meanwhile; the rest."""
+        """Store one event for each segment of an existing topic; the answer is these segments."""
         state.fence(self.window)
         done = self.done
         kept: list[Segment] = []
@@ -313,13 +312,16 @@ class _Register(Request):
 
 @dataclass(frozen=True, slots=True)
 class _TendReserve(Request):
-    """Make the log's reserve whole again if there is room; whether it is. Refuses an old epoch."""
+    """Request that refills the log's reserve if the disk has space.
+
+    The answer is True if it is full.
+    """
 
     engine: Engine
     window: Window | None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the reserve belongs to the writer's thread."""
+        """Store nothing; the reserve belongs to the writer's thread."""
         state.fence(self.window)
         return Decision(self.engine.log.refill_reserve())
 
@@ -332,11 +334,3 @@ def _free_bytes(engine: Engine) -> int:
 def _name_of(engine: Engine, topic_id: int) -> str | None:
     found = engine.state.topics.get(topic_id)
     return found.topic.name if found else None
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Messages wherever they lie: in the commit log, or in segments once their log file was dropped."""
+"""Reading messages from the commit log, or from segments if their log file was dropped."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,25 +11,26 @@ from rmq_pipeline.broker.stored import bodies
 from rmq_pipeline.broker.stored.bodies import Places
 from rmq_pipeline.errors import OperatorError
 from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.segment_reader import Segments
 
 
 def segments_of(engine: Engine) -> Segments:
-    """The registered segments, looked up once after start and after a failed seal."""
+    """Return the registered segments; load them after a start and after a failed seal."""
     segments = engine.segments
     if not segments.loaded:
-        # What is registered meanwhile must not be forgotten again.
+        # Otherwise a registration during the load would be lost.
         with segments.changing:
-            engine.dispatched()
+            engine.dispatched(engine.state.changed(Kind.SEGMENT, 0))
             segments.load(engine.database.load_state())
     return segments
 
 
 @contextmanager
 def registering(segments: Segments) -> Iterator[None]:
-    """Something is registered: when that fails, what is registered is looked up again.
+    """Mark the segments for reloading if the registration inside fails.
 
-    A refusal has changed nothing; of a write that failed nobody knows.
+    A refusal changes nothing. After a failed write it is unknown what was registered.
     """
     try:
         yield
@@ -47,14 +48,14 @@ def fetch(
     queue_id: Int32s,
     offset: Int64s,
 ) -> pa.Table:
-    """The messages at these places, in their order; ``columns`` of schema.MESSAGE.
+    """Return the messages at these places, in this order; ``columns`` of schema.MESSAGE.
 
     Args:
-        places: in the log, as they were when it was written.
-        queue_id: of each message; it and ``offset`` find what the log has dropped.
+        places: in the log, as they were written.
+        queue_id: of each message; with ``offset`` it finds messages dropped from the log.
 
     Raises:
-        LookupError: a place is neither in the log nor in a segment.
+        LookupError: a message is neither in the log nor in a segment.
     """
     log = engine.log
     try:
@@ -66,7 +67,7 @@ def fetch(
     there, rows = np.flatnonzero(~gone), np.flatnonzero(gone)
     parts, order = [], [there]
     if len(there):
-        # Not straight from the log: another file of it may be dropped just now.
+        # Through this function again, because another log file may be dropped meanwhile.
         left = Places(places.position[there], places.row[there])
         part = fetch(
             engine,

@@ -1,23 +1,27 @@
-"""Keyed state as it was: kept by seal, and found again in its files and in the log after them."""
+"""History of keyed state: seal writes it to files; reads join the files and the unsealed log."""
 
 import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.queries import Offsets
+from rmq_pipeline.broker.stored.placement import ends_at
 from rmq_pipeline.broker.stored.sealed import segments_of
 from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.message import hash64
+from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store import state_history
 from rmq_pipeline.store.state_history import HISTORY, PLACES, Owner
+from rmq_pipeline.tables import columns_of
 
-#: Which of the answer's rows are states before, and after; and where a group without one begins.
+#: Kind of a row in the answer: state before, state after, or start of a group without one.
 BEFORE, AFTER, BEGINS = "before", "after", "begins"
 
 
 def keep(engine: Engine, *, start: int, end: int) -> None:
-    """Write the states that the log has in [start, end), which is about to be sealed.
+    """Write the states of the log in [start, end), before it is sealed.
 
-    Of those that are older than the setting says, only the newest of each message group stay.
+    States older than ``state_retention_ms`` are dropped, except the newest of each message group.
 
     Raises:
         OSError: writing failed.
@@ -40,23 +44,27 @@ def keep(engine: Engine, *, start: int, end: int) -> None:
 
 
 def keyed_state_history(engine: Engine, group: str, *, topic: str, places: pa.Table) -> pa.Table:
-    """The keyed state of message groups before and after a stretch of each.
+    """Return the keyed state of message groups before and after a range of offsets of each.
 
     Raises:
-        TableSchemaError: ``places`` lacks a column.
+        TableSchemaError: ``places`` lacks a column, or has a null.
         StorageError: the history cannot be read.
     """
     owner = Owner(engine.state.group(group).group_id, engine.state.topic(topic).topic.topic_id)
-    if missing := set(PLACES.names) - set(places.column_names):
+    if missing := set(PLACES.names) - set(sound(places, "places").column_names):
         raise TableSchemaError(f"Column {min(missing)} is missing in the places.")
-    places = places.select(PLACES.names).cast(PLACES).combine_chunks()
+    places = pa.table(columns_of(places.select(PLACES.names), PLACES), schema=PLACES)
+    if empty := [name for name in PLACES.names if places[name].null_count]:
+        raise TableSchemaError(f"Column {empty[0]} of the places has a null.")
     hashes = hash64(pa.concat_arrays(places["message_group"].chunks or [pa.array([], pa.string())]))
     segments = segments_of(engine)
-    # A seal that ends meanwhile would drop the log that is looked through here.
+    bounds = engine.submit(Offsets(topic))[1]
+    # A seal that ends meanwhile would drop the log that is read here.
     with segments.sealing:
-        engine.dispatched()
+        # The states come from the log; the starts of message groups come from DuckDB.
+        engine.dispatched(ends_at(engine, topic_id=owner.topic_id, bounds=bounds))
         sealed_to = segments.sealed_to
-        frames = engine.log.frames(sealed_to, engine.log.synced)
+        frames = engine.log.frames(sealed_to, engine.log.end)
         found = state_history.around(
             engine.home.path / "state",
             owner,

@@ -1,4 +1,4 @@
-"""What the archive needs: when segments are to be merged, and when messages or files are to go."""
+"""Upkeep status of the archive: due merges, due expiry, and totals."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,25 +10,25 @@ from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.stored import compaction, retention
 from rmq_pipeline.broker.stored.sealed import segments_of
 
-#: How long what was found holds, while nothing is registered or removed; and at least.
+#: Longest age of a status; and its least age, even if segments have changed since.
 _LOOK_EVERY_MS: Final = 60_000
 _LOOK_AT_MOST_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What was found, when, and of which registered segments."""
+    """Upkeep status with its time and the version of the registered segments."""
 
     version: int
     at_ms: int
-    #: Segments that are to be merged.
+    #: Number of segments to merge.
     mergeable: int
-    #: When something expires, or a file's grace is over; None when that is not known.
+    #: When a segment expires or a file's grace period ends; None if unknown.
     expires_at_ms: int | None
 
 
 def due(engine: Engine) -> dict[str, dict[str, Any]]:
-    """``next_due_ms`` and ``due`` of compact and expire."""
+    """Return ``next_due_ms`` and ``due`` of compact and expire."""
     now_ms = engine.clock.now_ms()
     seen = engine.outlook
     if seen is None or _is_old(seen, engine.segments.version, now_ms=now_ms):
@@ -65,7 +65,7 @@ def _look(engine: Engine, now_ms: int) -> Outlook:
 
 
 def facts(engine: Engine) -> dict[str, Any]:
-    """The archive as its manifests say: address, totals, and files, rows and bytes of topics."""
+    """Return the archive's address, totals, and the files, rows and bytes of each topic."""
     segments = segments_of(engine)
     topics = []
     for state in sorted(engine.state.topics.values(), key=lambda each: each.topic.name):

@@ -1,4 +1,4 @@
-"""Keeping the read-ahead of all queues together within its bound."""
+"""Index trimming: keeping the read-ahead of all queues within its limit."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from rmq_pipeline.broker.writer import Decision, Request
 
 @dataclass(frozen=True, slots=True)
 class TrimIndex(Request):
-    """Forget pages beyond ``pages``, those used longest ago; nothing is stored."""
+    """Request that drops the least recently used pages beyond ``pages``."""
 
     pages: int
-    #: Log position before which everything can be loaded again.
+    #: Log position before which all rows can be loaded again.
     dispatched: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Each queue gives up the same share of what is too much."""
+        """Drop the same share of each queue's pages; store nothing."""
+        state.forget_changes(self.dispatched)
         queues = [queue for topic in state.topics.values() for queue in topic.queues]
         held = sum(queue.index.pages for queue in queues)
         if held > self.pages:

@@ -1,1 +1,1 @@
-"""Half messages: begun, checked, and ended."""
+"""Transactions: half messages, their checks, and their ends."""

@@ -1,4 +1,4 @@
-"""Who asks for checks, about which topics, and whether they are there still."""
+"""Producers and checkers that ask for checks: their topics, and whether they are live."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Final
 from rmq_pipeline import limits
 from rmq_pipeline.broker.state import Window
 
-#: No topic has this id: whoever asks about all of them.
+#: No topic has this id; it stands for all topics.
 ALL: Final = -1
-#: Producer groups of which those that are gone are forgotten, and topics of each.
+#: Above this number of producer groups, or of topics in one, entries that are not live are dropped.
 _MANY: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A topic was asked about: when, and in the name of which window."""
+    """Time at which a topic was last asked about, and the caller's window."""
 
     at_ms: int
     window: tuple[str, int] | None
@@ -24,9 +24,9 @@ class _Asked:
         return now_ms - self.at_ms < limits.PRODUCER_LIVE_MS
 
     def at_it(self, now_ms: int, *, windows: Mapping[str, Window]) -> bool:
-        """Whether the window that asked is live, which is so while its checker works.
+        """Return True if the window of the caller is live, as it is while its checker works.
 
-        The next one of its name counts as the same: it sweeps before it has asked.
+        The next epoch of the name counts as the same: it starts the check job before it asks.
         """
         if self.window is None:
             return False
@@ -36,11 +36,12 @@ class _Asked:
 
 
 class Askers:
-    """The topics that producer groups ask about, and those that anybody does."""
+    """Topics that producer groups ask about, and topics that any checker asks about."""
 
     def __init__(self) -> None:
-        #: By producer group, None for who asks for the checks of any; then by topic, and by the
-        #: name of the window, None for who has none: nobody takes the place of another kind.
+        #: By producer group, None for callers that take checks of all groups. Then by topic and
+        #: window name, None without a window, so that callers of different kinds do not overwrite
+        #: each other.
         self._asked: dict[str | None, dict[tuple[int, str | None], _Asked]] = {None: {}}
 
     def note(
@@ -51,7 +52,7 @@ class Askers:
         topic_ids: Sequence[int] | None,
         window: tuple[str, int] | None,
     ) -> None:
-        """A producer of this group, or anybody, is there and asks about these topics."""
+        """Record that a caller asks about these topics for a producer group; None: all."""
         if len(self._asked) >= _MANY:
             live = [name for name in self._asked if name is None or self.claimed(name, now_ms)]
             self._asked = {name: self._asked[name] for name in live}
@@ -64,14 +65,14 @@ class Askers:
         asked.update({(topic_id, name): _Asked(now_ms, window) for topic_id in about})
 
     def claimed(self, producer_group: str, now_ms: int) -> Collection[int]:
-        """The topics about which a live producer of the group asks, ALL among them."""
+        """Return the topics that a live producer of the group asks about; ALL may be among them."""
         asked = self._asked.get(producer_group, {})
         return {topic_id for (topic_id, _), last in asked.items() if last.lately(now_ms)}
 
     def topics(
         self, producer_group: str, now_ms: int, *, windows: Mapping[str, Window]
     ) -> Collection[int]:
-        """The topics about which somebody asks who would be given checks of this group."""
+        """Return the topics of live callers that may take checks of this producer group."""
         return {
             topic_id
             for name in (producer_group, None)

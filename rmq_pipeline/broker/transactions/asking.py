@@ -1,4 +1,4 @@
-"""Long polls for checks: what is open still, with its message, for a producer or a checker."""
+"""Long polls for checks: open half messages, for a producer or a checker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema, transaction
+from rmq_pipeline.broker import caller
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.broker.scheduling.readable import LeftOut, read_parts
 from rmq_pipeline.broker.transactions.ending import stored_halves
@@ -16,11 +17,12 @@ from rmq_pipeline.broker.transactions.halves import Rows
 from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import FindHalves, check_producer_group
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.tables import columns_of
 
 log = logging.getLogger(__name__)
 
 _READ: Final = ("message_id", "tag", "keys", "properties", "body", "born_at_ms", "stored_at_ms")
-#: Offers change hands when a producer is gone for a while: then nobody rings.
+#: An offer passes to other callers when its producer is gone for a while; no wakeup reports that.
 _LOOK_AGAIN_MS: Final = 1_000
 _NONE: Final = np.empty(0, dtype=np.int64)
 
@@ -34,33 +36,37 @@ def fetch_checks(
     limit: int,
     wait_ms: int,
     window: tuple[str, int] | None,
+    holder: str,
 ) -> pa.Table:
-    """Checks that wait to be asked, as schema.CHECK; empty when none came within ``wait_ms``.
+    """Return waiting checks as schema.CHECK; empty if none came within ``wait_ms``.
 
     Raises:
-        FencedError: the window has been taken over.
+        FencedError: a newer epoch has opened the window.
         TopicNotFoundError: one of the topics does not exist.
-        RequestError: they are no list.
+        RequestError: ``topics`` is not a list.
     """
     if producer_group is not None:
         check_producer_group(producer_group)
     if topics is not None and not isinstance(topics, list | tuple):
-        # Doors ask for the rights to the topics of a list.
+        # Endpoints check the access rights of a list's topics only.
         raise RequestError(f"topics is a list of names, not {topics!r}.")
     state = engine.state
     topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
     deadline = engine.clock.now_ms() + wait_ms
     while True:
         version = engine.arrivals.version(NEW_OFFERS)
-        if window is not None:  # before it takes any: those would be asked about much later
+        if window is not None:  # a fenced caller must take none
             engine.submit(FindHalves(_NONE, _NONE, window))
         now_ms = engine.clock.now_ms()
+        if caller.waits_no_more():
+            return schema.CHECK.empty_table()
         taken = engine.offers.take(
             now_ms,
             producer_group=producer_group,
             topic_ids=topic_ids,
             limit=limit,
             window=window,
+            holder=holder,
         )
         if taken:
             found = _all_described(engine, taken)
@@ -74,8 +80,27 @@ def fetch_checks(
         engine.arrivals.wait(NEW_OFFERS, version, at_ms=wake)
 
 
+def keep_checks(engine: Engine, holder: str, *, checks: pa.Table | None) -> int:
+    """Hold checks of open half messages for a caller; return how many it has.
+
+    Args:
+        engine: of the broker.
+        holder: has these checks and no others from now on.
+        checks: schema.CHECK_ID; None for what the holder was given last.
+
+    Raises:
+        TransactionNotFoundError: an id was not made by a broker.
+    """
+    offsets = None
+    if checks is not None:
+        ids = columns_of(checks, schema.CHECK_ID)["transaction_id"]
+        open_rows, _, _ = engine.submit(FindHalves(*transaction.decode(ids)))
+        offsets = open_rows["queue_offset"]
+    return engine.offers.keep(holder, engine.clock.now_ms(), offsets=offsets)
+
+
 def _all_described(engine: Engine, taken: Mapping[str, Rows]) -> pa.Table:
-    """Those of all producer groups; nobody has asked about any of them when that fails."""
+    """Return the checks of all producer groups; on an error, put all of them back."""
     try:
         return pa.concat_tables(
             [_described(engine, rows, producer_group=name) for name, rows in taken.items()]
@@ -87,7 +112,7 @@ def _all_described(engine: Engine, taken: Mapping[str, Rows]) -> pa.Table:
 
 
 def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
-    """Those that are open still and can be read, as schema.CHECK."""
+    """Return the checks that are open and readable, as schema.CHECK."""
     open_rows, still, _ = engine.submit(FindHalves(rows["queue_offset"], rows["message_id_hash"]))
     there = np.isin(open_rows["target_topic_id"], list(engine.state.topics))
     rows = rows[still][there]
@@ -109,9 +134,9 @@ def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
 def _messages(
     engine: Engine, rows: Rows, *, producer_group: str
 ) -> tuple[npt.NDArray[np.intp], pa.Table]:
-    """The first rows that can be read, and their messages; what would be too much is offered again.
+    """Return the first readable rows and their messages, limits.STEP_BYTES at most.
 
-    What cannot be read is offered again with the next check.
+    The rows beyond the limit are offered again. An unreadable one is offered at its next check.
     """
     left = np.ones(len(rows), dtype=np.bool_)
 

@@ -1,4 +1,4 @@
-"""The check job: half messages that stay open are counted and offered, and given up in the end."""
+"""The check job: count and offer the checks of open half messages, and end exhausted ones."""
 
 import logging
 from collections.abc import Iterator
@@ -21,32 +21,34 @@ from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
 from rmq_pipeline.broker.transactions.transaction import Mask, end_events, producers
 from rmq_pipeline.broker.writer import Decision, Request
 from rmq_pipeline.message import Int64s
+from rmq_pipeline.properties import with_properties
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID
 
 log = logging.getLogger(__name__)
 
-#: Half messages that one frame counts at most, and that one frame gives up (limits.STEP_BYTES).
+#: Most half messages that one frame counts, and that one frame ends as exhausted
+#: (limits.STEP_BYTES).
 _AT_ONCE: Final = 50_000
 _GIVEN_UP_AT_ONCE: Final = 10_000
-#: How long those are let be that are to be given up and cannot be read.
+#: Delay of the next try for exhausted half messages that cannot be read.
 _AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a count has found."""
+    """Result of one sweep."""
 
-    #: To be asked about, and those of each producer group.
+    #: Half messages to offer for a check, and the mask of each producer group.
     asked: Rows
     producers: dict[str, Mask]
-    #: Asked about often enough, and the producer groups of these.
+    #: Half messages without a check left, and the mask of each producer group.
     exhausted: Rows
     exhausted_of: dict[str, Mask]
-    #: Rolled back, because their topic is gone.
+    #: Number rolled back because their topic was deleted.
     dropped: int
     next_due_ms: int | None
-    #: When that was, and whether nothing is left that was due by then.
+    #: Time of the sweep; and True if nothing more was due at that time.
     at_ms: int
     is_all: bool
 
@@ -56,21 +58,21 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Request):
-    """Count the checks that are due.
+    """Request that counts the checks that are due.
 
-    One that waits is offered again as it is, not counted and not given up: whoever asks about its
-    topic has more to do than there was time for. It is written all the same, with its new time.
+    A check that still waits to be fetched is offered again but not counted, because its callers are
+    merely busy. Its new time is stored all the same.
     """
 
     limit: int
     check_max: int
     interval_ms: int
     window: tuple[str, int] | None
-    #: Offsets of those that wait, of which some may be due.
+    #: Offsets of the checks that still wait; some of them may be due.
     waiting: Int64s
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is Swept."""
+        """Count the checks that are due; the answer is Swept."""
         state.fence(self.window)
         halves = state.halves
         rows = halves.due(now_ms, self.limit)
@@ -115,29 +117,30 @@ def _half_event(rows: Rows, producer_group: str, *, now_ms: int) -> EventRows:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp(Request):
-    """Copy half messages that nobody decided, and end them, in one step."""
+    """Request that moves exhausted half messages to TRANS_CHECK_MAX_TIME_TOPIC, in one step."""
 
     rows: Rows
     copies: Send
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """All of it, or nothing when one was ended meanwhile; the answer is how many."""
-        _, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
+        """Store all or nothing; the answer is the number stored, 0 if one was ended meanwhile."""
+        # Use the current rows: after a rebuild other codes stand for producer groups.
+        rows, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
         if not still.all():
             return Decision(0)
         placed, _ = place(self.copies, state, now_ms=now_ms, heads={})
-        events = end_events(state, Kind.HALF_GIVEN_UP, rows=self.rows, now_ms=now_ms)
+        events = end_events(state, Kind.HALF_GIVEN_UP, rows=rows, now_ms=now_ms)
         return Decision(len(self.rows), placed=placed, events=events)
 
 
 @dataclass(frozen=True, slots=True)
 class PutOff(Request):
-    """Half messages that cannot be given up stay open; nothing is stored, they are only let be."""
+    """Request that delays exhausted half messages that cannot be read; nothing is stored."""
 
     queue_offset: Int64s
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is how many of them never were put off."""
+        """Return the number of messages delayed for the first time as the answer."""
         until_ms = now_ms + _AGAIN_MS
         return Decision(state.halves.put_off(self.queue_offset, until_ms=until_ms))
 
@@ -145,13 +148,13 @@ class PutOff(Request):
 def check_transactions(
     engine: Engine, *, wait_ms: int, limit: int, window: tuple[str, int] | None
 ) -> dict[str, Any]:
-    """Count and offer the checks that are due, and that become due within ``wait_ms``.
+    """Count and offer the checks that are due now or within ``wait_ms``.
 
     Returns:
-        checked (offered, whether counted or again), given_up, dropped, next_due_ms.
+        checked (offered, counted or not), given_up, dropped, next_due_ms.
 
     Raises:
-        FencedError: the window has been taken over.
+        FencedError: a newer epoch has opened the window.
     """
     done = {"checked": 0, "given_up": 0, "dropped": 0}
     deadline = engine.clock.now_ms() + wait_ms
@@ -164,7 +167,7 @@ def check_transactions(
         done["given_up"] += _give_up(engine, swept)
         if len(swept) and sum(done.values()) < limit:
             continue
-        # Before the look: what has fallen due since is looked for once more.
+        # now_ms is from before the sweep: checks due since then get another sweep.
         if sum(done.values()) >= limit or now_ms >= deadline or engine.arrivals.closed:
             return {**done, "next_due_ms": swept.next_due_ms}
         wake = deadline if swept.next_due_ms is None else min(deadline, swept.next_due_ms)
@@ -182,8 +185,8 @@ def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swe
     )
     swept: Swept = engine.submit(request)
     for name, mask in swept.producers.items():
-        engine.offers.offer(name, swept.asked[mask])
-    if swept.is_all:  # what is left of older offers is of half messages that have ended
+        engine.offers.offer(name, swept.asked[mask], now_ms=swept.at_ms)
+    if swept.is_all:  # the older offers left belong to half messages that have ended
         engine.offers.forget(swept.at_ms)
     if len(swept.asked):
         engine.arrivals.ring([NEW_OFFERS])
@@ -191,7 +194,7 @@ def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swe
 
 
 def _give_up(engine: Engine, swept: Swept) -> int:
-    """Give up what was asked about often enough; how many that were."""
+    """End the exhausted half messages; return how many."""
     given_up = 0
     names = np.full(len(swept.exhausted), "", dtype=object)
     for name, mask in swept.exhausted_of.items():
@@ -206,7 +209,7 @@ def _give_up(engine: Engine, swept: Swept) -> int:
 
 
 def _read_parts(engine: Engine, rows: Rows) -> Iterator[tuple[npt.NDArray[np.intp], pa.Table]]:
-    """Parts of these half messages, a frame each; what cannot be read is put off."""
+    """Yield parts of these half messages, a frame each; delay the unreadable ones."""
 
     def put_off(left_out: LeftOut) -> None:
         if new := engine.submit(PutOff(rows["queue_offset"][left_out.rows])):
@@ -226,7 +229,7 @@ def _read_parts(engine: Engine, rows: Rows) -> Iterator[tuple[npt.NDArray[np.int
 
 
 def _copies(engine: Engine, rows: Rows, *, messages: pa.Table, producer_groups: np.ndarray) -> Send:
-    """The send of what these half messages become."""
+    """Return the send that copies these half messages to TRANS_CHECK_MAX_TIME_TOPIC."""
     columns = plain_columns(messages)
     topics = engine.state.topics
     names = {t: topics[t].topic.name for t in np.unique(rows["target_topic_id"]) if t in topics}
@@ -244,26 +247,3 @@ def _copies(engine: Engine, rows: Rows, *, messages: pa.Table, producer_groups: 
         delay_max_ms=engine.settings.delay_max_ms,
         now_ms=engine.clock.now_ms(),
     )
-
-
-def with_properties(properties: pa.MapArray, added: dict[str, pa.Array]) -> pa.MapArray:
-    """Properties with more of them, a value each row; whole columns, no loop over rows."""
-    n, more = len(properties), len(added)
-    counts = np.diff(properties.offsets.to_numpy()).astype(np.int64)
-    counts[properties.is_null().to_numpy(zero_copy_only=False)] = 0
-    own = int(counts.sum())
-    assert own == len(properties.keys), "properties of null rows"
-    stops = np.cumsum(counts + more)
-    # The pool is the rows' own entries and then the added ones, name by name.
-    pick: Int64s = np.empty(own + n * more, dtype=np.int64)
-    is_own = np.ones(len(pick), dtype=np.bool_)
-    for i in range(more):
-        at = stops - more + i
-        pick[at] = own + i * n + np.arange(n)
-        is_own[at] = False
-    pick[is_own] = np.arange(own)
-    names = [pa.repeat(pa.scalar(name, pa.string()), n) for name in added]
-    keys = pa.concat_arrays([properties.keys, *names]).take(pa.array(pick))
-    items = pa.concat_arrays([properties.items, *added.values()]).take(pa.array(pick))
-    offsets = np.concatenate(([0], stops)).astype(np.int32)
-    return pa.MapArray.from_arrays(pa.array(offsets), keys, items)

@@ -1,4 +1,4 @@
-"""Ending transactions: look up, read the committed ones, copy and end all in one step."""
+"""Ending transactions: look them up, read the committed ones, copy and end them in one step."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from rmq_pipeline.errors import (
     TransactionNotFoundError,
 )
 from rmq_pipeline.message import Int64s
+from rmq_pipeline.properties import TRANSACTION_ID, with_properties
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.tables import columns_of, contiguous
 from rmq_pipeline.topic import HALF_TOPIC_ID
@@ -31,7 +32,7 @@ Mask = npt.NDArray[np.bool_]
 
 COPIED: Final = ("message_id", "tag", "keys", "message_group", "properties", "body", "born_at_ms")
 _COMMIT, _ROLLBACK, _UNKNOWN = range(len(transaction.RESOLUTIONS))
-#: What an end that is stored is called.
+#: Names of stored ends.
 _NAMES: Final = {
     int(Kind.HALF_COMMITTED): transaction.COMMIT,
     int(Kind.HALF_ROLLED_BACK): transaction.ROLLBACK,
@@ -46,18 +47,21 @@ def end_transactions(
     producer_group: str | None,
     window: tuple[str, int] | None,
 ) -> pa.Table:
-    """End transactions as schema.RESOLUTION says; schema.ENDED, row for row.
+    """End transactions as in schema.RESOLUTION; return schema.ENDED, one row for each.
 
     Raises:
-        FencedError: the window has been taken over.
-        TransactionNotFoundError, TransactionEndedError, TransactionError: and nothing was ended.
+        FencedError: a newer epoch has opened the window.
+        TransactionNotFoundError, TransactionEndedError, TransactionError: nothing was ended.
     """
     columns = columns_of(resolutions, schema.RESOLUTION)
     ids, codes = columns["transaction_id"], transaction.codes(columns["resolution"])
     if not len(ids):
         return schema.ENDED.empty_table()
     if len(ids) > limits.BATCH_ROWS:
-        raise MessageBodyTooLargeError(f"{len(ids)} transactions at once.")
+        raise MessageBodyTooLargeError(
+            f"{len(ids)} transactions at once.",
+            remedy=f"End {limits.BATCH_ROWS} at a time at most.",
+        )
     offsets, hashes = transaction.decode(ids)
     asked = _Asked.of(offsets, hashes, codes=codes)
     while True:
@@ -68,24 +72,24 @@ def end_transactions(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Transactions that are to be ended, each once, in the order they were given."""
+    """Distinct transactions of a request, in its order."""
 
     queue_offset: Int64s
     message_id_hash: Int64s
     code: Int64s
-    #: For each row of the request: which of these it speaks of, and whether it is the first.
+    #: For each row of the request: the index of its transaction, and True for the first such row.
     of_row: npt.NDArray[np.intp]
     first: Mask
 
     @classmethod
     def of(cls, offsets: Int64s, hashes: Int64s, *, codes: Int64s) -> "_Asked":
-        """Put together what speaks of one transaction.
+        """Combine the rows of each transaction.
 
         Raises:
             TransactionEndedError: two rows end one transaction differently.
             TransactionNotFoundError: two rows give one offset different hashes.
         """
-        # A row that says unknown decides nothing: another one of the same transaction may.
+        # A row with "unknown" decides nothing, so another row of the transaction takes precedence.
         order = np.lexsort((np.arange(len(offsets)), codes == _UNKNOWN, offsets))
         _, starts, of_sorted = np.unique(offsets[order], return_index=True, return_inverse=True)
         deciding = np.sort(order[starts])
@@ -99,17 +103,20 @@ class _Asked:
         differs = (codes != _UNKNOWN) & (codes != codes[deciding][of_row])
         if differs.any():
             row = int(np.argmax(differs))
-            raise TransactionEndedError(f"Row {row} ends a transaction otherwise than another row.")
+            raise TransactionEndedError(
+                f"Row {row} ends a transaction otherwise than another row.",
+                remedy="Nothing was ended: give one end for each transaction.",
+            )
         first = np.zeros(len(offsets), dtype=np.bool_)
         first[deciding] = True
         return cls(offsets[deciding], hashes[deciding], codes[deciding], of_row, first)
 
     def row(self, which: int) -> int:
-        """The row of the request that a refusal names."""
+        """Return the row of the request that an error names."""
         return int(np.argmax(self.of_row == which))
 
     def answer(self, ids: pa.Array, ended: "_Ended") -> pa.Table:
-        """As schema.ENDED."""
+        """Return the answer as schema.ENDED."""
         names = ended.names.take(pa.array(self.of_row))
         first = ended.first_time[self.of_row] & self.first
         return pa.Table.from_arrays([ids, names, pa.array(first)], schema=schema.ENDED)
@@ -117,7 +124,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What became of each transaction, and whether just now."""
+    """End of each transaction, and True if this request stored it."""
 
     names: pa.Array
     first_time: Mask
@@ -130,7 +137,7 @@ def _end_open(
     producer_group: str | None,
     window: tuple[str, int] | None,
 ) -> _Ended | None:
-    """End those that are open; None when somebody else ended one of them just now."""
+    """End the open transactions; return None if another request has just ended one of them."""
     question = FindHalves(asked.queue_offset, asked.message_id_hash, window)
     rows, is_open, producers = engine.submit(question)
     groups = np.full(len(asked.code), None, dtype=object)
@@ -144,7 +151,8 @@ def _end_open(
         which = int(np.argmax(groups != producer_group))
         raise TransactionError(
             f"Row {asked.row(which)}: the transaction is of producer group {groups[which]},"
-            f" not {producer_group}."
+            f" not {producer_group}.",
+            remedy="End it as the producer group that began it.",
         )
     decided = asked.code[is_open] != _UNKNOWN
     first_time = is_open & (asked.code != _UNKNOWN)
@@ -160,15 +168,17 @@ def _end_open(
 def _ended_before(
     engine: Engine, asked: _Asked, *, is_open: Mask, names: pa.Array
 ) -> tuple[pa.Array, npt.NDArray[np.object_]]:
-    """The resolutions with those of transactions ended before, and the producers of these.
+    """Return the resolutions, including those of earlier ends, and the producer groups of these.
 
     Raises:
         TransactionNotFoundError: a transaction was never begun.
-        TransactionEndedError: it was ended otherwise.
+        TransactionEndedError: a transaction has the other end already.
     """
     closed = np.flatnonzero(~is_open)
-    engine.dispatched()
     stored = engine.database.ended_halves(asked.queue_offset[closed])
+    if stored.num_rows < len(closed):  # ended a moment ago, or never begun
+        engine.dispatched()
+        stored = engine.database.ended_halves(asked.queue_offset[closed])
     offsets = stored.column("queue_offset").to_numpy()
     order = np.argsort(offsets)
     at = np.searchsorted(offsets, asked.queue_offset[closed], sorter=order)
@@ -196,7 +206,7 @@ def _ended_before(
 
 
 def read_halves(engine: Engine, rows: Rows, *, columns: tuple[str, ...]) -> pa.Table:
-    """The half messages themselves, in this order."""
+    """Return the half messages in this order."""
     return fetch(
         engine,
         Places(rows["position"].astype(np.int64), rows["row"].astype(np.int32)),
@@ -208,7 +218,7 @@ def read_halves(engine: Engine, rows: Rows, *, columns: tuple[str, ...]) -> pa.T
 
 
 def stored_halves(rows: Rows) -> Stored:
-    """Where they lie."""
+    """Return the places of half messages."""
     return Stored(
         HALF_TOPIC_ID,
         np.zeros(len(rows), dtype=np.int32),
@@ -218,7 +228,10 @@ def stored_halves(rows: Rows) -> Stored:
 
 
 def half_sizes(engine: Engine, rows: Rows, **how: int) -> Int64s:
-    """Bytes of each half message, known before it is read; ``how`` as for ``sizes``."""
+    """Return the size of each half message in bytes without reading it.
+
+    The arguments ``how`` are those of ``sizes``.
+    """
     return sizes(
         engine,
         Places(rows["position"].astype(np.int64), rows["row"].astype(np.int32)),
@@ -230,19 +243,22 @@ def half_sizes(engine: Engine, rows: Rows, **how: int) -> Int64s:
 
 
 def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
-    """Sends of what committed half messages become, one for each topic that is still there.
+    """Return the sends that copy committed half messages, one for each topic that still exists.
 
     Raises:
-        MessageBodyTooLargeError: they are too much for one step.
+        MessageBodyTooLargeError: they exceed limits.BATCH_BYTES.
     """
     if not len(rows):
         return ()
     if len(rows) * limits.BODY_BYTES > limits.BATCH_BYTES:
         total = int(half_sizes(engine, rows).sum())
-        if total > limits.BATCH_BYTES:  # at most; what is refused is counted
+        if total > limits.BATCH_BYTES:  # an upper bound; count exactly before refusing
             total = int(half_sizes(engine, rows, near_bytes=0).sum())
         if total > limits.BATCH_BYTES:
-            raise MessageBodyTooLargeError(f"Transactions of {total} bytes at once.")
+            raise MessageBodyTooLargeError(
+                f"Transactions of {total} bytes at once.",
+                remedy=f"End half messages of {limits.BATCH_BYTES} bytes at a time at most.",
+            )
     messages = read_halves(engine, rows, columns=COPIED)
     sends = []
     for topic_id in np.unique(rows["target_topic_id"]).tolist():
@@ -251,10 +267,15 @@ def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
             continue
         at = np.flatnonzero(rows["target_topic_id"] == topic_id)
         part = messages if len(at) == len(rows) else messages.take(pa.array(at))
+        columns = plain_columns(part)
+        ids = transaction.encode(
+            rows["queue_offset"][at].astype(np.int64), rows["message_id_hash"][at].astype(np.int64)
+        )
+        columns["properties"] = with_properties(columns["properties"], {TRANSACTION_ID: ids})
         sends.append(
             checked(
                 target.topic,
-                plain_columns(part),
+                columns,
                 ids=engine.ids,
                 delay_max_ms=engine.settings.delay_max_ms,
                 now_ms=engine.clock.now_ms(),
@@ -264,7 +285,7 @@ def copies(engine: Engine, rows: Rows) -> tuple[Send, ...]:
 
 
 def plain_columns(messages: pa.Table) -> dict[str, pa.Array]:
-    """The columns of a send that delays nothing."""
+    """Return the columns of a send without a delay."""
     columns = {name: contiguous(messages.column(name)) for name in COPIED}
     columns["delay_level"] = pa.nulls(len(messages), pa.int32())
     columns["deliver_at_ms"] = pa.nulls(len(messages), pa.int64())

@@ -1,4 +1,4 @@
-"""Half messages that nobody has ended yet: the open rows of the half topic."""
+"""Open half messages: rows of the half topic whose transactions have not ended."""
 
 from typing import Any, Final
 
@@ -9,7 +9,8 @@ from rmq_pipeline.broker.event_rows import EventRows
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
-#: An open half message. ``checks`` so far; ``due_ms`` of the next one; ``producer`` is a code.
+#: Row of an open half message. ``checks``: number so far; ``due_ms``: next check; ``producer``: a
+#: code.
 HALF: Final = np.dtype(
     [
         ("queue_offset", np.int64),
@@ -24,22 +25,22 @@ HALF: Final = np.dtype(
         ("open", np.bool_),
     ]
 )
-#: Rows of HALF.
+#: Array of HALF rows.
 Rows = npt.NDArray[np.void]
 _FAR: Final = np.iinfo(np.int64).max
 _FIRST_ROOM: Final = 64
 
 
 class Halves:
-    """Rows of HALF by queue_offset, which is the order they come in; those that go are marked."""
+    """Rows of HALF by queue_offset, the order of their arrival; ended rows are only marked."""
 
     def __init__(self) -> None:
         self._room: Rows = np.zeros(_FIRST_ROOM, HALF)
         self._n = 0
         self._open = 0
-        #: No open row is due before this.
+        #: No open row is due before this time.
         self._next = _FAR
-        #: Offsets of open ones that were put off.
+        #: Offsets of open half messages whose check was delayed.
         self._put_off: set[int] = set()
         self._producers: list[str] = []
         self._codes: dict[str, int] = {}
@@ -54,7 +55,7 @@ class Halves:
     def add(
         self, queue_offset: Int64s, *, position: Int64s | int, row: Int32s, target: Int32s
     ) -> None:
-        """Half messages were stored; the HALF events of the same frame say the rest."""
+        """Add stored half messages; the HALF events of the same frame fill in the other fields."""
         n = len(queue_offset)
         if self._n + n > len(self._room):
             kept = self._rows[self._rows["open"]]
@@ -68,7 +69,7 @@ class Halves:
         self._open += n
 
     def apply(self, events: EventRows) -> None:
-        """Change the rows as HALF or an end of half messages says."""
+        """Apply HALF events, or the ends of half messages."""
         at = self._find(events.queue_offset)
         assert np.all(at >= 0), "an event of a half message that is not open"
         rows = self._rows
@@ -90,9 +91,9 @@ class Halves:
         self._next = min(self._next, int(due.min()))
 
     def put_off(self, queue_offset: Int64s, *, until_ms: int) -> int:
-        """Have those that are open be due then; how many never were put off.
+        """Delay open half messages to ``until_ms``; return how many for the first time.
 
-        Only in memory, so that each start tries all of them.
+        The delay is kept in memory only, so each start retries all of them.
         """
         at = self._find(queue_offset)
         at = at[at >= 0]
@@ -102,18 +103,18 @@ class Halves:
         return len(new)
 
     def code(self, producer_group: str) -> int:
-        """The number that stands for a producer group."""
+        """Return the code of a producer group."""
         found = self._codes.setdefault(producer_group, len(self._producers))
         if found == len(self._producers):
             self._producers.append(producer_group)
         return found
 
     def producer(self, code: int) -> str:
-        """The producer group behind a number."""
+        """Return the producer group of a code."""
         return self._producers[code]
 
     def _find(self, queue_offset: Int64s) -> npt.NDArray[np.intp]:
-        """Where each open half message is; -1 for none."""
+        """Return the row of each open half message; -1 for none."""
         if not self._n:
             return np.full(len(queue_offset), -1, dtype=np.intp)
         rows = self._rows
@@ -122,28 +123,28 @@ class Halves:
         return at
 
     def find(self, queue_offset: Int64s, message_id_hash: Int64s) -> tuple[Rows, Any]:
-        """The open ones of these half messages, in this order, and a mask of which are open."""
+        """Return the open ones of these half messages in this order, and their mask."""
         at = self._find(queue_offset)
         still = at >= 0
         still[still] = self._rows["message_id_hash"][at[still]] == message_id_hash[still]
         return self._rows[at[still]], still
 
     def first_offset(self) -> int | None:
-        """Where the first open half message lies."""
+        """Return the offset of the first open half message."""
         if not self._open:
             return None
         rows = self._rows
         return int(rows["queue_offset"][np.argmax(rows["open"])])
 
     def next_due_ms(self) -> int | None:
-        """When the next check is due."""
+        """Return when the next check is due."""
         if not self._open:
             return None
         rows = self._rows
         return int(rows["due_ms"].min(where=rows["open"], initial=_FAR))
 
     def due(self, now_ms: int, limit: int) -> Rows:
-        """Up to ``limit`` half messages whose check is due, the earliest first."""
+        """Return up to ``limit`` half messages whose check is due, the earliest first."""
         if not self._open or self._next > now_ms or limit <= 0:
             return self._room[:0]
         rows = self._rows
@@ -156,10 +157,10 @@ class Halves:
         return rows[found[order[:limit]]]
 
     def count_due(self, now_ms: int) -> int:
-        """How many checks are due."""
+        """Return how many checks are due."""
         return len(self.due(now_ms, self._open))
 
     def waiting_for(self, topic_id: int) -> int:
-        """How many open half messages are for this topic."""
+        """Return how many open half messages belong to this topic."""
         rows = self._rows
         return int(np.count_nonzero(rows["open"] & (rows["target_topic_id"] == topic_id)))

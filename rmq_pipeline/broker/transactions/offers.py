@@ -1,6 +1,6 @@
-"""Checks that wait to be asked: of a live producer of the group, else of whoever knows the topic.
+"""Checks waiting for a caller: a live producer of the group, or else a checker of the topic.
 
-They are held in memory only. One that gets lost is asked again at the half message's next check.
+They are kept in memory only. A lost one is offered again at the half message's next check.
 """
 
 import threading
@@ -10,34 +10,42 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker.state import Window
 from rmq_pipeline.broker.transactions.askers import ALL, Askers
 from rmq_pipeline.broker.transactions.halves import HALF, Rows
 from rmq_pipeline.message import Int64s
 
-#: No topic has this id: the bell of new offers.
+#: No topic has this id; a wakeup under it announces new offers.
 NEW_OFFERS: Final = -2
+#: Checks are held for this long after ``take``; the caller calls ``keep`` well within it.
+_ON_ITS_WAY_MS: Final = 5_000
 
 
 class Offers:
-    """Counted checks by producer group, each group's in the order they came in line.
+    """Counted checks by producer group, in the order of their offers; safe for all threads.
 
-    Any thread may use it. One that nobody came for stays in its place when it has fallen due, but
-    is not given until the sweep has offered it again.
+    A check that no caller fetched keeps its place after it has fallen due. ``take`` skips it until
+    the next sweep offers it again.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[str, Rows] = {}
         self._askers = Askers()
+        #: By holder: the offsets of the checks that it works on, and the end of its hold.
+        self._held: dict[str, tuple[Int64s, int]] = {}
 
     def __len__(self) -> int:
         with self._lock:
             return sum(map(len, self._rows.values()))
 
-    def offer(self, producer_group: str, rows: Rows) -> None:
-        """Add rows of HALF; one that waits already keeps its place in line."""
+    def offer(self, producer_group: str, rows: Rows, *, now_ms: int) -> None:
+        """Add rows of HALF, except held ones; a check that waits already keeps its place."""
         with self._lock:
+            rows = rows[~np.isin(rows["queue_offset"], self._held_offsets(now_ms))]
+            if not len(rows):
+                return
             before = self._rows.get(producer_group)
             if before is not None:
                 again = np.isin(rows["queue_offset"], before["queue_offset"])
@@ -50,13 +58,19 @@ class Offers:
             self._rows[producer_group] = rows
 
     def put_back(self, producer_group: str, rows: Rows) -> None:
-        """Offer what was taken and not given, first of all again, unless it was meanwhile."""
+        """Offer checks again, in front, that were taken but not delivered.
+
+        Skip those that were offered again meanwhile.
+        """
         with self._lock:
             before = self._rows.get(producer_group)
             if before is not None:
                 again = np.isin(rows["queue_offset"], before["queue_offset"])
                 rows = np.concatenate([rows[~again], before])
             self._rows[producer_group] = rows
+            for holder, (offsets, until_ms) in self._held.items():
+                given = ~np.isin(offsets, rows["queue_offset"])
+                self._held[holder] = offsets[given], until_ms
 
     def take(
         self,
@@ -66,18 +80,22 @@ class Offers:
         topic_ids: Sequence[int] | None,
         limit: int,
         window: tuple[str, int] | None = None,
+        holder: str = "",
     ) -> dict[str, Rows]:
-        """Checks for whoever asks, by producer group; they are not offered again.
+        """Remove checks from the offers for a caller, and return them by producer group.
 
         Args:
-            now_ms: what fell due by then waits for the sweep, and is not given before.
-            producer_group: whose producer asks; None for anyone, who gets no check that a live
-                producer of its group asks for.
-            topic_ids: of the topics asked about; None for all.
-            limit: of rows.
-            window: of the run that asks.
+            now_ms: checks that were due by then are skipped until the next sweep.
+            producer_group: group of the producer that asks. None: a checker, which gets no check
+                that a live producer of its group asks for.
+            topic_ids: topics of the caller; None: all.
+            limit: most rows.
+            window: window of the run that asks.
+            holder: caller that will call ``keep`` at once and while it works. It has finished with
+                its earlier checks.
         """
         with self._lock:
+            self._held.pop(holder, None)
             self._askers.note(producer_group, now_ms, topic_ids=topic_ids, window=window)
             names = [producer_group] if producer_group is not None else list(self._rows)
             found: dict[str, Rows] = {}
@@ -94,17 +112,54 @@ class Offers:
                 if len(taken):
                     found[name] = taken
                     limit -= len(taken)
+            if holder and found:
+                offsets = np.concatenate([rows["queue_offset"] for rows in found.values()])
+                self._held[holder] = offsets, now_ms + _ON_ITS_WAY_MS
             return found
 
-    def waiting(self, now_ms: int, *, windows: Mapping[str, Window]) -> Int64s:
-        """Offsets of the checks that nobody came for yet, though somebody asks about their topics.
+    def keep(self, holder: str, now_ms: int, *, offsets: Int64s | None = None) -> int:
+        """Hold checks for another PRODUCER_LIVE_MS; return how many the holder has.
 
         Args:
-            now_ms: who has asked within PRODUCER_LIVE_MS before is there,
-            windows: and so is a run that asked and whose window is live.
+            holder: has these checks and no others from now on.
+            now_ms: current time.
+            offsets: of open half messages; None: those of the holder's last ``take``. Waiting ones
+                are no longer offered. Checks of another holder stay with that holder.
         """
         with self._lock:
-            found = [np.empty(0, dtype=np.int64)]
+            self._forget_silent(now_ms)
+            held = self._held.pop(holder, None)
+            others = self._held_offsets(now_ms)
+            if offsets is None:
+                offsets = held[0] if held is not None else others[:0]
+            offsets = offsets[~np.isin(offsets, others)]
+            if len(offsets):
+                self._held[holder] = offsets, now_ms + limits.PRODUCER_LIVE_MS
+                for name, rows in list(self._rows.items()):
+                    self._keep(name, rows[~np.isin(rows["queue_offset"], offsets)])
+            return len(offsets)
+
+    def _held_offsets(self, now_ms: int) -> Int64s:
+        """Return the offsets of the checks that live holders have."""
+        self._forget_silent(now_ms)
+        none = np.empty(0, dtype=np.int64)
+        live = (offsets for offsets, until_ms in self._held.values() if until_ms > now_ms)
+        return np.concatenate([none, *live])
+
+    def _forget_silent(self, now_ms: int) -> None:
+        """Drop holders whose hold ended more than PRODUCER_LIVE_MS ago."""
+        since_ms = now_ms - limits.PRODUCER_LIVE_MS
+        self._held = {name: held for name, held in self._held.items() if held[1] > since_ms}
+
+    def waiting(self, now_ms: int, *, windows: Mapping[str, Window]) -> Int64s:
+        """Return offsets of checks that are held, or that wait for a live caller.
+
+        Args:
+            now_ms: callers that asked within PRODUCER_LIVE_MS before are live.
+            windows: so are runs whose window is live.
+        """
+        with self._lock:
+            found = [self._held_offsets(now_ms)]
             for name, rows in self._rows.items():
                 topic_ids = self._askers.topics(name, now_ms, windows=windows)
                 if topic_ids:
@@ -112,7 +167,7 @@ class Offers:
         return np.concatenate(found)
 
     def forget(self, now_ms: int) -> None:
-        """Let go of those that have fallen due: all half messages that are due have been swept."""
+        """Drop the offers that have fallen due, after a sweep of all half messages that are due."""
         with self._lock:
             for name, rows in list(self._rows.items()):
                 fresh = rows["due_ms"] > now_ms
@@ -144,7 +199,7 @@ class Offers:
         if len(wanted):
             stays = np.ones(len(rows), dtype=np.bool_)
             stays[wanted] = False
-            # Last of the groups: whoever takes a few at a time comes to each of them.
+            # Move the group to the end, so that small takes serve all groups in turn.
             del self._rows[name]
             if stays.any():
                 self._rows[name] = rows[stays]

@@ -1,4 +1,4 @@
-"""Beginning and ending transactions: what is stored of a half message, and of its end."""
+"""Requests that store half messages and end transactions."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SendHalf(Request):
-    """Half messages that were checked; ``send`` puts them into the half topic."""
+    """Request with checked half messages; ``send`` puts them into the half topic."""
 
     uses_reserve: ClassVar[bool] = False
 
@@ -43,7 +43,7 @@ class SendHalf(Request):
     immunity_ms: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """The answer is where they lie and their transaction ids, as schema.SENT_HALF."""
+        """Store them; the answer is their places and transaction ids, as schema.SENT_HALF."""
         if self.topic_id not in state.topics:
             raise TopicNotFoundError(f"There is no topic {self.topic}.")
         placed, sent = place(self.send, state, now_ms=now_ms, heads={})
@@ -65,7 +65,7 @@ class SendHalf(Request):
         )
 
     def _aimed(self, placed: Placed) -> Placed:
-        """The same rows, which know the topic that they are for."""
+        """Return the rows with the topic they are sent to."""
         target = pa.array(np.full(placed.batch.num_rows, self.topic_id, dtype=np.int32))
         field = schema.MESSAGE.field(_TARGET)
         return replace(placed, batch=placed.batch.set_column(_TARGET, field, target))
@@ -83,10 +83,10 @@ def prepare(
     producer_group: str,
     immunity_ms: int,
 ) -> SendHalf:
-    """Check half messages for a topic, whole or not at all.
+    """Check half messages for a topic; accept or refuse them as a whole.
 
     Raises:
-        RequestError: the row and what is wrong with it.
+        RequestError: names the row and its fault.
     """
     check_producer_group(producer_group)
     columns = columns_of(messages, schema.SEND)
@@ -110,35 +110,36 @@ def prepare(
 
 
 def check_producer_group(name: str) -> None:
-    """Refuse a bad name.
+    """Check the name of a producer group.
 
     Raises:
-        TransactionError: it breaks the rules that consumer groups' names have.
+        TransactionError: it breaks the rules for names of consumer groups.
     """
     try:
         check_name(name)
     except IllegalConsumerGroupError as error:
-        raise TransactionError(f"As a producer group: {error.message}") from error
+        text = f"As a producer group: {error.message}"
+        raise TransactionError(text, remedy=error.remedy) from error
 
 
 @dataclass(frozen=True, slots=True)
 class FindHalves(Request):
-    """A question: which of these half messages are open."""
+    """Query for open half messages."""
 
     queue_offset: Int64s
     message_id_hash: Int64s
-    #: Of the run that asks; one that was taken over from is refused.
+    #: Window of the run that asks; a fenced one is refused.
     window: tuple[str, int] | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Nothing is stored; the answer is (their rows, which they are, producer group of each)."""
+        """Return (rows, mask of open ones, producer group masks) as the answer; store nothing."""
         state.fence(self.window)
         rows, still = state.halves.find(self.queue_offset, self.message_id_hash)
         return Decision((rows, still, producers(state.halves, rows)))
 
 
 def producers(halves: Halves, rows: Rows) -> dict[str, Mask]:
-    """The producer groups of these rows, and which rows are of each."""
+    """Return the producer groups of these rows, each with the mask of its rows."""
     return {
         halves.producer(code): rows["producer"] == code
         for code in np.unique(rows["producer"]).tolist()
@@ -147,36 +148,35 @@ def producers(halves: Halves, rows: Rows) -> dict[str, Mask]:
 
 @dataclass(frozen=True, slots=True)
 class EndHalves(Request):
-    """Ends of open half messages, and copies of the committed ones, in one step."""
+    """Request that ends open half messages and copies the committed ones, in one step."""
 
     rows: Rows
     committed: Mask
-    #: The sends of the copies, one for each topic that they are for.
+    #: Sends of the copies, one for each target topic.
     sends: tuple[Send, ...]
     window: tuple[str, int] | None = None
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """All of it, or nothing when one was ended meanwhile; the answer is whether it was done."""
+        """Store all or nothing; the answer is False if another request ended one meanwhile."""
         state.fence(self.window)
-        _, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
+        # Use the current rows: after a rebuild other codes stand for producer groups.
+        rows, still = state.halves.find(self.rows["queue_offset"], self.rows["message_id_hash"])
         if not still.all():
             return Decision(False)
         placed: list[Placed] = []
         heads: Heads = {}
         for send in self.sends:
-            if send.topic_id in state.topics:  # else it was deleted, and they are dropped
+            if send.topic_id in state.topics:  # else deleted: drop them
                 placed.extend(place(send, state, now_ms=now_ms, heads=heads)[0])
         events = [
-            *end_events(state, Kind.HALF_COMMITTED, rows=self.rows[self.committed], now_ms=now_ms),
-            *end_events(
-                state, Kind.HALF_ROLLED_BACK, rows=self.rows[~self.committed], now_ms=now_ms
-            ),
+            *end_events(state, Kind.HALF_COMMITTED, rows=rows[self.committed], now_ms=now_ms),
+            *end_events(state, Kind.HALF_ROLLED_BACK, rows=rows[~self.committed], now_ms=now_ms),
         ]
         return Decision(True, placed=placed, events=events)
 
 
 def end_events(state: State, kind: Kind, *, rows: Rows, now_ms: int) -> list[EventRows]:
-    """Events that these half messages ended; a run for each producer group."""
+    """Build the events that end half messages, one for each producer group."""
     return [
         EventRows(
             kind=kind,
