@@ -55,7 +55,7 @@ def fill(broker: Broker, *, rounds: int = 8) -> None:
         due = {"deliver_at_ms": [broker.engine.clock.now_ms() + DELAY_MS] * 5}
         broker.send("late", messages(5, start=5 * i, body_bytes=100, **due))
         broker.send("gone", messages(5, body_bytes=100))
-        got = broker.receive("plain", "readers", limit=40)
+        got = broker.receive("readers", "plain", limit=40)
         broker.ack(got["receipt_handle"].to_pylist()[2:])
         broker.forward_to_dead_letter_queue(got["receipt_handle"].to_pylist()[:2], reason="odd")
     broker.delete_topic("gone")

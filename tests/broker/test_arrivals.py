@@ -30,11 +30,11 @@ def test_messages_are_for_all_groups_and_what_one_does_for_itself(broker: Broker
 
     broker.send("orders", pa.table({"body": [b"1"], "message_group": ["A"]}))
     until(lambda: told == [{topic: None}])
-    broker.ack(broker.receive("orders", "ordered"))
+    broker.ack(broker.receive("ordered", "orders"))
     until(lambda: told == [{topic: None}, {topic: {group}}])
     end()
     broker.send("orders", pa.table({"body": [b"2"], "message_group": ["A"]}))
-    broker.receive("orders", "ordered")
+    broker.receive("ordered", "orders")
 
     assert len(told) == 2
 
@@ -44,7 +44,7 @@ def test_an_ack_without_order_opens_the_way_for_nobody(broker: Broker) -> None:
     topic = broker.create_topic("t", queues=1)["topic_id"]
     group = broker.create_group("g")["group_id"]
     broker.send("t", pa.table({"body": [b"1", b"2"]}))
-    received = broker.receive("t", "g")
+    received = broker.receive("g", "t")
     until(lambda: broker.engine.arrivals.version(topic) == 1)
     broker.engine.arrivals.listen(told.append)
 

@@ -64,7 +64,7 @@ def store_unchecked(
 def let_all_fail(broker: Broker, clock: ManualClock) -> None:
     """End the only delivery that each message has."""
     for name in ("one", "two"):
-        broker.receive(name, f"readers-of-{name}", limit=100, invisible_duration_ms=LEASE_MS)
+        broker.receive(f"readers-of-{name}", name, limit=100, invisible_duration_ms=LEASE_MS)
     clock.advance(2 * LEASE_MS)
 
 
@@ -144,7 +144,7 @@ def test_who_settles_a_sound_message_hears_nothing_of_another(
 ) -> None:
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
     broker.send("one", pa.table({"body": [b"settled", b"forwarded"]}))
-    got = broker.receive("one", "readers-of-one", limit=3)["receipt_handle"]
+    got = broker.receive("readers-of-one", "one", limit=3)["receipt_handle"]
     settled = []
 
     for handle in got.to_pylist()[:2]:
@@ -162,10 +162,10 @@ def test_who_receives_hears_nothing_of_another_groups_message(
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
     broker.send("two", pa.table({"body": [b"ended"]}))
     let_all_fail(broker, clock)
-    assert broker.receive("one", "readers-of-one").num_rows == 0
+    assert broker.receive("readers-of-one", "one").num_rows == 0
     broker.send("two", pa.table({"body": [b"next"]}))
 
-    received = broker.receive("two", "readers-of-two", limit=10)
+    received = broker.receive("readers-of-two", "two", limit=10)
 
     assert received["body"].to_pylist() == [b"next"]
     assert dead(broker, "readers-of-two") == [b"ended"]
@@ -202,7 +202,7 @@ def away(home: Path, clock: ManualClock) -> Iterator[tuple[Broker, Path]]:
         for turn in range(4):
             broker.send("one", messages(100, start=100 * turn, body_bytes=4_000))
         seal_all(broker)
-        broker.receive("one", "readers", limit=10, invisible_duration_ms=LEASE_MS)
+        broker.receive("readers", "one", limit=10, invisible_duration_ms=LEASE_MS)
         clock.advance(2 * LEASE_MS)
         broker.engine.segments._files.drop(lambda _: True)  # else they are read as they are open
         broker.engine.segments._groups.drop(lambda _: True)
@@ -228,7 +228,7 @@ def test_the_broker_tries_them_again_where_runs_do_its_work(
     away: tuple[Broker, Path], home: Path, clock: ManualClock
 ) -> None:
     broker, archive = away
-    upkeep = Upkeep(broker.engine, "none", archive=())
+    upkeep = Upkeep(broker.engine, "none", archive={})
     archive.rename(home / "topics")
     clock.advance(SOON_MS)
 
@@ -243,7 +243,7 @@ def test_who_forwards_is_not_told_of_what_was_before(away: tuple[Broker, Path], 
     broker.reset_offset("readers", "one", to_earliest=True)
     archive.rename(home / "topics")
 
-    broker.forward_to_dead_letter_queue(broker.receive("one", "readers", limit=10))
+    broker.forward_to_dead_letter_queue(broker.receive("readers", "one", limit=10))
 
     assert len(dead(broker, "readers")) == 10
 
@@ -253,7 +253,7 @@ def test_who_forwards_one_that_cannot_be_copied_is_told(
 ) -> None:
     broker.send("one", pa.table({"body": [b"first"]}))
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
-    received = broker.receive("one", "readers-of-one", limit=2)
+    received = broker.receive("readers-of-one", "one", limit=2)
 
     with pytest.raises(errors.OperatorError, match="cannot be buried"):
         broker.forward_to_dead_letter_queue(received, reason="no good")
@@ -276,7 +276,7 @@ def test_what_cannot_be_buried_is_not_due(
     job = broker.engine.submit(Due(unburied.offsets()))["jobs"]["revive"]
     assert (job["due"], job["oldest_ended_ms"]) == (0, None)
     assert broker.due()["jobs"]["revive"] == job
-    upkeep = Upkeep(broker.engine, "none", archive=())
+    upkeep = Upkeep(broker.engine, "none", archive={})
 
     if noted_late:  # somebody else finds that it cannot be, after this one has asked what is due
         monkeypatch.setattr(unburied, "offsets", dict)
@@ -295,7 +295,7 @@ def test_a_home_with_one_that_cannot_be_copied_opens(
         broker.create_topic("one", queues=1)
         broker.create_group("readers", max_attempts=1)
         store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
-        broker.receive("one", "readers", invisible_duration_ms=LEASE_MS)
+        broker.receive("readers", "one", invisible_duration_ms=LEASE_MS)
         clock.advance(2 * LEASE_MS)
         with pytest.raises(errors.OperatorError):
             broker.revive()

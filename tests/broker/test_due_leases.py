@@ -27,7 +27,7 @@ def line(home: Path, clock: ManualClock) -> Iterator[Broker]:
 
 
 def both(broker: Broker) -> list[str]:
-    got = broker.receive("t", "g", limit=2, invisible_duration_ms=INVISIBLE_MS)
+    got = broker.receive("g", "t", limit=2, invisible_duration_ms=INVISIBLE_MS)
     handles: list[str] = got["receipt_handle"].to_pylist()
     assert len(handles) == 2
     return handles
@@ -45,7 +45,7 @@ def fallbacks(broker: Broker) -> int:
 
 def test_what_waits_behind_a_lease_that_runs_is_not_due(line: Broker, clock: ManualClock) -> None:
     first = both(line)[:1]
-    upkeep = Upkeep(line.engine, "none", archive=())
+    upkeep = Upkeep(line.engine, "none", archive={})
     for _ in range(PROLONGED):
         renewed = line.change_invisible_duration(first, INVISIBLE_MS)
         first = renewed["receipt_handle"].to_pylist()

@@ -38,7 +38,7 @@ def broker(tmp_path: Path, clock: ManualClock) -> Iterator[Broker]:
 
 
 def received(broker: Broker, topic: str = "t", group: str = "g") -> Receipts:
-    return receipt.decode(broker.receive(topic, group)["receipt_handle"])
+    return receipt.decode(broker.receive(group, topic)["receipt_handle"])
 
 
 def twice(receipts: Receipts) -> Receipts:
@@ -89,7 +89,7 @@ def test_leases_are_renewed_under_the_receipts_they_have(
     assert broker.engine.submit(Renew(receipts, 60_000)).tolist() == [False, True, True, True]
     clock.advance(59_999)
 
-    assert broker.receive("t", "g").num_rows == 0
+    assert broker.receive("g", "t").num_rows == 0
     assert broker.engine.submit(AckEach(receipts)).tolist() == [False, True, True, True]
 
 
@@ -99,7 +99,7 @@ def test_a_lease_that_has_ended_is_not_renewed(broker: Broker, clock: ManualCloc
     clock.advance(60_000)
 
     assert not broker.engine.submit(Renew(receipts, 60_000)).any()
-    assert broker.receive("t", "g")["delivery_attempt"].to_pylist() == [2] * 4
+    assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [2] * 4
 
 
 def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
@@ -109,7 +109,7 @@ def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
     broker.engine.submit(GiveBack(receipts))
 
     assert not broker.engine.submit(AckEach(receipts)).any()
-    assert broker.receive("t", "g")["delivery_attempt"].to_pylist() == [1] * 3
+    assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [1] * 3
 
 
 def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualClock) -> None:
@@ -117,7 +117,7 @@ def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualCloc
     broker.send("many", pa.table({"body": [b"x"] * 200}))
 
     def paused(limit: int) -> list[int]:
-        given = broker.receive("many", "g", limit=limit)
+        given = broker.receive("g", "many", limit=limit)
         receipts = receipt.decode(given.column("receipt_handle"))
         broker.engine.submit(GiveBack(receipts, 10_000))
         offsets: list[int] = given["queue_offset"].to_pylist()
@@ -127,7 +127,7 @@ def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualCloc
     clock.advance(10_000)
     assert paused(200) == first
     clock.advance(5_000)
-    assert broker.receive("many", "g", limit=200)["queue_offset"].to_pylist() == second
+    assert broker.receive("g", "many", limit=200)["queue_offset"].to_pylist() == second
 
 
 def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None:
@@ -135,7 +135,7 @@ def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None
 
     broker.engine.submit(GiveBack(receipts))
 
-    again = broker.receive("orders", "ordered")
+    again = broker.receive("ordered", "orders")
     assert again["body"].to_pylist() == [b"0", b"1", b"2"]
     assert again["delivery_attempt"].to_pylist() == [1, 1, 1]
 

@@ -78,7 +78,7 @@ def test_messages_are_sound_although_anothers_write_fails_as_they_are_read(
 
     monkeypatch.setattr(unreadable, "delivered", read)
 
-    received = broker.receive("t", "g", limit=10)
+    received = broker.receive("g", "t", limit=10)
 
     assert isinstance(failing[0].exception(WITHIN_S), StorageError)
     assert received["body"].to_pylist() == [b"1", b"2", b"3"]
@@ -97,7 +97,7 @@ def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
     broker.create_topic("other", queues=1)
     broker.create_group("g", max_attempts=1)
     broker.send("t", pa.table({"body": [b"1", b"2", b"3"]}))
-    broker.receive("t", "g", limit=10, invisible_duration_ms=LEASE_MS)
+    broker.receive("g", "t", limit=10, invisible_duration_ms=LEASE_MS)
     assert isinstance(broker.engine.clock, ManualClock)
     broker.engine.clock.advance(LEASE_MS)
 
@@ -122,7 +122,7 @@ def test_what_was_buried_before_anothers_write_failed_is_counted(
     broker.create_topic("other", queues=1)
     broker.create_group("g", max_attempts=1)
     broker.send("t", pa.table({"body": [b"1", b"2", b"3"]}))
-    broker.receive("t", "g", limit=10, invisible_duration_ms=LEASE_MS)
+    broker.receive("g", "t", limit=10, invisible_duration_ms=LEASE_MS)
     assert isinstance(broker.engine.clock, ManualClock)
     broker.engine.clock.advance(LEASE_MS)
 
@@ -167,15 +167,15 @@ def test_nothing_is_charged_while_the_archive_is_away(
 
     for _ in range(3):
         with pytest.raises(StorageError, match="cannot be read"):
-            sealed.receive("t", "g", limit=10)
+            sealed.receive("g", "t", limit=10)
     away.rename(there)
 
-    received = sealed.receive("t", "g", limit=10)
+    received = sealed.receive("g", "t", limit=10)
     assert received["delivery_attempt"].to_pylist() == [1] * 10
     assert sealed.sql("SELECT max(delivery_attempts) AS n FROM retrying")["n"].to_pylist() == [0]
     sealed.ack(received)
     clock.advance(BACKOFF_MS)
-    again = sealed.receive("t", "g", limit=30)
+    again = sealed.receive("g", "t", limit=30)
     assert again["queue_offset"].to_pylist() == list(range(30))
     assert again["delivery_attempt"].to_pylist() == [1] * 30
 
@@ -191,17 +191,17 @@ def test_what_lies_behind_a_segment_that_is_gone_is_given(
     got: list[int] = []
     for _ in range(-(-601 // limit)):
         try:
-            received = sealed.receive("t", "g", limit=limit)
+            received = sealed.receive("g", "t", limit=limit)
         except StorageError:
             continue
         got += received["queue_offset"].to_pylist()
         sealed.ack(received)
 
     assert got == list(range(gone, 601))
-    assert sealed.receive("t", "g", limit=limit).num_rows == 0
+    assert sealed.receive("g", "t", limit=limit).num_rows == 0
     away.rename(there)
     clock.advance(BACKOFF_MS)
-    received = sealed.receive("t", "g", limit=1_000)
+    received = sealed.receive("g", "t", limit=1_000)
     assert received["queue_offset"].to_pylist() == list(range(gone))
     assert received["delivery_attempt"].to_pylist() == [1] * gone
 
@@ -220,7 +220,7 @@ def test_a_segment_that_is_gone_is_found_in_few_reads(
 
     monkeypatch.setattr(unreadable, "delivered", read)
 
-    assert sealed.receive("t", "g", limit=1_000).num_rows == 601 - gone
+    assert sealed.receive("g", "t", limit=1_000).num_rows == 601 - gone
     assert len(reads) <= 4 * (601).bit_length()
 
 
@@ -237,7 +237,7 @@ def test_what_a_damaged_segment_has_fails_and_what_is_behind_it_is_given(
         file.seek(*((-8, 2) if part == "footer" else (at,)))
         file.write(b"\xff" * 8)
 
-    received = sealed.receive("t", "g", limit=1_000)
+    received = sealed.receive("g", "t", limit=1_000)
 
     assert received.num_rows == 601 - spoilt
     assert received["body"].to_pylist()[-1] == b"last"
@@ -247,5 +247,5 @@ def test_what_a_damaged_segment_has_fails_and_what_is_behind_it_is_given(
     assert "is damaged" in retrying[0]["reason"]
     clock.advance(BACKOFF_MS)
     with pytest.raises(CorruptLogError, match="is damaged"):
-        sealed.receive("t", "g", limit=1_000)
-    assert sealed.receive("t", "g", limit=1_000).num_rows == 0
+        sealed.receive("g", "t", limit=1_000)
+    assert sealed.receive("g", "t", limit=1_000).num_rows == 0

@@ -32,10 +32,10 @@ def test_a_condition_goes_over_segments_and_the_log_alike(tmp_path: Path, reopen
             broker.send("sealed", rows(start, 60))
         assert seal_all(broker)["dropped_files"] > 0
         broker.send("sealed", rows(600, 40))
-        got = [] if reopened else bodies(broker.receive("sealed", "readers", limit=999, **SQL))
+        got = [] if reopened else bodies(broker.receive("readers", "sealed", limit=999, **SQL))
     if reopened:
         with open_broker(tmp_path) as broker:
-            got = bodies(broker.receive("sealed", "readers", limit=999, **SQL))
+            got = bodies(broker.receive("readers", "sealed", limit=999, **SQL))
 
     assert sorted(got) == [i for i in range(640) if i % 10 > 5 and i % 4 in (1, 3)]
 

@@ -121,7 +121,7 @@ def condemned(home: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker.create_topic("t", queues=2, type="fifo")
     broker.create_group("g", order="message_group", on_failure="dead_letter_group")
     broker.send("t", of_groups(GROUPS))
-    got = broker.receive("t", "g", limit=GROUPS, invisible_duration_ms=INVISIBLE_MS)
+    got = broker.receive("g", "t", limit=GROUPS, invisible_duration_ms=INVISIBLE_MS)
     assert got.num_rows == GROUPS
     broker.settle(
         "g",
@@ -148,10 +148,10 @@ def test_a_backlog_that_is_given_up_takes_as_many_frames_as_it_needs(
         broker.send("t", of_groups(n))
         broker.send("t", messages(1, start=n, message_group=["free"]))
 
-        got = broker.receive("t", "g", limit=10, invisible_duration_ms=INVISIBLE_MS)
+        got = broker.receive("g", "t", limit=10, invisible_duration_ms=INVISIBLE_MS)
 
         assert got["body"].to_pylist() == [b"%d:" % n]
-        assert broker.receive("t", "g", limit=10, invisible_duration_ms=INVISIBLE_MS).num_rows == 0
+        assert broker.receive("g", "t", limit=10, invisible_duration_ms=INVISIBLE_MS).num_rows == 0
         (offsets,) = broker.describe_topic("%DLQ%g")["offsets"]
         assert offsets["max_offset"] == GROUPS + n
     assert not caplog.records
@@ -170,10 +170,10 @@ def test_a_large_message_group_that_is_with_a_receiver_is_given_up(
         )
         broker.send("t", messages(n, message_group=["bad"] * n))
         broker.send("t", messages(1, start=n, message_group=["free"]))
-        got = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+        got = broker.receive("g", "t", limit=n, invisible_duration_ms=INVISIBLE_MS)
         assert got.num_rows == n
         broker.settle("g", failed(got, reason))
-        got = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+        got = broker.receive("g", "t", limit=n, invisible_duration_ms=INVISIBLE_MS)
         monkeypatch.setattr(writer, "FRAME_BYTES_MAX", 4 * MIB)
         monkeypatch.setattr(limits, "STEP_BYTES", MIB)
 
@@ -184,7 +184,7 @@ def test_a_large_message_group_that_is_with_a_receiver_is_given_up(
         if how == "revive":
             assert broker.revive()["dead_lettered"] == n
 
-        assert broker.receive("t", "g", limit=10)["body"].to_pylist() == [b"%d:" % n]
+        assert broker.receive("g", "t", limit=10)["body"].to_pylist() == [b"%d:" % n]
         first, *behind = broker.read("%DLQ%g", 0, offset=0, limit=n)["properties"].to_pylist()
         assert len(behind) == n - 1
         assert dict(first)["DLQ_REASON"] == reason
@@ -208,14 +208,14 @@ def test_what_waited_of_a_message_group_is_given_up_in_parts(
         broker.create_topic("t", queues=1, type="fifo")
         broker.create_group("g", order="message_group", on_failure="dead_letter_group")
         broker.send("t", messages(1, message_group=["bad"]))
-        got = broker.receive("t", "g", limit=1, invisible_duration_ms=INVISIBLE_MS)
+        got = broker.receive("g", "t", limit=1, invisible_duration_ms=INVISIBLE_MS)
         bad = ["bad" if i % 2 else "good" for i in range(1, n)]
         broker.send("t", messages(n - 1, start=1, message_group=bad))
-        good = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+        good = broker.receive("g", "t", limit=n, invisible_duration_ms=INVISIBLE_MS)
         broker.ack(good["receipt_handle"].to_pylist())
         broker.forward_to_dead_letter_queue(got["receipt_handle"].to_pylist(), reason="odd")
 
-        assert broker.receive("t", "g", limit=n).num_rows == 0
+        assert broker.receive("g", "t", limit=n).num_rows == 0
 
         dead = broker.read("%DLQ%g", 0, offset=0, limit=n)["body"].to_pylist()
         assert sorted(dead) == sorted(

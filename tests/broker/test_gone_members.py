@@ -3,6 +3,7 @@
 import pytest
 
 from rmq_pipeline import limits
+from rmq_pipeline.broker.members.locking import UnlockMember
 from rmq_pipeline.broker.members.membership import Members
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.clock import ManualClock
@@ -56,3 +57,19 @@ def test_who_comes_back_meanwhile_stays_a_member(members: Members) -> None:
     members.let_go(come_back, group="g")
 
     assert list(members.topics_of("g")[1]) == ["a"]
+
+
+@pytest.mark.parametrize("trying", [[[["x"]]], [["t", 0]], [["t", 0, 1.5]], [[None, 0, 1]], [7]])
+def test_what_names_no_message_keeps_nobody_from_being_unlocked(
+    members: Members, clock: ManualClock, trying: list[object]
+) -> None:
+    details = {"calls": 1, "trying": [*trying, ["t", 0, 1]]}
+    members.heard("g", "a", topics=("t",), details=details)
+    clock.advance(limits.MEMBER_TIMEOUT_MS)
+    asked: list[Request] = []
+
+    members.let_go(asked.append, group="g")
+
+    unlocked = [each.begun for each in asked if isinstance(each, UnlockMember)]
+    assert [begun.trying for begun in unlocked if begun] == [frozenset([("t", 0, 1)])]
+    assert members.topics_of("g")[1] == {}

@@ -51,7 +51,7 @@ def broker(prepared: Callable[..., Broker]) -> Broker:
 def work(broker: Broker, n: int = 60) -> None:
     """Some messages go through, and one more is held."""
     broker.send("t", messages(n))
-    got = broker.receive("t", "g", limit=n, invisible_duration_ms=12 * HOUR_MS)
+    got = broker.receive("g", "t", limit=n, invisible_duration_ms=12 * HOUR_MS)
     broker.ack(got.slice(1))
 
 
@@ -118,6 +118,25 @@ def test_what_was_merged_goes_when_no_query_can_be_reading_it(
     registered = broker.engine.database.kept_history().event_files["path"].to_pylist()
     assert [f"events/{name}" for name in files(broker, "events")] == sorted(registered)
     assert counted(broker) > 0
+
+
+def test_damaged_files_of_events_are_not_merged(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    work(broker, 10)
+    broker.seal()
+    damaged = broker.engine.home.path / "events" / files(broker, "events")[0]
+    content = bytearray(damaged.read_bytes())
+    content[40] ^= 0x10
+    damaged.write_bytes(content)
+
+    for _ in range(12):
+        work(broker, 10)
+        broker.seal()
+
+    assert damaged.read_bytes() == content
+    assert len(files(broker, "events")) == 13
+    assert f"{damaged} is damaged and is not merged" in caplog.text
 
 
 def test_queries_go_on_while_files_are_merged(broker: Broker) -> None:

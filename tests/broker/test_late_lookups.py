@@ -26,14 +26,14 @@ def line(broker: Broker) -> Broker:
 
 def pass_over(broker: Broker) -> None:
     """Settle the first message after a receive has gone by what waits behind it."""
-    first = broker.receive("t", "g", limit=1, invisible_duration_ms=INVISIBLE_MS)
-    assert broker.receive("t", "g", limit=10).num_rows == 0
+    first = broker.receive("g", "t", limit=1, invisible_duration_ms=INVISIBLE_MS)
+    assert broker.receive("g", "t", limit=10).num_rows == 0
     broker.ack(first)
 
 
 def settle(broker: Broker, n: int = KNOWN_PER_GROUP) -> list[int]:
     """The offsets of the next messages, which are settled."""
-    received = broker.receive("t", "g", limit=n, invisible_duration_ms=INVISIBLE_MS)
+    received = broker.receive("g", "t", limit=n, invisible_duration_ms=INVISIBLE_MS)
     if received.num_rows:
         broker.ack(received)
     offsets: list[int] = received["queue_offset"].to_pylist()

@@ -170,7 +170,7 @@ def test_large_messages_are_buried_in_parts(broker: Broker) -> None:
     broker.send("t", pa.table({"body": large(MANY)}))
 
     broker.forward_to_dead_letter_queue(
-        broker.receive("t", "readers", limit=MANY)["receipt_handle"]
+        broker.receive("readers", "t", limit=MANY)["receipt_handle"]
     )
 
     dead_letters = broker.engine.state.group("readers").dead_letter_topic_id

@@ -105,7 +105,7 @@ def test_groups_go_on_behind_what_has_expired(
     for name in ("begun", "subscribed", "ordered"):
         broker.create_group(name, order="message_group" if name == "ordered" else "none")
         broker.subscribe(name, "t")
-    broker.ack(broker.receive("t", "begun", limit=30))
+    broker.ack(broker.receive("begun", "t", limit=30))
     broker.alter_topic("t", retention_ms=5 * HOUR_MS)
     assert broker.expire()["segments"] == 16
 
@@ -121,7 +121,7 @@ def test_groups_go_on_behind_what_has_expired(
     broker.close()
     with opened(home, clock) as again:
         assert lags(again)[0] == ("begun", 160)
-        got = again.receive("t", "begun", limit=1000)
+        got = again.receive("begun", "t", limit=1000)
         assert got.num_rows == 160
         assert got["queue_offset"].to_pylist() == [*range(160, 240)] * 2
 
@@ -131,7 +131,7 @@ def test_what_is_under_way_stays(broker: Broker, clock: ManualClock, what: str) 
     fill(broker, queues=1)
     broker.create_group("g", max_attempts=1 if what == "parked" else 9, on_failure="park")
     broker.reset_offset("g", "t", to_offset=90)
-    got = broker.receive("t", "g", limit=1, invisible_duration_ms=5 * HOUR_MS)
+    got = broker.receive("g", "t", limit=1, invisible_duration_ms=5 * HOUR_MS)
     if what != "leased":
         failed = {"receipt_handle": got["receipt_handle"], "outcome": ["retry"]}
         broker.settle("g", pa.table({**failed, "retry_after_ms": [10 * HOUR_MS]}))
@@ -148,7 +148,7 @@ def test_what_is_under_way_stays(broker: Broker, clock: ManualClock, what: str) 
         broker.ack(got)
     clock.advance(10 * HOUR_MS)
     if what != "leased":
-        broker.ack(broker.receive("t", "g", limit=1))
+        broker.ack(broker.receive("g", "t", limit=1))
     assert broker.expire()["held_back"] == 0
     assert begins(broker) == [480]
 
@@ -161,9 +161,9 @@ def test_backlogs_of_blocked_groups_move_up(broker: Broker, clock: ManualClock) 
         broker.send("f", messages(8, start=8 * turn, body_bytes=1000, message_group=groups))
         clock.advance(HOUR_MS)
         seal_all(broker)
-    first = broker.receive("f", "g", limit=4)  # one of each group; the rest waits behind them
+    first = broker.receive("g", "f", limit=4)  # one of each group; the rest waits behind them
     assert first.num_rows == 4
-    assert broker.receive("f", "g", limit=100).num_rows == 0
+    assert broker.receive("g", "f", limit=100).num_rows == 0
     broker.ack(first.slice(0, 3))
     broker.forward_to_dead_letter_queue(first.slice(3))
     broker.alter_topic("f", retention_ms=5 * HOUR_MS)
@@ -172,7 +172,7 @@ def test_backlogs_of_blocked_groups_move_up(broker: Broker, clock: ManualClock) 
 
     assert begins(broker, "f") == [48]
     got = []
-    while (some := broker.receive("f", "g", limit=100)).num_rows:
+    while (some := broker.receive("g", "f", limit=100)).num_rows:
         got += some["queue_offset"].to_pylist()
         broker.ack(some)
     assert sorted(got) == list(range(48, 80))
@@ -219,7 +219,7 @@ def test_dead_letters_expire_with_their_rows(broker: Broker, clock: ManualClock)
     broker.create_topic("t", queues=1)
     broker.create_group("g")
     broker.send("t", messages(3))
-    broker.forward_to_dead_letter_queue(broker.receive("t", "g", limit=3), reason="no")
+    broker.forward_to_dead_letter_queue(broker.receive("g", "t", limit=3), reason="no")
     seal_all(broker)
     clock.advance(HOUR_MS)
     broker.alter_topic("%DLQ%g", retention_ms=1000)
@@ -315,3 +315,35 @@ def test_a_read_beside_expiry_gives_messages_or_says_that_they_are_gone(broker: 
     expire(broker.engine, window=None, fault=read)
 
     assert seen == [0, 160] * 4
+
+
+def test_scheduled_messages_stay_as_long_as_they_may_be_repeated(
+    home: Path, clock: ManualClock
+) -> None:
+    window_ms = 10 * HOUR_MS
+    message = messages(1).append_column("message_id", pa.array(["a"]))
+    later = {"delay_level": pa.array([1], pa.int32())}
+    with opened(home, clock, system_retention_ms=HOUR_MS) as broker:
+        broker.create_topic(
+            "once",
+            type="delay",
+            queues=1,
+            deduplicate="message_id",
+            deduplicate_window_ms=window_ms,
+        )
+        first = broker.send("once", message.append_column("delay_level", later["delay_level"]))
+        clock.advance(1000)
+        assert broker.deliver_scheduled()["delivered"] == 1
+        seal_all(broker)
+        clock.advance(5 * HOUR_MS)
+
+        assert broker.expire()["segments"] == 0
+        assert broker.due()["jobs"]["expire"]["due"] == 0
+
+    with opened(home, clock, system_retention_ms=HOUR_MS) as broker:
+        again = broker.send("once", message.append_column("delay_level", later["delay_level"]))
+        assert again["duplicate"].to_pylist() == [True]
+        assert again["queue_offset"].to_pylist() == first["queue_offset"].to_pylist()
+
+        clock.advance(window_ms)
+        assert broker.expire()["segments"] == 1

@@ -105,7 +105,7 @@ def test_what_is_sealed_is_read_and_delivered_as_before(
     broker.close()
     with open_broker(home, clock) as again:
         assert_same(stored(again), before)
-        got = again.receive("ordered", "new", limit=10_000)
+        got = again.receive("new", "ordered", limit=10_000)
         sent = pa.concat_tables(before["ordered"])
         assert sorted(got["body"].to_pylist()) == sorted(sent["body"].to_pylist())
 
@@ -128,7 +128,7 @@ def test_a_doomed_message_is_buried_out_of_its_segment(broker: Broker) -> None:
     broker.create_topic("t", queues=1)
     broker.create_group("g")
     broker.send("t", messages(600, body_bytes=4000))
-    got = broker.receive("t", "g", limit=1)
+    got = broker.receive("g", "t", limit=1)
     seal_all(broker)
     assert broker.engine.log.first > 0
 
@@ -365,7 +365,7 @@ def test_on_a_full_disk_sealing_leaves_room_for_settling(small_disk: Path) -> No
             broker.seal(limit_bytes=1 << 30)
 
         assert (home / "log/reserve").stat().st_size >= 3 * MIB
-        broker.ack(broker.receive("t", "g", limit=1000))
+        broker.ack(broker.receive("g", "t", limit=1000))
         offsets = broker.read("t", 0, offset=0, limit=sent)["queue_offset"].to_numpy()
         assert np.array_equal(offsets, np.arange(sent))
 

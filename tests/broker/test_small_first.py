@@ -8,12 +8,13 @@ import pytest
 
 from rmq_pipeline.broker.pending import Pending, Posted, small_first
 from rmq_pipeline.broker.receiving.deliver import Receive
+from rmq_pipeline.broker.sending import bulk_gate
 from rmq_pipeline.broker.sending.bulk_gate import BulkGate
 from rmq_pipeline.broker.settling.settle import Settle
 from rmq_pipeline.broker.writer import Request
 from rmq_pipeline.errors import RequestError
 from tests.broker.held import BULK, WITHIN_S, Held
-from tests.broker.sealed_home import messages
+from tests.broker.sealed_home import MIB, messages
 from tests.conftest import Eventually
 from tests.waiting import until
 
@@ -102,7 +103,7 @@ def test_many_receipts_and_a_large_receive_are_bulk(
     held.broker.send("t", messages(BULK + 1))
     monkeypatch.setattr(held.engine.writer, "submit", noting)
     for limit in (BULK, 1):
-        held.broker.ack(held.broker.receive("t", "g", limit=limit))
+        held.broker.ack(held.broker.receive("g", "t", limit=limit))
 
     assert {entry for entry in submitted if entry[0] in (Receive, Settle)} == {
         (Receive, True),
@@ -117,17 +118,39 @@ def test_one_large_send_is_prepared_at_a_time(pool: ThreadPoolExecutor) -> None:
     large, small = messages(BULK), messages(1)
 
     def enter() -> bool:
-        with gate.of(large):
+        with gate.preparing(large):
             return True
 
-    with gate.of(large):
+    with gate.preparing(large):
         other = pool.submit(enter)
-        with gate.of(small), gate.of(small):
+        with gate.preparing(small), gate.preparing(small):
             assert not other.done()
     assert other.result(WITHIN_S)
 
 
-def test_a_large_send_that_is_refused_leaves_its_place(held: Held) -> None:
+def test_large_sends_wait_while_too_many_bytes_are_not_written(
+    held: Held, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_gate, "UNWRITTEN_BYTES", 3 * MIB)
+    held.arm()
+    first = pool.submit(held.broker.send, "t", messages(2, body_bytes=MIB))
+    assert held.held.wait(WITHIN_S)
+    second = pool.submit(held.broker.send, "t", messages(2, start=2, body_bytes=MIB))
+    until(held.engine.bulk_gate._next.locked)
+    third = pool.submit(held.broker.send, "t", messages(1, start=4, body_bytes=MIB // 2))
+
+    assert not held.followed.wait(0.2)
+    held.let_go.set()
+
+    assert [each.result(WITHIN_S).num_rows for each in (first, second, third)] == [2, 2, 1]
+    assert held.engine.bulk_gate._unwritten_bytes == 0
+
+
+@pytest.mark.parametrize("unwritten_bytes", [1, 1 << 40])
+def test_a_large_send_that_is_refused_leaves_its_place(
+    held: Held, monkeypatch: pytest.MonkeyPatch, unwritten_bytes: int
+) -> None:
+    monkeypatch.setattr(bulk_gate, "UNWRITTEN_BYTES", unwritten_bytes)
     wrong = messages(BULK).append_column("message_group", [["g"] * BULK])
 
     with pytest.raises(RequestError):

@@ -10,6 +10,7 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.broker import writer
 from rmq_pipeline.broker.request import Decision
+from rmq_pipeline.errors import MessageBodyTooLargeError
 from rmq_pipeline.store import frame
 from rmq_pipeline.store.frame_builder import FrameBuilder
 from tests.broker.sealed_home import MIB, open_broker
@@ -53,3 +54,51 @@ def test_settles_with_dictionaries_go_on_into_the_next_log_file(
         assert broker.engine.state is before
         assert broker.engine.log.end > 2 * 4 * MIB
     assert not caplog.records
+
+
+def test_a_store_takes_states_of_the_largest_size(home: Path) -> None:
+    """DuckDB has all values of 2,048 rows in memory, in a commit, a checkpoint and a read."""
+    memory, n = 64 * MIB, 2500
+    largest = 16 * 1024 - 50
+    values = [random.Random(i).randbytes(largest) for i in range(n)]
+    state = pa.table({"message_group": [str(i) for i in range(n)], "value": values})
+
+    with open_broker(home, log_file_bytes=64 * MIB, duckdb_memory_bytes=memory) as broker:
+        broker.create_topic("t", queues=1)
+        broker.create_group("g")
+        for part in (state, state.slice(0, n // 2), state.slice(n // 2)):
+            broker.settle("g", NO_OUTCOMES, state=part, topic="t")
+        assert broker.sql("SELECT count(value) AS n FROM keyed_state_g")["n"].to_pylist() == [n]
+        broker.engine.database.checkpoint()
+
+    with open_broker(home, duckdb_memory_bytes=memory) as broker:
+        found = broker.keyed_state("g", "t")
+    assert found is not None
+    assert sorted(found["value"].to_pylist()) == sorted(values)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "dictionary", "list"])
+def test_a_state_that_dispatch_has_no_room_for_is_refused(
+    home: Path, kind: str, is_first: bool
+) -> None:
+    def state_of(size: int) -> pa.Table:
+        text = pa.array(["", "x" * size])
+        made = {
+            "plain": text,
+            "dictionary": text.dictionary_encode(),
+            "list": pa.array([[], ["x" * (size // 8)] * 8]),
+        }
+        return pa.table({"message_group": ["a", "b"], "value": made[kind]})
+
+    with open_broker(home) as broker:
+        broker.create_topic("t", queues=1)
+        broker.create_group("g")
+        if not is_first:
+            broker.settle("g", NO_OUTCOMES, state=state_of(64_000), topic="t")
+
+        with pytest.raises(MessageBodyTooLargeError, match=r"group b takes 66.* duckdb_memory_byt"):
+            broker.settle("g", NO_OUTCOMES, state=state_of(66_000), topic="t")
+
+        found = broker.keyed_state("g", "t")
+    assert (found is None) == is_first

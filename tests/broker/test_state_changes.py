@@ -45,7 +45,7 @@ def begin(home: Path, clock: ManualClock | None = None, **settings: Any) -> Brok
 def turn(broker: Broker, **columns: Any) -> None:
     """A message of group a is sent, received and settled, and leaves that state."""
     broker.send(TOPIC, pa.table({"body": [b"x"], "message_group": ["a"]}))
-    got = broker.receive(TOPIC, GROUP, limit=10)
+    got = broker.receive(GROUP, TOPIC, limit=10)
     outcomes = pa.table({"receipt_handle": got["receipt_handle"], "outcome": ["ack"]})
     state = pa.table({"message_group": ["a"], **columns})
     broker.settle(GROUP, outcomes, state=state, topic=TOPIC)

@@ -33,7 +33,7 @@ def send(broker: Broker, *groups: str) -> None:
 
 def settle(broker: Broker, *, outcome: str = "ack", state: dict[str, int | None]) -> None:
     """Settle all that is there, and leave groups that state; None removes it."""
-    got = broker.receive(TOPIC, GROUP, limit=1000)
+    got = broker.receive(GROUP, TOPIC, limit=1000)
     outcomes = {
         "receipt_handle": got["receipt_handle"],
         "outcome": [outcome] * got.num_rows,
@@ -150,7 +150,7 @@ def test_columns_may_change_with_the_code(broker: Broker) -> None:
     settle(broker, state={"a": 1})
     seal_all(broker)
     send(broker, "a")
-    got = broker.receive(TOPIC, GROUP, limit=10)
+    got = broker.receive(GROUP, TOPIC, limit=10)
     outcomes = pa.table({"receipt_handle": got["receipt_handle"], "outcome": ["ack"]})
     state = pa.table({"message_group": ["a"], "n": [2.5], "place": ["JFK"]})
     broker.settle(GROUP, outcomes, state=state, topic=TOPIC)

@@ -38,9 +38,9 @@ def waiting(offers: Offers, *, now_ms: int = NOW_MS) -> list[int]:
 
 def test_what_is_offered_again_keeps_its_place_and_what_is_new_comes_last() -> None:
     offers = Offers()
-    offers.offer("p", checks(5, 3, 9))
+    offers.offer("p", checks(5, 3, 9), now_ms=NOW_MS)
 
-    offers.offer("p", checks(1, 9, 3, 4, count=2))
+    offers.offer("p", checks(1, 9, 3, 4, count=2), now_ms=NOW_MS)
 
     found = offers.take(NOW_MS, producer_group="p", topic_ids=None, limit=100)["p"]
     assert found["queue_offset"].tolist() == [5, 3, 9, 1, 4]
@@ -49,7 +49,7 @@ def test_what_is_offered_again_keeps_its_place_and_what_is_new_comes_last() -> N
 
 def test_what_was_taken_and_not_given_is_the_first_again() -> None:
     offers = Offers()
-    offers.offer("p", checks(1, 2, 3, 4))
+    offers.offer("p", checks(1, 2, 3, 4), now_ms=NOW_MS)
     found = offers.take(NOW_MS, producer_group="p", topic_ids=None, limit=3)["p"]
 
     offers.put_back("p", found[1:])
@@ -61,26 +61,69 @@ def test_what_was_taken_and_not_given_is_the_first_again() -> None:
 
 def test_what_was_offered_anew_meanwhile_is_not_put_back() -> None:
     offers = Offers()
-    offers.offer("p", checks(1, 2))
+    offers.offer("p", checks(1, 2), now_ms=NOW_MS)
     found = offers.take(NOW_MS, producer_group=None, topic_ids=None, limit=2)["p"]
 
-    offers.offer("p", checks(1, count=2))
+    offers.offer("p", checks(1, count=2), now_ms=NOW_MS)
     offers.put_back("p", found)
 
     rows = offers.take(NOW_MS, producer_group=None, topic_ids=None, limit=2)["p"]
     assert (rows["queue_offset"].tolist(), rows["checks"].tolist()) == ([2, 1], [1, 2])
 
 
+def given(offers: Offers, holder: str, *, now_ms: int = NOW_MS) -> list[int]:
+    found = offers.take(now_ms, producer_group=None, topic_ids=None, limit=100, holder=holder)
+    return [offset for rows in found.values() for offset in rows["queue_offset"].tolist()]
+
+
+def kept(offers: Offers, holder: str, *offsets: int, now_ms: int = NOW_MS) -> int:
+    return offers.keep(holder, now_ms, offsets=np.array(offsets, dtype=np.int64))
+
+
+def test_checks_are_held_from_the_moment_they_are_given() -> None:
+    offers = Offers()
+    offers.offer("p", checks(1, 2), now_ms=NOW_MS)
+
+    assert given(offers, "one") == [1, 2]
+
+    assert waiting(offers, now_ms=NOW_MS + 4_999) == [1, 2]
+    assert waiting(offers, now_ms=NOW_MS + 5_000) == []
+
+
+def test_a_holder_that_was_silent_too_long_is_told_and_may_hold_them_again() -> None:
+    offers = Offers()
+    offers.offer("p", checks(1, 2), now_ms=NOW_MS)
+    given(offers, "one")
+    offers.keep("one", NOW_MS)
+    later_ms = NOW_MS + 2 * limits.PRODUCER_LIVE_MS
+
+    assert offers.keep("one", later_ms) == 0
+    assert kept(offers, "one", 1, 2, now_ms=later_ms) == 2
+    assert waiting(offers, now_ms=later_ms + limits.PRODUCER_LIVE_MS - 1) == [1, 2]
+
+
+def test_a_holder_is_told_of_checks_that_another_has_meanwhile() -> None:
+    offers = Offers()
+    offers.offer("p", checks(1, 2, 3), now_ms=NOW_MS)
+    kept(offers, "another", 2)
+
+    assert kept(offers, "one", 1, 2, 3) == 2
+
+    assert taken(offers) == []
+    assert kept(offers, "one") == 0
+    assert waiting(offers) == [2]
+
+
 def test_what_has_fallen_due_waits_and_is_not_given_before_it_is_offered_again() -> None:
     offers = Offers()
-    offers.offer("p", checks(1, 2))
+    offers.offer("p", checks(1, 2), now_ms=NOW_MS)
     assert taken(offers, 1) == [1]
 
     later_ms = NOW_MS + 1
     assert taken(offers, now_ms=later_ms) == []
     assert waiting(offers, now_ms=later_ms) == [2]
 
-    offers.offer("p", checks(2, due_ms=later_ms + 1))
+    offers.offer("p", checks(2, due_ms=later_ms + 1), now_ms=NOW_MS)
     assert taken(offers, now_ms=later_ms) == [2]
     assert waiting(offers, now_ms=later_ms) == []
 
@@ -89,7 +132,7 @@ def test_what_has_fallen_due_waits_and_is_not_given_before_it_is_offered_again()
 def test_it_waits_for_those_who_ask_about_its_topic(asked: list[int] | None, waits: bool) -> None:
     offers = Offers()
     offers.take(NOW_MS, producer_group=None, topic_ids=asked, limit=1)
-    offers.offer("p", checks(1, due_ms=NOW_MS + 1_000_000))
+    offers.offer("p", checks(1, due_ms=NOW_MS + 1_000_000), now_ms=NOW_MS)
 
     last_ms = NOW_MS + limits.PRODUCER_LIVE_MS - 1
 
@@ -99,7 +142,7 @@ def test_it_waits_for_those_who_ask_about_its_topic(asked: list[int] | None, wai
 
 def test_who_asked_long_ago_is_forgotten_when_there_are_many() -> None:
     offers = Offers()
-    offers.offer("p0", checks(1, due_ms=NOW_MS + 1_000_000))
+    offers.offer("p0", checks(1, due_ms=NOW_MS + 1_000_000), now_ms=NOW_MS)
     for i in range(1_000):
         offers.take(NOW_MS, producer_group=f"p{i}", topic_ids=[TOPIC_ID], limit=0)
     offers.take(NOW_MS, producer_group=None, topic_ids=range(100, 1_100), limit=0)
@@ -117,7 +160,7 @@ def test_who_asked_long_ago_is_forgotten_when_there_are_many() -> None:
 def test_a_window_at_work_is_not_forgotten_when_another_asks(other: tuple[str, int] | None) -> None:
     offers = Offers()
     later_ms = NOW_MS + 2 * limits.PRODUCER_LIVE_MS
-    offers.offer("p", checks(1, due_ms=later_ms))
+    offers.offer("p", checks(1, due_ms=later_ms), now_ms=NOW_MS)
     name = "upkeep/check_transactions"
     for window in ((name, 3), other):
         offers.take(NOW_MS, producer_group=None, topic_ids=[TOPIC_ID], limit=0, window=window)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.stored.seal import seal
-from rmq_pipeline.broker.transactions.transaction import prepare
+from rmq_pipeline.broker.transactions.transaction import EndHalves, FindHalves, prepare
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.errors import TransactionNotFoundError
+from rmq_pipeline.errors import StorageError, TransactionNotFoundError
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.transaction import decode
 from tests.broker.sealed_home import MIB, messages, open_broker
 from tests.waiting import until
 
@@ -170,6 +172,7 @@ def test_an_end_is_forgotten_after_its_time_and_not_before(home: Path) -> None:
         assert broker.end_transactions(ends(first))["first_time"].to_pylist() == [False]
         clock.advance(1)
         begin_and_commit()
+        broker.engine.dispatched()  # which forgets the first
 
         with pytest.raises(TransactionNotFoundError):
             broker.end_transactions(ends(first))
@@ -199,3 +202,21 @@ def test_halves_are_swept_and_ended_in_bulk(home: Path, n: int) -> None:
         assert sum(each["max_offset"] for each in offsets) == n
         # A row at a time would take minutes; a busy machine takes a few times of 0.1 s.
         assert swept_s < 5
+
+
+def test_an_end_that_was_prepared_before_a_rebuild_names_its_producer(home: Path) -> None:
+    with open_broker(home) as broker:
+        broker.create_topic("orders", type="transaction", queues=1)
+        first = broker.send_half("orders", messages(1), producer_group="first")
+        second = broker.send_half("orders", messages(1, start=1), producer_group="second")
+        broker.end_transactions(ends(first))
+        decoded = decode(second["transaction_id"].combine_chunks())
+        rows, *_ = broker.engine.submit(FindHalves(decoded[0], decoded[1]))
+        broker.sql("SELECT 1")
+        broker.writer.rebuild(StorageError("a write has failed"))
+
+        assert broker.engine.submit(EndHalves(rows, np.array([False]), ()))
+
+        kind = "kind = 'half_rolled_back'"
+        found = broker.sql(f"SELECT client_id FROM events WHERE {kind}")
+        assert found["client_id"].to_pylist() == ["second"]

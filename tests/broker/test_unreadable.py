@@ -41,19 +41,19 @@ def test_what_lies_beside_a_message_that_cannot_be_read_is_given(
     send(broker, b"1", MARK, b"2")
     damage(broker)
 
-    received = broker.receive("t", "g", limit=10)
+    received = broker.receive("g", "t", limit=10)
 
     assert bodies(received) == [b"1", b"2"]
     broker.ack(received)
     # It is not the next one again, but comes after the backoff, for its last attempt.
-    assert not broker.receive("t", "g", limit=10).num_rows
+    assert not broker.receive("g", "t", limit=10).num_rows
     [retrying] = broker.sql("SELECT delivery_attempts, reason FROM retrying").to_pylist()
     assert retrying["delivery_attempts"] == 1
     assert "cannot be read" in retrying["reason"]
     clock.advance(BACKOFF_MS)
     with pytest.raises(CorruptLogError):
-        broker.receive("t", "g", limit=10)
-    assert not broker.receive("t", "g", limit=10).num_rows
+        broker.receive("g", "t", limit=10)
+    assert not broker.receive("g", "t", limit=10).num_rows
 
 
 def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(broker: Broker) -> None:
@@ -63,11 +63,11 @@ def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(broker: Br
     send(broker, b"b1", message_group="B")
     damage(broker)
 
-    received = broker.receive("t", "g", limit=10)
+    received = broker.receive("g", "t", limit=10)
 
     assert bodies(received) == [b"a1", b"b1"]
     broker.ack(received)
-    assert not broker.receive("t", "g", limit=10).num_rows
+    assert not broker.receive("g", "t", limit=10).num_rows
 
 
 @pytest.mark.parametrize("order", ["none", "message_group", "queue"])
@@ -85,9 +85,9 @@ def test_what_a_failed_receive_has_leased_is_given_back(
     with monkeypatch.context() as patched:
         patched.setattr(receiving, step, fails)
         with pytest.raises(StorageError):
-            broker.receive("t", "g", limit=10)
+            broker.receive("g", "t", limit=10)
 
-    received = broker.receive("t", "g", limit=10)
+    received = broker.receive("g", "t", limit=10)
     assert bodies(received) == [b"1", b"2"]
     assert received["delivery_attempt"].to_pylist() == [1, 1]
 
@@ -118,7 +118,7 @@ def test_what_is_damaged_is_found_in_few_reads(
     reads = Reads()
     monkeypatch.setattr(unreadable, "delivered", reads)
 
-    received = broker.receive("t", "g", limit=frames * rows)
+    received = broker.receive("g", "t", limit=frames * rows)
 
     assert received.num_rows == (frames - 1) * rows
     assert b"7" not in bodies(received)
@@ -142,7 +142,7 @@ def test_what_was_found_counts_although_there_is_no_time_for_the_rest(
     got: list[bytes] = []
     for _ in range(10):
         try:
-            received = broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms)
+            received = broker.receive("g", "t", limit=10, invisible_duration_ms=lease_ms)
         except CorruptLogError:
             continue
         got += bodies(received)
@@ -181,17 +181,17 @@ def test_what_is_away_comes_later_and_nothing_of_its_order_before_it(
     send(broker, b"b3", message_group="B")
     with monkeypatch.context() as patched:
         patched.setattr(unreadable, "delivered", Away(1))
-        received = broker.receive("t", "g", limit=10)
+        received = broker.receive("g", "t", limit=10)
         assert received["queue_offset"].to_pylist() == given
         broker.ack(received)
         for _ in range(3):
-            assert not broker.receive("t", "g", limit=10).num_rows
+            assert not broker.receive("g", "t", limit=10).num_rows
             clock.advance(unreadable.AWAY_MS)
             with pytest.raises(StorageError):
-                broker.receive("t", "g", limit=10)
+                broker.receive("g", "t", limit=10)
 
     clock.advance(unreadable.AWAY_MS)
-    received = broker.receive("t", "g", limit=10)
+    received = broker.receive("g", "t", limit=10)
     assert received["queue_offset"].to_pylist() == sorted({0, 1, 2, 3}.difference(given))
     assert set(received["delivery_attempt"].to_pylist()) == {1}
 
@@ -206,7 +206,7 @@ def test_one_that_is_damaged_behind_one_that_is_away_is_not_charged(
     monkeypatch.setattr(unreadable, "delivered", Away(0))
 
     with pytest.raises(CorruptLogError):
-        broker.receive("t", "g", limit=10)
+        broker.receive("g", "t", limit=10)
 
     failed = broker.sql("SELECT delivery_attempts AS n FROM retrying")["n"].to_pylist()
     assert failed == [0, 0]
@@ -228,7 +228,7 @@ def test_a_damaged_message_behind_slow_reads_keeps_nobody_from_the_others(
 
     got: list[bytes] = []
     for _ in range(4):
-        received = broker.receive("t", "g", limit=8, invisible_duration_ms=10_000)
+        received = broker.receive("g", "t", limit=8, invisible_duration_ms=10_000)
         got += bodies(received)
         assert set(received["delivery_attempt"].to_pylist()) <= {1}
         broker.ack(received)
@@ -252,7 +252,7 @@ def test_leases_that_ended_while_it_was_read_give_nothing(
 
     monkeypatch.setattr(unreadable, "delivered", Reads(before=late))
 
-    assert not broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms).num_rows
-    received = broker.receive("t", "g", limit=10, invisible_duration_ms=lease_ms)
+    assert not broker.receive("g", "t", limit=10, invisible_duration_ms=lease_ms).num_rows
+    received = broker.receive("g", "t", limit=10, invisible_duration_ms=lease_ms)
 
     assert bodies(received) == [b"1", b"2"]

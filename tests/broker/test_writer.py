@@ -327,3 +327,18 @@ def test_a_frame_is_counted_as_large_as_it_is(home: Path, rows: int) -> None:
         broker.engine.dispatched()
 
         assert broker.read("t", 0, offset=0, limit=3 * rows).num_rows == 3 * rows
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_the_writer_keeps_nothing_of_the_last_frames_it_wrote(
+    held: Held, eventually: Eventually, frames: int
+) -> None:
+    body, before = os.urandom(MIB), pa.total_allocated_bytes()
+    # More than one frame takes, so that the second thread writes the first of two.
+    table = pa.table({"body": pa.array([body] * 17, pa.binary())})
+    sends = [held.prepared(table) for _ in range(frames)]
+
+    held.engine.writer.submit_together(sends)
+    del table, sends
+
+    eventually(lambda: pa.total_allocated_bytes() - before < MIB)
