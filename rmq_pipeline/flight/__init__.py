@@ -1,1 +1,1 @@
-"""The table door: Arrow Flight, one exchange a call."""
+"""The Flight endpoint: Arrow Flight, with one exchange or one action per call."""

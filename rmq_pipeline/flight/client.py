@@ -1,49 +1,32 @@
-"""The broker's verbs for other processes: the same names, signatures and errors as in process."""
+"""The client: the broker's verbs from another process, and sends in the background."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
+from typing_extensions import override
 
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.flight import process
-from rmq_pipeline.flight.access import AccessControl
-from rmq_pipeline.flight.administration import Administration
-from rmq_pipeline.flight.archiving import Archiving
 from rmq_pipeline.flight.connection import Connection
-from rmq_pipeline.flight.consumers import Consumers
-from rmq_pipeline.flight.failures import Failures
-from rmq_pipeline.flight.lite_topics import LiteTopics
-from rmq_pipeline.flight.messaging import Messaging
 from rmq_pipeline.flight.producer import Producer
-from rmq_pipeline.flight.redriving import Redriving
 from rmq_pipeline.flight.sender import Sender
-from rmq_pipeline.flight.sinks import Sinks
 from rmq_pipeline.flight.target import Target
-from rmq_pipeline.flight.transactions import Transactions
+from rmq_pipeline.flight.transactions import Transaction, transaction
 from rmq_pipeline.transaction import Checker
+from rmq_pipeline.verbs import Verbs
 
 
-class Client(
-    Administration,
-    Archiving,
-    Messaging,
-    Consumers,
-    LiteTopics,
-    Redriving,
-    Sinks,
-    Transactions,
-    Failures,
-    AccessControl,
-):
-    """A connection to a broker, for any number of threads.
+class Client(Verbs):
+    """A connection to a broker. Thread-safe.
 
-    Calls that may be repeated are, while the broker is away, for up to ``retry_s``; others raise
-    BrokerUnavailableError, and may then have been carried out or not.
+    While the broker is away, repeatable calls are repeated for up to ``retry_s``. Other calls raise
+    BrokerUnavailableError, and may or may not have been carried out.
     """
 
     def __init__(
@@ -61,21 +44,22 @@ class Client(
         """Find the broker; the first call connects.
 
         Args:
-            address: host:port of its table door, or grpc+tls://host:port; else the broker of
-                ``home``, else RMQ_FLIGHT, else the broker of RMQ_HOME or of ``.rmq`` in the
+            address: host:port of its Flight endpoint, or grpc+tls://host:port. Default: the broker
+                of ``home``, else RMQ_FLIGHT, else the broker of RMQ_HOME or of ``.rmq`` in the
                 current project.
-            autostart: start the broker of the home when none serves it.
-            token: refuse another start of the broker than this one; found in the home, and says
-                that this is the home's owner.
-            user: who calls, with its password, where the broker has access control; else RMQ_USER
-                and RMQ_PASSWORD. Who finds the broker by a home of its own needs none.
-            certificate: a file of certificates to trust, in PEM; the connection is encrypted then.
-                Else RMQ_CERTIFICATE.
+            autostart: start the broker of the home unless it is serving.
+            token: refuse a broker start with another token. The token is stored in the home, and
+                proves that the caller is the home's owner.
+            user: the calling user, with its password, if the broker has access control. Default:
+                RMQ_USER and RMQ_PASSWORD. A caller that finds the broker by its own home needs
+                none.
+            certificate: a PEM file of trusted certificates; the connection is then encrypted.
+                Default: RMQ_CERTIFICATE.
 
         Raises:
-            RequestError: a user without a password, or the other way round.
-            OSError: the file of certificates cannot be read.
-            OperatorError: the broker was to be started, and did not serve.
+            RequestError: a user without a password, or a password without a user.
+            OSError: the certificate file cannot be read.
+            OperatorError: the broker was started, and does not serve.
         """
         target = Target.find(
             address,
@@ -93,9 +77,10 @@ class Client(
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Send what ``send_async`` and ``send_one_way`` have queued, then disconnect.
+        """Send everything that ``send_async`` and ``send_one_way`` have queued, then disconnect.
 
-        A future's callback does not wait for that; it is done in the background.
+        In the callback of a future, ``close`` returns at once, and the queue is sent in the
+        background.
         """
         with self._lock:
             self._closed = True
@@ -115,16 +100,52 @@ class Client(
     ) -> None:
         self.close()
 
+    @override
+    def call(self, verb: str, args: Mapping[str, Any]) -> Any:
+        """Call a verb by its name; retry for up to ``retry_s`` if repeating is safe.
+
+        Raises:
+            BrokerUnavailableError: no broker answers; a call that may not be repeated may or may
+                not have been carried out.
+            RocketMQError: the error that the broker raised.
+        """
+        return self._connection.call(verb, args)
+
+    def transaction(
+        self,
+        topic: str,
+        messages: pa.Table,
+        *,
+        producer_group: str,
+        immunity_ms: int | None = None,
+    ) -> AbstractContextManager[Transaction]:
+        """Send half messages around local work, and commit them at the end of the block.
+
+        ``rollback()`` in the block rolls them back. So does ``raise Rollback``, which leaves the
+        block without an error. After any other exception, or the end of the process, the broker
+        asks the checker. The local work may have taken effect, for example if a commit timed out.
+
+        Raises:
+            BrokerUnavailableError: the commit or rollback was not delivered; the checker decides.
+        """
+        return transaction(
+            self,
+            topic,
+            messages=messages,
+            producer_group=producer_group,
+            immunity_ms=immunity_ms,
+        )
+
     def producer(
         self, producer_group: str, *, checker: Checker, topics: Sequence[str] | None = None
     ) -> Producer:
-        """A producer of transactions, which answers the checks of its group; close it first."""
+        """Create a producer of transactions that answers its group's checks; close it first."""
         return Producer(self, producer_group, checker=checker, topics=topics)
 
     def send_async(self, topic: str, messages: pa.Table) -> "Future[pa.Table]":
-        """Store messages in the background, in the order of the calls; what ``send`` returns.
+        """Store messages in the background, in call order; the future has the result of ``send``.
 
-        Waits only while 64 MiB are queued.
+        Blocks while 64 MiB are queued.
 
         Raises:
             BrokerUnavailableError: this client is closed.
@@ -134,7 +155,7 @@ class Client(
         return future
 
     def send_one_way(self, topic: str, messages: pa.Table) -> None:
-        """Store messages in the background; a failure is logged, and nobody told.
+        """Store messages in the background; failures are only logged.
 
         Raises:
             BrokerUnavailableError: this client is closed.
@@ -144,7 +165,7 @@ class Client(
     def _background(self) -> Sender:
         with self._lock:
             if self._closed:
-                raise BrokerUnavailableError("This client is closed.")
+                raise BrokerUnavailableError("This client is closed.", remedy="Make a new client.")
             if self._sender is None:
                 self._sender = Sender(self.send)
             return self._sender

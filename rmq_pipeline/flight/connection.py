@@ -1,26 +1,27 @@
-"""A connection to the table door: finds the broker, makes calls, reconnects."""
+"""A connection to the Flight endpoint: finds the broker, makes calls, reconnects."""
 
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
 from rmq_pipeline import errors, limits
-from rmq_pipeline.flight import wire
+from rmq_pipeline.flight import answers, framing, wire
 from rmq_pipeline.flight.target import Place, Target
 
-#: A call without an answer for this long, beyond its own waiting time, counts as lost.
+#: A call counts as lost after this long without an answer, in addition to its own waiting time.
 ANSWER_S = 300.0
 _BACKOFF_S = 0.05
+_TOKEN = wire.TOKEN.encode()
 _BACKOFF_MAX_S = 1.0
 
-# Every client has connections of its own, and none waits for the backoff of another: a broker that
-# comes back is found at once.
+# Every client has connections of its own and does not wait for the backoff of another client. A
+# broker that comes back is therefore found at once.
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -30,11 +31,11 @@ _CHANNEL = [
 
 
 class LostConnectionError(Exception):
-    """The call was sent, or not, and has no answer."""
+    """The call has no answer; it may or may not have been sent."""
 
 
 class Connection:
-    """Calls verbs on a broker that may go away and come back; for any number of threads."""
+    """Calls verbs on a broker that may go away and come back. Thread-safe."""
 
     def __init__(self, target: Target, *, retry_s: float) -> None:
         self.target = target
@@ -49,63 +50,76 @@ class Connection:
         self._running: set[flight.FlightStreamReader] = set()
 
     def call(self, verb_name: str, args: Mapping[str, Any]) -> Any:
-        """Make a call; one that may be repeated is, for up to ``retry_s``.
+        """Make a call; retry a repeatable one for up to ``retry_s``.
 
         Raises:
-            BrokerUnavailableError: no broker answers; a call that may not be repeated may have
-                been carried out or not.
-            RocketMQError: what the broker raised.
+            BrokerUnavailableError: no broker answers; a call that may not be repeated may or may
+                not have been carried out.
+            RocketMQError: the error that the broker raised.
         """
         request = wire.request(verb_name, args)
-        pieces = request.pieces()
+        parts = request.parts()
         give_up_at = time.monotonic() + self._retry_s
         pause_s = _BACKOFF_S
         while True:
             try:
-                return self._once(request, pieces)
+                return self._once(request, parts)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 late = time.monotonic() + pause_s > give_up_at
                 if self._closed.is_set() or late or not request.verb.may_repeat(args):
                     raise _unavailable(error) from error
-            # Spread, so that many clients of one broker do not come back in step.
+            except answers.TooManyCallsError as error:  # not begun, so any call may be repeated
+                if self._closed.is_set() or time.monotonic() + pause_s > give_up_at:
+                    raise errors.BusyError(error.message) from error
+            # Jitter, so that the clients of a broker do not reconnect in step.
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     def close(self) -> None:
-        """Disconnect; calls without an answer are ended."""
+        """Disconnect: cancel calls that may take long, let quick calls finish."""
         self._closed.set()
         with self._lock:
-            # It is not closed: another thread may just begin a call, and would take the process
-            # down with it. It goes with the last call, and disconnects then.
+            # Closing the client would crash the process if another thread were just beginning a
+            # call. The client disconnects when its last call releases it.
             self._client = None
             running = list(self._running)
         for reader in running:
             reader.cancel()
 
-    def _once(self, request: wire.Request, pieces: list[wire.Piece]) -> Any:
+    def _once(self, request: wire.Request, parts: Sequence[framing.Part]) -> Any:
+        command = request.command(parts)
         client, token = self._connected()
+        headers = [*self._headers, (_TOKEN, token.encode())] if token else self._headers
         options = flight.FlightCallOptions(
-            timeout=ANSWER_S + _waits_s(request.args), headers=self._headers
+            timeout=ANSWER_S + _waits_s(request.args), headers=headers
         )
-        command = request.command(token)
         try:
-            metadata, answer = self._exchange(client, command, pieces=pieces, options=options)
-        except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
+            size = len(command) + sum(data.size for _, data in parts)
+            if request.verb.quick and size <= limits.FLIGHT_SLICE_BYTES:
+                action = flight.Action(framing.CALL, framing.action(command, parts))
+                answer = [result.body for result in client.do_action(action, options)]
+            else:
+                answer = self._exchange(client, command, parts=parts, options=options)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            answers.check_status(str(error))
             self._drop(client)
             raise LostConnectionError(str(error)) from error
-        if metadata is not None:
-            return wire.read_answer(metadata)
-        return wire.unpack(answer)[wire.ANSWER]
+        if not answer or any(data is None for data in answer):
+            raise LostConnectionError("The call ended without an answer.")
+        return answers.read(answer)
 
     def _connected(self) -> tuple[flight.FlightClient, str | None]:
-        """The open client; a new one when the home's broker is another than the last time."""
+        """Return the open client; a new one if another broker now serves the home."""
         with self._lock:
             if self._closed.is_set():
-                raise errors.BrokerUnavailableError("This client is closed.")
+                raise errors.BrokerUnavailableError(
+                    "This client is closed.", remedy="Make a new client."
+                )
             now = self.target.stamp()
             if self._client is None or now != self._stamp:
                 place = self.target.locate()
-                # The old one is not closed: other threads may wait on it; it goes with the last.
+                # Do not close the old client: other threads may wait on it; the last of them
+                # releases it.
                 self._client = _client(place)
                 self._token, self._stamp = place.token, now
             return self._client, self._token
@@ -115,26 +129,26 @@ class Connection:
         client: flight.FlightClient,
         command: bytes,
         *,
-        pieces: list[wire.Piece],
+        parts: Sequence[framing.Part],
         options: flight.FlightCallOptions,
-    ) -> tuple[bytes | None, list[wire.Piece]]:
-        """One round trip: the answer's metadata, or the pieces of its table."""
+    ) -> list[pa.Buffer]:
+        """Make one round trip; return the messages of the answer."""
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
         with self._watched(reader), writer:
-            if pieces:
-                writer.begin(wire.PIECE, options=wire.WRITE)
-            for name, piece in pieces:
-                writer.write_with_metadata(piece, pa.py_buffer(name.encode()))
-            writer.done_writing()
-            chunk = reader.read_chunk()
-            if chunk.data is None:
-                return chunk.app_metadata.to_pybytes(), []
-            first = (chunk.app_metadata.to_pybytes().decode(), chunk.data)
-            return None, [first, *wire.read_pieces(reader)]
+            # A refused call ends before everything is written; the read below then gets the reason.
+            with suppress(flight.FlightError, pa.ArrowException, OSError):
+                for data in framing.body(parts):
+                    writer.write_metadata(data)
+                writer.done_writing()
+            found = []
+            with suppress(StopIteration):
+                while True:
+                    found.append(reader.read_chunk().app_metadata)
+        return found
 
     @contextmanager
     def _watched(self, reader: flight.FlightStreamReader) -> Iterator[None]:
-        """Let ``close`` cancel this call."""
+        """Register this call, so that ``close`` can cancel it."""
         with self._lock:
             self._running.add(reader)
         try:
@@ -163,7 +177,7 @@ def _client(place: Place) -> flight.FlightClient:
 
 
 def _waits_s(args: Mapping[str, Any]) -> float:
-    """How long a call waits by itself; what is no such time is for the broker to refuse."""
+    """Return the waiting time of a call in seconds; the broker refuses invalid values."""
     wait_ms, timeout_s = args.get("wait_ms"), args.get("timeout_s")
     found = 0.0
     if isinstance(wait_ms, int | float) and 0 <= wait_ms <= limits.POLL_MAX_MS:

@@ -1,4 +1,4 @@
-"""How a home is served: address, flags and settings, kept in it for the next start."""
+"""Address, flags and settings with which a home is served; stored in it for the next start."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from rmq_pipeline import checked_json
 from rmq_pipeline.endpoint import write_json
 from rmq_pipeline.errors import RequestError
 
@@ -16,38 +17,38 @@ if TYPE_CHECKING:
 
 Upkeep = Literal["self", "dagster", "none"]
 Flush = Literal["sync", "async"]
-#: Settings by name, of those in settings.py, or DEFAULT.
+#: Values by the names of settings.py; DEFAULT resets a setting.
 Values = Mapping[str, Any]
 DEFAULT: Final = "default"
-#: What a setting that may be None is called in a file or on a command line.
+#: Written for None in a file or on a command line.
 _NONE: Final = "none"
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8082"
-#: Where RocketMQ's clients look for a broker.
+#: Address at which RocketMQ's clients look for a broker by default.
 DEFAULT_GRPC: Final = "127.0.0.1:8081"
-#: In place of an address: this door stays shut.
+#: In place of an address: do not listen.
 NO_DOOR: Final = "none"
 #: In place of a certificate: connections are not encrypted.
 NO_TLS: Final = "none"
-#: In place of a certificate: the home's own, which the broker makes.
+#: In place of a certificate: the home's own certificate, which the broker creates.
 SELF_MADE: Final = "self-made"
 #: NO_TLS, SELF_MADE, or the files of a certificate and its key.
 Tls = str | Sequence[str]
-#: Address, flags and settings of the last start.
+#: File with address, flags and settings of the last start.
 SETTINGS_FILE: Final = "settings.json"
-#: Names a TOML file of settings for every broker that is started without one.
+#: Environment variable: path of a TOML file with settings for brokers that are started without one.
 VARIABLE: Final = "RMQ_SETTINGS"
 
 
 @dataclass(frozen=True)
 class Listening:
-    """How a start is asked to listen; None: as the last time."""
+    """Requested addresses of a start; None: same as the last time."""
 
     flight: str | None = None
     grpc: str | None = None
     grpc_tls: str | None = None
     tls: Tls | None = None
-    #: Beyond loopback without users, too. Never remembered.
+    #: Allow addresses beyond loopback without users. Not stored.
     insecure: bool = False
 
 
@@ -56,51 +57,66 @@ AS_LAST_TIME: Final = Listening()
 
 @dataclass(frozen=True)
 class Flags:
-    """How a home is served; kept in it, and used again by the next start."""
+    """Address, flags and settings of a home; stored in it, and reused by the next start."""
 
     flight: str = DEFAULT_ADDRESS
     grpc: str = DEFAULT_GRPC
-    #: Where RocketMQ's clients find the same door encrypted.
+    #: Address of an encrypted gRPC endpoint for RocketMQ's clients.
     grpc_tls: str = NO_DOOR
     tls: Tls = NO_TLS
     upkeep: Upkeep = "self"
     flush: Flush = "sync"
-    #: Only those that were given: the others have the defaults of the version that runs.
+    #: Only the settings that were given; the others have the defaults of the running version.
     settings: Values = field(default_factory=dict)
 
     @classmethod
     def remembered(cls, home: Path, *, settings: Values | None = None, **given: Any) -> "Flags":
-        """What is given (not None), else what the last start had, else the defaults."""
+        """Return the given flags (not None), else those of the last start, else the defaults."""
         path = home / SETTINGS_FILE
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = _kept(path)
         kept = {name: found[name] for name in cls.__dataclass_fields__ if name in found}
         merged = {**kept.get("settings", {}), **(settings or {})}
         kept["settings"] = _own(merged)
         return cls(**{**kept, **{name: v for name, v in given.items() if v is not None}})
 
     def keep(self, home: Path) -> None:
-        """Have the next start find them; a file that says the same is left as it is.
+        """Store the flags for the next start; an identical file is not rewritten.
 
         Raises:
-            OSError: it cannot be written, as on a full disk; what it said before counts.
+            OSError: the file cannot be written, for example on a full disk; the old file remains
+                valid.
         """
         path = home / SETTINGS_FILE
-        # What a list or a tuple becomes in JSON is the same.
+        # JSON turns tuples into lists, so convert before comparing.
         said = json.loads(json.dumps(asdict(self)))
-        if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != said:
+        if not path.exists() or _kept(path) != said:
             write_json(path, said)
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    """Return the stored flags; empty if there are none.
+
+    Raises:
+        DamagedFileError: the file is damaged.
+    """
+    try:
+        return checked_json.load(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise checked_json.DamagedFileError(f"{path} is damaged: {error}.") from error
+
+
 def _own(values: Values) -> dict[str, Any]:
-    """Those that are not to have their defaults."""
+    """Return the values that are not reset to their defaults."""
     return {name: value for name, value in values.items() if value != DEFAULT}
 
 
 def checked(values: Values) -> "Settings":
-    """The settings that these values and the defaults make.
+    """Return the settings: these values, and defaults for all others.
 
     Raises:
-        RequestError: names each setting that is wrong, and why.
+        RequestError: names each invalid setting, and why it is invalid.
     """
     from pydantic import ValidationError
 
@@ -121,13 +137,13 @@ def checked(values: Values) -> "Settings":
 
 
 def given(file: Path | None = None, pairs: Sequence[str] = ()) -> dict[str, Any] | None:
-    """What a TOML file, else that of RMQ_SETTINGS, and ``name=value`` pairs on top of it say.
+    """Return the settings of a TOML file (default: RMQ_SETTINGS), then of ``name=value`` pairs.
 
-    A file stands for all settings: those it does not name get their defaults. ``name=default``
-    gives one its default. None when nothing is said: the home's own count.
+    A file replaces all settings; omitted settings return to their defaults. ``name=default`` resets
+    one setting. Returns None without a file and pairs: the home's stored settings apply.
 
     Raises:
-        RequestError: a setting is unknown or wrong, or the file is no TOML.
+        RequestError: a setting is unknown or invalid, or the file is not TOML.
         OSError: the file cannot be read.
     """
     from rmq_pipeline.settings import Settings
@@ -154,7 +170,7 @@ def given(file: Path | None = None, pairs: Sequence[str] = ()) -> dict[str, Any]
 
 
 def _value(text: str) -> Any:
-    """A number or a list, with or without its brackets; what is neither is text."""
+    """Parse a number, or a list with or without brackets; anything else is text."""
     if "," in text and not text.startswith("["):
         text = f"[{text}]"
     try:

@@ -1,4 +1,4 @@
-"""Start and stop a home's broker as a process of its own."""
+"""Start and stop of a home's broker as a process of its own."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psutil
 
-from rmq_pipeline import errors
+from rmq_pipeline import durable_files, errors, home_mark
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.connection import Connection
@@ -23,19 +23,19 @@ from rmq_pipeline.flight.target import Target
 
 LOG_FILE: Final = "broker.log"
 ANY_PORT: Final = "127.0.0.1:0"
-#: Exit code of a broker that found its home open in another process (EX_TEMPFAIL).
+#: Exit code of a broker whose home is open in another process (EX_TEMPFAIL).
 HOME_LOCKED: Final = 75
-#: The lock of a home; it holds the number of the process that has it, or had it last.
-LOCK_FILE: Final = "lock"
+#: Exit code of a broker that cannot reopen its store, while a new process can (EX_IOERR).
+STORE_FAILED: Final = 74
 _POLL_S: Final = 0.02
-#: A start that found the home locked is followed by another one after this long, then after longer.
+#: If a start finds the home locked, the next start follows after this delay, which doubles.
 _FIRST_RETRY_S: Final = 0.1
 _LAST_RETRY_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that served no door any more, or not yet, and had the home open until it ended."""
+    """A stopped process that had the home open without serving an endpoint."""
 
     pid: int
 
@@ -49,26 +49,27 @@ def start(
     settings: Values | None = None,
     timeout_s: float = 60.0,
 ) -> Endpoint:
-    """The endpoint of the home's broker, started if need be; of several starters one wins.
+    """Return the endpoint of the home's broker; start the broker if needed.
 
-    While another process closes the home, which takes a while, this waits for its end.
+    Concurrent starts are safe: one of them wins. If another process is closing the home, the call
+    waits until that process has ended.
 
-    The new process has a session of its own and outlives this one; it writes to
-    ``<home>/broker.log``. An argument left out is what the home's broker had the last time, at
-    first free ports, upkeep self, flush sync. Settings that are given change those that the home
-    keeps ("default": its default); without any, the file that RMQ_SETTINGS names stands for all.
+    The new process has its own session and outlives this process; it logs to ``<home>/broker.log``.
+    Omitted arguments keep the values of the last start. The first start uses free ports, upkeep
+    self and flush sync. Given settings change the stored ones ("default" resets a setting). Without
+    given settings, the file named by RMQ_SETTINGS replaces all.
 
     Raises:
-        RequestError: a setting of that file is wrong.
-        HomeLockedError: a process that serves no door has the home open, and keeps it.
-        OperatorError: the broker did not start; the end of its log is in the message.
+        RequestError: a setting in that file is invalid.
+        HomeLockedError: a process without an endpoint keeps the home open.
+        OperatorError: the broker did not start; the message contains the end of its log.
     """
     home = home.absolute()
     if found := serving(home):
         return found
     if settings is None:
         settings = flags.given()
-    home.mkdir(parents=True, exist_ok=True)
+    durable_files.make_folder(home)
     log_file = home / LOG_FILE
     log_start = log_file.stat().st_size if log_file.exists() else 0
     if listening.flight is None and not (home / SETTINGS_FILE).exists():
@@ -98,7 +99,7 @@ def _spawn_until_serving(home: Path, said: dict[str, Any], *, give_up_at: float)
             code = child.poll()
             if code not in {None, HOME_LOCKED}:
                 raise errors.OperatorError(f"The broker of {home} did not start.")
-            # Who has the home may be about to serve it, or about to let it go.
+            # The process that holds the home may be about to serve it, or about to release it.
             if code == HOME_LOCKED and time.monotonic() >= retry_at and not is_locked(home):
                 child = _spawn(home, said)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -108,24 +109,24 @@ def _spawn_until_serving(home: Path, said: dict[str, Any], *, give_up_at: float)
             raise errors.HomeLockedError(f"{home} is open in a process that serves no door.")
         raise errors.OperatorError(f"The broker of {home} does not answer yet.")
     finally:
-        # A loser that is still on its way must not take the home when the winner is stopped.
+        # A losing process that is still starting must not take the home when the winner is stopped.
         answering = Endpoint.read(home)
         if answering is None or answering.pid != child.pid:
             child.terminate()
 
 
 def is_locked(home: Path) -> bool:
-    """Whether a process has the home open, be it without a door.
+    """Return True if a process has the home open, even without an endpoint.
 
-    A broker that opens it in the moment of this look finds it locked, so look seldom while it is
+    A broker that opens the home during this check finds it locked, so check rarely while it is
     free.
     """
     try:
-        lock = os.open(home / LOCK_FILE, os.O_RDONLY)
+        lock = os.open(home / home_mark.LOCK_FILE, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        # Shared, so that two who look do not see each other.
+        # A shared lock, so that concurrent checks do not see each other.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -135,7 +136,7 @@ def is_locked(home: Path) -> bool:
 
 
 def serving(home: Path) -> Endpoint | None:
-    """The endpoint of the home, if its broker answers."""
+    """Return the endpoint of the home if its broker answers, else None."""
     endpoint = Endpoint.read(home)
     if endpoint is None or not endpoint.is_alive():
         return None
@@ -152,18 +153,19 @@ def serving(home: Path) -> Endpoint | None:
 def stop(
     home: Path, *, timeout_s: float = 60.0, tell: Callable[[str], None] = lambda _: None
 ) -> Endpoint | Ended | None:
-    """End the home's broker and wait until it is gone; None when there was none.
+    """Stop the home's broker and wait until it has exited; return None if none was running.
 
-    A broker that already closes the home, or still opens it, has no endpoint: the first is waited
-    for, the second is ended as soon as it serves.
+    A broker that is opening or closing the home has no endpoint. The call waits for a closing
+    broker to exit, and stops an opening broker as soon as it serves.
 
     Args:
-        tell: told, in one sentence, which process has the home open and no endpoint; as it may
-            keep it, and who stops the broker can end that process.
+        tell: called with one sentence that names the process without an endpoint. That process may
+            keep the home open, and the operator may then end it.
 
     Raises:
-        OperatorError: it belongs to another user, or is still there after ``timeout_s``; or a
-            process that serves no door has the home open for that long.
+        ConflictError: this process itself has the home open.
+        OperatorError: the process belongs to another user, or has not exited after ``timeout_s``;
+            or a process without an endpoint keeps the home open that long.
     """
     give_up_at = time.monotonic() + timeout_s
     holder: psutil.Process | None = None
@@ -171,6 +173,11 @@ def stop(
     while True:
         endpoint = Endpoint.read(home)
         is_meant = endpoint is not None and (holder is None or holder.pid == endpoint.pid)
+        if is_locked(home) and _holder_pid(home) == os.getpid():
+            raise errors.ConflictError(
+                f"{home} is open in this process, {os.getpid()}: close its Broker instead of "
+                "stopping the process."
+            )
         if endpoint is not None and is_meant and endpoint.is_alive():
             left_s = round(max(0.0, give_up_at - time.monotonic()), 1)
             return _terminate(home, endpoint, timeout_s=left_s)
@@ -178,7 +185,7 @@ def stop(
             return _ended(holder, give_up_at=give_up_at)
         found = _holder(home)
         if holder is not None and found is not None and found != holder:
-            # A start that came after this call has taken the home.
+            # A later start has taken the home.
             return _ended(holder, give_up_at=give_up_at)
         holder = holder or found
         who = f"process {holder.pid}" if holder else "a process"
@@ -195,7 +202,8 @@ def stop(
 
 def _terminate(home: Path, endpoint: Endpoint, *, timeout_s: float) -> Endpoint:
     try:
-        # The pid is this endpoint's as is_alive found it: psutil looks at the start time again.
+        # is_alive checked that the pid belongs to this endpoint; psutil checks the start time
+        # again.
         process = psutil.Process(endpoint.pid)
         process.terminate()
         process.wait(timeout_s)
@@ -214,17 +222,26 @@ def _terminate(home: Path, endpoint: Endpoint, *, timeout_s: float) -> Endpoint:
 
 
 def _holder(home: Path) -> psutil.Process | None:
-    """The process that the lock names, if it runs; who had it last may be named for a moment."""
+    """Return the running process that the lock names; briefly it may still name the last holder."""
+    pid = _holder_pid(home)
     try:
-        return psutil.Process(int((home / LOCK_FILE).read_text()))
-    except (OSError, ValueError, psutil.NoSuchProcess):
+        return psutil.Process(pid) if pid is not None else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _holder_pid(home: Path) -> int | None:
+    try:
+        return int((home / home_mark.LOCK_FILE).read_text())
+    except (OSError, ValueError):
         return None
 
 
 def _ended(holder: psutil.Process | None, *, give_up_at: float) -> Ended | None:
-    """The process that has let the home go, once it has ended; None if it lives on without it.
+    """Wait until the process that released the home has ended; None if it keeps running.
 
-    A broker still answers running calls by then, and its ports are free when it is gone.
+    A broker may still be answering calls after it has released the home. Its ports are free only
+    after it has exited.
     """
     if holder is None or holder.pid == os.getpid():
         return None
@@ -237,7 +254,7 @@ def _ended(holder: psutil.Process | None, *, give_up_at: float) -> Ended | None:
 
 def _spawn(home: Path, said: dict[str, Any]) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "rmq_pipeline.serving", str(home), json.dumps(said)]
-    # -m puts the current folder first on the path: a stranger's folder must not hide modules.
+    # -m puts the current folder first on the module path, where foreign files could hide modules.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     with (home / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(
@@ -249,13 +266,13 @@ def _spawn(home: Path, said: dict[str, Any]) -> "subprocess.Popen[bytes]":
             stderr=log,
             start_new_session=True,
         )
-    # While this process lives it is the parent: a broker that ends must not stay as a zombie.
+    # This process is the parent and must reap the broker, or it would remain a zombie.
     threading.Thread(target=child.wait, name="rmq-broker-reaper", daemon=True).start()
     return child
 
 
 def _tail(log_file: Path, start: int) -> str:
-    """The last line a start has written."""
+    """Return the last line that a start has written."""
     with log_file.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").strip().splitlines()

@@ -1,8 +1,9 @@
-"""A producer of transactions: sends half messages, and answers when it is asked about them."""
+"""A transactional producer: sends half messages, and answers the broker's checks."""
 
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -10,44 +11,51 @@ from typing import Final, Self
 
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.errors import BusyError
-from rmq_pipeline.flight.transactions import Transaction, Transactions, end_all
+from rmq_pipeline.flight.transactions import Transaction, end_all, kept_checks, transaction
 from rmq_pipeline.transaction import Checker, answers
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: How long a question waits at the broker: ``close`` takes as long at most.
+#: Waiting time of ``fetch_checks``; ``close`` takes at most this long.
 _POLL_MS: Final = 1_000
-#: After an error, before it asks again.
+#: Pause after an error.
 _PAUSE_S: Final = 1.0
+#: Interval at which a slow checker is logged, and the broker is told that it is still working.
+KEEP_S: Final = limits.PRODUCER_LIVE_MS / 1000 / 4
 
 
 class Producer:
-    """Sends half messages of a producer group. A thread asks the broker which of them are open.
+    """Sends half messages of a producer group; a thread fetches and answers its checks.
 
-    What the checker raises is logged, and the broker asks again at the next check.
+    An error of the checker is logged, and the broker asks again at the next check. While the
+    checker works on half messages, however long, the broker asks no other client about them.
     """
 
     def __init__(
         self,
-        client: Transactions,
+        client: Verbs,
         producer_group: str,
         *,
         checker: Checker,
         topics: Sequence[str] | None = None,
     ) -> None:
-        """Begin to ask.
+        """Start the thread.
 
         Args:
-            client: stays open as long as this.
-            producer_group: whose transactions these are; any producer of it may be asked.
-            checker: gets schema.CHECK, says commit, rollback or unknown of each, in order.
-            topics: asked about; None for all that the group sends to.
+            client: must stay open at least as long as the producer.
+            producer_group: group of the transactions; the broker may ask any of its producers.
+            checker: receives schema.CHECK; returns commit, rollback or unknown for each row, in
+                order.
+            topics: topics whose checks are fetched; None for all topics of the group.
         """
         self._client = client
         self._group = producer_group
         self._checker = checker
         self._topics = topics
+        self._holder = uuid.uuid4().hex
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-producer", daemon=True)
         self._thread.start()
@@ -55,13 +63,17 @@ class Producer:
     def transaction(
         self, topic: str, messages: pa.Table, *, immunity_ms: int | None = None
     ) -> AbstractContextManager[Transaction]:
-        """Half messages around local work; see ``Client.transaction``."""
-        return self._client.transaction(
-            topic, messages, producer_group=self._group, immunity_ms=immunity_ms
+        """Send half messages around local work; see ``Client.transaction``."""
+        return transaction(
+            self._client,
+            topic,
+            messages=messages,
+            producer_group=self._group,
+            immunity_ms=immunity_ms,
         )
 
     def close(self) -> None:
-        """Ask no more, once the questions at hand are answered."""
+        """Answer the current checks, then stop the thread."""
         self._closed.set()
         self._thread.join()
 
@@ -93,7 +105,11 @@ class Producer:
             producer_group=self._group,
             client_id=f"pid-{os.getpid()}",
             wait_ms=_POLL_MS,
+            holder=self._holder,
         )
         if not checks.num_rows:
             return
-        end_all(self._client, answers(checks, self._checker(checks)), producer_group=self._group)
+        who = f"producer group {self._group}"
+        with kept_checks(self._client, checks, holder=self._holder, who=who, every_s=KEEP_S):
+            said = answers(checks, self._checker(checks))
+            end_all(self._client, said, producer_group=self._group)

@@ -1,4 +1,4 @@
-"""Sends in the background: what queued up during one call goes with the next."""
+"""Sends in the background: tables queued during one call are sent together in the next."""
 
 import logging
 import threading
@@ -14,10 +14,10 @@ from rmq_pipeline.flight import wire
 
 log = logging.getLogger(__name__)
 
-#: A call carries no more than this, unless a single table does.
+#: Limits of one call; a single larger table is still sent.
 CALL_BYTES = 8 * limits.MIB
 CALL_ROWS = 20_000
-#: Beyond this the caller of ``put`` waits.
+#: ``put`` blocks while more than this is queued.
 WAITING_BYTES = 64 * limits.MIB
 
 Send = Callable[[str, pa.Table], pa.Table]
@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class Sender:
-    """One thread that sends tables in the order they were put, neighbours together."""
+    """Thread that sends tables in the order of ``put``, and combines neighbours."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -45,9 +45,9 @@ class Sender:
         self._thread.start()
 
     def put(self, topic: str, messages: pa.Table, *, future: "Future[pa.Table] | None") -> None:
-        """Queue a table; waits while WAITING_BYTES wait. Without a future failures are logged.
+        """Queue a table; block while WAITING_BYTES are queued. Without a future, log failures.
 
-        A future's callback runs in the thread that makes room: it does not wait.
+        The callback of a future runs in the sending thread, so there ``put`` does not block.
         """
         messages = wire.as_table("messages", messages)
         waiting = _Waiting(topic, messages, future, messages.nbytes)
@@ -55,15 +55,17 @@ class Sender:
             if not self._is_here():
                 self._changed.wait_for(lambda: self._bytes < WAITING_BYTES or self._closing)
             if self._closing:
-                raise errors.BrokerUnavailableError("This client is closed.")
+                raise errors.BrokerUnavailableError(
+                    "This client is closed.", remedy="Make a new client."
+                )
             self._queue.append(waiting)
             self._bytes += waiting.bytes
             self._changed.notify_all()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Send what is queued, then call ``then`` and end.
+        """Send all queued tables, then call ``then`` and end the thread.
 
-        A future's callback does not wait for that: it runs in the thread that does it.
+        The callback of a future runs in the sending thread, so there ``close`` does not block.
         """
         with self._changed:
             self._closing = True
@@ -84,7 +86,7 @@ class Sender:
         self._then()
 
     def _take(self) -> list[_Waiting]:
-        """The first tables that can go together; none when the sender is closed and empty."""
+        """Return the first tables that can share a call; none if the sender is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._queue) or self._closing)
             taken: list[_Waiting] = []
@@ -105,12 +107,13 @@ class Sender:
         try:
             sent = self._send(together[0].topic, pa.concat_tables([w.messages for w in together]))
         except errors.RequestError as error:
-            # Refused whole, so nothing of it is stored: alone, only the faulty one is refused.
+            # The request was refused as a whole and nothing is stored. Sent singly, only the faulty
+            # table is refused.
             if len(together) == 1:
                 _fail(together[0], error)
             for waiting in together if len(together) > 1 else ():
                 self._deliver([waiting])
-        except Exception as error:  # noqa: BLE001 - belongs to the futures, the thread goes on
+        except Exception as error:  # noqa: BLE001 - the error belongs to the futures
             for waiting in together:
                 _fail(waiting, error)
         else:
@@ -122,7 +125,7 @@ class Sender:
 
 
 def _begin(waiting: _Waiting) -> bool:
-    """Whether it is still to be sent; from now on it cannot be cancelled."""
+    """Return False if the future was cancelled; otherwise it cannot be cancelled any more."""
     return waiting.future is None or waiting.future.set_running_or_notify_cancel()
 
 

@@ -1,47 +1,51 @@
-"""The table door: decode a call, ask the broker, encode the answer."""
+"""The Flight endpoint: decodes a call, calls the broker, encodes the answer."""
 
 import hmac
-import inspect
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Self
 
 import pyarrow as pa
-from pyarrow import flight
-from typing_extensions import override
 
 from rmq_pipeline import errors, limits, receipt
 from rmq_pipeline.access import Access, Principal
 from rmq_pipeline.access.certificates import Certificate
+from rmq_pipeline.access.rights import Right
 from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.user import OWNER
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.caller import watching
 from rmq_pipeline.broker.settling.each import GiveBack
-from rmq_pipeline.clock import Clock, SystemClock
-from rmq_pipeline.flight import wire
-from rmq_pipeline.flight.handshake import Handshake, Headers, authorization_of
-from rmq_pipeline.flight.permissions import RIGHTS, Right
+from rmq_pipeline.broker.verbs import signature
+from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
+from rmq_pipeline.flight import answers, framing, intake, wire
+from rmq_pipeline.flight.service import Call, Service
 from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.verb import Verb
 
 log = logging.getLogger(__name__)
 
-#: How long a long poll may wait before it looks whether its caller is still there.
-SLICE_MS = 1_000
+_DECLARED: Final = declarations(Broker)
+
+#: Estimated bytes of Python objects per byte of JSON, per separator, and per container.
+_PARSED: Final = ((b"", 4), (b",", 40), (b":", 40), (b"[", 72), (b"{", 72))
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is written to a caller: pieces of a table, or what stands for another value."""
+    """The encoded answer to a call."""
 
-    content: bytes | Iterable[wire.Piece]
-    #: schema.RECEIVED that its caller does not have before all is written.
+    content: Iterable[bytes]
+    #: schema.RECEIVED: messages that are leased to the caller, who receives them with the last
+    #: piece.
     leased: pa.Table | None = None
 
 
-class FlightServer(flight.FlightServerBase):
-    """Serves any object that has the broker's verbs; it answers as soon as it is made."""
+class FlightServer:
+    """Serves any object that has the broker's verbs; it accepts calls once it is constructed."""
 
     def __init__(
         self,
@@ -49,7 +53,6 @@ class FlightServer(flight.FlightServerBase):
         address: str = "127.0.0.1:0",
         *,
         token: str | None = None,
-        clock: Clock | None = None,
         access: Access | None = None,
         certificate: Certificate | None = None,
         insecure: bool = False,
@@ -57,230 +60,279 @@ class FlightServer(flight.FlightServerBase):
         """Listen.
 
         Args:
-            broker: has the verbs of ``wire.VERBS`` as methods; they are called from many threads.
-                And its ``engine``, where it leases.
-            address: host:port; port 0 picks a free one.
-            token: a call that carries another token is refused; one that carries it is its owner's.
-            clock: the broker's, for the slices of a long poll.
-            access: who may do what; without it everybody may do everything.
-            certificate: connections are encrypted with it.
-            insecure: listen beyond loopback even if everybody may do everything.
+            broker: has the verbs of ``Broker`` as methods, which are called from many threads; and
+                ``engine``, if it leases messages.
+            address: host:port; port 0 chooses a free port.
+            token: token of the home's owner; a call with another token is refused.
+            access: access control; without it every caller may call every verb.
+            certificate: encrypts connections.
+            insecure: listen beyond loopback even without access control.
 
         Raises:
-            RequestError: the address is none, or taken, or lies beyond loopback where everybody
-                may do everything.
+            RequestError: the address is invalid or in use, or is beyond loopback without access
+                control.
         """
         host, port = listening(address, guarded=insecure or bool(access and access.enabled))
         check_free(host, port)
         self._broker = broker
         self._token = token
-        self._clock = clock or SystemClock()
         self._access = access
         self._closing = threading.Event()
-        scheme = "grpc" if certificate is None else "grpc+tls"
+        self._room = intake.Room()
+        #: By thread: schema.RECEIVED that is being written to a caller.
+        self._giving: dict[int, pa.Table] = {}
+        #: True when the broker is about to close: messages leased from now on are released at once.
+        self._is_over = False
         named = f"[{host}]" if ":" in host else host
-        super().__init__(
-            f"{scheme}://{named}:{port}",
-            auth_handler=Handshake(),
-            middleware={Headers.NAME: Headers(access)} if access else None,
-            tls_certificates=[(certificate.chain, certificate.key)] if certificate else None,
+        self._service = Service(
+            f"{named}:{port}",
+            exchange=self.exchange,
+            sign_in=self._sign_in,
+            certificate=certificate,
         )
+        self.port = self._service.port
         self.address = f"{named}:{self.port}"
 
-    def ping(self) -> dict[str, Any]:
-        """Which process answers here."""
-        return {"pid": os.getpid()}
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
 
     def refuse(self) -> None:
-        """From now on answer every call, waiting ones too, that the broker is stopping."""
+        """Refuse all calls from now on, waiting ones too, because the broker is stopping."""
         self._closing.set()
 
-    @override
     def shutdown(self) -> None:
         """Refuse new calls, wait for running ones, stop listening."""
         self.refuse()
-        super().shutdown()
+        self._service.shutdown()
 
-    @override
-    def do_exchange(
-        self,
-        context: flight.ServerCallContext,
-        descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
-        writer: flight.MetadataRecordBatchWriter,
-    ) -> None:
-        """Carry out one call (see ``wire``)."""
-        writer.begin(wire.PIECE)
+    def exchange(self, call: Call) -> Iterator[bytes]:
+        """Carry out one call (see ``wire``), and yield its answer.
+
+        Raises:
+            RocketMQError: the call is refused before its body was read completely.
+        """
+        said = intake.Intake(call)
         try:
-            answer = self._answer(context, descriptor.command, reader=reader)
-        except errors.RocketMQError as error:
-            writer.write_metadata(pa.py_buffer(wire.error_answer(error)))
+            answer = self._answer(call, said)
+        except Exception as error:
+            refused = (
+                error
+                if isinstance(error, errors.RocketMQError)
+                else self._translated("A call", error)
+            )
+            if not said.is_over:
+                raise refused from error
+            yield answers.refusal(refused)
             return
+        if answer.leased is None:
+            yield from answer.content
+            return
+        this = threading.get_ident()
+        self._giving[this] = answer.leased
+        if self._is_over:
+            self.take_back()
         is_sent = False
         try:
-            _write(answer.content, writer)
-            # A caller reads to the end, which comes after this: who cancelled does not have it.
-            is_sent = answer.leased is None or not context.is_cancelled()
+            for piece in answer.content:
+                if this not in self._giving:
+                    raise errors.BrokerUnavailableError("The broker is stopping.")
+                yield piece
+            # A caller reads to the end of the stream; one that cancelled before did not get the
+            # messages.
+            is_sent = call.is_active()
         finally:
-            if answer.leased is not None and not is_sent:
-                self._take_back(answer.leased)
+            leased = self._giving.pop(this, None)  # None: ``take_back`` has released them
+            if leased is not None and not is_sent:
+                self._take_back(leased)
+
+    def take_back(self) -> None:
+        """Release messages leased to callers that do not read their answers to the end.
+
+        A receive that leases messages later releases them itself.
+        """
+        self._is_over = True
+        for thread in list(self._giving):
+            if (leased := self._giving.pop(thread, None)) is not None:
+                self._take_back(leased)
 
     def _take_back(self, leased: pa.Table) -> None:
-        """Give back, uncounted, what its caller has not been given after all."""
+        """Release messages that were not delivered to their caller; the attempt does not count."""
         receipts = receipt.decode(leased.column("receipt_handle"))
         try:
             self._broker.engine.submit(GiveBack(receipts))
         except errors.RocketMQError as error:
             log.warning("What was leased to a caller that has gone stays leased: %s", error)
 
-    def _answer(
+    def _answer(self, call: Call, said: intake.Intake) -> _Answer:
+        if self._closing.is_set():
+            raise errors.BrokerUnavailableError("The broker is stopping.")
+        # The headers name the caller: nothing is read from a caller without rights.
+        caller = self._caller(call.headers)
+        command = said.command()
+        own = _parsed_bytes(command)
+        with self._room.hold(own, caller=_named(caller, call)):
+            parsed = wire.read_command(command)
+            del command  # The call may wait for a minute.
+            _check_waiting(parsed, own)
+            return self._obeyed(call, said, command=parsed, caller=caller, own=own)
+
+    def _obeyed(
         self,
-        context: flight.ServerCallContext,
-        command: bytes,
+        call: Call,
+        said: intake.Intake,
         *,
-        reader: flight.MetadataRecordBatchReader,
+        command: wire.Command,
+        caller: Principal | None,
+        own: int,
     ) -> _Answer:
-        # All input is read before anything is answered: a client that still writes would see a
-        # broken stream instead of the answer.
-        pieces = wire.read_pieces(reader)
-        try:
-            if self._closing.is_set():
-                raise errors.BrokerUnavailableError("The broker is stopping.")
-            verb, plain, token = wire.read_command(command)
-            caller = self._caller(token, context)
-            self._authorize(verb, RIGHTS[verb.name].named(plain), caller=caller, context=context)
-        except errors.RocketMQError:
-            for _ in pieces:  # what is refused is not kept
-                pass
-            raise
-        args = wire.arguments(verb, plain, pieces=list(pieces))
-        result = self._call(verb, args, caller=caller, context=context)
+        verb, plain, lengths = command
+        if call.is_action and not verb.quick:
+            raise errors.RequestError(f"{verb.name} is no action of Flight's: use do_exchange.")
+        size = sum(length for _, length in lengths)
+        said.expect(size)
+        declared = _DECLARED[verb.name]
+        self._authorize(declared, declared.rights.named(plain), caller=caller, call=call)
+        named = _named(caller, call)
+        with self._room.hold(size, caller=named, own=own):
+            body = said.body(lambda rate: self._room.check_share(named, bytes_per_s=rate))
+            args = wire.arguments(verb, plain, parts=framing.cut(body, lengths))
+            del body  # Arguments that are copies must not keep the body alive.
+            result = self._call(declared, args, caller=caller, call=call)
+            leased = _leased(verb, args, result=result)
         if isinstance(result, Pulled):
             result = result.to_table()
         if not isinstance(result, pa.Table):
-            return _Answer(wire.value_answer(result))
-        return _Answer(wire.pack(wire.ANSWER, result), leased=_leased(verb, args, result=result))
+            return _Answer([answers.value(result)])
+        return _Answer(answers.pieces(result, whole=call.is_action), leased=leased)
 
-    def _caller(self, token: str | None, context: flight.ServerCallContext) -> Principal | None:
-        """Who calls; None: somebody, and everybody may do everything.
+    def _caller(self, headers: Mapping[str, str]) -> Principal | None:
+        """Return the caller; None if there is no access control.
 
-        A user's credentials count for more than the token of the home.
+        A user's credentials take precedence over the token of the home.
 
         Raises:
-            BrokerUnavailableError: the token is of another broker, or of another start of this one.
-            UnauthorizedError: the credentials are not right, or there are none.
+            BrokerUnavailableError: the token belongs to another broker, or to another start of this
+                one.
+            UnauthorizedError: the credentials are wrong or missing.
         """
+        token = headers.get(wire.TOKEN)
         is_owner = False
         if token and self._token:
-            is_owner = hmac.compare_digest(str(token).encode(), self._token.encode())
+            is_owner = hmac.compare_digest(token.encode(), self._token.encode())
             if not is_owner:
                 raise errors.BrokerUnavailableError("Another broker answers at this address.")
         if self._access is None or not self._access.enabled:
             return None
-        authorization = authorization_of(context)
-        if is_owner and authorization is None:
+        authorization = headers.get("authorization")
+        if is_owner and not authorization:
             return OWNER
         return self._access.authenticate(authorization)
 
+    def _sign_in(self, authorization: str | None) -> str:
+        """Exchange a password for a token; return an empty string without access control."""
+        principal = self._access.sign_in(authorization) if self._access is not None else None
+        return "" if self._access is None or principal is None else self._access.token(principal)
+
     def _authorize(
         self,
-        verb: wire.Verb,
+        declared: Declaration,
         rights: Iterable[Right],
         *,
         caller: Principal | None,
-        context: flight.ServerCallContext,
+        call: Call,
     ) -> None:
         if self._access is None or self._access.is_unbounded(caller):
             return
-        if RIGHTS[verb.name].super_only:
+        if declared.rights.super_only:
             self._access.authorize_super(caller)
         for resource, action in rights:
-            self._access.authorize(caller, resource=resource, action=action, peer=context.peer())
+            self._access.authorize(caller, resource=resource, action=action, peer=call.peer)
 
     def _call(
         self,
-        verb: wire.Verb,
+        declared: Declaration,
         args: dict[str, Any],
         *,
         caller: Principal | None,
-        context: flight.ServerCallContext,
+        call: Call,
     ) -> object:
-        owner = self if verb.name == "ping" else self._broker
-        method: Callable[..., object] = getattr(owner, verb.name)
+        name = declared.verb.name
+        method: Callable[..., object] = getattr(self._broker, name)
+        signature.check(name, method, args=args)
+
+        def is_gone() -> bool:
+            return not call.is_active()
+
         try:
-            rights = RIGHTS[verb.name].of(args, self._broker)
-            self._authorize(verb, rights, caller=caller, context=context)
-            if verb.long_poll and _is_long(args.get("wait_ms")):
-                return self._poll(verb, args, is_cancelled=context.is_cancelled)
-            return method(**args)
+            rights = declared.rights.of(args, self._broker)
+            self._authorize(declared, rights, caller=caller, call=call)
+            with watching(is_gone, is_closing=self._closing.is_set):
+                result = method(**args)
         except errors.RocketMQError:
             raise
         except Exception as error:
-            raise self._translated(verb.name, error, bound=(method, args)) from error
+            raise self._translated(name, error) from error
+        waits = args.get("wait_ms") or name == "receive"
+        if self._closing.is_set() and waits and _has_nothing(result, args):
+            raise errors.BrokerUnavailableError("The broker is stopping.")
+        return result
 
-    def _poll(
-        self, verb: wire.Verb, args: dict[str, Any], *, is_cancelled: Callable[[], bool]
-    ) -> object:
-        """Wait in slices, so that a caller that has gone is noticed before its time is up."""
-        until_ms = self._clock.now_ms() + args["wait_ms"]
-        method: Callable[..., object] = getattr(self._broker, verb.name)
-        while True:
-            left_ms = max(0, until_ms - self._clock.now_ms())
-            result = method(**{**args, "wait_ms": min(left_ms, SLICE_MS)})
-            if is_cancelled():
-                if verb.tells_of_loss:
-                    group, client_id = args["group"], args["client_id"]
-                    getattr(self._broker, verb.tells_of_loss)(group, client_id)
-                return result
-            following = _following(result, args)
-            if left_ms <= SLICE_MS or self._closing.is_set() or following is None:
-                return result
-            args = following
-            method = getattr(self._broker, verb.waits_with or verb.name)
-
-    def _translated(
-        self, name: str, error: Exception, *, bound: tuple[Callable[..., object], dict[str, Any]]
-    ) -> errors.RocketMQError:
+    def _translated(self, name: str, error: Exception) -> errors.RocketMQError:
         if self._closing.is_set():
             return errors.BrokerUnavailableError("The broker is stopping.")
-        if isinstance(error, TypeError):
-            method, args = bound
-            try:
-                inspect.signature(method).bind(**args)
-            except TypeError as unbound:
-                return errors.RequestError(f"{name}: {unbound}.")
         log.error("%s failed", name, exc_info=error)
         return errors.RocketMQError(f"{name} failed: {type(error).__name__}: {error}.")
 
 
-def _write(content: bytes | Iterable[wire.Piece], writer: flight.MetadataRecordBatchWriter) -> None:
-    if isinstance(content, bytes):
-        writer.write_metadata(pa.py_buffer(content))
-        return
-    for name, piece in content:
-        writer.write_with_metadata(piece, pa.py_buffer(name.encode()))
+def _parsed_bytes(command: bytes) -> int:
+    """Estimate the memory of a parsed command, in bytes."""
+    return sum(each * (command.count(sign) if sign else len(command)) for sign, each in _PARSED)
 
 
-def _leased(verb: wire.Verb, args: dict[str, Any], *, result: pa.Table) -> pa.Table | None:
-    """What is leased to nobody where this answer gets lost.
+def _named(caller: Principal | None, call: Call) -> str:
+    """Return the calling user, or the address of the call."""
+    return call.peer if caller is None else caller.name
 
-    An attempt with an id may be made again, and is given the same messages then.
+
+def _check_waiting(command: wire.Command, size: int) -> None:
+    """Refuse a call that waits and holds much memory meanwhile.
+
+    Raises:
+        RequestError: the call would do so.
     """
-    is_lease = verb.name == "receive" and result.num_rows and not args.get("attempt_id")
-    return result if is_lease else None
+    if command.plain.get("wait_ms") and size > limits.FLIGHT_WAITING_BYTES:
+        raise errors.RequestError(
+            f"The arguments of {command.verb.name} take {size} bytes of memory, and a call that"
+            f" waits may hold {limits.FLIGHT_WAITING_BYTES}.",
+            remedy="Name fewer topics or queues in one call.",
+        )
 
 
-def _following(result: object, args: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments to wait on with after a slice that has brought nothing; None after another."""
-    if isinstance(result, pa.Table):
-        return None if result.num_rows else args
-    if isinstance(result, Pulled):
-        return None if result.messages.num_rows else {**args, "positions": result.next_offsets}
-    if isinstance(result, dict) and result.get("version", -1) == args.get("known_version"):
-        return args
-    return None
+def _leased(verb: Verb, args: dict[str, Any], *, result: object) -> pa.Table | None:
+    """Return messages that must be released if this answer is lost.
+
+    A receive with an attempt id may be repeated, and then returns the same messages.
+    """
+    if verb.name != "receive" or not isinstance(result, pa.Table) or args.get("attempt_id"):
+        return None
+    return result if result.num_rows else None
 
 
-def _is_long(wait_ms: object) -> bool:
-    # What is out of range is for the broker to refuse.
-    return isinstance(wait_ms, int) and SLICE_MS < wait_ms <= limits.POLL_MAX_MS
+def _has_nothing(result: object, args: Mapping[str, Any]) -> bool:
+    """Return True if a call that waited has an empty result."""
+    match result:
+        case pa.Table():
+            return not result.num_rows
+        case Pulled():
+            return not result.messages.num_rows
+        case {"version": version}:
+            return bool(version == args.get("known_version"))
+    return False

@@ -1,4 +1,4 @@
-"""Where a client finds its broker, and who it says it is there."""
+"""Address and credentials with which a client reaches its broker."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,29 +10,29 @@ from rmq_pipeline.access import credentials
 from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 
 ENCRYPTED: Final = "grpc+tls://"
-#: What an address may begin with.
+#: Other prefixes of an address.
 _PLAIN: Final = ("grpc://", "grpc+tcp://")
-#: An address that stands for all of a machine, and the one by which that machine reaches itself.
+#: Addresses for all interfaces, and the loopback address that reaches them.
 _ITSELF: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing listens here
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where to connect to, and how."""
+    """Address of a broker, and how to connect."""
 
     #: host:port.
     address: str
     token: str | None = field(repr=False)
     encrypted: bool = False
-    #: Certificates in PEM; None: those the system trusts.
+    #: Trusted certificates in PEM; None: those of the system.
     trusted: bytes | None = field(default=None, repr=False)
-    #: What the certificate must be for; None: the host of the address.
+    #: Name that the certificate must have; None: the host of the address.
     server_name: str | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to find the broker: a fixed address, or the endpoint file of a home."""
+    """How to find the broker: a fixed address, or the endpoint file of a home."""
 
     address: str | None = None
     home: Path | None = None
@@ -40,7 +40,7 @@ class Target:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     encrypted: bool = False
-    #: A file of certificates to trust.
+    #: File of trusted certificates.
     certificate: Path | None = None
 
     @classmethod
@@ -54,12 +54,13 @@ class Target:
         password: str | None = None,
         certificate: Path | str | None = None,
     ) -> "Target":
-        """What was asked for, else what the environment says, else the default home.
+        """Combine the arguments with the environment; without both, use the default home.
 
-        RMQ_FLIGHT is an address, RMQ_USER, RMQ_PASSWORD and RMQ_CERTIFICATE the others.
+        RMQ_FLIGHT is an address; RMQ_USER, RMQ_PASSWORD and RMQ_CERTIFICATE are the other
+        variables.
 
         Raises:
-            RequestError: of user and password there is only one.
+            RequestError: a user without a password, or a password without a user.
         """
         address = address or (None if home else os.environ.get("RMQ_FLIGHT"))
         if user is None and password is None:
@@ -81,17 +82,17 @@ class Target:
         )
 
     def authorization(self) -> str | None:
-        """The header that says who calls; None: nobody in particular."""
+        """Return the header with the credentials; None without a user."""
         if self.user is None or self.password is None:
             return None
         return credentials.basic(self.user, self.password)
 
     def locate(self) -> Place:
-        """Where to connect to, and the token to show.
+        """Return the address and the token to send.
 
         Raises:
-            BrokerUnavailableError: the home has no living broker.
-            OSError: the file of certificates cannot be read.
+            BrokerUnavailableError: the home has no running broker.
+            OSError: the certificate file cannot be read.
         """
         if self.address:
             trusted = self.certificate.read_bytes() if self.certificate else None
@@ -103,22 +104,22 @@ class Target:
         return place_of(endpoint, token=self.token)
 
     def stamp(self) -> object:
-        """Changes when another broker may be meant."""
+        """Return a value that changes when another broker may serve the home."""
         return stamp(self.home) if self.home else None
 
 
 def bare(address: str) -> str:
-    """host:port of an address that says its protocol."""
+    """Return the host:port of an address without its protocol."""
     for scheme in (ENCRYPTED, *_PLAIN):
         address = address.removeprefix(scheme)
     return address
 
 
 def place_of(endpoint: Endpoint, *, token: str | None = None) -> Place:
-    """How processes of this machine reach the broker of an endpoint.
+    """Return how processes of this machine reach the broker of an endpoint.
 
     Args:
-        token: to show in the place of the endpoint's.
+        token: replaces the endpoint's token.
     """
     host, _, port = endpoint.flight.rpartition(":")
     address = f"{_ITSELF.get(host, host)}:{port}"

@@ -1,12 +1,15 @@
-"""Transactions from another process: half messages, their ends, and the checks."""
+"""Half messages around local work, and answers to checks."""
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
+from rmq_pipeline import schema
 from rmq_pipeline.errors import (
     BusyError,
     FencedError,
@@ -15,150 +18,20 @@ from rmq_pipeline.errors import (
     StoreFullError,
     UnauthorizedError,
 )
-from rmq_pipeline.flight.calls import Calls, Window
-from rmq_pipeline.transaction import COMMIT, ROLLBACK
+from rmq_pipeline.transaction import COMMIT, ROLLBACK, Rollback
+from rmq_pipeline.verb import Window
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: What would be said of every part of a request, too: it is no single transaction's fault.
+#: Errors that every part of a request would raise: they are not the fault of one transaction.
 _OF_THE_WHOLE: Final = (BusyError, FencedError, StorageError, StoreFullError, UnauthorizedError)
 
 
-class Transactions(Calls):
-    """The verbs of producers that tell of something else they do."""
-
-    def send_half(
-        self,
-        topic: str,
-        messages: pa.Table,
-        *,
-        producer_group: str,
-        immunity_ms: int | None = None,
-    ) -> pa.Table:
-        """Store half messages, all or none: nobody sees them before they are committed.
-
-        Args:
-            messages: schema.SEND, without message groups and delays.
-            producer_group: who is asked about them when they stay open.
-            immunity_ms: how long they are not; None for the broker's setting, 6 s.
-
-        Returns:
-            schema.SENT_HALF, row for row.
-        """
-        return self._table(
-            "send_half",
-            topic=topic,
-            messages=messages,
-            producer_group=producer_group,
-            immunity_ms=immunity_ms,
-        )
-
-    def end_transactions(
-        self,
-        resolutions: pa.Table,
-        *,
-        producer_group: str | None = None,
-        window: Window | None = None,
-    ) -> pa.Table:
-        """End transactions, all or none; again with the same resolution nothing happens.
-
-        Args:
-            resolutions: schema.RESOLUTION; unknown leaves a transaction open.
-            producer_group: that began them; None is not compared.
-            window: of the run that says so.
-
-        Returns:
-            schema.ENDED, row for row.
-
-        Raises:
-            TransactionNotFoundError: an id that was never given.
-            TransactionEndedError: it was ended otherwise before.
-            TransactionError: it is of another producer group.
-            FencedError: the window has been taken over.
-        """
-        return self._table(
-            "end_transactions",
-            resolutions=resolutions,
-            producer_group=producer_group,
-            window=window,
-        )
-
-    def fetch_checks(
-        self,
-        *,
-        topics: Sequence[str] | None = None,
-        producer_group: str | None = None,
-        client_id: str = "",
-        limit: int = 1_000,
-        wait_ms: int = 0,
-        window: Window | None = None,
-    ) -> pa.Table:
-        """Half messages that somebody is asked about; each is given to one caller.
-
-        Args:
-            topics: only those for these topics.
-            producer_group: only those of this group, as one of its producers. None: those of groups
-                of which no producer has asked for a minute.
-            client_id: who asks, for the log.
-            limit: of rows.
-            wait_ms: how long to wait for the first.
-
-        Returns:
-            schema.CHECK.
-        """
-        return self._table(
-            "fetch_checks",
-            topics=None if topics is None else list(topics),
-            producer_group=producer_group,
-            client_id=client_id,
-            limit=limit,
-            wait_ms=wait_ms,
-            window=window,
-        )
-
-    def check_transactions(
-        self, *, wait_ms: int = 0, limit: int = 100_000, window: Window | None = None
-    ) -> dict[str, Any]:
-        """Count and offer the checks that are due, waiting up to ``wait_ms`` for the first.
-
-        Returns:
-            {"checked", "given_up", "dropped", "next_due_ms"}.
-        """
-        return self._facts("check_transactions", wait_ms=wait_ms, limit=limit, window=window)
-
-    @contextmanager
-    def transaction(
-        self,
-        topic: str,
-        messages: pa.Table,
-        *,
-        producer_group: str,
-        immunity_ms: int | None = None,
-    ) -> Iterator["Transaction"]:
-        """Half messages around local work: committed at the end of the block, unless it raises.
-
-        An exception rolls them back. A process that dies in the block leaves them to the check, and
-        so does a ``commit`` in it that raises: it may have been carried out.
-
-        Raises:
-            BrokerUnavailableError: the end did not get through; the check decides.
-        """
-        sent = self.send_half(
-            topic, messages, producer_group=producer_group, immunity_ms=immunity_ms
-        )
-        begun = Transaction(self, sent, producer_group=producer_group)
-        try:
-            yield begun
-        except BaseException:
-            begun.give_back()
-            raise
-        begun.finish()
-
-
 class Transaction:
-    """Half messages that were sent, until they are ended."""
+    """Sent half messages, until they are committed or rolled back."""
 
-    def __init__(self, client: Transactions, sent: pa.Table, *, producer_group: str) -> None:
+    def __init__(self, client: Verbs, sent: pa.Table, *, producer_group: str) -> None:
         self._client = client
         #: schema.SENT_HALF.
         self.sent = sent
@@ -166,50 +39,146 @@ class Transaction:
         self._decided = False
 
     def commit(self) -> None:
-        """Let consumers have the messages now."""
+        """Deliver the messages to consumers now."""
         self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Let nobody ever have them."""
+        """Discard the messages."""
         self._end(ROLLBACK)
 
     def unknown(self) -> None:
-        """Leave it to the check."""
+        """Leave the decision to the checker."""
         self._decided = True
 
     def finish(self) -> None:
-        """Commit, unless it was decided before."""
+        """Commit, unless the transaction was decided before."""
         if not self._decided:
             self.commit()
 
-    def give_back(self) -> None:
-        """Roll back, unless it was decided before; a broker that is away leaves it to the check."""
-        if self._decided:
-            return
-        try:
-            self.rollback()
-        except RocketMQError:
-            log.exception("A transaction was not rolled back; the check decides.")
+    def leave_open(self, error: BaseException) -> None:
+        """Leave the decision to the checker after an error, unless it was decided before."""
+        if not self._decided:
+            self.unknown()
+            log.warning(
+                "the local work of a transaction raised; the check decides",
+                extra={"error": repr(error), "messages": self.sent.num_rows},
+            )
 
     def _end(self, resolution: str) -> None:
         ids = self.sent.column("transaction_id")
         ends = pa.table({"transaction_id": ids, "resolution": [resolution] * len(ids)})
-        # Before the call: where its answer gets lost, the other end would be one that nobody chose.
-        # What refuses it, as ended otherwise or unknown, leaves nothing to be rolled back either.
+        # Set before the call: if its answer is lost, the other resolution must not be sent. If the
+        # broker refuses the call, there is nothing left to roll back either.
         self._decided = True
         self._client.end_transactions(ends, producer_group=self._producer_group)
 
 
+@contextmanager
+def transaction(
+    client: Verbs, topic: str, *, messages: pa.Table, producer_group: str, immunity_ms: int | None
+) -> Iterator[Transaction]:
+    """Send half messages around local work; see ``Client.transaction``."""
+    sent = client.send_half(topic, messages, producer_group=producer_group, immunity_ms=immunity_ms)
+    begun = Transaction(client, sent, producer_group=producer_group)
+    try:
+        yield begun
+    except Rollback:
+        begun.rollback()
+        return
+    except BaseException as error:
+        begun.leave_open(error)
+        raise
+    begun.finish()
+
+
+@contextmanager
+def kept_checks(
+    client: Verbs, checks: pa.Table, *, holder: str, who: str, every_s: float
+) -> Iterator[None]:
+    """Keep checks for this caller while the block works on them, and release them after it.
+
+    A thread tells the broker that the work continues. It logs the duration, and each time that the
+    broker keeps fewer checks than before.
+
+    Args:
+        client: client of the broker; also used from the thread.
+        checks: schema.CHECK.
+        holder: the id under which the checks were fetched.
+        who: name of the checker, for the log.
+        every_s: interval of the thread in seconds.
+    """
+    over = threading.Event()
+    kept = _Kept(client, checks.select(schema.CHECK_ID.names), holder=holder, who=who)
+
+    def keep() -> None:
+        while not over.wait(every_s):
+            kept.tell_how_long()
+            kept.keep()
+
+    kept.keep()
+    thread = threading.Thread(target=keep, name="rmq-kept-checks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        kept.release()
+
+
+class _Kept:
+    """Checks that a caller works on, and how many of them the broker keeps for it."""
+
+    def __init__(self, client: Verbs, ids: pa.Table, *, holder: str, who: str) -> None:
+        self._client, self._ids, self._holder, self._who = client, ids, holder, who
+        self._n = ids.num_rows
+        self._began = time.monotonic()
+
+    def tell_how_long(self) -> None:
+        """Log that the checker is still working."""
+        log.warning(
+            "the checker of %s has worked for %.0f s on %d half messages",
+            self._who,
+            time.monotonic() - self._began,
+            self._ids.num_rows,
+        )
+
+    def keep(self) -> None:
+        """Ask the broker to keep the checks for another minute."""
+        try:
+            n = self._client.keep_checks(self._holder, self._ids)
+        except RocketMQError as error:
+            log.warning("the broker was not told that %s still checks: %s", self._who, error)
+            return
+        if n < self._n:
+            log.warning(
+                "the broker keeps %d of %d half messages for the checker of %s: the others have"
+                " ended, or another checker is asked about them",
+                n,
+                self._ids.num_rows,
+                self._who,
+            )
+        self._n = n
+
+    def release(self) -> None:
+        """Let the broker ask again about unresolved checks when they are due."""
+        try:
+            self._client.keep_checks(self._holder, self._ids.slice(0, 0))
+        except RocketMQError as error:
+            log.info("the checks of %s are kept for a minute yet: %s", self._who, error)
+
+
 def end_all(
-    client: Transactions,
+    client: Verbs,
     said: pa.Table,
     *,
     producer_group: str | None = None,
     window: Window | None = None,
 ) -> int:
-    """End what can be ended of schema.RESOLUTION; how many could not, each of them logged.
+    """End half messages as schema.RESOLUTION says; return how many could not be ended.
 
-    Between a check and its answer a half message may be ended otherwise; the rest is for all that.
+    A half message may be ended differently between its check and the answer. It is logged, and the
+    others are still ended.
 
     Raises:
         FencedError: the window has been taken over.

@@ -1,1 +1,1 @@
-"""The broker's process: both doors of an open home, until it is told to stop."""
+"""Broker process: serves the endpoints of one home until it receives a stop signal."""

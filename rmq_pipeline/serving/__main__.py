@@ -1,21 +1,24 @@
-"""What ``flight.process.start`` runs: ``python -m rmq_pipeline.serving HOME FLAGS``."""
+"""Entry point that ``flight.process.start`` runs: ``python -m rmq_pipeline.serving HOME FLAGS``."""
 
 import contextlib
 import json
-import logging
 import sys
 from pathlib import Path
 
-from rmq_pipeline import errors
+from rmq_pipeline import errors, logs
 from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.flight.process import HOME_LOCKED
 from rmq_pipeline.serving.serve import serve
 
 
 def main() -> int:
-    """Serve a home, with its flags as JSON."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    """Serve a home; the second argument has the flags as JSON.
+
+    Returns:
+        Exit code: HOME_LOCKED if another process has the home open, 1 on any other refusal.
+    """
     try:
+        logs.set_up(default="info")
         said = json.loads(sys.argv[2])
         serve(Path(sys.argv[1]), listening=Listening(**said.pop("listening")), **said)
     except errors.HomeLockedError as error:
@@ -27,8 +30,8 @@ def main() -> int:
 
 
 def _tell(error: errors.RocketMQError) -> None:
-    # It goes to a file of the home: on a full disk the exit code still says what happened, and so
-    # it does where stderr is closed.
+    # Stderr is a file in the home. If the disk is full or stderr is closed, the exit code alone
+    # reports the error.
     with contextlib.suppress(OSError, AttributeError):
         sys.stderr.write(f"{error}\n")
 

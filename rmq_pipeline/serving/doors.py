@@ -1,4 +1,4 @@
-"""The doors of an open broker, opened and closed together."""
+"""Endpoints of an open broker, opened and closed together."""
 
 import importlib
 import itertools
@@ -13,21 +13,21 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.flags import AS_LAST_TIME, NO_DOOR, Flags, Listening
 from rmq_pipeline.flight.process import ANY_PORT
 from rmq_pipeline.flight.server import FlightServer
-from rmq_pipeline.serving import guard
+from rmq_pipeline.serving import connections, guard
 
 if TYPE_CHECKING:
-    from rmq_pipeline.rocketmq.door import GrpcDoor
+    from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 
 log = logging.getLogger(__name__)
 Door = TypeVar("Door")
 
-#: Running calls get this long to end; their clients repeat them, or learn that it is not known.
+#: Time that running calls have to end. A client whose call is cut off does not know its result.
 _GRACE_S: Final = 10.0
-_GRPC_MODULE: Final = "rmq_pipeline.rocketmq.door"
+_GRPC_MODULE: Final = "rmq_pipeline.rocketmq.grpc_endpoint"
 
 
 def import_ahead(grpc: str) -> None:
-    """Begin to import the door for RocketMQ clients, which takes as long as to open a home."""
+    """Import the gRPC endpoint in a thread: the import takes as long as opening a home."""
     if grpc != NO_DOOR:
         threading.Thread(
             target=importlib.import_module, args=(_GRPC_MODULE,), name="rmq-import", daemon=True
@@ -35,9 +35,9 @@ def import_ahead(grpc: str) -> None:
 
 
 class Doors:
-    """Both doors."""
+    """The Flight endpoint and, unless it is switched off, the gRPC endpoint of one broker."""
 
-    def __init__(self, flight: FlightServer, grpc: "GrpcDoor | None") -> None:
+    def __init__(self, flight: FlightServer, grpc: "GrpcEndpoint | None") -> None:
         self.flight = flight
         self.grpc = grpc
 
@@ -52,15 +52,17 @@ class Doors:
         certificate: Certificate | None = None,
         insecure: bool = False,
     ) -> "Doors":
-        """Listen; where a port that was only remembered is taken, at a free one.
+        """Listen at the addresses of the flags.
 
         Args:
-            asked: what was asked for: an address that is in it is not exchanged for another.
-            certificate: for the doors that are encrypted.
-            insecure: beyond loopback, too, when there is no access control.
+            token: the owner's token, accepted by the Flight endpoint.
+            asked: the addresses that this start asked for. A free loopback port replaces any
+                other address that is taken.
+            certificate: for the encrypted endpoints.
+            insecure: allow addresses beyond loopback although the home has no users.
 
         Raises:
-            RequestError: an address that was asked for is taken, or one is not to be listened at.
+            RequestError: an address is taken, or is beyond loopback without access control.
         """
         guard.close(broker, flags, insecure=insecure)
         flight = _listen(
@@ -77,14 +79,19 @@ class Doors:
         )
         if flags.grpc == NO_DOOR:
             return cls(flight, None)
-        from rmq_pipeline.rocketmq.door import GrpcDoor
+        from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 
         encrypted = None if flags.grpc_tls == NO_DOOR else flags.grpc_tls
         keys = (certificate.key, certificate.chain) if certificate and encrypted else None
         try:
             grpc = _listen(
-                lambda at, tls_at: GrpcDoor(
-                    broker, at, tls_address=tls_at, certificates=keys, access=broker.access
+                lambda at, tls_at: GrpcEndpoint(
+                    broker,
+                    at,
+                    tls_address=tls_at,
+                    certificates=keys,
+                    access=broker.access,
+                    connections=connections.most(),
                 ),
                 flags.grpc,
                 exchangeable=asked.grpc is None,
@@ -96,14 +103,21 @@ class Doors:
             raise
         return cls(flight, grpc)
 
+    def ports(self) -> list[int]:
+        """Return the ports of all open endpoints."""
+        addresses = [self.flight.address]
+        if self.grpc is not None:
+            addresses += filter(None, (self.grpc.address, self.grpc.tls_address))
+        return [int(address.rpartition(":")[2]) for address in addresses]
+
     def refuse(self) -> None:
-        """From now on answer every call, waiting ones too, that the broker is stopping."""
+        """Answer all calls, including waiting ones, with the error that the broker is stopping."""
         self.flight.refuse()
         if self.grpc is not None:
             self.grpc.refuse()
 
     def shut(self) -> None:
-        """Let running calls end, for a while."""
+        """Wait up to 10 s for running calls, then release deliveries that were never sent."""
         shutdowns = [self.flight.shutdown]
         if self.grpc is not None:
             shutdowns.append(self.grpc.shutdown)
@@ -116,7 +130,8 @@ class Doors:
         for thread in threads:
             thread.join(_GRACE_S)
         if any(thread.is_alive() for thread in threads):
-            log.warning("calls still run after %s s: leaving them", _GRACE_S)
+            log.warning("calls still run after %s s; the broker stops without them", _GRACE_S)
+        self.flight.take_back()
 
 
 def _listen(
@@ -127,7 +142,7 @@ def _listen(
     encrypted: str | None = None,
     encrypted_exchangeable: bool = False,
 ) -> Door:
-    """Open a door where it was the last time; what is taken by now is exchanged for a free port."""
+    """Open an endpoint; if an exchangeable address is taken, retry it with a free port."""
     tries = itertools.product(
         [address, *[ANY_PORT] * exchangeable], [encrypted, *[ANY_PORT] * encrypted_exchangeable]
     )

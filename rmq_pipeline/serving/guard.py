@@ -1,4 +1,4 @@
-"""Where doors may listen, and with which certificate."""
+"""Checks of the addresses and certificates of the endpoints."""
 
 from pathlib import Path
 
@@ -11,27 +11,36 @@ from rmq_pipeline.flight.flags import NO_DOOR, NO_TLS, SELF_MADE, Flags
 
 
 def look_ahead(home: Path, flags: Flags, *, insecure: bool) -> None:
-    """Refuse addresses that cannot be served, before a home is made or opened.
+    """Refuse addresses that cannot be served, before the home is created or opened.
 
     Raises:
-        RequestError: one is none, or lies beyond loopback, and the home has no users; or one is
-            for TLS, and there is no certificate, or its files are none.
+        RequestError: an address is malformed, or is beyond loopback while the home has no users.
+            Also: a TLS address without a certificate or without the gRPC endpoint, or
+            certificate files that cannot be used.
     """
     for address in _addresses(flags):
         listening(address, guarded=insecure or file.exists(home))
     if flags.grpc_tls != NO_DOOR and flags.tls == NO_TLS:
-        raise RequestError("An address for TLS needs a certificate: say --tls self-made, too.")
+        raise RequestError(
+            f"The TLS address {flags.grpc_tls} has no certificate.",
+            remedy="Add --tls self-made, or --tls-cert and --tls-key.",
+        )
     if flags.grpc_tls != NO_DOOR and flags.grpc == NO_DOOR:
-        raise RequestError("The door at the address for TLS is shut: give --grpc an address.")
+        raise RequestError(
+            f"The gRPC endpoint is off, so it cannot listen at the TLS address {flags.grpc_tls}.",
+            remedy="Give --grpc an address, or --grpc-tls none.",
+        )
     if not isinstance(flags.tls, str):
         certificate_of(home, flags)
 
 
 def close(broker: Broker, flags: Flags, *, insecure: bool) -> None:
-    """Refuse addresses beyond loopback without users, and keep the last user where there are some.
+    """Refuse addresses beyond loopback while the open home has no users.
+
+    Once such an address is served, the last user cannot be deleted.
 
     Raises:
-        RequestError: everybody who reaches an address could do everything.
+        RequestError: an address is beyond loopback and access control is off.
     """
     for address in _addresses(flags):
         host, _ = listening(address, guarded=insecure or broker.access.enabled)
@@ -40,10 +49,11 @@ def close(broker: Broker, flags: Flags, *, insecure: bool) -> None:
 
 
 def certificate_of(home: Path, flags: Flags) -> Certificate | None:
-    """What the doors show; None: nothing, they are not encrypted.
+    """Return the certificate that the flags select; None if TLS is off.
 
     Raises:
-        RequestError: the files that were given are none.
+        RequestError: the given files cannot be read, or are not a matching certificate and key.
+        OSError: a self-made certificate could not be written.
     """
     if flags.tls == NO_TLS:
         return None

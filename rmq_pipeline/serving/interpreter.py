@@ -1,4 +1,4 @@
-"""How the interpreter runs in a process that answers calls."""
+"""Settings of the interpreter and of malloc for a broker process."""
 
 import atexit
 import ctypes
@@ -8,25 +8,31 @@ import signal
 import sys
 from typing import Final
 
-#: A thread that waits for the GIL asks for it after this long: at the default of 5 ms a single
-#: busy thread makes every sync of the commit log 10 ms late.
+import pyarrow as pa
+
+#: Time after which a waiting thread requests the GIL. At Python's default of 5 ms, one busy thread
+#: delays every sync of the commit log by 10 ms.
 SWITCH_INTERVAL_S: Final = 0.0002
 #: M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
 _MALLOC_OPTIONS: Final = ((-8, 2), (-3, 4 << 20), (-1, 16 << 20))
 
 
 def prepare() -> None:
-    """Set what has to be set before the first thread."""
+    """Apply the settings that must precede the first thread."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _bound_allocator()
-    # SIGUSR1 writes what every thread does to stderr, which tells why a broker hangs.
+    # Arrow's default pool (mimalloc) has a heap per thread and retains the memory of large calls.
+    pa.set_memory_pool(pa.system_memory_pool())
+    # SIGUSR1 writes the stack of every thread to stderr, to diagnose a broker that hangs. A crash
+    # in a library writes them, too.
     faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()
 
 
 def _bound_allocator() -> None:
-    """Let glibc keep less of what is freed: by default each of many threads has its own heap.
+    """Limit the freed memory that glibc retains; by default each thread may have its own heap.
 
-    After five million messages and acks that is some 300 MB.
+    Without the limit, five million messages and acks leave about 300 MB of freed memory.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -35,13 +41,13 @@ def _bound_allocator() -> None:
 
 
 def calm_garbage_collection() -> None:
-    """Keep the collector away from what lives as long as the process, and let it run less often.
+    """Exclude all present objects from garbage collection, and collect less often.
 
-    A full collection of the modules of DuckDB, Arrow and pydantic takes tens of ms, in which no
-    call is answered.
+    A full collection over the modules of DuckDB, Arrow and pydantic takes tens of milliseconds.
+    The broker answers no call during that time.
     """
     gc.collect()
     gc.freeze()
-    # At an end in order what was kept away from it is to be collected: DuckDB tells what is left.
+    # A regular exit must collect the frozen objects, or DuckDB reports them as leaked.
     atexit.register(gc.unfreeze)
     gc.set_threshold(50_000, 20, 50)

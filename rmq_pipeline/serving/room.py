@@ -1,4 +1,4 @@
-"""Room on a full disk for what a start has to write."""
+"""Free space for the files that a start writes while the disk is full."""
 
 import logging
 from collections.abc import Callable
@@ -13,13 +13,13 @@ Written = TypeVar("Written")
 
 
 def with_room(broker: Broker, write: Callable[[], Written]) -> Written:
-    """What ``write`` returns; while the disk is full for it, parts of the reserve go to the disk.
+    """Call ``write`` and return its result, freeing parts of the reserve while the disk is full.
 
-    A broker that does not start lets no consumer drain it, which is what the reserve is for.
+    The reserve exists so that consumers can drain a full broker. They need a broker that starts.
 
     Raises:
-        StoreFullError: nothing is left of the reserve.
-        OSError: it failed for another reason.
+        StoreFullError: the reserve is used up.
+        OSError: ``write`` failed for another reason.
     """
     while True:
         try:
@@ -27,11 +27,11 @@ def with_room(broker: Broker, write: Callable[[], Written]) -> Written:
         except OSError as error:
             if not is_full(error):
                 raise
-            log.warning("the disk is full (%s): a part of the reserve is given up", error)
+            log.warning("the disk is full (%s): freeing a part of the reserve", error)
             engine = broker.engine
             engine.log.draw_reserve(part_of(engine.settings.reserve_bytes))
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there was no room: on the disk, or in this user's part of it."""
+    """Return True if the disk or the user's disk quota is full."""
     return error.errno in FULL

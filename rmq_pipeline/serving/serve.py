@@ -1,4 +1,4 @@
-"""Open the home, open the doors, serve until told to stop."""
+"""Life of a broker process: open the home and the endpoints, serve, and stop in order."""
 
 import contextlib
 import logging
@@ -25,10 +25,14 @@ from rmq_pipeline.flight.flags import (
     Values,
     checked,
 )
+from rmq_pipeline.flight.process import STORE_FAILED
+from rmq_pipeline.home_mark import HomeMark
 from rmq_pipeline.interruption import Interruption
 from rmq_pipeline.serving import guard, interpreter
+from rmq_pipeline.serving.connections import ConnectionGuard
 from rmq_pipeline.serving.doors import Doors, import_ahead
 from rmq_pipeline.serving.room import is_full, with_room
+from rmq_pipeline.store import descriptors
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +45,23 @@ def serve(
     flush: Flush | None = None,
     settings: Values | None = None,
 ) -> NoReturn:
-    """Serve a home until SIGTERM or SIGINT, then end the process; for the main thread.
+    """Serve a home until SIGTERM or SIGINT, then end the process. Call it in the main thread.
 
-    Prints ``ready grpc=HOST:PORT flight=HOST:PORT home=DIR`` when calls are answered. An argument
-    left out is what the home was served with the last time, at first 127.0.0.1:8082 and, for
-    RocketMQ clients, 127.0.0.1:8081, upkeep self, flush sync; where such a port is taken, a free
-    one. Settings that are given change those that the home keeps; "default" gives one its default.
+    Prints ``ready grpc=HOST:PORT flight=HOST:PORT home=DIR`` when the endpoints accept calls; a -
+    stands for an absent gRPC endpoint. Omitted arguments take their values from the last run.
 
-    With a ``listening.grpc`` of none there is no door for RocketMQ clients, and the line has a - in
-    its place. ``tls`` encrypts the table door, and opens that for RocketMQ clients at ``grpc_tls``,
-    too. Beyond loopback a home must have users, or ``insecure`` be said each time.
+    Args:
+        listening: addresses and TLS; at first Flight at 127.0.0.1:8082, gRPC at 127.0.0.1:8081. A
+            free port replaces an address of the last run that is taken. ``grpc="none"`` switches
+            gRPC off. ``tls`` encrypts Flight and adds a gRPC endpoint at ``grpc_tls``. Beyond
+            loopback a home needs users, or ``insecure`` at every start.
+        upkeep, flush: at first "self" and "sync".
+        settings: changes to the stored settings; "default" resets a setting.
 
     Raises:
         HomeLockedError: another process has the home open.
-        RequestError: an address is taken, or beyond loopback, or a setting or certificate is wrong.
-        StoreFullError: the disk has no room for what a start writes, nor has the reserve.
+        RequestError: an address cannot be served, or a setting or certificate is invalid.
+        StoreFullError: the disk is full and the reserve is used up.
     """
     home = home.absolute()
     said = asdict(listening)
@@ -64,6 +70,7 @@ def serve(
     chosen = checked(flags.settings)
     guard.look_ahead(home, flags, insecure=insecure)
     interpreter.prepare()
+    descriptors.reserve()
     stopping = Interruption()
     import_ahead(flags.grpc)
     broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
@@ -82,7 +89,9 @@ def serve(
         with_room(broker, endpoint.write)
         undoing.callback(endpoint.remove)
         _say_ready(endpoint)
-        # It serves: from here on it ends in order, and in another one.
+        ConnectionGuard(doors.ports()).start()
+        broker.engine.repair.on_hopeless = _die
+        # The broker serves from here on, so _end closes everything, in its own order.
         undoing.pop_all()
     stopping.wait()
     log.info("stopping")
@@ -91,7 +100,7 @@ def serve(
 
 
 def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
-    """Have the next start find how this one is served; without a reserve that is left out."""
+    """Store the flags of this run for the next start, unless the disk and the reserve are full."""
     home = Path(endpoint.home)
     served = replace(
         flags,
@@ -103,7 +112,7 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
         with_room(broker, lambda: served.keep(home))
     except StoreFullError:
         log.warning(
-            "the disk is full: %s stays as it was, and what was given holds for this run only",
+            "the disk is full: %s was not updated, so the flags apply to this run only",
             home / SETTINGS_FILE,
         )
 
@@ -115,8 +124,8 @@ def _say_ready(endpoint: Endpoint) -> None:
 
 
 def _tell(text: str = "") -> None:
-    """Print it, and what was before it, at once; a full disk does without, or gets it later."""
-    # A descriptor that was closed from the start is nobody to tell.
+    """Print and flush; if the disk is full, the text stays in the buffer."""
+    # Python sets sys.stdout to None if the descriptor was closed at the start.
     if sys.stdout is None:
         return
     try:
@@ -142,11 +151,19 @@ def _endpoint(
         flush=flags.flush,
         certificate=str(certificate.path) if certificate is not None else None,
         server_name=certificate.name if certificate is not None else None,
+        mark=HomeMark.of(home),
     )
 
 
+def _die(why: str) -> None:
+    """End the process at once and leave the endpoint file, so that a supervisor restarts it."""
+    log.critical("the store cannot be rebuilt; exiting with code %d: %s", STORE_FAILED, why)
+    logging.shutdown()
+    os._exit(STORE_FAILED)
+
+
 def _close(broker: Broker) -> bool:
-    """Close the home; whether that went in order."""
+    """Close the home; return False if that failed."""
     try:
         broker.close()
     except Exception:
@@ -156,14 +173,19 @@ def _close(broker: Broker) -> bool:
 
 
 def _end(broker: Broker, doors: Doors) -> NoReturn:
-    """Close the home, let running calls end, then the process.
+    """Let running calls end, close the home, then end the process.
 
-    The interpreter is not taken apart: that takes longer, and threads of gRPC and DuckDB may hang
-    in it.
+    The home closes after the endpoints, because running calls need the broker until their answer.
+    ``os._exit`` skips the shutdown of the interpreter: it is slow, and threads of gRPC and DuckDB
+    can hang in it.
     """
     doors.refuse()
+    for step in (broker.wind_down, doors.shut):
+        try:
+            step()
+        except Exception:
+            log.exception("could not end the running calls in order")
     code = 0 if _close(broker) else 1
-    doors.shut()
     logging.shutdown()
     _tell()
     os._exit(code)

@@ -14,7 +14,7 @@ def echo() -> Echo:
 
 @pytest.fixture
 def server(echo: Echo) -> Iterator[FlightServer]:
-    server = FlightServer(echo, token="right", clock=echo.clock)
+    server = FlightServer(echo, token="right")
     yield server
     server.refuse()
     echo.clock.advance(120_000)  # whoever still waits, as its test has failed, would hold it up

@@ -1,11 +1,13 @@
 """An object with a few of the broker's verbs, to test the wire by itself."""
 
+import os
 import threading
 from typing import Any
 
 import pyarrow as pa
 
 from rmq_pipeline import errors, schema
+from rmq_pipeline.broker import caller
 from rmq_pipeline.clock import ManualClock, wait_for
 
 
@@ -39,6 +41,9 @@ class Echo:
     def ack(self, receipts: pa.Table) -> None:
         self.calls.append(("ack", {"receipts": receipts}))
 
+    def ping(self) -> dict[str, Any]:
+        return {"pid": os.getpid()}
+
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
         return len(topic) + queue_id + at_ms
 
@@ -57,7 +62,12 @@ class Echo:
         with self.arrived:
             self.waiting += 1
             self.arrived.notify_all()
-            wait_for(self.clock, self.arrived, ready=lambda: self.messages is not None, at_ms=until)
+            while (
+                self.messages is None and self.clock.now_ms() < until and not caller.waits_no_more()
+            ):
+                look = caller.look_at_ms(self.clock, until)
+                ready = lambda: self.messages is not None  # noqa: E731
+                wait_for(self.clock, self.arrived, ready=ready, at_ms=look)
             self.waiting -= 1
             self.arrived.notify_all()
             return schema.RECEIVED.empty_table() if self.messages is None else self.messages

@@ -16,8 +16,8 @@ import pytest
 from pyarrow import flight
 
 from rmq_pipeline import errors
+from rmq_pipeline.broker.caller import LOOK_MS
 from rmq_pipeline.endpoint import Endpoint
-from rmq_pipeline.flight import server as server_module
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from tests.flight.echo import Echo
@@ -65,7 +65,7 @@ def test_closing_lets_a_thread_that_begins_a_call_keep_its_connection(client: Cl
     used: Any = Beginning(client._connection._client)
     client._connection._client = used
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(client.ping)
+        call = pool.submit(client.list_topics)
         assert used.has_begun.wait(20)
 
         client.close()
@@ -81,7 +81,7 @@ def test_the_connection_of_a_closed_client_goes_with_its_last_call(
     client.ping()
     used = weakref.ref(client._connection._client)
     with ThreadPoolExecutor(1) as pool:
-        poll = pool.submit(client.receive, "t", "g", wait_ms=60_000)
+        poll = pool.submit(client.receive, "g", "t", wait_ms=60_000)
         echo.wait_until_waiting(1)
 
         client.close()
@@ -219,7 +219,7 @@ Client(sys.argv[1]).receive("t", "g", wait_ms=60_000)
 
     # The server may hear of it only after some slices; the poll has sixty.
     for _ in range(50):
-        echo.clock.advance(server_module.SLICE_MS)
+        echo.clock.advance(LOOK_MS)
         if echo.is_left_alone(within_s=0.1):
             break
     else:

@@ -10,19 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import flight
 from typing_extensions import override
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.flight import wire
+from rmq_pipeline.broker.caller import LOOK_MS
+from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.server import SLICE_MS, FlightServer
+from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.flight.service import Call
 from rmq_pipeline.settings import Settings
 from tests.waiting import until
 
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
-LONG_MS = 20 * SLICE_MS
+LONG_MS = 20 * LOOK_MS
 
 
 class Held:
@@ -42,43 +43,33 @@ class Held:
 
 
 class Watched(FlightServer):
-    """A server that shows the contexts of its calls."""
+    """A server that shows its calls."""
 
     def __init__(self, broker: Any) -> None:
-        self.contexts: list[flight.ServerCallContext] = []
+        self.calls: list[Call] = []
         super().__init__(broker)
 
     @override
-    def do_exchange(
-        self,
-        context: flight.ServerCallContext,
-        descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
-        writer: flight.MetadataRecordBatchWriter,
-    ) -> None:
-        self.contexts.append(context)
-        super().do_exchange(context, descriptor, reader, writer)
+    def exchange(self, call: Call) -> Iterator[bytes]:
+        self.calls.append(call)
+        yield from super().exchange(call)
 
 
-class Call:
-    """A caller's side of an exchange: it has said all, and reads so many pieces of the answer."""
+class Caller:
+    """A caller's side of a call without tables."""
 
-    def __init__(self, *, reads: int) -> None:
-        self._reads = reads
+    def __init__(self, command: bytes) -> None:
+        self.headers: dict[str, str] = {}
+        self.messages = iter([framing.Message(command, None)])
+        self.peer = ""
+        self.is_action = False
 
-    def read_chunk(self) -> None:
-        raise StopIteration
+    def read(self, timeout_s: float) -> framing.Message | None:
+        del timeout_s
+        return next(self.messages, None)
 
-    def begin(self, schema: pa.Schema) -> None:
-        """Nothing."""
-
-    def write_with_metadata(self, *_: object) -> None:
-        self._reads -= 1
-        if self._reads < 0:
-            raise pa.ArrowIOError("Could not write record batch to stream.")
-
-    def is_cancelled(self) -> bool:
-        return False
+    def is_active(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -95,12 +86,12 @@ def lose(broker: Broker, **args: Any) -> None:
     held = Held(broker)
     with Watched(held) as server, ThreadPoolExecutor(1) as pool:
         client = Client(server.address, retry_s=0)
-        call = pool.submit(client.receive, "t", **args)
+        call = pool.submit(client.receive, topic="t", **args)
         assert held.arrived.wait(20)
         client.close()
         with pytest.raises(errors.BrokerUnavailableError):
             call.result(20)
-        until(server.contexts[0].is_cancelled)
+        until(lambda: not server.calls[0].is_active())
         held.may_look.set()
 
 
@@ -110,7 +101,7 @@ def test_a_receive_whose_caller_has_gone_counts_as_none(broker: Broker, wait_ms:
 
     lose(broker, group="g", wait_ms=wait_ms)
 
-    got = broker.receive("t", "g")
+    got = broker.receive("g", "t")
     assert got["body"].to_pylist() == [b"a", b"b"]
     assert got["delivery_attempt"].to_pylist() == [1, 1]
 
@@ -120,16 +111,17 @@ def test_a_receive_whose_answer_cannot_be_written_counts_as_none(
     broker: Broker, reads: int, left: list[bytes]
 ) -> None:
     broker.send("t", pa.table({"body": [b"a"]}))
-    asked = wire.request("receive", {"topic": "t", "group": "g"}).command(None)
-    call: Any = Call(reads=reads)
+    asked = wire.request("receive", {"topic": "t", "group": "g"}).command()
 
     with FlightServer(broker) as server:
-        try:
-            server.do_exchange(call, flight.FlightDescriptor.for_command(asked), call, call)
-        except pa.ArrowIOError:
-            assert left
+        answer = server.exchange(Caller(asked))
+        assert next(answer)
+        if reads:
+            assert list(answer) == []
+        else:
+            answer.close()  # type: ignore[attr-defined]
 
-    assert broker.receive("t", "g")["body"].to_pylist() == left
+    assert broker.receive("g", "t")["body"].to_pylist() == left
 
 
 def test_a_lost_receive_with_an_attempt_id_is_answered_again(broker: Broker) -> None:
@@ -137,8 +129,8 @@ def test_a_lost_receive_with_an_attempt_id_is_answered_again(broker: Broker) -> 
 
     lose(broker, group="ordered", limit=1, client_id="c", attempt_id="1")
 
-    assert broker.receive("t", "ordered", client_id="d").num_rows == 0
-    got = broker.receive("t", "ordered", limit=2, client_id="c", attempt_id="1")
+    assert broker.receive("ordered", "t", client_id="d").num_rows == 0
+    got = broker.receive("ordered", "t", limit=2, client_id="c", attempt_id="1")
     assert got["body"].to_pylist() == [b"a"]
 
 
@@ -149,8 +141,8 @@ def test_a_receive_that_is_lost_of_a_locked_queue_leaves_it_to_its_holder(broker
 
     lose(broker, group="g", **mine)
 
-    assert broker.receive("t", "g", client_id="d").num_rows == 0
-    assert broker.receive("t", "g", **mine)["delivery_attempt"].to_pylist() == [1]
+    assert broker.receive("g", "t", client_id="d").num_rows == 0
+    assert broker.receive("g", "t", **mine)["delivery_attempt"].to_pylist() == [1]
 
 
 def test_what_ended_before_its_answer_was_lost_is_let_be(broker: Broker) -> None:
@@ -162,11 +154,34 @@ def test_what_ended_before_its_answer_was_lost_is_let_be(broker: Broker) -> None
             self._broker.ack(got)
             return got
 
-    asked = wire.request("receive", {"topic": "t", "group": "g"}).command(None)
-    call: Any = Call(reads=0)
+    asked = wire.request("receive", {"topic": "t", "group": "g"}).command()
     acking = Acking(broker)
     acking.may_look.set()
-    with FlightServer(acking) as server, pytest.raises(pa.ArrowIOError):
-        server.do_exchange(call, flight.FlightDescriptor.for_command(asked), call, call)
+    with FlightServer(acking) as server:
+        answer = server.exchange(Caller(asked))
+        assert next(answer)
+        answer.close()  # type: ignore[attr-defined]
 
-    assert broker.receive("t", "g").num_rows == 0
+    assert broker.receive("g", "t").num_rows == 0
+
+
+def test_what_is_leased_after_the_others_were_released_is_released_too(broker: Broker) -> None:
+    broker.send("t", pa.table({"body": [b"a"]}))
+    asked = wire.request("receive", {"topic": "t", "group": "g"}).command()
+    with FlightServer(broker) as server:
+        server.take_back()
+
+        with pytest.raises(errors.BrokerUnavailableError, match="is stopping"):
+            next(server.exchange(Caller(asked)))
+
+    assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1_000])
+def test_a_receive_leases_nothing_once_the_broker_stops(broker: Broker, wait_ms: int) -> None:
+    broker.send("t", pa.table({"body": [b"a"]}))
+
+    broker.wind_down()
+
+    assert broker.receive("g", "t", wait_ms=wait_ms).num_rows == 0
+    assert broker.sql("SELECT * FROM in_flight").num_rows == 0

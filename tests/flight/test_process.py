@@ -21,6 +21,7 @@ from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Flags, Listening
+from rmq_pipeline.home_mark import LOCK_FILE
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
 from tests.free_address import free_doors
@@ -46,7 +47,7 @@ sys.stdin.read()
 def holder(home: Path) -> "Iterator[subprocess.Popen[str]]":
     """A process that has the home open until its stdin is closed."""
     home.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", HOLD, str(home / process.LOCK_FILE)]
+    command = [sys.executable, "-c", HOLD, str(home / LOCK_FILE)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdout is not None
@@ -159,7 +160,7 @@ def test_killed_broker_is_found_again_after_it_was_started_again(home: Path) -> 
 
 
 def test_broker_that_cannot_start_says_why(home: Path) -> None:
-    with pytest.raises(errors.OperatorError, match="not on loopback"):
+    with pytest.raises(errors.OperatorError, match="beyond loopback"):
         process.start(home, listening=Listening(flight="0.0.0.0:0"))
 
 
@@ -233,6 +234,16 @@ def test_stop_names_the_process_that_keeps_the_home_open(home: Path) -> None:
 
     # Once, and not only when it has given up.
     assert [f"is open in process {keeping.pid}" in sentence for sentence in told] == [True]
+
+
+def test_stop_of_a_home_that_this_process_has_open_is_refused_at_once(home: Path) -> None:
+    with Broker.open(home, upkeep="none") as broker:
+        with pytest.raises(errors.ConflictError, match=f"open in this process, {os.getpid()}"):
+            process.stop(home, timeout_s=60)
+
+        broker.create_topic("plain")
+
+    assert process.stop(home) is None
 
 
 def test_what_a_killed_broker_has_left_is_no_broker(home: Path) -> None:

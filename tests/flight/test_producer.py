@@ -15,6 +15,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.flight.transactions import Transaction
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.transaction import Rollback
 from tests.conftest import Eventually
 from tests.free_address import free_address
 
@@ -71,17 +72,73 @@ def test_the_end_of_the_block_commits(client: Client, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_rolls_back(
+def test_an_exception_leaves_it_to_the_check(
     client: Client, broker: Broker, error: type[BaseException]
 ) -> None:
+    """The local commit may have been done: its answer may have timed out."""
     with (
         pytest.raises(error),
-        client.transaction("orders", messages(b"a"), producer_group="p"),
+        client.transaction("orders", messages(b"a"), producer_group="p") as begun,
     ):
         raise error
 
+    assert still_open(broker) == 1
+    assert sweep(broker, 1) == 1
+    client.end_transactions(
+        pa.table({"transaction_id": begun.sent["transaction_id"], "resolution": ["commit"]})
+    )
+    assert delivered(broker) == [b"a"]
+
+
+def test_the_check_commits_what_a_timeout_of_the_local_commit_left_open(
+    client: Client, broker: Broker, eventually: Eventually
+) -> None:
+    booked: list[bytes] = []
+
+    def book(body: bytes) -> None:
+        booked.append(body)
+        raise TimeoutError("the database did not answer")
+
+    def check(halves: pa.Table) -> list[str]:
+        return ["commit" if body in booked else "rollback" for body in halves["body"].to_pylist()]
+
+    with client.producer("p", checker=check) as producer:
+        with (
+            pytest.raises(TimeoutError),
+            producer.transaction("orders", messages(b"a")),
+        ):
+            book(b"a")
+        sweep(broker, 1)
+        eventually(lambda: still_open(broker) == 0)
+
+    assert delivered(broker) == [b"a"]
+
+
+def test_an_exception_named_for_it_rolls_back(client: Client, broker: Broker) -> None:
+    def work() -> None:
+        raise Rollback
+
+    with client.transaction("orders", messages(b"a"), producer_group="p"):
+        work()
+
     assert delivered(broker) == []
     assert still_open(broker) == 0
+
+
+def test_a_rollback_that_is_raised_is_answered_like_one_that_is_called(
+    client: Client, broker: Broker
+) -> None:
+    def work(begun: Transaction) -> None:
+        begun.commit()
+        raise Rollback
+
+    with (
+        pytest.raises(errors.TransactionEndedError),
+        client.transaction("orders", messages(b"a"), producer_group="p") as begun,
+    ):
+        work(begun)
+
+    assert delivered(broker) == [b"a"]
 
 
 def test_a_rollback_in_the_block_stands(client: Client, broker: Broker) -> None:
@@ -130,10 +187,10 @@ def test_a_broker_that_is_away_leaves_the_rollback_to_the_check(broker: Broker) 
 
         def work() -> None:
             server.shutdown()
-            raise ValueError("the local work")
+            raise Rollback
 
         with (
-            pytest.raises(ValueError, match="the local work"),
+            pytest.raises(errors.BrokerUnavailableError),
             client.transaction("orders", messages(b"a"), producer_group="p"),
         ):
             work()

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits, schema
-from rmq_pipeline.flight import wire
+from rmq_pipeline.flight import answers, wire
 from rmq_pipeline.flight.client import Client
 from tests.flight.echo import Echo
 
@@ -48,7 +48,7 @@ def test_table_comes_back_as_it_was_sent(client: Client, table: pa.Table) -> Non
 def test_table_of_many_pieces_comes_back_whole(client: Client) -> None:
     body = pa.array([bytes([n % 256]) * 1024 for n in range(100_000)], pa.binary())
     table = pa.table({"n": range(100_000), "body": body})
-    assert table.nbytes > 3 * wire.PIECE_BYTES
+    assert table.nbytes > 3 * answers.PIECE_BYTES
 
     assert rows(client.send("t", table)).equals(table)
 
@@ -110,11 +110,15 @@ def test_values_that_are_no_table_come_back(client: Client) -> None:
 def test_every_error_comes_back_as_itself(error: type[errors.RocketMQError]) -> None:
     raised = error("What happened.")
 
-    with pytest.raises(error) as caught:
-        wire.read_answer(wire.error_answer(raised))
+    for read in (
+        lambda: answers.read([pa.py_buffer(answers.refusal(raised))]),
+        lambda: answers.check_status(f"Flight said: {answers.refusal_status(raised)}. Context: …"),
+    ):
+        with pytest.raises(error) as caught:
+            read()
 
-    assert type(caught.value) is error
-    assert caught.value.message == "What happened."
+        assert type(caught.value) is error
+        assert caught.value.message == "What happened."
 
 
 def test_refusal_reaches_the_caller(client: Client) -> None:
@@ -148,8 +152,9 @@ def test_wrong_arguments_are_refused(client: Client) -> None:
         client._connection.call("close", {})
     with pytest.raises(errors.TableSchemaError, match=r"messages is a dict, not a pyarrow\.Table"):
         client.send("t", {"body": [b"x"]})
-    with pytest.raises(errors.RequestError, match="not JSON serializable"):
-        client.create_group("g", order=object())  # type: ignore[arg-type]
+    for order in (object(), b"none"):
+        with pytest.raises(errors.RequestError, match="not JSON serializable"):
+            client.create_group("g", order=order)  # type: ignore[arg-type]
 
 
 def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
@@ -164,4 +169,4 @@ def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
 
 
 def test_limits_of_a_piece_leave_room_for_the_largest_body() -> None:
-    assert wire.PIECE_BYTES > limits.BODY_BYTES
+    assert answers.PIECE_BYTES > limits.BODY_BYTES

@@ -1,0 +1,307 @@
+"""The gRPC service behind the Flight endpoint: limits, threads, headers, the end of a call.
+
+It uses gRPC's own server. The server of pyarrow reads a message of any length into memory before
+Python sees the headers of its call. This service checks the headers before it reads the first byte.
+No message is longer than FLIGHT_MESSAGE_BYTES, and gRPC decompresses nothing.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NoReturn, Protocol
+
+import grpc
+from typing_extensions import override
+
+from rmq_pipeline import errors, limits
+from rmq_pipeline.access.certificates import Certificate
+from rmq_pipeline.flight import answers, framing
+
+log = logging.getLogger(__name__)
+
+_SERVICE: Final = "arrow.flight.protocol.FlightService"
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", limits.FLIGHT_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # Allow no compression: a message would be decompressed before its length is known.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Pings of the server detect a client whose machine has disappeared.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # By default gRPC measures the delay of a connection with a ping whenever data arrives. The
+    # lookahead is data received before the call is checked, so it is small.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 256 * 1024),
+    ("grpc.http2.max_frame_size", 256 * 1024),
+    # Otherwise two brokers could listen on one port, and share its calls.
+    ("grpc.so_reuseport", 0),
+    # By default gRPC cancels calls at random once a thousand wait for a thread.
+    ("grpc.server.max_pending_requests", limits.FLIGHT_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", limits.FLIGHT_CALLS + 1),
+    # Close a connection without a handshake; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
+#: Running calls get this long to finish when the endpoint closes.
+_GRACE_S: Final = 60.0
+#: A thread ends after this long without a call.
+_IDLE_S: Final = 10.0
+#: Status codes of refusals, for foreign clients; others are FAILED_PRECONDITION.
+_CODES: Final = (
+    (errors.UnauthorizedError, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.ForbiddenError, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.BrokerUnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (errors.BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+
+
+class Call(Protocol):
+    """A call, as seen by an endpoint."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Metadata of the call, received before the first message; names in lower case."""
+        ...
+
+    @property
+    def messages(self) -> Iterator[framing.Message]:
+        """Messages of the caller; each is read on demand."""
+        ...
+
+    def read(self, timeout_s: float) -> framing.Message | None:
+        """Return the next message, or None at the end.
+
+        Raises:
+            TimeoutError: none arrived within ``timeout_s``; the next ``read`` may return it.
+        """
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Address of the caller, as gRPC names it."""
+        ...
+
+    @property
+    def is_action(self) -> bool:
+        """True if the call has one message and gets one answer."""
+        ...
+
+    def is_active(self) -> bool:
+        """Return True while the caller is connected."""
+        ...
+
+
+class _Call:
+    """A call received by gRPC."""
+
+    def __init__(
+        self,
+        messages: Iterator[framing.Message],
+        context: grpc.ServicerContext,
+        *,
+        threads: "_Threads",
+        is_action: bool,
+    ) -> None:
+        self.headers = _headers(context)
+        self.messages = messages
+        self._threads = threads
+        #: The message that a thread waits for, because gRPC offers no wait with a time limit.
+        self._coming: Future[framing.Message | None] | None = None
+        self.is_action = is_action
+        self.peer: str = context.peer()
+        self.is_active: Callable[[], bool] = context.is_active
+
+    def read(self, timeout_s: float) -> framing.Message | None:
+        self._coming = self._coming or self._threads.submit(next, self.messages, None)
+        message = self._coming.result(timeout_s)
+        self._coming = None
+        return message
+
+
+def _headers(context: grpc.ServicerContext) -> dict[str, str]:
+    found = context.invocation_metadata() or ()
+    return {key: value for key, value in found if isinstance(value, str)}
+
+
+Exchange = Callable[[Call], Iterator[bytes]]
+SignIn = Callable[[str | None], str]
+
+
+class Service:
+    """A gRPC server with Flight's ``DoExchange``, ``DoAction`` and ``Handshake``."""
+
+    def __init__(
+        self, address: str, *, exchange: Exchange, sign_in: SignIn, certificate: Certificate | None
+    ) -> None:
+        """Listen.
+
+        Args:
+            address: host:port; port 0 chooses a free port.
+            exchange: yields the answers to a call, or raises its refusal.
+            sign_in: returns the token for an ``authorization``, or raises the refusal of a
+                handshake.
+            certificate: encrypts connections.
+
+        Raises:
+            RequestError: the address is in use.
+        """
+        self._exchange = exchange
+        self._sign_in = sign_in
+        self._threads = _Threads()
+        self._server = grpc.server(
+            self._threads, options=_OPTIONS, maximum_concurrent_rpcs=limits.FLIGHT_CALLS
+        )
+        handlers = {
+            "DoExchange": grpc.stream_stream_rpc_method_handler(self._exchanged),
+            # Its one message is read as a stream, so the headers are checked first. Its one answer
+            # is sent with the end of the call.
+            "DoAction": grpc.stream_unary_rpc_method_handler(self._acted),
+            "Handshake": grpc.stream_stream_rpc_method_handler(self._greeted),
+        }
+        self._server.add_registered_method_handlers(_SERVICE, handlers)
+        try:
+            if certificate is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                keys = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
+                self.port = self._server.add_secure_port(address, keys)
+        except RuntimeError as error:
+            raise errors.RequestError(f"The address {address} cannot be listened at.") from error
+        self._server.start()
+
+    def shutdown(self) -> None:
+        """Accept no new calls, wait for running ones, stop listening."""
+        self._server.stop(_GRACE_S).wait()
+        # gRPC counts a call as finished when its caller has gone, while the broker still works on
+        # it.
+        self._threads.wait(_GRACE_S)
+
+    def _exchanged(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        said = _read(messages, framing.read_message)
+        call = _Call(said, context, threads=self._threads, is_action=False)
+        try:
+            for answer in self._exchange(call):
+                yield framing.write_message(answer)
+        except errors.RocketMQError as error:
+            _refuse(context, error, said=answers.refusal_status(error))
+
+    def _acted(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        said = _read(itertools.islice(messages, 1), framing.read_action)
+        try:
+            call = _Call(said, context, threads=self._threads, is_action=True)
+            (answer,) = self._exchange(call)
+        except errors.RocketMQError as error:
+            _refuse(context, error, said=answers.refusal_status(error))
+        return framing.write_result(answer)
+
+    def _greeted(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Return a token to a Flight client, in a header; headers carry both request and answer."""
+        try:
+            token = self._sign_in(_headers(context).get("authorization"))
+        except errors.UnauthorizedError as error:
+            _refuse(context, error, said=str(error))
+        context.send_initial_metadata((("authorization", f"Bearer {token}"),))
+        return iter(())
+
+
+def _read(
+    messages: Iterator[bytes], decode: Callable[[bytes], framing.Message]
+) -> Iterator[framing.Message]:
+    """Yield the messages of a call.
+
+    Raises:
+        RequestError: the caller has gone. gRPC keeps its own error alive. That error would keep the
+            reading frames and their data until the next garbage collection.
+    """
+    while True:
+        try:
+            message = next(messages, None)
+        except grpc.RpcError:
+            break
+        if message is None:
+            return
+        yield decode(message)
+    raise errors.RequestError("The caller has gone before the call was complete.")
+
+
+def _refuse(context: grpc.ServicerContext, error: errors.RocketMQError, *, said: str) -> NoReturn:
+    """End a call with a status, which the client receives even while it writes."""
+    found = (code for kind, code in _CODES if isinstance(error, kind))
+    context.abort(next(found, grpc.StatusCode.FAILED_PRECONDITION), said)
+    raise AssertionError("abort raises")
+
+
+class _Threads(Executor):
+    """Thread pool for calls: one thread per running call, and some idle threads.
+
+    The pool of the standard library never shrinks below the maximum number of concurrent calls.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = 0
+        self._open = 0
+
+    @override
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+
+        def task() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the error belongs to the future
+                future.set_exception(error)
+
+        with self._lock:
+            self._open += 1
+            is_taken = self._idle > 0
+            self._idle -= is_taken
+            self._tasks.put(task)
+        if not is_taken:
+            self._start()
+        return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="rmq-flight", daemon=True).start()
+        except RuntimeError as error:
+            # This is the only serving thread of gRPC, and an exception would end it. The task stays
+            # queued, and the next thread that becomes free takes it.
+            log.warning("no thread for a call: %s", error)
+            with self._lock:
+                self._idle -= 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until no task is running, or the time is up."""
+        with self._ended:
+            self._ended.wait_for(lambda: not self._open, timeout_s)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            task()
+            del task  # otherwise an idle thread keeps the tables of its last call
+            with self._lock:
+                self._idle += 1
+                self._open -= 1
+                if not self._open:
+                    self._ended.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        while True:
+            try:
+                return self._tasks.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    # A queued task was assigned to an idle thread, maybe to this one.
+                    if self._tasks.empty():
+                        self._idle -= 1
+                        return None
