@@ -1,1 +1,1 @@
-"""The door for RocketMQ 5 clients: gRPC, message by message; thin (decode, broker, encode)."""
+"""The gRPC endpoint for RocketMQ 5 clients: decode a call, call the broker, encode the reply."""

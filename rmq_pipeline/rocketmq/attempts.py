@@ -1,16 +1,16 @@
-"""Attempts of receives: one that is repeated is given what it was given before."""
+"""Attempts of ReceiveMessage: a repeated attempt returns the same batch."""
 
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from rmq_pipeline.broker.receiving.deliver import Delivery
 
-#: Receivers whose last attempt is remembered; a client has one for each queue it reads.
+#: Receivers whose last attempt is remembered; a client has one receiver for each queue it reads.
 KEPT: Final = 4096
 
 
 class Receiver(NamedTuple):
-    """Who makes attempts one after the other."""
+    """Sender of one sequence of attempts: a client that reads a queue for a group."""
 
     client_id: str
     group: str
@@ -19,11 +19,11 @@ class Receiver(NamedTuple):
 
 
 class Attempts:
-    """The last attempt of every receiver that was given something, and the calls under way.
+    """The last attempt of every receiver that got messages, and the calls under way.
 
-    An answer may be lost on its way: a client then repeats the attempt by its id, and would
-    otherwise wait for the messages, or the message groups, that it has itself. The call before may
-    not know yet that its client has let it go: what it leases from then on is given back.
+    A reply may be lost. The client then repeats the call with the same attempt id. Without this
+    table it would wait for messages, or message groups, that it has leased itself. The earlier call
+    may still be running without knowing that its client left; what it leases later is released.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -32,24 +32,24 @@ class Attempts:
         self._running: dict[tuple[Receiver, str], Attempt] = {}
 
     def begin(self, receiver: Receiver, attempt_id: str) -> "Attempt":
-        """A call begins; an earlier one of the same attempt is over."""
+        """Register a call; it supersedes an earlier call with the same attempt id."""
         attempt = Attempt(self, receiver, attempt_id=attempt_id)
         if attempt_id:
             self._running[receiver, attempt_id] = attempt
         return attempt
 
     def is_current(self, attempt: "Attempt") -> bool:
-        """Whether no later call makes this attempt; of attempts without an id every one is."""
+        """Return True unless a later call repeats the attempt; always True without an id."""
         running = self._running.get((attempt.receiver, attempt.attempt_id))
         return not attempt.attempt_id or running is attempt
 
     def end(self, attempt: "Attempt") -> None:
-        """A call has ended."""
+        """Unregister a call."""
         if attempt.attempt_id and self.is_current(attempt):
             del self._running[attempt.receiver, attempt.attempt_id]
 
     def remember(self, attempt: "Attempt", delivery: Delivery) -> None:
-        """An attempt leased messages; the receiver's earlier ones are over."""
+        """Remember what an attempt leased, in place of the receiver's earlier attempt."""
         if not attempt.attempt_id:
             return
         self._last[attempt.receiver] = attempt.attempt_id, delivery
@@ -58,12 +58,12 @@ class Attempts:
             self._last.popitem(last=False)
 
     def forget(self, attempt: "Attempt") -> None:
-        """What an attempt leased was given back, or is settled."""
+        """Forget the delivery of an attempt, because it was released or settled."""
         if self.before(attempt) is not None:
             del self._last[attempt.receiver]
 
     def before(self, attempt: "Attempt") -> Delivery | None:
-        """What this very attempt leased before."""
+        """Return what an earlier call with the same attempt id leased."""
         attempt_id, delivery = self._last.get(attempt.receiver, ("", None))
         return delivery if attempt_id == attempt.attempt_id else None
 
@@ -78,21 +78,21 @@ class Attempt:
 
     @property
     def is_current(self) -> bool:
-        """Whether its client still waits for this call, as far as is known."""
+        """False once a later call repeats the attempt."""
         return self._attempts.is_current(self)
 
     def before(self) -> Delivery | None:
-        """What an earlier call of it was given."""
+        """Return what an earlier call of the attempt leased."""
         return self._attempts.before(self)
 
     def leased(self, delivery: Delivery) -> None:
-        """Messages were leased; a later call of it is given them again."""
+        """Remember a delivery, so that a repeated call returns it."""
         self._attempts.remember(self, delivery)
 
-    def given_back(self) -> None:
-        """They are not to be given again."""
+    def released(self) -> None:
+        """Forget the delivery, because it was released or settled."""
         self._attempts.forget(self)
 
     def end(self) -> None:
-        """The call has ended."""
+        """Unregister the call."""
         self._attempts.end(self)

@@ -1,4 +1,4 @@
-"""What each RPC asks of its caller's rights: resources, and actions of which one is enough."""
+"""The permissions that each RPC needs: resources, and for each the actions that suffice."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -8,7 +8,7 @@ from rmq_pipeline.access.resource import Action, Resource
 from rmq_pipeline.errors import AccessError, ForbiddenError
 from rmq_pipeline.rocketmq.caller import Caller
 
-#: A resource, and the actions one of which must be allowed on it.
+#: A resource, and the actions of which the caller needs one.
 Demand = tuple[Resource, tuple[Action, ...]]
 Demands = Callable[[Any, Caller], Iterable[Demand]]
 
@@ -18,10 +18,10 @@ _ROUTE: Final[tuple[Action, ...]] = ("pub", "sub", "get")
 
 
 def authorise(access: Access, caller: Caller, *, demands: Iterable[Demand]) -> None:
-    """Let a call pass, or not.
+    """Check that the caller has every demanded permission.
 
     Raises:
-        ForbiddenError: none of the actions is allowed on one of the resources.
+        ForbiddenError: the caller has none of the actions on one of the resources.
     """
     for resource, actions in demands:
         *others, last = actions
@@ -36,7 +36,7 @@ def authorise(access: Access, caller: Caller, *, demands: Iterable[Demand]) -> N
 
 
 def may_publish(access: Access | None, caller: Caller, *, topic: str) -> bool:
-    """Whether a caller of before may send to a topic still."""
+    """Return whether the caller of an open stream may still send to a topic."""
     if access is None:
         return True
     try:
@@ -47,25 +47,25 @@ def may_publish(access: Access | None, caller: Caller, *, topic: str) -> bool:
 
 
 def route(request: Any, caller: Caller) -> list[Demand]:
-    """Whoever may send, receive or look may know where."""
+    """Demand any right to the topic: to send, to receive or to look at it."""
     return [(_topic(caller.named(request.topic)), _ROUTE)]
 
 
 def publish(request: Any, caller: Caller) -> list[Demand]:
-    """The topic of a request that ends or calls back what was sent."""
+    """Demand the right to send to the topic of an EndTransaction or a RecallMessage."""
     return [(_topic(caller.named(request.topic)), _PUB)]
 
 
 def send(request: Any, caller: Caller) -> list[Demand]:
-    """The topics of all messages, which should be one."""
+    """Demand the right to send to the topics of all messages; a valid request has one."""
     names = {caller.named(message.topic) for message in request.messages}
     return [(_topic(name), _PUB) for name in names]
 
 
 def consume(request: Any, caller: Caller) -> list[Demand]:
-    """The group and, where requests of the kind have one, the topic.
+    """Demand the right to consume: of the group and, if the request has one, of the topic.
 
-    Producers have no group: their heartbeats, and what goes without one, ask for nothing.
+    A request without a group, such as a producer's heartbeat, demands no right to a group.
     """
     demands: list[Demand] = []
     if request.group.name:
@@ -79,12 +79,12 @@ def consume(request: Any, caller: Caller) -> list[Demand]:
 
 
 def look(request: Any, caller: Caller) -> list[Demand]:
-    """The topic of a question about a queue."""
+    """Demand the right to read or to look at the topic of an offset query."""
     return [(_topic(caller.named(request.message_queue.topic)), ("sub", "get"))]
 
 
 def settings(request: Any, caller: Caller) -> list[Demand]:
-    """All that a client's settings say it will do."""
+    """Demand the rights to all topics and the group that a client's settings name."""
     demands: list[Demand] = [
         (_topic(caller.named(topic)), _PUB) for topic in request.publishing.topics
     ]

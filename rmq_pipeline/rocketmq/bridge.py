@@ -1,4 +1,4 @@
-"""From the event loop to the broker and back, without holding the loop up."""
+"""Calls from the event loop to the broker that do not block the loop."""
 
 import asyncio
 import logging
@@ -15,28 +15,29 @@ from rmq_pipeline.errors import RocketMQError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: For verbs that read or wait; what comes in masses goes to the writer directly.
+#: Threads for verbs that read or wait; sends and acks go to the writer without a thread.
 _THREADS: Final = 8
 
 
 class Bridge:
-    """The broker for coroutines of one event loop."""
+    """The broker's interface for coroutines of one event loop."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
         self._loop = loop
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rmq-grpc")
-        #: Answers on their way from the writer to the loop: it is woken once for all of a frame.
+        #: Answers from the writer for the loop, which is woken once per frame.
         self._answers: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._woken = False
-        #: Requests of this turn of the loop.
+        #: Requests of the current turn of the loop.
         self._joining: list[tuple[Request, Done]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def submit(self, request: Request) -> "asyncio.Future[Any]":
-        """The answer to a request once it is on disk; for the loop's thread.
+        """Return a future of the answer, which is set once the request is on disk.
 
-        What is asked for in one turn of the loop wakes the writer once, and shares a frame.
+        Call it from the loop's thread. The requests of one turn of the loop wake the writer once
+        and share a frame.
         """
         future = self._loop.create_future()
         if request.is_bulk():
@@ -56,11 +57,11 @@ class Bridge:
                 answered(None, error)
 
     def _teller(self, future: "asyncio.Future[Any]") -> Done:
-        """What the writer's thread tells an answer to."""
+        """Return the function by which the writer's thread answers a request."""
 
         def answered(answer: object, error: BaseException | None) -> None:
-            # First the answer, then the look whether the loop knows: it says that it looks before
-            # it does.
+            # Append before reading the flag: _deliver clears the flag before it empties the queue,
+            # so an answer is never left behind.
             self._answers.append((future, answer, error))
             if not self._woken:
                 self._woken = True
@@ -72,7 +73,7 @@ class Bridge:
         self._woken = False
         while self._answers:
             future, answer, error = self._answers.popleft()
-            if future.done():  # its caller has gone
+            if future.done():  # the caller has gone
                 continue
             if error is None:
                 future.set_result(answer)
@@ -80,22 +81,22 @@ class Bridge:
                 future.set_exception(error)
 
     async def run(self, function: Callable[..., T], *args: Any, **keywords: Any) -> T:
-        """What a verb that blocks returns, called in a thread of the pool."""
+        """Run a blocking verb in a thread of the pool and return its result."""
         return await self._loop.run_in_executor(self._pool, partial(function, *args, **keywords))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Have the loop call a function; from any thread."""
+        """Call a function in the loop; may be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            log.debug("an answer came after the door was closed")
+        except RuntimeError:  # the loop is closed, so no caller waits for the answer
+            log.debug("an answer came after the endpoint had closed")
 
     def spawn(self, make: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have the loop run a coroutine that nobody waits for; from any thread."""
+        """Run a coroutine in the loop without awaiting it; may be called from any thread."""
         self.call_soon(self.start, make)
 
     def start(self, make: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run a coroutine that nobody waits for; in the loop's thread."""
+        """Run a coroutine without awaiting it; call it from the loop's thread."""
         task = self._loop.create_task(make())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -103,8 +104,13 @@ class Bridge:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the door has failed", exc_info=error)
+            log.error("a background task of the gRPC endpoint failed", exc_info=error)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until all started coroutines have ended, at most ``timeout_s``."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def close(self) -> None:
-        """Take nothing more for the pool."""
+        """Shut the pool down; calls that have not started are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)

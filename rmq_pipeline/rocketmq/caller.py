@@ -1,4 +1,4 @@
-"""Who calls: what the metadata of a call say, read once."""
+"""The caller of an RPC, as the call's metadata describe it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,39 +11,39 @@ from rmq_pipeline.topic import DLQ_PREFIX, RETRY_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One call's caller."""
+    """The caller of one call."""
 
-    #: The client's identity, which it keeps as long as it runs.
+    #: The client id, which stays the same while the client runs.
     client_id: str
-    #: As the header has it; Node says HTTP, and its real language in its settings.
+    #: The x-mq-language header. Node sends HTTP there; its settings name the real language.
     language: str
-    #: Of resources that name none.
+    #: The namespace of resources that name none.
     namespace: str
-    #: None: anybody, while there is no access control.
+    #: None: access control is off.
     user: Principal | None
-    #: The call itself.
+    #: gRPC's context of the call.
     call: Any
 
     @property
     def peer(self) -> str:
-        """Its address, without the port."""
+        """The caller's address without the port."""
         kind, _, rest = unquote(self.call.peer()).partition(":")
         return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else rest
 
     def remaining_ms(self) -> int | None:
-        """How long the client still waits for the answer; None: for ever."""
+        """Return the time until the call's deadline, in ms; None without a deadline."""
         remaining = self.call.time_remaining()
         return None if remaining is None else int(remaining * 1000)
 
     def named(self, resource: Any) -> str:
-        """The broker's name of a topic or a group: that of a namespace begins with it and a %.
+        """Return the broker's name of a topic or a group: ``namespace%name`` in a namespace.
 
-        What is a group's has the group's whole name in its own: %DLQ%namespace%group. Without a
-        name it stays without one.
+        A group's own topics carry the group's whole name: ``%DLQ%namespace%group``. An empty name
+        stays empty.
         """
         name = str(resource.name)
         namespace = resource.resource_namespace or self.namespace
-        if not (namespace and name):  # what has no name is nothing, in a namespace too
+        if not (namespace and name):  # an empty name stays empty in a namespace, too
             return name
         for prefix in (DLQ_PREFIX, RETRY_PREFIX):
             if name.startswith(prefix):
@@ -52,15 +52,15 @@ class Caller:
 
 
 def metadata_of(call: Any) -> dict[str, str]:
-    """The texts among the metadata of a call; of a key that is there twice, the last."""
+    """Return the text metadata of a call; of a repeated key, the last value."""
     return {key: value for key, value in call.invocation_metadata() if isinstance(value, str)}
 
 
 def caller_of(call: Any, metadata: dict[str, str], *, user: Principal | None) -> Caller:
-    """The caller of a call.
+    """Return the caller of a call.
 
     Raises:
-        ClientIdRequiredError: it does not say who it is.
+        ClientIdRequiredError: the metadata have no x-mq-client-id.
     """
     client_id = metadata.get("x-mq-client-id", "").strip()
     if not client_id:

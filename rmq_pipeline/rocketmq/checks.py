@@ -1,4 +1,4 @@
-"""Transactions that stay open: a producer of their topic is asked, whichever is connected."""
+"""Checks of open transactions: each is pushed to one connected producer of the topic."""
 
 import logging
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ from rmq_pipeline.rocketmq.transactions import producer_group
 
 log = logging.getLogger(__name__)
 
-#: Checks of a producer group that nobody has asked for in a minute are anybody's: this is often
-#: enough to keep those of a topic whose producers are here.
+#: After a minute without a caller, a producer group's checks may go to any caller. Looking more
+#: often keeps the checks of a topic with connected producers.
 _LOOK_MS: Final = 10_000
-#: Asked about in one step; their messages are read at once.
+#: Checks that are fetched in one step; their messages are read together.
 _STEP: Final = 256
 
 
 class Checks:
-    """Pushes checks that are due to the producers of their topics. For the loop."""
+    """Pushes due checks to the producers of their topics. Used by the loop's thread."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -41,11 +41,11 @@ class Checks:
         self._look_later()
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Push no further checks."""
         self._unlisten()
 
     def _rung(self, topic_ids: Rung) -> None:
-        # In the thread that found them to be due.
+        # Runs in the thread that found due checks.
         if NEW_OFFERS in topic_ids:
             self._context.bridge.call_soon(self.look)
 
@@ -57,10 +57,10 @@ class Checks:
             self._look_later()
 
         at_ms = self._context.clock.now_ms() + _LOOK_MS
-        self._context.alarm.at(at_ms, partial(bridge.call_soon, look))
+        self._context.timers.at(at_ms, partial(bridge.call_soon, look))
 
     def look(self) -> None:
-        """See what is due, now or once the look that is under way is over."""
+        """Push what is due; if a pass is under way, run another one after it."""
         if self._looking:
             self._again = True
             return
@@ -73,7 +73,9 @@ class Checks:
                 try:
                     await self._ask(topic, producers)
                 except Exception:
-                    log.exception("Checks of topic %s have failed; others go on.", topic)
+                    log.exception(
+                        "Pushing the checks of topic %s failed; other topics continue.", topic
+                    )
         finally:
             self._looking = False
         if self._again:
@@ -81,7 +83,7 @@ class Checks:
             self.look()
 
     def _producers(self) -> dict[str, list[Client]]:
-        """Who can be asked, by topic."""
+        """Return the producers with an open stream, by topic."""
         known = self._context.engine.state.topic_ids
         found: dict[str, list[Client]] = {}
         for client in self._context.clients.with_stream():
@@ -105,7 +107,7 @@ class Checks:
             return
         if not due.num_rows:
             return
-        # In a topic of mixed type, too: a half message says no more of what it is.
+        # A half message says no more about its type, so this holds in a mixed topic, too.
         messages = messages_of(due, topic=Resource(), type="transaction", name=topic)
         ids = due.column("transaction_id").to_pylist()
         for transaction_id, message in zip(ids, messages, strict=True):
@@ -113,11 +115,14 @@ class Checks:
         self.look()
 
     async def _push(self, topic: str, producers: list[Client], *, check: tuple[str, Any]) -> None:
-        """Ask one producer; the next one when it has gone. All gone: it is asked again later."""
+        """Push a check to one producer, and to the next one if it is gone.
+
+        Without any producer the broker offers the check again later.
+        """
         transaction_id, message = check
         turn = next(self._turns)
         for client in _from(producers, turn):
-            if topic not in client.topics:  # it has other settings by now
+            if topic not in client.topics:  # its settings have changed since
                 continue
             message.topic.CopyFrom(client.topics[topic])
             command = TelemetryCommand(
@@ -126,11 +131,11 @@ class Checks:
                 )
             )
             for stream in reversed(client.streams):
-                # A stream is open for long: its user's rights may be others by now.
+                # The stream may be old, and its user's permissions may have changed since.
                 may = may_publish(self._context.access, stream.caller, topic=topic)
                 if may and await stream.send_if_open(command):
                     return
-        log.info("nobody was there to be asked about a transaction: topic=%s", topic)
+        log.info("no producer is connected to check a transaction: topic=%s", topic)
 
 
 def _from(producers: list[Client], turn: int) -> Iterable[Client]:

@@ -1,4 +1,4 @@
-"""Who is connected: each client's settings, streams, and when it was last heard of."""
+"""Connected clients: their settings, their streams, and when each was last heard from."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -9,38 +9,39 @@ from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, ForbiddenError
 from rmq_pipeline.rocketmq.caller import Caller
 
-#: Clients send a heartbeat every 10 s. One with an open stream may be late: its process is there,
-#: or its machine has gone without a word.
+#: Clients send a heartbeat every 10 s. A client with an open stream gets more time: it is alive
+#: unless its machine vanished without closing the connection.
 LIVE_MS: Final = 30_000
 LIVE_WITH_STREAM_MS: Final = 90_000
-#: Clients that are remembered without a stream, and how often those that have gone are looked for
+#: Clients that are remembered without a stream, and the interval at which dead ones are dropped
 #: when there are more.
 _REMEMBERED: Final = 10_000
 _LOOK_MS: Final = 1_000
-#: How long a push may take: the client reads, and its windows are large.
+#: Maximum duration of a push; after it, the client counts as not reading.
 _PUSH_S: Final = 3.0
 
 
 class Stream:
-    """An open telemetry stream; what is pushed goes out whole, one after another."""
+    """An open telemetry stream; commands are written whole and one at a time."""
 
     def __init__(self, caller: Caller) -> None:
-        #: Whoever opened it: what is pushed has to be for them.
+        #: The caller that opened the stream; its user must be allowed to see what is pushed.
         self.caller = caller
         self._call = caller.call
         self._lock = asyncio.Lock()
-        #: What its client has not read in time.
+        #: A write that the client has not read in time.
         self._unread: asyncio.Task[None] | None = None
 
     async def send(self, command: Any) -> None:
-        """Push a TelemetryCommand; an error when the client has gone."""
+        """Push a TelemetryCommand; raises gRPC's error if the client has gone."""
         async with self._lock:
             await self._call.write(command.SerializeToString())
 
     async def send_if_open(self, command: Any) -> bool:
-        """Push a TelemetryCommand; whether the client was there for it.
+        """Push a TelemetryCommand and return whether the client took it in time.
 
-        One that does not read is not, until it does: others are not to wait for it.
+        A client that does not read counts as absent until it does, so that other clients need not
+        wait.
         """
         if self._unread is not None and not self._unread.done():
             return False
@@ -48,9 +49,9 @@ class Stream:
         done, _ = await asyncio.wait({sending}, timeout=_PUSH_S)
         if not done:
             self._unread = sending
-            sending.add_done_callback(_failed)  # nobody else asks
+            sending.add_done_callback(_failed)  # retrieve the error, or asyncio logs it
             return False
-        return not _failed(sending)  # grpc has several errors for a stream that has ended
+        return not _failed(sending)  # grpc has several errors for an ended stream
 
 
 def _failed(sending: "asyncio.Task[None]") -> bool:
@@ -59,35 +60,35 @@ def _failed(sending: "asyncio.Task[None]") -> bool:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """What is known of one client. Changed by the loop's thread only."""
+    """State of one client. Changed by the loop's thread only."""
 
     client_id: str
-    #: The name of the user whose it is; None: nobody had to say, so far.
+    #: The name of the client's user; None: access control was off so far.
     user: str | None = None
-    #: From its settings, else its calls; upper case.
+    #: From the client's settings, or else from its calls; upper case.
     language: str = ""
-    #: The protocol's ClientType; 0 for one that has sent no settings.
+    #: The protocol's ClientType; 0 until the client sends settings.
     type: int = 0
-    #: What a producer sends to: the Resource as it names it, by the name in the broker. Like type
-    #: and group it outlives the stream it came by.
+    #: A producer's topics: the Resource as the client names it, by the broker's name. Like type and
+    #: group they outlive the stream on which they arrived.
     topics: dict[str, Any] = field(default_factory=dict)
-    #: Of a consumer, its name in the broker, and the topics it has subscribed to.
+    #: A consumer's group, by its name in the broker, and the topics it subscribed to.
     group: str | None = None
     subscribed: tuple[str, ...] = ()
     seen_ms: int = 0
     streams: list[Stream] = field(default_factory=list)
 
     def is_of_another(self, caller: Caller) -> bool:
-        """Whether a user has it who is not the caller."""
+        """Return whether the client belongs to a user other than the caller's."""
         return caller.user is not None and self.user not in {None, caller.user.name}
 
     def is_live(self, now_ms: int) -> bool:
-        """Whether it is to be taken for running."""
+        """Return whether the client counts as running."""
         return now_ms - self.seen_ms < (LIVE_WITH_STREAM_MS if self.streams else LIVE_MS)
 
 
 class Clients:
-    """All clients of a door, by client id. Written by the loop's thread, read by any."""
+    """All clients of an endpoint, by client id. Written by the loop's thread, read by any."""
 
     def __init__(self, clock: Clock, *, most: int) -> None:
         self._clock = clock
@@ -101,16 +102,19 @@ class Clients:
         return self._streams
 
     def seen(self, caller: Caller) -> Client:
-        """The client that makes a call, which shows that it is there.
+        """Note that a client is alive, and return it.
 
         Raises:
-            BusyError: there are as many clients as are remembered.
-            ForbiddenError: a client of another user has this id.
+            BusyError: the endpoint remembers as many clients as it may.
+            ForbiddenError: a live client of another user has this id.
         """
         client, now_ms = self._clients.get(caller.client_id), self._clock.now_ms()
         if client is not None and client.is_of_another(caller):
             if client.is_live(now_ms):
-                raise ForbiddenError(f"Client {caller.client_id} is another user's.")
+                raise ForbiddenError(
+                    f"Client id {caller.client_id} is in use by a client of another user.",
+                    remedy="Give each client an id of its own.",
+                )
             client = None
         if client is None:
             self._make_room(now_ms)
@@ -123,9 +127,10 @@ class Clients:
         return client
 
     def transacts(self, caller: Caller, topic: str, *, resource: Any) -> None:
-        """A client begins transactions in a topic: it may be asked about them by its stream.
+        """Note that a client begins transactions in a topic, so that checks may be pushed to it.
 
-        Its settings say so, too, but after a restart of the broker Python tells them late.
+        Its settings list the topic, too, but the Python client sends them late after a broker
+        restart.
 
         Args:
             topic: its name in the broker.
@@ -136,11 +141,11 @@ class Clients:
             client.topics.setdefault(topic, resource)
 
     def find(self, client_id: str) -> Client | None:
-        """What is known of a client."""
+        """Return a client by its id; None if it is unknown."""
         return self._clients.get(client_id)
 
     def is_live(self, client_id: str) -> bool:
-        """Whether a client is to be taken for running."""
+        """Return whether a client counts as running."""
         client = self._clients.get(client_id)
         return client is not None and client.is_live(self._clock.now_ms())
 
@@ -149,22 +154,24 @@ class Clients:
 
         Raises:
             BusyError: as many clients are connected as may be.
-            ForbiddenError: a client of another user has this id.
+            ForbiddenError: a live client of another user has this id.
         """
         if self._streams >= self._most:
-            raise BusyError(f"{self._streams} clients are connected.")
+            raise BusyError(
+                f"{self._streams} clients are connected, the maximum of the setting grpc_clients."
+            )
         client, stream = self.seen(caller), Stream(caller)
         client.streams.append(stream)
         self._streams += 1
         return client, stream
 
     def closed(self, client: Client, stream: Stream) -> None:
-        """Its stream has ended; its settings stay."""
+        """Unregister a telemetry stream; the client's settings stay."""
         client.streams.remove(stream)
         self._streams -= 1
 
     def terminated(self, client_id: str) -> None:
-        """The client has said that it ends."""
+        """Forget a client that announced its end, and tell the listeners."""
         client = self._clients.pop(client_id, None)
         if client is not None:
             client.seen_ms = 0
@@ -172,11 +179,11 @@ class Clients:
             listener(client_id)
 
     def on_gone(self, listener: Callable[[str], None]) -> None:
-        """Have a function be told the id of a client that ends, in the loop's thread."""
+        """Register a listener that gets the id of a client that ends; runs in the loop's thread."""
         self._gone.append(listener)
 
     def of_group(self, group: str) -> dict[str, dict[str, Any]]:
-        """The consumers of a group that are there, by client id, for people to see."""
+        """Return the live consumers of a group by client id, for the status pages."""
         now_ms = self._clock.now_ms()
         return {
             client.client_id: {
@@ -189,14 +196,14 @@ class Clients:
         }
 
     def with_stream(self) -> Iterator[Client]:
-        """The clients that commands can be pushed to."""
+        """Return the clients to which commands can be pushed."""
         return (client for client in list(self._clients.values()) if client.streams)
 
     def _make_room(self, now_ms: int) -> None:
-        """Drop clients that are gone, when there are too many.
+        """Drop dead clients when there are too many.
 
         Raises:
-            BusyError: all of them are there.
+            BusyError: all of them are alive.
         """
         most = _REMEMBERED + self._streams
         if len(self._clients) >= most and now_ms >= self._look_ms:
@@ -204,4 +211,4 @@ class Clients:
             live = {i: c for i, c in self._clients.items() if c.streams or c.is_live(now_ms)}
             self._clients = live
         if len(self._clients) >= most:
-            raise BusyError(f"{len(self._clients)} clients are here.")
+            raise BusyError(f"{len(self._clients)} clients are live, the maximum.")

@@ -1,4 +1,4 @@
-"""Small sends of many callers become one: a table for each topic and frame."""
+"""Coalescing of small sends: the requests of one topic share one table per frame."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from rmq_pipeline.errors import RequestError, RocketMQError
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.decoding import Batch
 
-#: A request of more than this is a table of its own: it would hold up those that share it.
+#: A larger request gets a table of its own, so that it does not delay the small ones.
 SMALL_ROWS: Final = 32
 SMALL_BYTES: Final = 256 * 1024
-#: One table takes at most so much; the rest goes into the next.
+#: Size limit of one table; the other requests go into the next.
 _TABLE_ROWS: Final = 1024
 _TABLE_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where the messages of a request went, row for row."""
+    """Ids and offsets of the stored messages of a request, row for row."""
 
     message_id: list[str]
     queue_offset: list[int]
-    #: None: none of them is scheduled.
+    #: None: no message is scheduled.
     recall_handle: list[str | None] | None
 
 
@@ -48,8 +48,8 @@ class _Waiting:
             self.done.set_exception(error)
 
 
-class _Going(NamedTuple):
-    """Requests of a topic that are sent as one."""
+class _InFlight(NamedTuple):
+    """Requests of a topic that are sent as one table."""
 
     topic: str
     chosen: list[_Waiting]
@@ -61,26 +61,26 @@ class Coalescing:
     def __init__(self, engine: Engine, bridge: Bridge) -> None:
         self._engine = engine
         self._bridge = bridge
-        #: By topic: what has come while the send before is under way, which is there as its key.
+        #: By topic: requests that arrived during a send. A key means that a send is under way.
         self._waiting: dict[str, list[_Waiting]] = {}
 
     async def send(self, topic: str, batch: Batch) -> Outcome:
         """Store the messages of a request, all or none.
 
         Raises:
-            RequestError: a message is wrong; those of other requests are stored all the same.
+            RequestError: a message is invalid; other requests are stored all the same.
         """
         size = batch.size()
         if len(batch) > SMALL_ROWS or size > SMALL_BYTES:
             return await self._send_alone(topic, batch)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(batch, size, loop.create_future())
-        line = self._waiting.get(topic)
-        if line is not None:
-            line.append(waiting)
+        pending = self._waiting.get(topic)
+        if pending is not None:
+            pending.append(waiting)
         else:
             self._waiting[topic] = [waiting]
-            # Calls that have come are still on their way through the loop: they go with it.
+            # The loop has yet to run other calls of this turn; call_soon lets them join the table.
             loop.call_soon(self._send_next, topic)
         return await waiting.done
 
@@ -101,41 +101,42 @@ class Coalescing:
         )
 
     def _send_next(self, topic: str) -> None:
-        """Send what waits for a topic; what comes while it is under way is sent after it."""
-        line = self._waiting[topic]
-        if not line:
+        """Send the waiting requests of a topic; later ones wait until that send has ended."""
+        pending = self._waiting[topic]
+        if not pending:
             del self._waiting[topic]
             return
-        chosen, self._waiting[topic] = _fitting(line)
-        going = _Going(topic, chosen)
+        chosen, self._waiting[topic] = _split(pending)
+        in_flight = _InFlight(topic, chosen)
         try:
             batch = Batch.joined([waiting.batch for waiting in chosen])
             sending = self._bridge.submit(self._prepared(topic, batch))
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
-            self._bridge.start(partial(self._refuse, going, error))
+        except Exception as error:  # noqa: BLE001 every error is the answer of the request
+            self._bridge.start(partial(self._refuse, in_flight, error))
         else:
-            sending.add_done_callback(partial(self._sent, going))
+            sending.add_done_callback(partial(self._sent, in_flight))
 
-    def _sent(self, going: _Going, sending: "asyncio.Future[Sent]") -> None:
+    def _sent(self, in_flight: _InFlight, sending: "asyncio.Future[Sent]") -> None:
         try:
             sent = sending.result()
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
-            self._bridge.start(partial(self._refuse, going, error))
+        except Exception as error:  # noqa: BLE001 every error is the answer of the request
+            self._bridge.start(partial(self._refuse, in_flight, error))
             return
         if sent.unnamed is not None:
-            self._bridge.start(partial(self._name, going, sent))
+            self._bridge.start(partial(self._name, in_flight, sent))
             return
         try:
-            _share(_outcome(sent), going.chosen)
+            _share(_outcome(sent), in_flight.chosen)
         finally:
-            self._send_next(going.topic)
+            self._send_next(in_flight.topic)
 
-    async def _refuse(self, going: _Going, error: Exception) -> None:
-        """Tell all, but when one may be to blame try each by itself: they share a frame still.
+    async def _refuse(self, in_flight: _InFlight, error: Exception) -> None:
+        """Answer requests whose shared table was refused; nothing of it was stored.
 
-        That may be of an error that nobody has foreseen, too; nothing was stored.
+        If one request may be the cause, send each by itself: they still share a frame. An error
+        outside the broker's hierarchy may have such a cause, too.
         """
-        topic, chosen = going
+        topic, chosen = in_flight
         if len(chosen) > 1 and (
             isinstance(error, RequestError) or not isinstance(error, RocketMQError)
         ):
@@ -145,21 +146,21 @@ class Coalescing:
                 waiting.refuse(error)
         self._send_next(topic)
 
-    async def _name(self, going: _Going, sent: Sent) -> None:
+    async def _name(self, in_flight: _InFlight, sent: Sent) -> None:
         try:
             outcome = await self._named(sent)
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer to all
-            for waiting in going.chosen:
+        except Exception as error:  # noqa: BLE001 every error is the answer of the requests
+            for waiting in in_flight.chosen:
                 waiting.refuse(error)
         else:
-            _share(outcome, going.chosen)
-        self._send_next(going.topic)
+            _share(outcome, in_flight.chosen)
+        self._send_next(in_flight.topic)
 
     async def _send_one(self, topic: str, waiting: _Waiting) -> None:
-        """A request by itself, as one of those beside it is refused; they share a frame still."""
+        """Send a request by itself, because another one in its table was refused."""
         try:
             outcome = await self._send_alone(topic, waiting.batch)
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
+        except Exception as error:  # noqa: BLE001 every error is the answer of the request
             waiting.refuse(error)
         else:
             waiting.accept(outcome)
@@ -177,19 +178,19 @@ def _outcome(sent: Sent) -> Outcome:
     return Outcome(sent.message_id.to_pylist(), sent.queue_offset.tolist(), handles)
 
 
-def _fitting(line: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
-    """The first that fit into a table, at least one, and the others."""
+def _split(pending: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
+    """Split off the first requests that fit into a table: at least one."""
     rows = size = 0
-    for at, waiting in enumerate(line):
+    for at, waiting in enumerate(pending):
         rows += len(waiting.batch)
         size += waiting.size
         if at and (rows > _TABLE_ROWS or size > _TABLE_BYTES):
-            return line[:at], line[at:]
-    return line, []
+            return pending[:at], pending[at:]
+    return pending, []
 
 
 def _share(whole: Outcome, chosen: list[_Waiting]) -> None:
-    """Give each request its part of the answer."""
+    """Give each request its slice of the answer."""
     start = 0
     for waiting in chosen:
         rows = slice(start, start + len(waiting.batch))

@@ -1,4 +1,4 @@
-"""What the handlers of the door work with."""
+"""Objects that the handlers of the gRPC endpoint share."""
 
 from dataclasses import dataclass
 
@@ -6,43 +6,43 @@ from rmq_pipeline.access.access import Access
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.engine import Engine
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.rocketmq.alarm import Alarm
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.clients import Clients
 from rmq_pipeline.rocketmq.groups import Groups
 from rmq_pipeline.rocketmq.leases import Leases
 from rmq_pipeline.rocketmq.polls import Polls
+from rmq_pipeline.rocketmq.timers import Timers
 from rmq_pipeline.settings import Settings
 
 
 @dataclass(frozen=True)
 class Context:
-    """One open door: the broker behind it, and what is known in front of it."""
+    """One open endpoint: its broker, and its clients, polls and leases."""
 
     broker: Broker
     bridge: Bridge
     clients: Clients
     groups: Groups
-    alarm: Alarm
-    #: Receives that wait, and what push consumers hold.
+    timers: Timers
+    #: Waiting receives, and the leases of push consumers.
     polls: Polls
     leases: Leases
-    #: host:port that it listens on.
+    #: The host:port that the endpoint listens on.
     address: str
-    #: None: nobody has to show who it is.
+    #: None: callers need no credentials.
     access: Access | None
 
     @property
     def engine(self) -> Engine:
-        """The parts of the broker."""
+        """The broker's engine."""
         return self.broker.engine
 
     @property
     def clock(self) -> Clock:
-        """The broker's."""
+        """The broker's clock."""
         return self.broker.engine.clock
 
     @property
     def settings(self) -> Settings:
-        """The broker's."""
+        """The broker's settings."""
         return self.broker.engine.settings

@@ -19,13 +19,13 @@ from rmq_pipeline.rocketmq.protocol import Encoding, MessageType
 from rmq_pipeline.rocketmq.small_columns import column_of
 from rmq_pipeline.tables import absent
 
-#: Looking up a name of the protocol's takes longer than all else that is asked of a message.
+#: Numbers, because looking up an enum by name takes longer than the rest of decoding a message.
 _PACKED: Final = int(Encoding.GZIP)
 _ENCODINGS: Final = frozenset(Encoding.values())
-#: zlib's number for: with the header and the trailer of gzip.
+#: zlib's window size for data with a gzip header and trailer.
 _GZIP: Final = 16 + zlib.MAX_WBITS
-#: What each type of topic takes, of the types a message may say it is; "mixed" takes all but lite
-#: and priority, as no queue of it is theirs.
+#: The message types that each type of topic takes. A mixed topic takes neither lite nor priority
+#: messages: it has no queues for them.
 _TYPES: Final[dict[str, frozenset[int]]] = {
     "normal": frozenset((MessageType.NORMAL,)),
     "fifo": frozenset((MessageType.FIFO,)),
@@ -38,33 +38,33 @@ _TYPES: Final[dict[str, frozenset[int]]] = {
     ),
 }
 _FAR_MS: Final = 2**52
-#: Properties that a message keeps in fields of their own here.
+#: Properties that are protocol fields of their own on the wire.
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 BORN_HOST: Final = "__BORNHOST"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of one topic, held with their parts: reading a part anew makes an object again."""
+    """Messages of one topic with their parts; protobuf makes a new object at each access."""
 
     messages: list[Any]
-    #: The system properties of each.
+    #: The system properties of each message.
     properties: list[Any]
-    #: As they are stored.
+    #: The bodies as they are stored.
     bodies: list[bytes]
-    #: Whether the hosts that they were born on are stored, too.
+    #: True: the born hosts are stored, too.
     keeps_hosts: bool = False
 
     @classmethod
     def of(cls, messages: Iterable[Any], *, keeps_hosts: bool = False) -> Self:
-        """The messages of a request, with the bodies as they came."""
+        """Return the messages of a request, with the bodies as they came."""
         held = list(messages)
         properties = [message.system_properties for message in held]
         return cls(held, properties, [message.body for message in held], keeps_hosts)
 
     @classmethod
     def joined(cls, batches: Sequence["Batch"]) -> "Batch":
-        """Batches of one topic as one."""
+        """Return several batches of one topic as one."""
         if len(batches) == 1:
             return batches[0]
         return cls(
@@ -78,43 +78,45 @@ class Batch:
         return len(self.messages)
 
     def size(self) -> int:
-        """Bytes of the bodies."""
+        """Return the bytes of all bodies."""
         return sum(map(len, self.bodies))
 
     def kinds(self) -> set[int]:
-        """The types that the messages say they are of."""
+        """Return the types that the messages declare."""
         return {properties.message_type for properties in self.properties}
 
     def is_packed(self) -> bool:
-        """Whether a body has to be unpacked, which takes its time.
+        """Return whether any body is compressed; decompressing is too slow for the loop's thread.
 
         Raises:
-            MessageCorruptedError: nobody knows how one is encoded.
+            MessageCorruptedError: a body has an unknown encoding.
         """
         found = {properties.body_encoding for properties in self.properties}
         if not found <= _ENCODINGS:
-            raise MessageCorruptedError(f"Nobody knows a body's encoding {max(found)}.")
+            raise MessageCorruptedError(f"Body encoding {max(found)} is unknown.")
         return _PACKED in found
 
     def unpacked(self) -> "Batch":
-        """The batch with its bodies as they are stored.
+        """Return the batch with decompressed bodies.
 
         Raises:
-            MessageCorruptedError: one does not unpack.
-            MessageBodyTooLargeError: one is too large once it is unpacked, or all are together.
+            MessageCorruptedError: a body is not valid gzip.
+            MessageBodyTooLargeError: a body, or all together, are too large decompressed.
         """
         bodies, size = [], 0
         for body, properties in zip(self.bodies, self.properties, strict=True):
             plain = _unpacked(body) if properties.body_encoding == _PACKED else body
             bodies.append(plain)
-            # A request of packed zeros is a thousandth of what it holds: it is not unpacked whole.
+            # Zeros compress by a factor of 1,000: stop before a small request fills the memory.
             size += len(plain)
             if size > limits.BATCH_BYTES:
-                raise MessageBodyTooLargeError("The bodies of a request hold over 256 MiB.")
+                raise MessageBodyTooLargeError(
+                    "The decompressed bodies of the request exceed 256 MiB."
+                )
         return replace(self, bodies=bodies)
 
     def table(self) -> pa.Table:
-        """As schema.SEND, without the columns that none of the messages has.
+        """Return a table of schema.SEND without the columns that no message has.
 
         Raises:
             IllegalMessageIdError: a message has no id.
@@ -122,7 +124,7 @@ class Batch:
         return pa.table(self._given())
 
     def columns(self) -> dict[str, pa.Array]:
-        """As the columns of schema.SEND, all of them.
+        """Return all columns of schema.SEND, by name.
 
         Raises:
             IllegalMessageIdError: a message has no id.
@@ -130,7 +132,7 @@ class Batch:
         return absent(schema.SEND, len(self)) | self._given()
 
     def _given(self) -> dict[str, pa.Array]:
-        """The columns that the messages have. A field at a time: no object is made for a message.
+        """Return the columns that the messages have, built field by field: no object per message.
 
         Raises:
             IllegalMessageIdError: a message has no id.
@@ -138,7 +140,9 @@ class Batch:
         own = self.properties
         ids = [p.message_id for p in own]
         if "" in ids:
-            raise IllegalMessageIdError("A message has no id.")
+            raise IllegalMessageIdError(
+                "A message has no id.", remedy="Set message_id in its system properties."
+            )
         columns: dict[str, list[Any]] = {"body": self.bodies, "message_id": ids}
         given: dict[str, list[Any]] = {
             "tag": [p.tag or None for p in own],
@@ -154,7 +158,7 @@ class Batch:
         return {name: column_of(name, values) for name, values in columns.items()}
 
     def _properties(self) -> list[list[tuple[str, str]] | None]:
-        """Those that users have given, and what the protocol has fields for, but no column has."""
+        """Return the user properties, with the protocol fields that have no column."""
         found = [_items(message.user_properties) for message in self.messages]
         own = self.properties
         if any(traces := [p.trace_context for p in own]):
@@ -167,18 +171,20 @@ class Batch:
 
 
 def check_types(kinds: Iterable[int], topic_type: str, *, topic: str) -> None:
-    """Refuse messages that say they are of a type the topic does not take.
+    """Refuse messages that declare a type the topic does not take.
 
-    One that does not say is what its properties make it: the broker sees to that.
+    The broker derives the type of a message without one from its properties.
 
     Raises:
-        MessageTypeError: the message and its type.
+        MessageTypeError: the topic does not take the declared type.
     """
     taken = _TYPES[topic_type]
     for kind in kinds:
         if kind and kind not in taken:
             name = MessageType.Name(kind) if kind in MessageType.values() else str(kind)
-            raise MessageTypeError(f"A message is {name}, and topic {topic} is {topic_type}.")
+            raise MessageTypeError(
+                f"A message is of type {name}, but topic {topic} is of type {topic_type}."
+            )
 
 
 def _unpacked(body: bytes) -> bytes:
@@ -186,21 +192,24 @@ def _unpacked(body: bytes) -> bytes:
     try:
         plain = unpacking.decompress(body, limits.BODY_BYTES + 1)
     except zlib.error as error:
-        raise MessageCorruptedError(f"A body in GZIP does not unpack: {error}.") from error
+        raise MessageCorruptedError(f"A gzip body is damaged: {error}.") from error
     if len(plain) > limits.BODY_BYTES:
-        raise MessageBodyTooLargeError("A body in GZIP holds over 4 MiB.")
+        raise MessageBodyTooLargeError("A decompressed body exceeds 4 MiB.")
     if not unpacking.eof:
-        raise MessageCorruptedError("A body in GZIP ends before its end.")
+        raise MessageCorruptedError("A gzip body is truncated.")
     return plain
 
 
 def _items(properties: Any) -> list[tuple[str, str]] | None:
-    # items() of a map of protobuf's goes through collections.abc, which takes twice as long.
+    # protobuf's items() goes through collections.abc, which takes twice as long.
     found = [(name, properties[name]) for name in properties]
     if not found:
         return None
     if TRACE_CONTEXT in properties or BORN_HOST in properties:
-        raise IllegalMessagePropertyError("A property name is reserved: the message has a field.")
+        raise IllegalMessagePropertyError(
+            f"The property names {TRACE_CONTEXT} and {BORN_HOST} are reserved.",
+            remedy="Set trace_context or born_host in the system properties instead.",
+        )
     return found
 
 
@@ -222,6 +231,6 @@ def _times(own: list[Any], field: str) -> list[int | None]:
 
 
 def _ms(timestamp: Any) -> int:
-    # What a client gives may be any number: it stays one that a column holds, and is refused later.
+    # Clients may send any number. Clamped, it fits into the column and is refused later.
     ms = int(timestamp.seconds) * 1000 + int(timestamp.nanos) // 1_000_000
     return max(-_FAR_MS, min(ms, _FAR_MS))

@@ -1,4 +1,4 @@
-"""Messages as clients get them: rows of tables, made into the protocol's messages."""
+"""Rows of tables as the protocol's messages, which clients receive."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from rmq_pipeline.properties import PRIORITY, TRANSACTION_ID
 from rmq_pipeline.rocketmq.decoding import BORN_HOST, TRACE_CONTEXT
 from rmq_pipeline.rocketmq.protocol import (
     DeadLetterQueue,
@@ -19,7 +20,7 @@ from rmq_pipeline.rocketmq.protocol import (
 )
 from rmq_pipeline.topic import DLQ_PREFIX, TopicType
 
-#: Of a message whose topic is of one type; what it is made of tells in a topic of mixed type.
+#: Message types by topic type; in a mixed topic the row tells the type.
 _TYPES: Final[Mapping[str, int]] = {
     "fifo": MessageType.FIFO,
     "delay": MessageType.DELAY,
@@ -27,24 +28,25 @@ _TYPES: Final[Mapping[str, int]] = {
     "priority": MessageType.PRIORITY,
     "lite": MessageType.LITE,
 }
-#: Looked up once: by name it takes as long as a digest.
+#: Numbers, because looking up an enum by name takes as long as a digest.
 _NORMAL: Final[int] = MessageType.NORMAL
 _FIFO: Final[int] = MessageType.FIFO
 _DELAY: Final[int] = MessageType.DELAY
-_TRANSACTION: Final[int] = MessageType.TRANSACTION
 _MD5: Final[int] = DigestType.MD5
 _IDENTITY: Final[int] = Encoding.IDENTITY
-#: Columns that only messages of a delivery have.
+#: The highest priority is an int32.
+_MOST, _DIGITS = 2**31 - 1, 10
+#: Columns that only the messages of a delivery have.
 _DELIVERY: Final = ("delivery_attempt", "receipt_handle")
 
 
 def timestamp(at_ms: int) -> Timestamp:
-    """A moment as the protocol has it."""
+    """Return a time as the protocol's Timestamp."""
     return Timestamp(seconds=at_ms // 1000, nanos=at_ms % 1000 * 1_000_000)
 
 
 def messages_of(table: pa.Table, *, topic: Any, type: TopicType, name: str) -> list[Any]:
-    """The protocol's messages of schema.READ, schema.RECEIVED or schema.CHECK, row for row.
+    """Return the protocol's messages of schema.READ, schema.RECEIVED or schema.CHECK, row for row.
 
     Args:
         topic: the Resource as the client names it.
@@ -77,14 +79,14 @@ def _message(row: Mapping[str, Any], *, topic: Any, type: TopicType, dead: bool)
         system.delivery_timestamp.CopyFrom(timestamp(deliver_at_ms))
     if group is not None:
         _name_group(system, properties, type=type, group=group)
-    if type == "priority":  # its queue is its priority, as far as the topic has queues
-        system.priority = row["queue_id"]
+    if type == "priority" or (dead and PRIORITY in properties):
+        _name_priority(system, properties, type=type)
     if properties:
         system.born_host = properties.pop(BORN_HOST, "")
         if (trace := properties.pop(TRACE_CONTEXT, None)) is not None:
             system.trace_context = trace
-    if system.message_type == _TRANSACTION:
-        properties["__transactionId__"] = row["message_id"]
+    if (transaction_id := row.get("transaction_id")) is not None:  # the half message of a check
+        properties[TRANSACTION_ID] = transaction_id
     if dead:
         origin = DeadLetterQueue(
             topic=properties.get("DLQ_ORIGIN_TOPIC", ""),
@@ -100,6 +102,14 @@ def _name_group(system: Any, properties: dict[str, str], *, type: TopicType, gro
     else:
         system.message_group = group
         properties["__SHARDINGKEY"] = group
+
+
+def _name_priority(system: Any, properties: dict[str, str], *, type: TopicType) -> None:
+    kept = properties.get(PRIORITY, "")
+    if kept.isascii() and kept.isdecimal() and len(kept) <= _DIGITS and int(kept) <= _MOST:
+        system.priority = int(properties.pop(PRIORITY))
+    elif type == "priority":  # an old message: its queue stands for the priority
+        system.priority = system.queue_id
 
 
 def _type_of(row: Mapping[str, Any], type: TopicType) -> int:

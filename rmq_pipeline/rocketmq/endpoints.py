@@ -1,4 +1,4 @@
-"""Addresses of this broker, as its clients have found it."""
+"""Addresses of this broker in the protocol's form."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rmq_pipeline.rocketmq.protocol import Address, AddressScheme, Endpoints
 
 
 def endpoints(dialled: Any) -> Any:
-    """The address a client dialled; None when it does not say."""
+    """Return the address that a client dialled, with one host name; None if it names none."""
     if not dialled.addresses:
         return None
     if dialled.scheme == AddressScheme.DOMAIN_NAME and len(dialled.addresses) > 1:
@@ -15,7 +15,7 @@ def endpoints(dialled: Any) -> Any:
 
 
 def endpoints_of(address: str) -> Any:
-    """An address that this door listens on."""
+    """Return an address that the endpoint listens on."""
     host, _, port = address.rpartition(":")
     scheme = AddressScheme.IPv6 if ":" in host else AddressScheme.IPv4
     return Endpoints(scheme=scheme, addresses=[Address(host=host.strip("[]"), port=int(port))])

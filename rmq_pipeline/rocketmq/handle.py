@@ -1,16 +1,16 @@
-"""One receipt handle at a time: as receipt.py has them, without the price of a column."""
+"""Single receipt handles in receipt.py's layout, without the cost of an Arrow column."""
 
 import struct
 from typing import Final, NamedTuple
 
-#: In the number of a delivery, as those drawn are smaller: its lease lasts as long as its client.
+#: Bit of delivery numbers whose lease the broker renews; random delivery numbers are smaller.
 PROLONGED: Final = 1 << 62
-#: As receipt.py lays them out.
+#: The layout of receipt.py.
 _LAYOUT: Final = struct.Struct(">qqiii")
 
 
 class Handle(NamedTuple):
-    """What a handle says; in the order of its bytes."""
+    """Fields of a receipt handle, in the order of its bytes."""
 
     delivery: int
     queue_offset: int
@@ -20,16 +20,16 @@ class Handle(NamedTuple):
 
     @property
     def is_prolonged(self) -> bool:
-        """Whether it is a listener's, for whom the broker prolongs it."""
+        """True if the broker renews the lease for a push consumer."""
         return bool(self.delivery & PROLONGED)
 
     def text(self) -> str:
-        """As clients are given it."""
+        """Return the handle as clients get it: upper-case hex."""
         return _LAYOUT.pack(*self).hex().upper()
 
 
 def parse(text: str) -> Handle | None:
-    """What a handle says; None when it is none."""
+    """Return the fields of a handle; None if the text is not a handle."""
     try:
         return Handle._make(_LAYOUT.unpack(bytes.fromhex(text)))
     except (ValueError, struct.error):

@@ -1,4 +1,4 @@
-"""SyncLiteSubscription: which lite topics a client is given."""
+"""SyncLiteSubscription: the lite topics that a client subscribes to."""
 
 from functools import partial
 from typing import Any, Final
@@ -25,10 +25,10 @@ _ACTIONS: Final = {
 
 
 class Lite:
-    """What clients have subscribed to; with a client that has gone it goes, too.
+    """Lite subscriptions of clients; they end when their client dies.
 
-    The broker keeps it for good, but a client has another id each time it is started, and says
-    again every 30 s what it wants.
+    The broker stores subscriptions without a time limit. A client gets a new id at each start, and
+    repeats its subscriptions every 30 s, so the subscriptions of old ids have to be removed here.
     """
 
     def __init__(self, context: Context) -> None:
@@ -40,7 +40,7 @@ class Lite:
             where = (state.groups[group_id].name, state.topics[topic_id].topic.name)
             for client_id in state.subscriptions.clients(group_id, topic_id):
                 self._known.setdefault(client_id, set()).add(where)
-        #: By then every client that is there has called.
+        #: By this time every live client has called since this endpoint started.
         self._complete_ms = context.clock.now_ms() + LIVE_WITH_STREAM_MS
         context.clients.on_gone(self._forget)
 
@@ -51,7 +51,7 @@ class Lite:
         topic, group = caller.named(request.topic), caller.named(request.group)
         action = _ACTIONS.get(request.action)
         if action is None:
-            raise RequestError(f"There is no action {request.action}.")
+            raise RequestError(f"Subscription action {request.action} is unknown.")
         names = () if action == "clear" else lite.check_names(request.lite_topic_set)
         client_id = lite.check_client(caller.client_id)
         await self._context.groups.ensure(group, [topic])
@@ -75,5 +75,5 @@ class Lite:
     async def _clear(self, change: SyncLiteSubscription) -> None:
         try:
             await self._context.bridge.submit(change)
-        except NotFoundError:  # group or topic have gone as well
+        except NotFoundError:  # the group or the topic was deleted, too
             return

@@ -1,4 +1,4 @@
-"""What clients measure: their latencies, as histograms, which they send every minute (OTLP)."""
+"""Latency histograms that clients measure and send every minute, as OTLP."""
 
 import math
 from collections import OrderedDict
@@ -20,15 +20,15 @@ from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 
 SERVICE: Final = "opentelemetry.proto.collector.metrics.v1.MetricsService"
-#: Histograms that are kept; the one not heard of for longest goes first.
+#: Histograms that are kept; the least recently updated one goes first.
 _KEPT: Final = 10_000
-#: Buckets of one, and characters of a name or a value, at most.
+#: Maximum buckets of one histogram, and characters of a name or a value.
 _BUCKETS: Final = 256
 _TEXT: Final = 255
 
 
 class Series(NamedTuple):
-    """What a histogram is of, whoever measured it."""
+    """Metric and labels of a histogram, without the client."""
 
     metric: str
     topic: str
@@ -45,13 +45,13 @@ class Histogram:
     total: float = 0.0
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """More of the same."""
+        """Add counts of the same buckets, and the sum of their values."""
         before = self.counts or [0] * len(counts)
         self.counts = [one + other for one, other in zip(before, counts, strict=True)]
         self.total += total
 
     def quantile(self, share: float) -> float:
-        """A value that ``share`` of all do not exceed, as far as the buckets tell."""
+        """Return the ``share`` quantile, interpolated within its bucket; 0 without values."""
         wanted, seen = share * sum(self.counts), 0
         for at, count in enumerate(self.counts):
             if count and seen + count >= wanted:
@@ -63,20 +63,23 @@ class Histogram:
 
 
 class Metrics:
-    """The histograms of all clients, by client and series. For the loop; reports to any thread."""
+    """Histograms by client and series. Used by the loop's thread; ``report`` by any."""
 
     def __init__(self, context: Context) -> None:
         self._latest: OrderedDict[tuple[str, Series], Histogram] = OrderedDict()
         context.engine.reports["client_latencies"] = self.report
 
     def handlers(self, identify: Callable[[Any], Caller]) -> Any:
-        """For grpc's server; ``identify`` says who makes a call, or refuses it."""
+        """Return the handler for gRPC's server; ``identify`` returns a call's caller or raises."""
 
         async def export(raw: bytes, call: Any) -> bytes:
             try:
                 caller = identify(call)
                 if len(raw) > limits.GRPC_OTHER_BYTES:
-                    raise RequestError(f"Metrics of {len(raw)} bytes are too many.")
+                    raise RequestError(
+                        f"The metrics take {len(raw)} bytes; the limit is"
+                        f" {limits.GRPC_OTHER_BYTES}."
+                    )
                 self.take(ExportMetricsServiceRequest.FromString(raw), caller.client_id)
             except AccessError as error:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
@@ -89,7 +92,7 @@ class Metrics:
         return grpc.method_handlers_generic_handler(SERVICE, {"Export": method})
 
     def take(self, request: Any, client_id: str) -> None:
-        """Keep the histograms of a request; what else it holds is not looked at."""
+        """Store the histograms of a request, and ignore other metrics."""
         for metric in _metrics(request):
             delta = (
                 metric.histogram.aggregation_temporality
@@ -110,7 +113,7 @@ class Metrics:
             self._latest.popitem(last=False)
 
     def report(self) -> list[dict[str, Any]]:
-        """All clients together, a row a series; values in ms, as clients measure them."""
+        """Return the histograms of all clients merged, one row per series; values in ms."""
         together: dict[Series, Histogram] = {}
         clients: dict[Series, int] = {}
         for (_, series), histogram in list(self._latest.items()):

@@ -1,4 +1,4 @@
-"""Settings: what a client asks for, and what it is to do here."""
+"""Settings: the client's wishes, and the broker's reply."""
 
 from typing import Any, Final
 
@@ -29,24 +29,24 @@ _CONSUMERS: Final = frozenset(
     )
 )
 _LITE: Final = frozenset((ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER))
-#: Node and Java take nothing but exponential from a server as a producer's.
+#: Node and Java accept only an exponential backoff for producers.
 _SEND_ATTEMPTS: Final = 3
 _SEND_BACKOFF: Final = ExponentialBackoff(
     initial=Duration(nanos=10_000_000), max=Duration(seconds=1), multiplier=2
 )
-#: What RocketMQ's proxy tells: a poll of 20 s of up to 32 messages.
+#: As RocketMQ's proxy: a poll of 20 s for up to 32 messages.
 POLL_MS: Final = 20_000
 RECEIVE_ROWS: Final = 32
-#: Node knows nothing but exponential, and takes its seconds for ms.
+#: Node knows only exponential backoff, and reads its seconds as ms.
 _ONLY_EXPONENTIAL: Final = "NODE_JS"
 
 
 def check(settings: Any) -> None:
-    """Refuse settings that say nothing.
+    """Refuse settings that are incomplete.
 
     Raises:
-        UnknownClientTypeError: the client is no producer and no consumer.
-        IllegalConsumerGroupError: a consumer is of no group.
+        UnknownClientTypeError: the client is neither a producer nor a consumer.
+        IllegalConsumerGroupError: a consumer names no group.
     """
     if settings.client_type == ClientType.PRODUCER and settings.HasField("publishing"):
         return
@@ -54,15 +54,17 @@ def check(settings: Any) -> None:
         if not settings.subscription.group.name:
             raise IllegalConsumerGroupError("The consumer group has no name.")
         return
-    raise UnknownClientTypeError(f"Settings of client type {settings.client_type}.")
+    raise UnknownClientTypeError(
+        f"Client type {settings.client_type} is unknown, or its settings are incomplete."
+    )
 
 
 def agreed(settings: Any, client: Client, *, context: Context) -> Any:
-    """The client's own settings, and what this broker adds to them."""
+    """Return the client's own settings with those that the broker decides."""
     reply = Settings()
     reply.CopyFrom(settings)
     dialled = endpoints(settings.access_point) or endpoints_of(context.address)
-    # Without metrics Python's reader of this stream dies of its first settings.
+    # Python's reader of this stream raises on settings without metrics, and ends.
     reply.metric.CopyFrom(Metric(on=True, endpoints=dialled))
     if settings.client_type == ClientType.PRODUCER:
         reply.publishing.max_body_size = limits.BODY_BYTES
@@ -87,7 +89,7 @@ def agreed(settings: Any, client: Client, *, context: Context) -> Any:
 
 
 def _backoff(group: Group | None, language: str) -> Any:
-    """The group's policy, in the words that the client's language understands."""
+    """Return the group's retry policy in a form that the client's language supports."""
     attempts = limits.DEFAULT_MAX_ATTEMPTS if group is None else group.max_attempts
     if language == _ONLY_EXPONENTIAL:
         return RetryPolicy(max_attempts=attempts, exponential_backoff=_exponential(group))
@@ -101,7 +103,7 @@ def _backoff(group: Group | None, language: str) -> Any:
 
 
 def _delays(group: Group) -> list[int]:
-    """The delay after each failure, as far as they differ."""
+    """Return the delay after each failure, without repetitions of the last one."""
     if group.backoff is None:
         return list(group.backoff_ms)
     delays = [group.backoff.delay_ms(n) for n in range(1, max(2, group.max_attempts))]
@@ -111,7 +113,7 @@ def _delays(group: Group) -> list[int]:
 
 
 def _exponential(group: Group | None) -> Any:
-    """The group's backoff when it is exponential, else one that begins and ends like it."""
+    """Return the group's exponential backoff, or one with the group's first and longest delay."""
     initial_ms, max_ms, multiplier = limits.BACKOFF_INITIAL_MS, limits.BACKOFF_MAX_MS, 2.0
     if group is not None and group.backoff is not None:
         grows = group.backoff

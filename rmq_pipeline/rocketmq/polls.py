@@ -1,4 +1,4 @@
-"""Long polls: receives that found nothing wait here, without a thread, until they may try again."""
+"""Long polls: receives that found nothing wait here, without a thread, until a wakeup."""
 
 import asyncio
 from collections import deque
@@ -6,17 +6,18 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
 from rmq_pipeline.broker.arrivals import Arrivals, Rung
-from rmq_pipeline.rocketmq.alarm import Alarm
+from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.rocketmq.timers import Timers
 
 
 class Place(NamedTuple):
-    """What is waited for: polls of one place find the same."""
+    """Key of a poll; polls with the same key would find the same messages."""
 
     topic_id: int
-    #: 0: for what is new only.
+    #: 0: the poll waits for new messages only.
     group_id: int
-    #: The filter, and the client where it matters.
+    #: The filter, and the client id where it matters.
     who: Hashable
 
 
@@ -24,16 +25,16 @@ _Waiting: TypeAlias = "asyncio.Future[None]"
 
 
 class Polls:
-    """Those who wait, by topic and place. Used on the event loop only.
+    """Waiting polls, by topic and place. Used on the event loop only.
 
-    A message is for one of a consumer group, so of each place one is woken; when it has found
-    something there may be more, and it wakes the next.
+    Each message goes to one consumer of a group, so a wakeup wakes one poll per place. A poll that
+    finds messages wakes the next one, because there may be more.
     """
 
-    def __init__(self, arrivals: Arrivals, bridge: Bridge, *, alarm: Alarm) -> None:
+    def __init__(self, arrivals: Arrivals, bridge: Bridge, *, timers: Timers) -> None:
         self._arrivals = arrivals
         self._bridge = bridge
-        self._alarm = alarm
+        self._timers = timers
         self._topics: dict[int, dict[Place, deque[_Waiting]]] = {}
         self._unlisten: Callable[[], None] = arrivals.listen(self._note)
         self._count = 0
@@ -44,21 +45,30 @@ class Polls:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody should wait any more."""
+        """True once the endpoint or the broker is stopping: polls must end."""
         return self._closed or self._arrivals.closed
 
+    def check_open(self) -> None:
+        """Refuse to wait any longer once the broker is stopping.
+
+        Raises:
+            BrokerUnavailableError: the broker is stopping.
+        """
+        if self.closed:
+            raise BrokerUnavailableError("The broker is stopping.")
+
     def close(self) -> None:
-        """Wake everybody for good."""
+        """Wake all polls; they do not wait again."""
         self._closed = True
         self._unlisten()
         self._wake_all()
 
     def watch(self, place: Place) -> "Watch":
-        """Hear of what comes from now on; to be called before the first look, and to be ended."""
+        """Register a poll; call it before the first look, and ``end`` the result."""
         return Watch(self, place)
 
     def wake_one(self, place: Place) -> bool:
-        """Wake whoever has waited longest at a place; whether anybody did."""
+        """Wake the poll that has waited longest at a place; return False if none waits there."""
         queue = self._topics.get(place.topic_id, {}).get(place)
         while queue:
             waiting = queue.popleft()
@@ -68,14 +78,14 @@ class Polls:
         return False
 
     def enter(self, place: Place) -> _Waiting:
-        """Stand in the line of a place."""
+        """Append a poll to the queue of a place."""
         waiting: _Waiting = asyncio.get_running_loop().create_future()
         places = self._topics.setdefault(place.topic_id, {})
         places.setdefault(place, deque()).append(waiting)
         return waiting
 
     def leave(self, place: Place, waiting: _Waiting) -> None:
-        """Stand there no more."""
+        """Remove a poll from the queue of a place."""
         places = self._topics.get(place.topic_id, {})
         queue = places.get(place)
         if queue is None:
@@ -88,17 +98,17 @@ class Polls:
                 del self._topics[place.topic_id]
 
     async def sleep(self, waiting: _Waiting, at_ms: int) -> None:
-        """Wait until one is woken, or until ``at_ms``."""
-        moment = self._alarm.at(at_ms, lambda: self._bridge.call_soon(_wake, waiting))
+        """Wait until the poll is woken, or until ``at_ms``."""
+        timer = self._timers.at(at_ms, lambda: self._bridge.call_soon(_wake, waiting))
         self._count += 1
         try:
             await waiting
         finally:
             self._count -= 1
-            moment.cancel()
+            timer.cancel()
 
     def _note(self, rung: Rung) -> None:
-        """Bells of a frame have rung; called from the writer's thread."""
+        """Pass the wakeups of a frame to the loop; called from the writer's thread."""
         if not rung:
             self._bridge.call_soon(self._wake_all)
         elif any(topic_id in self._topics for topic_id in rung):
@@ -118,7 +128,7 @@ class Polls:
 
 
 class Watch:
-    """One poll's ear: what comes while it looks is not missed."""
+    """Registration of one poll; a wakeup during its look is not lost."""
 
     def __init__(self, polls: Polls, place: Place) -> None:
         self._polls = polls
@@ -126,14 +136,20 @@ class Watch:
         self._waiting = polls.enter(place)
 
     async def wait(self, at_ms: int) -> None:
-        """Wait until something may be there that was not at the last look, or until ``at_ms``."""
+        """Wait until something may have come since the last look, or until ``at_ms``."""
         if not self._waiting.done() and not self._polls.closed:
             await self._polls.sleep(self._waiting, at_ms)
         self._polls.leave(self._place, self._waiting)
         self._waiting = self._polls.enter(self._place)
 
+    def move(self, place: Place) -> None:
+        """Wait at another place from now on; call it before the first look there."""
+        self._polls.leave(self._place, self._waiting)
+        self._place = place
+        self._waiting = self._polls.enter(place)
+
     def end(self) -> None:
-        """Look no more; if it was woken for something, another is to look for it."""
+        """Unregister the poll, and pass on a wakeup that it did not use."""
         woken = self._waiting.done() and not self._waiting.cancelled()
         self._polls.leave(self._place, self._waiting)
         if woken:

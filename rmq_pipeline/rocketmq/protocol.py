@@ -1,7 +1,7 @@
-"""The protocol's messages, as the official Python client has them; nobody else imports those.
+"""The protocol's messages from the official Python client; the only module that imports them.
 
-Importing the client as a whole makes a folder in the user's home, and takes OpenTelemetry and a
-quarter of a second. Its generated modules need none of that, so its package is left unexecuted.
+Importing the whole client takes OpenTelemetry and a quarter of a second, and makes a folder in the
+user's home directory. The generated modules need none of it, so the package itself is not executed.
 """
 
 import importlib.util
@@ -16,9 +16,9 @@ SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
 @contextmanager
 def _client_left_out() -> Iterator[None]:
-    """Have submodules of the client be found without its ``__init__``.
+    """Make submodules of the client importable without running its ``__init__``.
 
-    The client may be imported afterwards, or have been before: the modules are the same.
+    The client may be imported before or afterwards: the modules are the same.
     """
     if _CLIENT in sys.modules:
         yield

@@ -1,13 +1,14 @@
-"""PullMessage and offsets: for tools that keep their own place in a queue."""
+"""PullMessage and offsets, for tools that keep their own position in a queue."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_pipeline import limits
 from rmq_pipeline.broker.progress import CommittedOffset
 from rmq_pipeline.broker.queries import Offsets
-from rmq_pipeline.errors import IllegalOffsetError, OffsetNotFoundError, RequestError
+from rmq_pipeline.errors import IllegalQueueError, OffsetNotFoundError, RequestError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of
@@ -28,15 +29,15 @@ from rmq_pipeline.rocketmq.protocol import (
 from rmq_pipeline.rocketmq.receiving import duration_ms, filter_of, poll_ms
 from rmq_pipeline.rocketmq.status import OK
 
-#: Offsets that one pull looks at: all may be of the largest messages.
+#: Offsets that one pull reads; each message may have the maximum size.
 BATCH: Final = 32
-#: Nothing is stored later than this, whatever a client asks for.
-_FAR_MS: Final = 2**52
+#: The broker stores no later time, whatever a client sends.
+_FAR_MS: Final = limits.TIME_MAX_MS
 _EMPTY: Final = Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
 
 
 class Pulling:
-    """Reading by offset, and offsets of groups and queues."""
+    """Handlers that read by offset, and return or set offsets of groups and queues."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -44,10 +45,13 @@ class Pulling:
     async def pull_message(
         self, request: PullMessageRequest, caller: Caller
     ) -> AsyncGenerator[Any, None]:
-        """Status, messages from an offset on, and the offset to go on from."""
+        """Yield a status, messages from an offset on, and the offset to continue from."""
         context = self._context
         if request.batch_size < 1 or request.offset < 0:
-            raise RequestError("A pull has a batch_size of 1 or more and an offset from 0 on.")
+            raise RequestError(
+                f"batch_size {request.batch_size} must be at least 1, and offset"
+                f" {request.offset} at least 0."
+            )
         until_ms = context.clock.now_ms() + poll_ms(request, caller)
         resource = request.message_queue.topic
         topic = context.engine.state.topic(caller.named(resource)).topic
@@ -64,7 +68,10 @@ class Pulling:
     async def _pulled(
         self, request: PullMessageRequest, topic: str, *, watch: Watch, until_ms: int
     ) -> tuple[pa.Table, int]:
-        """The first that are there, or come in time, and where to go on."""
+        """Return the first matching messages, and the offset to continue from.
+
+        Waits until ``until_ms`` for a message.
+        """
         context, queue_id, offset = self._context, request.message_queue.id, request.offset
         limit = min(BATCH, request.batch_size)
         wanted, filter_type = filter_of(request.filter_expression)
@@ -80,13 +87,17 @@ class Pulling:
                 filter_type=filter_type,
             )
             offset = max(offset, min(high, offset + limit))
-            if table.num_rows or context.clock.now_ms() >= until_ms or context.polls.closed:
+            if table.num_rows or context.clock.now_ms() >= until_ms:
                 return table, offset
+            context.polls.check_open()
             if offset >= high:
                 await watch.wait(until_ms)
+                # The topic may have been deleted and created again.
+                topic_id = context.engine.state.topic(topic).topic.topic_id
+                watch.move(Place(topic_id, 0, object()))
 
     async def update_offset(self, request: UpdateOffsetRequest, caller: Caller) -> Any:
-        """A group is done with what lies before an offset."""
+        """Commit a group's offset in a queue: the messages before it are done."""
         group = caller.named(request.group)
         topic = caller.named(request.message_queue.topic)
         await self._context.groups.ensure(group, [topic])
@@ -96,17 +107,19 @@ class Pulling:
         return UpdateOffsetResponse(status=OK)
 
     async def get_offset(self, request: GetOffsetRequest, caller: Caller) -> Any:
-        """Where a group stands."""
+        """Return a group's committed offset in a queue."""
         group = caller.named(request.group)
         topic = caller.named(request.message_queue.topic)
         asked = CommittedOffset(group, topic, request.message_queue.id)
         offset = await self._context.bridge.submit(asked)
         if offset is None:
-            raise OffsetNotFoundError(f"Group {group} has read nothing of this queue of {topic}.")
+            raise OffsetNotFoundError(
+                f"Group {group} has no committed offset in queue {asked.queue_id} of topic {topic}."
+            )
         return GetOffsetResponse(status=OK, offset=offset)
 
     async def query_offset(self, request: QueryOffsetRequest, caller: Caller) -> Any:
-        """Where a queue begins or ends, or what was stored at a moment."""
+        """Return the first or the next offset of a queue, or the offset of a time."""
         topic, queue_id = caller.named(request.message_queue.topic), request.message_queue.id
         policy = request.query_offset_policy
         if policy == QueryOffsetPolicy.TIMESTAMP:
@@ -121,6 +134,6 @@ class Pulling:
     async def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         _, bounds = await self._context.bridge.submit(Offsets(topic))
         if not 0 <= queue_id < len(bounds):
-            raise IllegalOffsetError(f"Topic {topic} has no queue {queue_id}.")
+            raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
         low, high = bounds[queue_id]
         return low, high

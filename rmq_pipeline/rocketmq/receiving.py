@@ -1,7 +1,7 @@
-"""ReceiveMessage: a batch for a consumer, now or as soon as there is one."""
+"""ReceiveMessage: a batch for a consumer, at once or after a long poll."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -12,7 +12,7 @@ from rmq_pipeline import receipt
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
 from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
-from rmq_pipeline.broker.receiving.receiving import begin, load_missing
+from rmq_pipeline.broker.receiving.receiving import begin, followers_of, load_missing
 from rmq_pipeline.broker.receiving.unreadable import UNREADABLE, sorted_out
 from rmq_pipeline.broker.settling.each import GiveBack, Renew
 from rmq_pipeline.errors import IllegalTopicError, InvisibleDurationError, RequestError
@@ -36,21 +36,22 @@ from rmq_pipeline.rocketmq.status import OK
 #: Messages of one answer.
 BATCH: Final = 32
 INVISIBLE_MIN_MS: Final = 10_000
-#: How long a receive that says nothing waits, and any at most.
+#: Default and maximum duration of a long poll.
 POLL_MS: Final = 20_000
-#: What is left of the client's own deadline for the answer's way.
+#: Part of the client's deadline that is left for the answer's way.
 _MARGIN_MS: Final = 300
-#: Bodies read just after they were written are in memory: the loop may read them itself.
+#: Bodies in the newest bytes of the log are in the page cache: the loop may read them itself.
 _HOT_BYTES: Final = 32 << 20
 _SMALL_BYTES: Final = 1 << 20
-#: A few new messages may be for many groups, one after the other; masses of them rarely are.
+#: A few new messages often go to many groups, so their encoding is cached; larger batches rarely
+#: do.
 _SHARED: Final = 8
 _EMPTY: Final = Status(code=Code.MESSAGE_NOT_FOUND, message="no new message")
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A receive, as far as it is not the broker's business."""
+    """A decoded request: the broker's part, and where and until when to wait."""
 
     request: Receive
     place: Place
@@ -58,12 +59,12 @@ class _Asked:
 
 
 def duration_ms(duration: Any) -> int:
-    """A Duration, or a Timestamp, of the protocol in ms, whatever numbers it has."""
+    """Return the protocol's Duration or Timestamp in ms, unchecked."""
     return int(duration.seconds) * 1000 + int(duration.nanos) // 1_000_000
 
 
 def poll_ms(request: Any, caller: Caller) -> int:
-    """How long a call may wait: as it asks, and so that its answer comes before its deadline."""
+    """Return how long a call may wait: as requested, and short enough for the client's deadline."""
     asked = POLL_MS
     if request.HasField("long_polling_timeout"):
         asked = min(POLL_MS, max(0, duration_ms(request.long_polling_timeout)))
@@ -72,13 +73,13 @@ def poll_ms(request: Any, caller: Caller) -> int:
 
 
 def filter_of(expression: Any) -> tuple[str, str]:
-    """A filter as the broker takes it: the expression, and tag or sql92."""
+    """Return a filter as the broker takes it: the expression, and ``tag`` or ``sql92``."""
     kind = "sql92" if expression.type == FilterType.SQL else "tag"
     return expression.expression or ("*" if kind == "tag" else ""), kind
 
 
 class Receiving:
-    """Receives of all consumers."""
+    """Handler of the receives of all consumers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -88,11 +89,11 @@ class Receiving:
     async def receive_message(
         self, request: ReceiveMessageRequest, caller: Caller
     ) -> AsyncGenerator[Any, None]:
-        """Status, messages, and when they were delivered.
+        """Yield a status, the messages, and the time of delivery.
 
-        What was leased for a caller who has gone before it had all of it is given back.
+        If the caller goes before it has read all of them, the whole batch is released.
         """
-        # Before anything is waited for: of two calls of an attempt the later one counts.
+        # Begin before anything is awaited: of two calls of one attempt the later one counts.
         attempt = self._attempts.begin(_receiver(request, caller), request.attempt_id)
         try:
             asked = await self._asked(request, caller)
@@ -115,18 +116,20 @@ class Receiving:
                 yield self._delivered_now()
                 sent = True
             finally:
-                # A later call of the same attempt has been given them, if there is one.
+                # A later call of the same attempt, if there is one, has these messages.
                 if not sent and attempt.is_current:
-                    self._take_back(delivery, handles, attempt=attempt)
+                    self._release_undelivered(delivery, handles, attempt=attempt)
         finally:
             attempt.end()
 
-    def _take_back(self, delivery: Delivery, handles: Sequence[str], *, attempt: Attempt) -> None:
-        """What a caller has not been given after all."""
-        attempt.given_back()
+    def _release_undelivered(
+        self, delivery: Delivery, handles: Sequence[str], *, attempt: Attempt
+    ) -> None:
+        """Release a delivery that did not reach its caller."""
+        attempt.released()
         for handle in handles:
             self._context.leases.settled(attempt.receiver.client_id, handle)
-        self._give_back(delivery)
+        self._release(delivery)
 
     def _delivered_now(self) -> Any:
         now = timestamp(self._context.clock.now_ms())
@@ -140,7 +143,7 @@ class Receiving:
         found = context.engine.state.topic(topic).topic
         wanted, filter_type = filter_of(request.filter_expression)
         if request.batch_size < 1:
-            raise RequestError(f"batch_size is 1 or more, not {request.batch_size}.")
+            raise RequestError(f"batch_size {request.batch_size} must be at least 1.")
         invisible_ms = _invisible_ms(request)
         await context.groups.ensure(group, [topic])
         receive = arguments.receive(
@@ -157,40 +160,47 @@ class Receiving:
         )
         if request.auto_renew:
             receive = replace(receive, delivery=receive.delivery | PROLONGED)
-        # Clients of a group share its messages, but for those of lite topics.
+        # Clients of a group share its messages, except those of lite topics.
         who = (filter_type, wanted, caller.client_id if found.type == "lite" else "")
-        return _Asked(
-            receive,
-            Place(found.topic_id, context.engine.state.group(group).group_id, who),
-            context.clock.now_ms() + poll_ms(request, caller),
-        )
+        until_ms = context.clock.now_ms() + poll_ms(request, caller)
+        return _Asked(receive, self._place(receive, who), until_ms)
+
+    def _place(self, request: Receive, who: Hashable) -> Place:
+        """Return the place where a receive waits.
+
+        Raises:
+            NotFoundError: its topic or its group was deleted.
+        """
+        state = self._context.engine.state
+        topic, group = state.topic(request.topic).topic, state.group(request.group)
+        return Place(topic.topic_id, group.group_id, who)
 
     async def _again(self, asked: _Asked, attempt: Attempt) -> Delivery | None:
-        """What the same attempt was given before, as far as it is not settled."""
+        """Renew the unsettled leases of the attempt's earlier call; None if there are none."""
         before = attempt.before()
-        if before is None or not attempt.is_current:  # else it would be taken from the later call
+        if before is None or not attempt.is_current:  # a later call has its messages
             return None
         renewal = Renew(receipts_of(before), asked.request.invisible_duration_ms)
         try:
             holds = await self._context.bridge.submit(renewal)
-        except BaseException:  # as if it had been leased for this call
+        except BaseException:  # release them, as if this call had leased them
             if attempt.is_current:
                 handles = receipt.encode(renewal.receipts).to_pylist()
-                self._take_back(before, handles, attempt=attempt)
+                self._release_undelivered(before, handles, attempt=attempt)
             raise
         if not holds.any():
-            attempt.given_back()
+            attempt.released()
             return None
         return part_of(before, holds)
 
     async def _lease(self, asked: _Asked, attempt: Attempt) -> Delivery | None:
-        """What is there, or comes in time; None for nothing."""
+        """Lease messages, waiting for them if need be; None if none came in time."""
         polls = self._context.polls
         watch = polls.watch(asked.place)
         try:
             delivery = await self._found(asked, watch, attempt=attempt)
             if delivery is not None and not attempt.is_current:
-                self._give_back(delivery)  # to the later call of it, or to others
+                self._release(delivery)  # for the later call of the attempt, or for other clients
                 delivery = None
         finally:
             watch.end()
@@ -200,28 +210,36 @@ class Receiving:
 
     async def _found(self, asked: _Asked, watch: Watch, *, attempt: Attempt) -> Delivery | None:
         polls, clock = self._context.polls, self._context.clock
-        # What woke it, and when something is visible again, is for another who waits there, unless
-        # it has looked in vain and knows of nothing.
-        owing = True
+        # Wakeups to pass on at the end. By default one: another poll looks after this wakeup, and
+        # after the time at which a message becomes visible again. None after an empty look without
+        # such a time. Two after a full batch, because a backlog then drains faster.
+        owing = 1
         try:
-            while attempt.is_current:  # else what it leased would be taken from the later call
+            while attempt.is_current:  # a later call of the attempt gets the messages
                 delivery = await self._try(asked.request)
                 loaded = await self._load(delivery, asked.request)
                 if len(delivery):
+                    owing = followers_of(delivery, asked.request, loaded=loaded)
                     return delivery
                 if loaded or delivery.scanned_out:
                     continue
-                owing = delivery.next_visible_ms is not None
-                if clock.now_ms() >= asked.until_ms or polls.closed:
+                owing = int(delivery.next_visible_ms is not None)
+                if clock.now_ms() >= asked.until_ms:
                     return None
+                polls.check_open()
+                place = self._place(asked.request, asked.place.who)
+                if place != asked.place:  # the topic or the group was deleted and created again
+                    asked = replace(asked, place=place)
+                    watch.move(place)
+                    continue
                 at_ms = asked.until_ms
                 if delivery.next_visible_ms is not None:
                     at_ms = min(at_ms, delivery.next_visible_ms)
                 await watch.wait(at_ms)
-                owing = True
+                owing = 1
             return None
         finally:
-            if owing:
+            for _ in range(owing):
                 polls.wake_one(asked.place)
 
     async def _try(self, request: Receive) -> Delivery:
@@ -229,26 +247,26 @@ class Receiving:
         leasing = self._context.bridge.submit(request)
         try:
             delivery: Delivery = await asyncio.shield(leasing)
-        except asyncio.CancelledError:  # it may lease something nevertheless
-            leasing.add_done_callback(self._unwanted)
+        except asyncio.CancelledError:  # the request may lease messages nevertheless
+            leasing.add_done_callback(self._release_unwanted)
             raise
         return delivery
 
     async def _load(self, delivery: Delivery, request: Receive) -> bool:
-        """Load what the receive lacked; whether another try may find more."""
+        """Load what the receive lacked; return whether another try may find more."""
         if not (delivery.pages or delivery.backlogs or delivery.unjudged or delivery.doomed):
             return False
         engine, run = self._context.engine, self._context.bridge.run
         try:
             return await run(load_missing, engine, delivery, sieve=request.sieve)
         except BaseException:
-            self._give_back(delivery)
+            self._release(delivery)
             raise
 
     async def _readable(
         self, delivery: Delivery, topic: Any, *, asked: _Asked
     ) -> tuple[Delivery, list[Any]]:
-        """The messages of a delivery, and as much of it as can be read."""
+        """Return the readable part of a delivery, and its messages."""
         read = partial(self._messages, topic=topic, asked=asked)
         try:
             return delivery, await read(delivery)
@@ -279,12 +297,12 @@ class Receiving:
     async def _submit(self, request: GiveBack) -> None:
         await self._context.bridge.submit(request)
 
-    def _unwanted(self, leasing: "asyncio.Future[Delivery]") -> None:
-        """The answer to a receive whose caller has gone."""
+    def _release_unwanted(self, leasing: "asyncio.Future[Delivery]") -> None:
+        """Release a delivery that was leased after its caller was gone."""
         if not leasing.cancelled() and leasing.exception() is None:
-            self._give_back(leasing.result())
+            self._release(leasing.result())
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def _release(self, delivery: Delivery) -> None:
         if len(delivery):
             request = GiveBack(receipts_of(delivery))
             self._context.bridge.start(lambda: self._submit(request))
@@ -297,14 +315,17 @@ def _receiver(request: ReceiveMessageRequest, caller: Caller) -> Receiver:
 
 
 def _invisible_ms(request: ReceiveMessageRequest) -> int:
-    """The invisible duration asked for; that of push consumers is the broker's affair.
+    """Return the invisible duration: the requested one, or LEASE_MS where the broker renews it.
 
     Raises:
-        InvisibleDurationError: it is shorter than clients of this door may ask for.
+        InvisibleDurationError: it is shorter than the endpoint allows.
     """
     if request.auto_renew:
         return LEASE_MS
     asked = duration_ms(request.invisible_duration)
     if asked < INVISIBLE_MIN_MS:
-        raise InvisibleDurationError(f"Here it is {INVISIBLE_MIN_MS} ms at least, not {asked}.")
+        raise InvisibleDurationError(
+            f"The invisible duration of {asked} ms is below the minimum of {INVISIBLE_MIN_MS} ms.",
+            remedy="Use a longer duration.",
+        )
     return asked

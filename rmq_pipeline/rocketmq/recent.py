@@ -1,4 +1,4 @@
-"""Messages as they were encoded lately: one that is for many groups is read and encoded once."""
+"""Cache of encoded messages: a message for many groups is read and encoded once."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from rmq_pipeline.broker.receiving.deliver import Delivery
 from rmq_pipeline.rocketmq.handle import Handle
 from rmq_pipeline.rocketmq.protocol import Message
 
-#: What is kept at most, and of one message.
+#: Size limits of the cache and of one message in it.
 _KEPT_BYTES: Final = 8 << 20
 _LARGE_BYTES: Final = 1 << 20
-#: What a message takes beside its body.
+#: Estimated size of a message besides its body.
 _OVERHEAD_BYTES: Final = 1024
 
 
 class Place(NamedTuple):
-    """Where a message lies in the log, which is where it stays."""
+    """A message's place in the commit log, which never changes."""
 
     topic_id: int
     position: int
@@ -24,14 +24,14 @@ class Place(NamedTuple):
 
 
 class Recent:
-    """Encoded messages by place; the one not asked for longest goes first. For the loop."""
+    """LRU cache of encoded messages by place. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._messages: OrderedDict[Place, tuple[Any, int]] = OrderedDict()
         self._used = 0
 
     def get(self, place: Place) -> Any | None:
-        """The message as somebody was given it, to be copied: what a delivery adds is theirs."""
+        """Return a cached message; copy it, because a delivery adds fields of its own."""
         found = self._messages.get(place)
         if found is None:
             return None
@@ -39,7 +39,7 @@ class Recent:
         return found[0]
 
     def put(self, place: Place, message: Any) -> None:
-        """Keep a copy of a message."""
+        """Store a copy of a message, unless it is large."""
         size = len(message.body) + _OVERHEAD_BYTES
         if size > _LARGE_BYTES or place in self._messages:
             return
@@ -52,7 +52,7 @@ class Recent:
 
 
 def places_of(delivery: Delivery) -> list[Place]:
-    """Where the messages of a delivery lie, in their order."""
+    """Return the places of a delivery's messages, in their order."""
     return [
         Place(delivery.topic_id, position, row)
         for _, taken in delivery.taken
@@ -61,11 +61,11 @@ def places_of(delivery: Delivery) -> list[Place]:
 
 
 def copies(known: Sequence[Any], delivery: Delivery, *, topic: Any) -> list[Any]:
-    """Messages that somebody else was given, as those of this delivery.
+    """Return cached messages as messages of a delivery.
 
     Args:
-        known: of each message, as ``get`` gave it.
-        delivery: the new one.
+        known: of each message, as ``get`` returned it.
+        delivery: the delivery whose handles and attempts the copies get.
         topic: the Resource as this client names it.
     """
     given = (

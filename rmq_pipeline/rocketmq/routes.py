@@ -1,4 +1,4 @@
-"""Where the queues of a topic are: here, at the address that the client came by."""
+"""Routes: all queues of a topic are on this broker, at the address that the client dialled."""
 
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from rmq_pipeline.rocketmq.status import OK
 from rmq_pipeline.topic import is_hidden
 
 BROKER_NAME: Final = "rmq"
-#: In the assignments of an unordered group: all queues of the broker.
+#: Queue id in the assignments of an unordered group: all queues of the broker.
 _ANY_QUEUE: Final = -1
-#: What a topic takes. A mixed one names the four that every client knows: others make older
-#: clients refuse the whole route.
+#: Message types that a topic takes. A mixed topic names the four that every client knows: older
+#: clients refuse a route with any other.
 ACCEPTED: Final[dict[str, tuple[int, ...]]] = {
     "normal": (MessageType.NORMAL,),
     "fifo": (MessageType.FIFO,),
@@ -35,13 +35,13 @@ ACCEPTED: Final[dict[str, tuple[int, ...]]] = {
 
 
 class Routes:
-    """QueryRoute and QueryAssignment."""
+    """Handlers of QueryRoute and QueryAssignment."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def query_route(self, request: Any, caller: Caller) -> Any:
-        """All queues of a topic. All clients count on queue 0 of broker id 0."""
+        """Return all queues of a topic; every client relies on queue 0 of broker id 0."""
         topic = self._topic(request, caller)
         broker = self._broker(request)
         queues = [
@@ -51,7 +51,7 @@ class Routes:
         return QueryRouteResponse(status=OK, message_queues=queues)
 
     async def query_assignment(self, request: Any, caller: Caller) -> Any:
-        """What a push consumer receives from: a queue of an ordered group, else all in one."""
+        """Return a push consumer's queues: each one for an ordered group, else one for all."""
         topic = self._topic(request, caller)
         group = caller.named(request.group)
         await self._context.groups.ensure(group, [topic.name])
@@ -71,7 +71,7 @@ class Routes:
         if not request.topic.name:
             raise IllegalTopicError("The topic has no name.")
         if is_hidden(name):
-            raise IllegalTopicError(f"Topic {name} is the system's.")
+            raise IllegalTopicError(f"Topic {name} is a system topic.")
         return self._context.engine.state.topic(name).topic
 
     @staticmethod
@@ -85,6 +85,6 @@ class Routes:
         )
 
     def _broker(self, request: Any) -> Any:
-        """The one broker, where the client has found it: behind NAT it knows no better address."""
+        """Return the broker at the dialled address: behind NAT no other one works."""
         known = endpoints(request.endpoints) or endpoints_of(self._context.address)
         return Broker(name=BROKER_NAME, id=0, endpoints=known)

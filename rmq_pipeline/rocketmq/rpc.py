@@ -1,4 +1,4 @@
-"""One RPC: its messages, what it asks of the caller's rights, and who carries it out."""
+"""One RPC: its message types, its handler, and the permissions it needs."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rmq_pipeline.rocketmq.caller import Caller
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A request and a reply, which has a status."""
+    """RPC with one request and one reply, which has a status."""
 
     name: str
     request: Any
@@ -21,7 +21,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A request and a stream of frames, one of which has a status."""
+    """RPC with one request and a stream of frames, one of which has a status."""
 
     name: str
     request: Any

@@ -28,14 +28,14 @@ _STORED: Final = int(Code.OK)
 
 
 class Sending:
-    """What producers do."""
+    """Handlers of the producers' calls."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._coalescing = Coalescing(context.engine, context.bridge)
 
     async def send_message(self, request: Any, caller: Caller) -> Any:
-        """Store one or more messages of a topic, all or none; an entry for each."""
+        """Store the messages of a request, all or none; the reply has an entry for each."""
         keeps_hosts = self._context.settings.grpc_born_hosts
         batch = decoding.Batch.of(request.messages, keeps_hosts=keeps_hosts)
         topic = _topic_of(batch.messages, caller)
@@ -47,7 +47,7 @@ class Sending:
         if _TRANSACTION not in kinds:
             return _stored(await self._coalescing.send(topic, batch))
         if len(kinds) > 1:
-            raise RequestError("A request has half messages and others.")
+            raise RequestError("The request mixes half messages with other messages.")
         self._context.clients.transacts(caller, topic, resource=batch.messages[0].topic)
         return await self._send_half(topic, batch)
 
@@ -69,10 +69,10 @@ class Sending:
         return response
 
     def _immunity_ms(self, properties: Sequence[Any]) -> int:
-        """How long half messages are not asked about: what they say, all the same, or the setting.
+        """Return the immunity of half messages: the requested one, or the setting's.
 
         Raises:
-            RequestError: they differ, or it is out of range.
+            RequestError: the messages differ in it, or it is out of range.
         """
         name = "orphaned_transaction_recovery_duration"
         given = {getattr(p, name).ToMilliseconds() if p.HasField(name) else 0 for p in properties}
@@ -81,7 +81,7 @@ class Sending:
         return arguments.immunity_ms(given.pop() or self._context.settings.transaction_immunity_ms)
 
     async def recall_message(self, request: Any, caller: Caller) -> Any:
-        """Call back a scheduled message."""
+        """Recall a scheduled message."""
         topic = caller.named(request.topic)
         self._context.engine.state.topic(topic)
         recalled = await self._context.bridge.run(
@@ -93,13 +93,14 @@ class Sending:
 
 
 def _topic_of(messages: Sequence[Any], caller: Caller) -> str:
-    """The one topic of the messages.
+    """Return the topic of the messages.
 
     Raises:
-        MessageCorruptedError: there is no message, or another topic.
+        IllegalTopicError: the topic has no name, or clients may not send to it.
+        MessageCorruptedError: there is no message, or there are several topics.
     """
     if not messages:
-        raise MessageCorruptedError("There is no message to send.")
+        raise MessageCorruptedError("The request has no message.")
     first = messages[0].topic
     if not first.name:
         raise IllegalTopicError("The topic has no name.")
@@ -112,7 +113,7 @@ def _topic_of(messages: Sequence[Any], caller: Caller) -> str:
 
 
 def _stored(outcome: Outcome) -> Any:
-    """An entry for each message. The transaction of one that is in none has its id."""
+    """Return an entry for each message; a plain message's ``transaction_id`` is its message id."""
     response = SendMessageResponse(status=OK)
     add = response.entries.add
     for message_id, offset in zip(outcome.message_id, outcome.queue_offset, strict=True):

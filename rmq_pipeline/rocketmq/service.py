@@ -1,4 +1,4 @@
-"""The service: read a call, see who makes it, have it carried out, tell how it went."""
+"""The RPC service: decode a call, authenticate and authorise it, run it, and map its error."""
 
 import asyncio
 import contextlib
@@ -30,24 +30,24 @@ from rmq_pipeline.rocketmq.transactions import Transactions
 
 log = logging.getLogger(__name__)
 
-#: Bytes of requests, where they may be others than of most.
+#: Size limits of requests that differ from GRPC_OTHER_BYTES.
 _LARGEST: Final = {
     protocol.SendMessageRequest: limits.GRPC_REQUEST_BYTES,
     protocol.ReceiveMessageRequest: limits.GRPC_RECEIVE_BYTES,
     protocol.PullMessageRequest: limits.GRPC_RECEIVE_BYTES,
 }
-#: Up to this size a request is taken whatever others hold.
+#: A request of up to this size is accepted even when the limit of all bytes is reached.
 _SMALL_BYTES: Final = 64 * 1024
 
 
 class Service:
-    """All RPCs of a door. A request that cannot be read is answered like any other."""
+    """All RPCs of an endpoint. A request that cannot be decoded gets a reply with a status, too."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._closing = False
         self._streams = 0
-        #: Calls with one answer that are under way, and the bytes of their requests.
+        #: Unary calls under way, and the bytes of their requests.
         self._calls = 0
         self._bytes = 0
         self._running = 0
@@ -59,17 +59,17 @@ class Service:
         self._metrics = Metrics(context)
 
     def refuse(self) -> None:
-        """From now on answer every call that the broker is stopping."""
+        """Answer every further call with the error that the broker is stopping."""
         self._closing = True
 
     async def idle(self, timeout_s: float) -> None:
-        """Wait until no call is under way, but telemetry streams, for so long at most."""
+        """Wait until no call except telemetry streams is under way, at most ``timeout_s``."""
         if self._running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     def close(self) -> None:
-        """Do nothing any more by itself."""
+        """Stop the background work of the handlers."""
         self._checks.close()
 
     def _begun(self) -> None:
@@ -82,7 +82,7 @@ class Service:
             self._idle.set()
 
     def handlers(self) -> tuple[Any, ...]:
-        """For grpc's server: requests come, and replies go, as bytes."""
+        """Return the handlers for gRPC's server; requests and replies are bytes."""
         methods = {
             rpc.name: grpc.unary_unary_rpc_method_handler(self._replying(rpc))
             for rpc in self._unary
@@ -92,6 +92,25 @@ class Service:
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(self._converse)
         own = grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
         return own, self._metrics.handlers(self._caller)
+
+    def refusal(self, path: str, error: Exception) -> bytes | None:
+        """Return the serialized reply to a call that is refused unread.
+
+        Args:
+            path: of the method, as ``/service/method``.
+            error: the reason.
+
+        Returns:
+            None for methods of other services.
+        """
+        service, _, name = path.removeprefix("/").rpartition("/")
+        rpcs: dict[str, Unary | Streaming] = {rpc.name: rpc for rpc in self._unary}
+        rpcs.update({rpc.name: rpc for rpc in self._streaming})
+        if service != protocol.SERVICE or name not in rpcs:
+            return None
+        answer = rpcs[name].reply(status=status_of(self._explained(error)))
+        serialized: bytes = answer.SerializeToString()
+        return serialized
 
     def _replying(self, rpc: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def reply(raw: bytes, call: Any) -> bytes:
@@ -103,7 +122,7 @@ class Service:
                 request, caller = self._read(raw, call, kind=rpc.request)
                 self._authorise(request, caller, demands=rpc.demands)
                 answer = await rpc.handle(request, caller)
-            except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+            except Exception as error:  # noqa: BLE001 every error becomes a status
                 answer = rpc.reply(status=status_of(self._explained(error)))
             finally:
                 self._bytes -= len(raw)
@@ -115,18 +134,21 @@ class Service:
         return reply
 
     def _admit(self, size: int) -> None:
-        """Refuse a call when there are too many, or they hold too much.
+        """Refuse a call when too many are under way, or their requests hold too much memory.
 
-        Small ones may come still: acks are small, and each makes room.
+        Small requests are still accepted: acks are small, and settling messages frees space.
 
         Raises:
-            BusyError: what is under way.
+            BusyError: the limit of calls or of bytes is reached.
         """
         settings, others, held = self._context.settings, self._calls - 1, self._bytes - size
         if others >= settings.grpc_calls:
-            raise BusyError(f"{others} calls are under way.")
+            raise BusyError(f"{others} calls are under way, the maximum of the setting grpc_calls.")
         if held and self._bytes > settings.grpc_request_bytes and size > _SMALL_BYTES:
-            raise BusyError(f"Requests of {held} bytes are under way.")
+            raise BusyError(
+                f"Requests of {held} bytes are under way; the setting grpc_request_bytes is"
+                f" {settings.grpc_request_bytes}."
+            )
 
     def _streaming_frames(
         self, rpc: Streaming
@@ -136,14 +158,17 @@ class Service:
             self._streams += 1
             try:
                 if self._streams > self._context.settings.grpc_receives:
-                    raise BusyError(f"{self._streams - 1} receives are under way.")
+                    raise BusyError(
+                        f"{self._streams - 1} receives are under way, the maximum of the setting"
+                        " grpc_receives."
+                    )
                 request, caller = self._read(raw, call, kind=rpc.request)
                 self._authorise(request, caller, demands=rpc.demands)
-                # Closed in any case: what a caller who has gone was to be given is given back.
+                # Always close the generator: it releases what its caller has not received.
                 async with contextlib.aclosing(rpc.handle(request, caller)) as answers:
                     async for frame in answers:
                         yield frame.SerializeToString()
-            except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+            except Exception as error:  # noqa: BLE001 every error becomes a status
                 yield rpc.reply(status=status_of(self._explained(error))).SerializeToString()
             finally:
                 self._streams -= 1
@@ -152,13 +177,13 @@ class Service:
         return frames
 
     async def _converse(self, commands: AsyncIterator[bytes], call: Any) -> None:
-        """A telemetry stream: a refusal ends it, after it has been told."""
+        """Serve a telemetry stream; after an error, send its status and end the stream."""
         try:
             caller = self._caller(call)
             await self._telemetry.serve(commands, caller, authorise=self._authorise)
-        except grpc.aio.InternalError as error:  # what a write ends with when its client goes
-            log.debug("a client has gone while it was written to: %s", error)
-        except Exception as error:  # noqa: BLE001 whatever it was, the client is told
+        except grpc.aio.InternalError as error:  # a write fails so when its client goes
+            log.debug("a client went away during a write: %s", error)
+        except Exception as error:  # noqa: BLE001 every error becomes a status
             status = status_of(self._explained(error))
             with contextlib.suppress(grpc.aio.InternalError):
                 await call.write(protocol.TelemetryCommand(status=status).SerializeToString())
@@ -167,12 +192,14 @@ class Service:
     def _read(self, raw: bytes, call: Any, *, kind: Any) -> tuple[Any, Caller]:
         caller = self._caller(call)
         self._context.clients.seen(caller)
-        if len(raw) > _LARGEST.get(kind, limits.GRPC_OTHER_BYTES):
-            raise RequestError(f"A {kind.DESCRIPTOR.name} of {len(raw)} bytes is too large.")
+        if len(raw) > (most := _LARGEST.get(kind, limits.GRPC_OTHER_BYTES)):
+            raise RequestError(
+                f"The {kind.DESCRIPTOR.name} takes {len(raw)} bytes; the limit is {most}."
+            )
         try:
             return kind.FromString(raw), caller
         except DecodeError as error:
-            raise RequestError(f"The request is no {kind.DESCRIPTOR.name}.") from error
+            raise RequestError(f"The request is not a valid {kind.DESCRIPTOR.name}.") from error
 
     def _caller(self, call: Any) -> Caller:
         if self._closing:

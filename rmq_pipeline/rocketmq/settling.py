@@ -1,4 +1,4 @@
-"""What consumers say of deliveries: done, later, or hopeless."""
+"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import numpy as np
 
 from rmq_pipeline.broker import arguments
 from rmq_pipeline.broker.settling.each import AckEach
-from rmq_pipeline.broker.settling.settle import ChangeInvisible
+from rmq_pipeline.broker.settling.renewing import ChangeInvisible
 from rmq_pipeline.broker.settling.settling import forward
 from rmq_pipeline.errors import ReceiptHandleError, RequestError, RocketMQError
 from rmq_pipeline.receipt import Receipts
@@ -34,13 +34,13 @@ from rmq_pipeline.rocketmq.status import OK, status_of
 
 log = logging.getLogger(__name__)
 
-#: A push consumer that has failed and names a shorter delay than this has misread its settings:
-#: the group's own delays hold.
+#: A push consumer that reports a failure with a shorter delay has misread its settings; the
+#: group's own backoff applies.
 _NO_DELAY_MS: Final = 1000
 _GROUP_BACKOFF: Final = -1
 _PUSH: Final = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
-#: A client that does not wait for each ack before the next has more on their way: so long they are
-#: waited for.
+#: A client that pipelines its acks has more of them on their way: the endpoint waits this long to
+#: put them into the same frame.
 _GATHER_S: Final = 0.002
 #: Acks of one request.
 _ENTRIES: Final = 10_000
@@ -48,17 +48,17 @@ _MIXED: Final = Status(code=Code.MULTIPLE_RESULTS, message="entries have differe
 
 
 class Settling:
-    """Acks, other ends of leases, dead letters."""
+    """Handlers of acks, changed lease ends and dead letters."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._acks = _Acks(context.bridge)
 
     async def ack_message(self, request: AckMessageRequest, caller: Caller) -> Any:
-        """Each entry on its own; the status is theirs when all have the same."""
+        """Ack each entry on its own; the overall status is theirs if all have the same."""
         entries, leases = request.entries, self._context.leases
         if not 1 <= len(entries) <= _ENTRIES:
-            raise RequestError(f"An ack has 1 to {_ENTRIES} entries, not {len(entries)}.")
+            raise RequestError(f"An ack needs 1 to {_ENTRIES} entries, not {len(entries)}.")
         rows = [self._row(entry.receipt_handle, request, caller=caller) for entry in entries]
         sound = [row for row in rows if row is not None]
         done = iter(await self._acks.settle(sound, caller.client_id)) if sound else iter(())
@@ -80,7 +80,7 @@ class Settling:
     async def change_invisible_duration(
         self, request: ChangeInvisibleDurationRequest, caller: Caller
     ) -> Any:
-        """Another end for a lease; the old handle is void, and comes back where that fails."""
+        """Change the end of a lease and return its new handle; after an error, the old one."""
         handle = request.receipt_handle
         try:
             renewed = await self._changed(request, caller)
@@ -102,10 +102,9 @@ class Settling:
         return row._replace(delivery=int(deliveries[0])).text()
 
     def _is_push(self, row: Handle, caller: Caller) -> bool:
-        """Whether it is a listener that has failed; others say how long they want it.
+        """Return whether a push consumer's listener failed; other consumers choose a delay.
 
-        The receipt tells, as it may be of a broker before this one: what was known of clients has
-        gone with that.
+        The handle still shows it after a restart of the broker, which forgets its clients.
         """
         if row.is_prolonged:
             return True
@@ -113,10 +112,10 @@ class Settling:
         return client is not None and client.type in _PUSH
 
     async def forward(self, request: ForwardMessageToDeadLetterQueueRequest, caller: Caller) -> Any:
-        """What a client has tried often enough; it goes on with the rest of what it has.
+        """Dead-letter a message that its client has tried often enough; release nothing else.
 
-        Asked again it is done, too, and so is what has ended otherwise: clients ask until they are
-        told so, and consume nothing of the rest before.
+        A repeated call succeeds, and so does one for a lease that has ended. Clients repeat the
+        call until it succeeds, and consume nothing else before.
         """
         if self._row(request.receipt_handle, request, caller=caller) is None:
             raise _ended()
@@ -127,12 +126,16 @@ class Settling:
         try:
             await run(forward, engine, handles, reason=reason, keep_behind=True)
         except ReceiptHandleError as error:
-            log.info("forwarded too late, or again, by %s: %s", caller.client_id, error)
+            log.info(
+                "a message to dead-letter was settled before: client=%s: %s",
+                caller.client_id,
+                error,
+            )
         self._context.leases.settled(caller.client_id, request.receipt_handle)
         return ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     def _row(self, handle: str, request: Any, *, caller: Caller) -> Handle | None:
-        """The receipt behind a handle, if it is one of the request's group and topic."""
+        """Return the fields of a handle if it belongs to the request's group and topic."""
         row = parse(handle)
         if row is None:
             return None
@@ -144,7 +147,7 @@ class Settling:
 
 
 class _Waiting(NamedTuple):
-    """An ack that has not been asked for yet."""
+    """An ack that has not been submitted yet."""
 
     rows: list[Handle]
     client_id: str
@@ -160,13 +163,13 @@ class _Acks:
         self._busy = False
 
     async def settle(self, rows: list[Handle], client_id: str) -> list[bool]:
-        """Which of these receipts held, and are settled now."""
+        """Ack receipts and return for each whether it was valid."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(rows, client_id, loop.create_future())
         self._waiting.append(waiting)
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._next)  # others of the same turn of the loop come along
+            loop.call_soon(self._next)  # other acks of this turn of the loop join
         return await waiting.answer
 
     def _next(self) -> None:
@@ -178,7 +181,7 @@ class _Acks:
             settling = self._bridge.submit(
                 AckEach(_receipts([row for w in some for row in w.rows]))
             )
-        except Exception as error:  # noqa: BLE001 whatever it was, it is the answer
+        except Exception as error:  # noqa: BLE001 every error is the answer of the acks
             _refuse(some, error)
             self._next()
             return
@@ -200,7 +203,7 @@ class _Acks:
                     waiting.answer.set_result(holds[: len(waiting.rows)])
                 del holds[: len(waiting.rows)]
         elif len(some) > 1 and not isinstance(error, RocketMQError):
-            # Nobody has foreseen it, so one of them may be to blame: each by itself.
+            # An error outside the broker's hierarchy may come from one of them: ack each by itself.
             for waiting in some:
                 alone = self._bridge.submit(AckEach(_receipts(waiting.rows)))
                 alone.add_done_callback(partial(self._tell, [waiting]))
@@ -208,7 +211,7 @@ class _Acks:
             _refuse(some, error)
 
     def _more_are_coming(self, answered: set[str]) -> bool:
-        """Whether a client has given an ack before it had the answer to the one before."""
+        """Return whether a client pipelines: it sent an ack before it had its last answer."""
         clients = [waiting.client_id for waiting in self._waiting]
         return len(set(clients)) < len(clients) or not answered.isdisjoint(clients)
 
@@ -224,7 +227,9 @@ def _refused() -> Any:
 
 
 def _ended() -> ReceiptHandleError:
-    return ReceiptHandleError("The receipt has ended, was settled, or is another group's.")
+    return ReceiptHandleError(
+        "The lease has ended or was settled, or the receipt belongs to another group."
+    )
 
 
 def _receipts(rows: list[Handle]) -> Receipts:

@@ -1,4 +1,4 @@
-"""Columns of few values, put together from their bytes: pa.array takes several times as long."""
+"""Arrow columns of few values, built from their buffers; pa.array takes several times as long."""
 
 import itertools
 import struct
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 
-#: Beyond this many values pa.array takes no longer.
+#: Above this many values pa.array is as fast.
 FEW_ROWS: Final = 8
 _TWO: Final = struct.Struct("=2i")
 _TYPE_OF: Final = {field.name: field.type for field in schema.SEND}
@@ -18,7 +18,7 @@ _ENTRIES: Final = schema.PROPERTIES.field(0).type
 
 
 def column_of(name: str, values: list[Any]) -> pa.Array:
-    """A column of schema.SEND."""
+    """Return a column of schema.SEND."""
     of_type = _TYPE_OF[name]
     if len(values) > FEW_ROWS:
         return pa.array(values, of_type)
@@ -64,7 +64,7 @@ def _numbers(values: list[int | None], of_type: pa.DataType) -> pa.Array:
 
 
 def _present(values: list[Any]) -> pa.Buffer | None:
-    """A bit for each value, unless all are there."""
+    """Return the validity bitmap; None if no value is null."""
     if None not in values:
         return None
     bits = sum(1 << at for at, value in enumerate(values) if value is not None)
@@ -72,7 +72,7 @@ def _present(values: list[Any]) -> pa.Buffer | None:
 
 
 def _bounds(parts: Sequence[Any]) -> pa.Buffer:
-    """Where each part begins, and the last one ends."""
+    """Return the offsets buffer of variable-length values."""
     if len(parts) == 1:
         return pa.py_buffer(_TWO.pack(0, len(parts[0])))
     ends = list(itertools.accumulate(map(len, parts), initial=0))

@@ -1,4 +1,4 @@
-"""Errors as the protocol's status: one table, for every RPC."""
+"""Errors as the protocol's status: one table for all RPCs."""
 
 import logging
 from typing import Any, Final
@@ -10,32 +10,32 @@ log = logging.getLogger(__name__)
 
 OK: Final = Status(code=Code.OK, message="OK")
 
-#: Where a class has no code of the protocol, or one that clients take for something else. An error
-#: that is not here has the code of its class.
+#: Classes without a code of the protocol, or with a code that clients misread. Any other class uses
+#: its own code.
 _CODES: Final[dict[type[errors.RocketMQError], Any]] = {
-    # MESSAGE_NOT_FOUND is an empty answer to clients.
+    # Clients take MESSAGE_NOT_FOUND for an empty answer.
     errors.NotFoundError: Code.NOT_FOUND,
-    # PRECONDITION_FAILED is an unknown code to most clients.
+    # Most clients do not know PRECONDITION_FAILED.
     errors.ConflictError: Code.BAD_REQUEST,
     errors.RecallError: Code.NOT_FOUND,
-    # Clients repeat a call that failed so; they take one too many for a reason to give up.
+    # Clients repeat a call after this code; they treat TOO_MANY_REQUESTS as a reason to stop.
     errors.BrokerUnavailableError: Code.INTERNAL_SERVER_ERROR,
-    # What was ended otherwise is no transaction any more, to whoever would end it now.
+    # A transaction that ended in the other way is unknown to a caller that ends it now.
     errors.TransactionEndedError: Code.INVALID_TRANSACTION_ID,
 }
 _KNOWN: Final = frozenset(Code.values())
 
 
 def status_of(error: BaseException) -> Any:
-    """What a client is told of an error; one that nobody foresaw is logged, too."""
+    """Return the status that tells a client of an error; unexpected errors are logged."""
     if isinstance(error, errors.RocketMQError):
         return Status(code=code_of(error), message=str(error))
-    log.error("a call has failed", exc_info=error)
+    log.error("a call failed unexpectedly", exc_info=error)
     return Status(code=Code.INTERNAL_SERVER_ERROR, message=f"{type(error).__name__}: {error}")
 
 
 def code_of(error: errors.RocketMQError) -> int:
-    """The protocol's code of an error of ours."""
+    """Return the protocol's code of a broker error."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return int(_CODES[kind])

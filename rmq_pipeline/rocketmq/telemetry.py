@@ -1,4 +1,4 @@
-"""The clients' own stream: settings are settled on it, and commands are pushed through it."""
+"""The telemetry stream: clients send their settings, and the broker pushes commands."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -22,8 +22,8 @@ from rmq_pipeline.rocketmq.protocol import (
 )
 from rmq_pipeline.rocketmq.status import OK
 
-#: Node forgets settings that come while it still asks for routes, and waits for ever: it is sent
-#: them again after so long.
+#: Node loses settings that arrive while it still queries routes, and then waits without limit.
+#: The broker sends them again after these times.
 _AGAIN_MS: Final = (200, 1_000, 3_000)
 _NODE: Final = "NODE_JS"
 
@@ -31,7 +31,7 @@ Authorise = Callable[..., None]
 
 
 class Telemetry:
-    """Telemetry, Heartbeat and NotifyClientTermination."""
+    """Handlers of Telemetry, Heartbeat and NotifyClientTermination."""
 
     def __init__(self, context: Context, checks: Checks) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class Telemetry:
     async def serve(
         self, commands: AsyncIterator[bytes], caller: Caller, *, authorise: Authorise
     ) -> None:
-        """One stream, until the client ends it."""
+        """Serve one stream until the client ends it."""
         client, stream = self._clients.opened(caller)
         try:
             async for raw in commands:
@@ -50,7 +50,7 @@ class Telemetry:
                 if command.WhichOneof("command") == "settings":
                     authorise(command.settings, caller, demands=authorising.settings)
                     await self._settle(command.settings, caller, at=(client, stream))
-                # What else comes answers commands of ours, which the client need not know.
+                # Other commands answer the broker's pushes and need no reply.
         finally:
             self._clients.closed(client, stream)
 
@@ -68,20 +68,20 @@ class Telemetry:
         await stream.send(reply)
         if client.language == _NODE:
             self._send_again(reply, stream)
-        if client.topics:  # it may be the one that checks wait for
+        if client.topics:  # checks may be waiting for this producer
             self._checks.look()
 
     def _send_again(self, reply: Any, stream: Stream) -> None:
         now_ms = self._context.clock.now_ms()
         for wait_ms in _AGAIN_MS:
             send = partial(stream.send_if_open, reply)
-            self._context.alarm.at(now_ms + wait_ms, partial(self._context.bridge.spawn, send))
+            self._context.timers.at(now_ms + wait_ms, partial(self._context.bridge.spawn, send))
 
     async def heartbeat(self, request: Any, caller: Caller) -> Any:
-        """The client is there, as every call of it shows.
+        """Note that the client is alive.
 
-        After a restart of the broker it may be minutes until Python tells its settings again: what
-        a heartbeat says of the client is known until then.
+        After a broker restart the Python client may not send its settings for minutes. Until then
+        the heartbeat's type and group are used.
         """
         client = self._clients.seen(caller)
         if not client.type:
@@ -90,22 +90,24 @@ class Telemetry:
         return HeartbeatResponse(status=OK)
 
     async def notify_client_termination(self, _: Any, caller: Caller) -> Any:
-        """The client goes: nobody waits for a heartbeat of it any more."""
+        """Forget the client at once, without waiting for its heartbeats to stop."""
         self._clients.terminated(caller.client_id)
         return NotifyClientTerminationResponse(status=OK)
 
 
 def _command(raw: bytes) -> Any:
     if len(raw) > limits.GRPC_OTHER_BYTES:
-        raise RequestError(f"A TelemetryCommand of {len(raw)} bytes is too large.")
+        raise RequestError(
+            f"The TelemetryCommand takes {len(raw)} bytes; the limit is {limits.GRPC_OTHER_BYTES}."
+        )
     try:
         return TelemetryCommand.FromString(raw)
     except DecodeError as error:
-        raise RequestError("That is no TelemetryCommand.") from error
+        raise RequestError("The command is not a valid TelemetryCommand.") from error
 
 
 def _note(settings: Any, caller: Caller, *, client: Client) -> None:
-    """Keep what the settings say of a client."""
+    """Store the relevant settings of a client."""
     client.type = settings.client_type
     language = settings.user_agent.language
     if language:

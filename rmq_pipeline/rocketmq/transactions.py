@@ -1,4 +1,4 @@
-"""Ends of transactions, and the checks of those that stay open."""
+"""EndTransaction, and the producer group of a topic."""
 
 import hashlib
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.protocol import EndTransactionResponse, TransactionResolution
 from rmq_pipeline.rocketmq.status import OK
 
-#: UNSPECIFIED is what Python sends when its checker does not know either.
+#: Python sends UNSPECIFIED when its checker does not know the resolution either.
 _RESOLUTIONS: Final = {
     int(TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED): "unknown",
     int(TransactionResolution.COMMIT): "commit",
@@ -23,9 +23,9 @@ _HASH_CHARACTERS: Final = 16
 
 
 def producer_group(topic: str) -> str:
-    """Who is asked about the half messages of a topic: all its producers, as in RocketMQ's proxy.
+    """Return the producer group of a topic's checks: all its producers, as in RocketMQ's proxy.
 
-    A topic's name may be longer than a group's; the end of a long one gives way to its hash.
+    A topic's name may be longer than a group's; a hash replaces the end of a long one.
     """
     if len(topic) <= limits.GROUP_NAME_LENGTH:
         return topic
@@ -34,22 +34,22 @@ def producer_group(topic: str) -> str:
 
 
 class Transactions:
-    """EndTransaction."""
+    """Handler of EndTransaction."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def end_transaction(self, request: Any, caller: Caller) -> Any:
-        """Commit, roll back, or say that it is not known yet."""
+        """Commit a transaction, roll it back, or leave it open."""
         topic = caller.named(request.topic)
         self._context.engine.state.topic(topic)
         if not request.transaction_id.strip():
             raise TransactionNotFoundError("The transaction has no id.")
         resolution = _RESOLUTIONS.get(request.resolution, "unknown")
         resolutions = pa.table([[request.transaction_id], [resolution]], schema=schema.RESOLUTION)
-        # Other doors' producer groups have any name: it is the topic that the caller has rights to.
+        # Flight clients choose any producer group, so the topic decides what the caller may end.
         if await self._context.bridge.submit(TargetsOf(resolutions)) - {topic}:
-            raise TransactionError(f"The transaction is of another topic than {topic}.")
+            raise TransactionError(f"The transaction does not belong to topic {topic}.")
         await self._context.bridge.run(
             self._context.broker.end_transactions,
             resolutions,

@@ -132,6 +132,7 @@ def started(served: Served, secured: Secured) -> Iterator[dict[str, Official]]:
         todo = {"scenarios": [*BOTH, *OWN[name]], "place": place}
         environment = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": roots}
         if name == "python":
+            environment["TZ"] = "CST-8"  # its clock is 8 h ahead, and it signs what that shows
             found[name] = brokers.python("python_client", todo, **environment)
         elif shutil.which("node"):
             found[name] = brokers.node("client.js", todo, **environment)

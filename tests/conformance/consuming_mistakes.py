@@ -26,6 +26,12 @@ CONSUMING: list[Case] = [
     ("QueryRoute", "no topic", lambda _: pb.QueryRouteRequest(), "ILLEGAL_TOPIC"),
     (
         "QueryRoute",
+        "illegal topic",
+        lambda _: pb.QueryRouteRequest(topic=raw.resource(BAD)),
+        "ILLEGAL_TOPIC",
+    ),
+    (
+        "QueryRoute",
         "unknown topic",
         lambda _: pb.QueryRouteRequest(topic=raw.resource("nowhere")),
         "TOPIC_NOT_FOUND",
@@ -60,6 +66,13 @@ CONSUMING: list[Case] = [
         "ILLEGAL_CONSUMER_GROUP",
     ),
     ("ReceiveMessage", "unknown topic", receiving("nowhere"), "TOPIC_NOT_FOUND"),
+    ("ReceiveMessage", "illegal topic", receiving(BAD), "ILLEGAL_TOPIC"),
+    (
+        "GetOffset",
+        "illegal group",
+        lambda _: pb.GetOffsetRequest(group=raw.resource(BAD), message_queue=queue("normal")),
+        "ILLEGAL_CONSUMER_GROUP",
+    ),
     ("ReceiveMessage", "no topic", receiving(""), "ILLEGAL_TOPIC"),
     ("ReceiveMessage", "no group", receiving(group=""), "ILLEGAL_CONSUMER_GROUP"),
     ("ReceiveMessage", "illegal group", receiving(group=BAD), "ILLEGAL_CONSUMER_GROUP"),

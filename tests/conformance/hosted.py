@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, ManualClock
 from rmq_pipeline.rocketmq import protocol as pb
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.settings import Settings
 from tests.conformance import raw
 from tests.conformance.raw import Raw
@@ -27,7 +27,7 @@ class Hosted:
     """A broker behind its door, a client, and one thing of each kind to speak about."""
 
     broker: Broker
-    door: GrpcDoor
+    door: GrpcEndpoint
     clock: Clock
     client: Raw
     #: Of a message in flight, in topic ``normal`` and group ``readers``.
@@ -68,7 +68,7 @@ def hosting(home: Path, *, clock: Clock | None = None, **settings: Any) -> Itera
             broker.create_topic(name, type=name, queues=2)
         broker.create_group("readers")
         broker.create_group("ordered", order="message_group")
-        door = GrpcDoor(broker, "127.0.0.1:0")
+        door = GrpcEndpoint(broker, "127.0.0.1:0")
         stack.callback(door.shutdown)
         client = stack.enter_context(Raw(door.address))
         yield Hosted(broker, door, clock, client)

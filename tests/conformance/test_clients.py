@@ -10,7 +10,8 @@ from tests.conformance.brokers import Facts
 
 Seen = Callable[[str], Facts]
 
-pytestmark = pytest.mark.slow
+# The first test waits for all that a client does, which takes minutes on a slow machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def bodies(messages: list[Facts]) -> list[str]:

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from rmq_pipeline.rocketmq import protocol as pb
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from tests.conformance import raw
 from tests.conformance.hosted import Hosted, furnish, hosting, settings
 from tests.conformance.raw import Raw
@@ -66,7 +66,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
         hosted.broker.create_user("nobody-yet", password=SECRET)
         hosted.broker.create_user("root", password=SECRET, type="super")
         hosted.door.shutdown()
-        hosted.door = GrpcDoor(hosted.broker, access=hosted.broker.access)
+        hosted.door = GrpcEndpoint(hosted.broker, access=hosted.broker.access)
         yield hosted
         hosted.door.shutdown()
 

@@ -9,12 +9,12 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.settings import Settings
 from tests.conformance.raw import Raw
 
 #: A broker and its door, with other settings than the usual ones.
-Opened = tuple[Broker, GrpcDoor, ManualClock]
+Opened = tuple[Broker, GrpcEndpoint, ManualClock]
 Open = Callable[..., Opened]
 
 
@@ -29,7 +29,7 @@ def open_door(tmp_path: Path) -> Iterator[Open]:
             broker = stack.enter_context(
                 Broker.open(tmp_path / "home", clock=clock, upkeep="none", settings=chosen)
             )
-            door = GrpcDoor(broker)
+            door = GrpcEndpoint(broker)
             stack.callback(door.shutdown)
             return broker, door, clock
 

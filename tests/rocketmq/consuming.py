@@ -17,7 +17,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.rocketmq.protocol import (
     AckMessageEntry,
     AckMessageRequest,
@@ -53,7 +53,7 @@ class Stand:
         self._stack = contextlib.ExitStack()
         broker = Broker.open(home, clock=self.clock, upkeep="none", settings=SMALL)
         self.broker = self._stack.enter_context(broker)
-        self.door = GrpcDoor(broker)
+        self.door = GrpcEndpoint(broker)
         self._stack.callback(self.door.shutdown)
         self._channel = grpc.insecure_channel(self.door.address)
         self._stack.callback(self._channel.close)

@@ -55,7 +55,7 @@ def test_a_locked_queue_is_not_given_to_official_consumers(stand: Stand) -> None
     received = one.receive("t", "g")
 
     assert {m.system_properties.queue_id for m in received.messages} <= {1, 3}
-    mine = stand.broker.receive("t", "g", client_id="ours", limit=100)
+    mine = stand.broker.receive("g", "t", client_id="ours", limit=100)
     assert set(mine["queue_id"].to_pylist()) == {0, 2}
     assert mine.num_rows == 4
 

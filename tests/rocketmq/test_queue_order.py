@@ -38,7 +38,7 @@ def test_the_later_call_of_an_attempt_keeps_what_it_was_given(line: Stand) -> No
 
     line.send("t", b"0", b"1", b"2")
 
-    got = later.result(20)
+    got = later.result(60)
     until(lambda: line.waiting() == 0)
     assert (got.bodies, got.attempts) == ([b"0", b"1"], [1, 1])
     assert line.consumer("two").receive("t", "g").code == EMPTY
@@ -55,8 +55,8 @@ def test_the_later_call_of_an_attempt_hears_of_what_comes_beside_one_nobody_cut_
 
     line.send("t", b"0")
 
-    assert later.result(20).bodies == [b"0"]
-    assert earlier.result(20).code == EMPTY
+    assert later.result(60).bodies == [b"0"]
+    assert earlier.result(60).code == EMPTY
 
 
 def test_a_call_that_waits_for_its_group_is_the_earlier_one_still(
@@ -73,13 +73,13 @@ def test_a_call_that_waits_for_its_group_is_the_earlier_one_still(
 
     monkeypatch.setattr(groups, "ensure", ensure_slowly)
     earlier = line.pool.submit(one.receive, "t", "g", attempt_id="x")
-    assert begun.wait(20)
+    assert begun.wait(60)
     line.send("t", b"0")
     got = one.receive("t", "g", attempt_id="x")
 
     line.context.bridge.call_soon(go_on.set)
 
-    assert earlier.result(20).code == EMPTY
+    assert earlier.result(60).code == EMPTY
     assert got.bodies == [b"0"]
     one.ack("t", "g", got.handles)
 
@@ -108,5 +108,5 @@ def test_the_batch_of_a_client_that_has_gone_comes_to_the_next_one(line: Stand) 
         return waiting.done()
 
     until(is_heard)
-    got = waiting.result(20)
+    got = waiting.result(60)
     assert (got.bodies, got.attempts) == ([b"0", b"1", b"2"], [2, 2, 1])

@@ -117,7 +117,7 @@ def test_a_poll_is_woken_by_an_arrival(stand: Stand, one: Consumer) -> None:
 
     stand.send("t", b"new")
 
-    assert poll.result(20).bodies == [b"new"]
+    assert poll.result(60).bodies == [b"new"]
 
 
 def test_a_poll_is_not_woken_for_good_by_what_its_filter_refuses(
@@ -128,7 +128,7 @@ def test_a_poll_is_not_woken_for_good_by_what_its_filter_refuses(
     stand.send("t", b"x", tag="other")
     stand.send("t", b"y", tag="wanted")
 
-    assert poll.result(20).bodies == [b"y"]
+    assert poll.result(60).bodies == [b"y"]
 
 
 def test_a_poll_is_woken_by_the_end_of_a_lease(
@@ -142,7 +142,7 @@ def test_a_poll_is_woken_by_the_end_of_a_lease(
     assert not poll.done()
     stand.clock.advance(1)
 
-    assert poll.result(20).attempts == [2]
+    assert poll.result(60).attempts == [2]
 
 
 def test_a_poll_is_woken_by_a_message_at_its_time(stand: Stand, one: Consumer) -> None:
@@ -153,7 +153,7 @@ def test_a_poll_is_woken_by_a_message_at_its_time(stand: Stand, one: Consumer) -
     stand.clock.advance(3_000)
     stand.broker.deliver_scheduled()
 
-    assert poll.result(20).bodies == [b"x"]
+    assert poll.result(60).bodies == [b"x"]
 
 
 def test_a_poll_ends_empty_when_its_time_is_over(stand: Stand, one: Consumer) -> None:
@@ -163,7 +163,7 @@ def test_a_poll_ends_empty_when_its_time_is_over(stand: Stand, one: Consumer) ->
     assert not poll.done()
     stand.clock.advance(1)
 
-    assert poll.result(20).code == EMPTY
+    assert poll.result(60).code == EMPTY
     until(lambda: stand.waiting() == 0)
 
 
@@ -191,7 +191,7 @@ def test_one_message_wakes_one_of_those_who_share_it(
     assert [poll.done() for poll in polls].count(True) == 1
     stand.send("t", b"2")
 
-    assert sorted(poll.result(20).bodies for poll in polls) == [[b"1"], [b"2"]]
+    assert sorted(poll.result(60).bodies for poll in polls) == [[b"1"], [b"2"]]
 
 
 def test_who_finds_more_than_it_takes_wakes_the_next(
@@ -201,7 +201,7 @@ def test_who_finds_more_than_it_takes_wakes_the_next(
 
     stand.send("t", b"1", b"2")
 
-    assert sorted(poll.result(20).bodies for poll in polls) == [[b"1"], [b"2"]]
+    assert sorted(poll.result(60).bodies for poll in polls) == [[b"1"], [b"2"]]
 
 
 def test_the_same_attempt_is_given_the_same_again(
@@ -235,7 +235,7 @@ def test_a_message_group_is_with_one_receiver_at_a_time(
     one.ack("orders", "g", first.handles)
 
     assert first.bodies == [b"a1"]
-    assert poll.result(20).bodies == [b"a2"]
+    assert poll.result(60).bodies == [b"a2"]
 
 
 def test_each_delivery_counts(stand: Stand, one: Consumer) -> None:
@@ -280,4 +280,5 @@ def test_closing_the_door_ends_what_waits(stand: Stand, one: Consumer) -> None:
 
     stand.door.shutdown()
 
-    assert poll.result(20).code in (EMPTY, 50003)
+    # As every call of a broker that stops: clients repeat it.
+    assert poll.result(60).code == 50001

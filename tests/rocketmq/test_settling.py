@@ -13,7 +13,7 @@ from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.handle import parse
 from rmq_pipeline.rocketmq.settling import _Acks
 from tests.rocketmq.consuming import EMPTY, MIXED, OK, Consumer, Stand
-from tests.rocketmq.test_door import held_up
+from tests.rocketmq.test_grpc_endpoint import held_up
 from tests.waiting import until
 
 
@@ -125,7 +125,7 @@ def test_acks_of_many_callers_have_their_own_answers(stand: Stand, one: Consumer
 
     replies = [stand.pool.submit(one.ack, "t", "g", [handle]) for handle in given]
 
-    codes = [reply.result(20).status.code for reply in replies]
+    codes = [reply.result(60).status.code for reply in replies]
     assert codes.count(OK) == 32
     assert codes[-1] == 40013
     assert codes.count(40013) == 9

@@ -56,4 +56,4 @@ def test_what_nobody_foresaw_is_told_and_logged(caplog: pytest.LogCaptureFixture
 
     assert status.code == Code.INTERNAL_SERVER_ERROR
     assert status.message == "ZeroDivisionError: by nothing"
-    assert "a call has failed" in caplog.text
+    assert "a call failed unexpectedly" in caplog.text

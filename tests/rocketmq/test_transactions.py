@@ -71,6 +71,21 @@ def test_a_half_message_is_seen_once_it_is_committed(broker: Broker, client: Cli
     assert end(one, entry, "ROLLBACK") == "INVALID_TRANSACTION_ID"
 
 
+def test_the_id_that_a_consumer_reads_ends_the_transaction_as_the_producers_does(
+    broker: Broker, client: Clients
+) -> None:
+    broker.create_group("g")
+    one = client()
+    entry = begin(one)
+    assert end(one, entry, "COMMIT") == "OK"
+
+    (message,) = raw.received(one("ReceiveMessage", raw.receives("tx", "g")))
+
+    read = message.user_properties["__transactionId__"]
+    assert read == entry.transaction_id
+    assert raw.code(one("EndTransaction", raw.ends("tx", read, resolution="COMMIT"))) == "OK"
+
+
 def test_a_half_message_that_is_rolled_back_is_never_seen(broker: Broker, client: Clients) -> None:
     one = client()
     entry = begin(one)
@@ -253,7 +268,7 @@ def test_what_is_asked_about_is_a_transaction_in_a_mixed_topic_too(
 
     assert message.system_properties.message_type == pb.MessageType.TRANSACTION
     assert message.system_properties.message_id == entry.message_id
-    assert message.user_properties["__transactionId__"] == entry.message_id
+    assert message.user_properties["__transactionId__"] == entry.transaction_id
 
 
 def test_half_messages_come_alone(opened: Opened, client: Clients) -> None:

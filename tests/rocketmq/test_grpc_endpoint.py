@@ -11,7 +11,7 @@ import pytest
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.rocketmq import protocol as pb
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from tests.conformance import http2, raw
 from tests.conformance.raw import Raw
 from tests.rocketmq.conftest import Open, Opened
@@ -39,7 +39,7 @@ def test_what_is_no_request_is_answered(client: Clients, rpc: str) -> None:
     answer = reply.FromString(bytes_to(client(), rpc, b"\xff\xff\xff"))
 
     assert raw.code(answer) == "BAD_REQUEST"
-    assert "is no " in answer.status.message
+    assert "is not a valid " in answer.status.message
 
 
 @pytest.mark.parametrize("rpc", ["ReceiveMessage", "PullMessage"])
@@ -223,14 +223,14 @@ def test_two_doors_do_not_share_a_port(opened: Opened) -> None:
     broker, door, _ = opened
 
     with pytest.raises(errors.RequestError, match="Cannot listen"):
-        GrpcDoor(broker, door.address)
+        GrpcEndpoint(broker, door.address)
 
 
 def test_a_door_needs_an_address(broker: Broker) -> None:
     with pytest.raises(errors.RequestError, match="not HOST:PORT"):
-        GrpcDoor(broker, "8081")
+        GrpcEndpoint(broker, "8081")
     with pytest.raises(errors.RequestError, match="certificate"):
-        GrpcDoor(broker, tls_address="127.0.0.1:0")
+        GrpcEndpoint(broker, tls_address="127.0.0.1:0")
 
 
 def test_a_client_that_pings_often_is_not_sent_away(opened: Opened) -> None:
@@ -243,7 +243,7 @@ def test_a_client_that_pings_often_is_not_sent_away(opened: Opened) -> None:
     states: list[grpc.ChannelConnectivity] = []
     with grpc.insecure_channel(opened[1].address, options=options) as channel:
         channel.subscribe(states.append, try_to_connect=True)
-        grpc.channel_ready_future(channel).result(10)
+        grpc.channel_ready_future(channel).result(60)
         lost = grpc.ChannelConnectivity.TRANSIENT_FAILURE
         with pytest.raises(AssertionError):
             until(lambda: lost in states or grpc.ChannelConnectivity.IDLE in states[1:], within_s=7)

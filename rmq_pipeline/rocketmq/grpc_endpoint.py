@@ -1,4 +1,4 @@
-"""The door: a thread with an event loop, and gRPC's server in it."""
+"""The gRPC endpoint: gRPC's server in a thread with an event loop of its own."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.source import check_free, split_address
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.errors import RequestError
-from rmq_pipeline.rocketmq.alarm import Alarm
+from rmq_pipeline.errors import AccessError, RequestError
+from rmq_pipeline.rocketmq.authenticating import Authenticating
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.clients import Clients
 from rmq_pipeline.rocketmq.context import Context
@@ -23,34 +23,45 @@ from rmq_pipeline.rocketmq.groups import Groups
 from rmq_pipeline.rocketmq.leases import Leases
 from rmq_pipeline.rocketmq.polls import Polls
 from rmq_pipeline.rocketmq.service import Service
+from rmq_pipeline.rocketmq.timers import Timers
 
 log = logging.getLogger(__name__)
 
-#: Calls under way get this long to end when the door closes.
+#: Time that calls under way get when the endpoint shuts down.
 _GRACE_S: Final = 5.0
-#: Between tries to listen again.
+#: Time that cancelled calls get, twice, to release what they leased.
+_RELEASE_S: Final = 2.0
+#: Pause between two attempts to listen again.
 _AGAIN_S: Final = 0.1
+#: Calls that may wait for the event loop: as many as may be under way.
+_PENDING: Final = limits.GRPC_CALLS + limits.GRPC_RECEIVES
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", limits.GRPC_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
-    # Clients ping without calls, some every 10 s: a server with the defaults sends them away.
+    # Clients ping without calls, some every 10 s; the default server closes their connections.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # A client whose machine has gone without a word is found out by our own pings.
+    # The server's own pings find clients whose machine vanished without closing the connection.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # By default gRPC asks for the delay of a connection with a ping whenever something comes on it,
-    # which is half of what a heartbeat takes of its threads; windows are fixed instead.
+    # By default gRPC probes a connection's bandwidth with pings while data arrive, which costs its
+    # threads half of a heartbeat's time. Fixed windows need no probes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
-    # Else two brokers could listen on one port, and share its calls.
+    # With SO_REUSEPORT two brokers could listen on one port and share its calls.
     ("grpc.so_reuseport", 0),
+    # By default gRPC cancels random calls once a thousand wait for the event loop. Service reads
+    # each call and refuses what is too much with a reason.
+    ("grpc.server.max_pending_requests", _PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _PENDING + 1),
+    # Close a connection that sends nothing after 10 s; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
 
 
-class GrpcDoor:
-    """Serves a broker to RocketMQ 5 clients; it answers as soon as it is made."""
+class GrpcEndpoint:
+    """Endpoint for RocketMQ 5 clients; it serves once the constructor has returned."""
 
     def __init__(
         self,
@@ -60,22 +71,27 @@ class GrpcDoor:
         tls_address: str | None = None,
         certificates: tuple[bytes, bytes] | None = None,
         access: Access | None = None,
+        connections: int | None = None,
     ) -> None:
-        """Listen.
+        """Listen and serve.
 
         Args:
-            broker: an open one.
+            broker: an open broker.
             address: host:port; port 0 picks a free one.
-            tls_address: where it listens for TLS, too.
-            certificates: for TLS: the private key and the chain of certificates, as PEM.
-            access: asked for every call, when it is enabled.
+            tls_address: host:port of a second listener, with TLS.
+            certificates: for TLS: the private key and the certificate chain, as PEM.
+            access: checks every call while access control is enabled.
+            connections: maximum number of open connections; None: no maximum.
 
         Raises:
-            RequestError: an address is none, or is taken.
+            RequestError: an address is malformed or in use.
         """
         self._broker = broker
         self._access = access
         self._listen = (address, tls_address, certificates)
+        self._options = list(_OPTIONS)
+        if connections is not None:
+            self._options.append(("grpc.max_allowed_incoming_connections", connections))
         self.address = address
         self.tls_address = tls_address
         self._loop = _new_loop()
@@ -84,7 +100,7 @@ class GrpcDoor:
         self._stopping: asyncio.Event
         self._service: Service
         self._bridge: Bridge
-        self._thread = threading.Thread(target=self._run, name="rmq-grpc-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rmq-grpc-endpoint", daemon=True)
         self._thread.start()
         self._started.wait()
         if self._failures:
@@ -92,7 +108,7 @@ class GrpcDoor:
             raise self._failures[0]
 
     def refuse(self) -> None:
-        """From now on answer every call that the broker is stopping."""
+        """Answer every further call with the error that the broker is stopping."""
         self._service.refuse()
 
     def shutdown(self) -> None:
@@ -114,45 +130,48 @@ class GrpcDoor:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         self._bridge = Bridge(self._broker.engine, self._loop)
-        server = grpc.aio.server(options=_OPTIONS)
+        server = self._server()
         self._bind(server)
         self._listen = (self.address, self.tls_address, self._listen[2])
-        alarm = Alarm(self._broker.engine.clock)
-        context = self._context(alarm)
+        timers = Timers(self._broker.engine.clock)
+        context = self._context(timers)
         self._service = Service(context)
         others = self._broker.engine.members.others
         others.append(context.clients.of_group)
-        alarm.start()
+        timers.start()
         serving = await self._served_by(server)
         self._started.set()
         while not await self._stops_before(serving):
-            log.error("gRPC's server has ended by itself; another takes its place")
+            log.error("gRPC's server has failed; starting another one")
             successor = await self._successor(server)
             if successor is None:
                 break
             server, serving = successor, await self._served_by(successor)
         context.polls.close()
         await self._service.idle(_GRACE_S)
-        # What is left are telemetry streams, which clients never end.
+        # Telemetry streams and unread answers are still open, as clients never end the former.
+        # Cancelling them releases the messages of the latter.
         await server.stop(None)
+        await self._service.idle(_RELEASE_S)
+        await self._bridge.finish(_RELEASE_S)
         self._service.close()
         others.remove(context.clients.of_group)
         context.leases.close()
-        alarm.close()
+        timers.close()
         self._bridge.close()
 
     async def _served_by(self, server: grpc.aio.Server) -> set[asyncio.Task[Any]]:
-        """Begin to serve; the tasks that the server begins with, of which one is its loop."""
+        """Start a server and return the tasks it started; its accept loop is one of them."""
         server.add_generic_rpc_handlers(self._service.handlers())
         before = asyncio.all_tasks()
         await server.start()
         return asyncio.all_tasks() - before
 
     async def _stops_before(self, serving: set[asyncio.Task[Any]]) -> bool:
-        """Wait until the door is to close, or its server has failed; whether the first came first.
+        """Wait until the endpoint stops (return True) or its server has failed (return False).
 
-        gRPC's server takes no more calls, and no connections, once one call has a path that is no
-        UTF-8: whoever reaches the port could shut it for all.
+        One call whose path is not UTF-8 ends the accept loop of gRPC's server. Any client that
+        reaches the port could so shut the endpoint down for all.
         """
         stopping: asyncio.Task[Any] = asyncio.create_task(self._stopping.wait())
         waiting = {stopping, *serving}
@@ -164,23 +183,30 @@ class GrpcDoor:
         return self._stopping.is_set()
 
     async def _successor(self, ended: grpc.aio.Server) -> grpc.aio.Server | None:
-        """A server at the same addresses, once they are free; None when the door is to close."""
-        with contextlib.suppress(Exception):  # it says again why it has ended
+        """Return a new server once the addresses are free; None if the endpoint stops first."""
+        with contextlib.suppress(Exception):  # raises the error that ended the server
             await asyncio.wait_for(ended.stop(None), _GRACE_S)
         while not self._stopping.is_set():
-            server = grpc.aio.server(options=_OPTIONS)
+            server = self._server()
             try:
                 self._bind(server)
             except RequestError as error:
-                log.warning("the door is not open again yet: %s", error)
+                log.warning("the gRPC endpoint cannot listen again yet: %s", error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return server
         return None
 
+    def _server(self) -> grpc.aio.Server:
+        def refusal(path: str, error: AccessError) -> bytes | None:
+            return self._service.refusal(path, error)  # the service is created after the server
+
+        interceptors = [] if self._access is None else [Authenticating(self._access, refusal)]
+        return grpc.aio.server(options=self._options, interceptors=interceptors)
+
     def _bind(self, server: grpc.aio.Server) -> None:
         address, tls_address, certificates = self._listen
-        # Both before one is taken: a server that was never started does not let go of it.
+        # Check both before binding one: a server that was never started does not free its address.
         for where in filter(None, (address, tls_address)):
             check_free(*split_address(where))
         self.address = _listening(address, server.add_insecure_port)
@@ -192,7 +218,7 @@ class GrpcDoor:
                 tls_address, lambda where: server.add_secure_port(where, credentials)
             )
 
-    def _context(self, alarm: Alarm) -> Context:
+    def _context(self, timers: Timers) -> Context:
         broker, bridge = self._broker, self._bridge
         engine = broker.engine
         clients = Clients(engine.clock, most=engine.settings.grpc_clients)
@@ -201,19 +227,19 @@ class GrpcDoor:
             bridge=bridge,
             clients=clients,
             groups=Groups(broker, bridge),
-            alarm=alarm,
-            polls=Polls(engine.arrivals, bridge, alarm=alarm),
-            leases=Leases(engine.clock, bridge, alarm=alarm, clients=clients),
+            timers=timers,
+            polls=Polls(engine.arrivals, bridge, timers=timers),
+            leases=Leases(engine.clock, bridge, timers=timers, clients=clients),
             address=self.address,
             access=self._access,
         )
 
 
 def _listening(address: str, listen: Callable[[str], int]) -> str:
-    """The address that is listened on.
+    """Listen on an address and return it with the actual port.
 
     Raises:
-        RequestError: it is none, or is taken.
+        RequestError: the address is malformed or in use.
     """
     host, colon, _ = address.rpartition(":")
     if not colon:
@@ -221,12 +247,15 @@ def _listening(address: str, listen: Callable[[str], int]) -> str:
     try:
         port = listen(address)
     except RuntimeError as error:
-        raise RequestError(f"Cannot listen on {address}: {error}.") from error
+        raise RequestError(
+            f"Cannot listen on {address}: {error}.",
+            remedy="Choose another address or port, or stop the process that uses this one.",
+        ) from error
     return f"{host}:{port}"
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of uvloop where it is installed: small calls take a fifth less of the processor."""
+    """Return uvloop's event loop if it is installed: small calls take 20% less CPU."""
     try:
         uvloop: Any = importlib.import_module("uvloop")
     except ModuleNotFoundError:
