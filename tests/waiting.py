@@ -11,7 +11,7 @@ LOOK_S: Final = 0.005
 Told = str | Callable[[], str]
 
 
-def until(condition: Callable[[], object], *, within_s: float = 30.0, what: Told = "") -> None:
+def until(condition: Callable[[], object], *, within_s: float = 60.0, what: Told = "") -> None:
     """Wait until a condition holds; fail after ``within_s``, and say ``what`` did not come.
 
     Args:

@@ -1,4 +1,4 @@
-"""Consumers in a Python process, over any object with the broker's verbs."""
+"""Push and pull consumers in a Python process, on any object with the broker's verbs."""
 
 from rmq_pipeline.consumer.allocation import (
     Configured,

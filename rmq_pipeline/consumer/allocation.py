@@ -1,11 +1,11 @@
-"""Which queues of a topic a member of a group owns: six strategies, all of them pure.
+"""Allocation of a topic's queues to the members of a group: six strategies, all pure functions.
 
-Every member computes its own share from the same sorted queues and client ids, so all members of a
+Every member computes its own share from the same sorted queues and client ids. So all members of a
 group must use the same strategy with the same settings.
 
-A room (a data centre, a zone) is known as in RocketMQ: a client says its room by a ``client_id`` of
-the form ``room@name``, a queue by a broker of such a name. Where one broker serves all rooms, give
-the strategy ``room_of_queue`` of your own, for instance by the number of the queue.
+A machine room is a data centre or a zone. As in RocketMQ, it is the part before the @ in a client
+id or a broker name: ``room@name``. If one broker serves all rooms, pass ``room_of_queue`` to the
+strategy, for example by the number of the queue.
 """
 
 from bisect import bisect_left
@@ -21,15 +21,16 @@ VIRTUAL_NODES: Final = 10
 
 
 class Strategy(Protocol):
-    """Shares out the queues of one topic."""
+    """Function that allocates the queues of one topic."""
 
     def __call__(
         self, client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The queues of ``client_id``; none when it is not among the client ids.
+        """Return the queues of ``client_id``; empty if it is not among the client ids.
 
         Raises:
-            AllocationError: there is no client id, no queue, no member, or a room is not known.
+            AllocationError: the client id, the queues or the client ids are empty, or the room of
+                a client or a queue is unknown.
         """
         ...
 
@@ -37,7 +38,7 @@ class Strategy(Protocol):
 def average(
     client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> list[MessageQueue]:
-    """Neighbouring queues, as many each; the first members have one more where it does not fit."""
+    """Allocate consecutive queues, equally many to each; the first members get the remainder."""
     index, queues, members = _ordered(client_id, queues, client_ids=client_ids)
     if index is None:
         return []
@@ -49,7 +50,7 @@ def average(
 def average_by_circle(
     client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> list[MessageQueue]:
-    """Dealt like cards: every n-th queue where there are n members."""
+    """Allocate the queues in turn: member i of n gets every n-th queue from i on."""
     index, queues, members = _ordered(client_id, queues, client_ids=client_ids)
     return [] if index is None else queues[index::members]
 
@@ -57,9 +58,10 @@ def average_by_circle(
 def consistent_hash(
     client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> list[MessageQueue]:
-    """By a ring of ten places a member: one that comes or goes moves few queues of the others.
+    """Allocate by a hash ring with ten virtual nodes per member.
 
-    Shares may differ in size, and be empty.
+    A member that joins or leaves moves few queues of the others. Shares may differ in size, and
+    may be empty.
     """
     index, queues, _ = _ordered(client_id, queues, client_ids=client_ids)
     if index is None:
@@ -79,33 +81,33 @@ def consistent_hash(
 
 @dataclass(frozen=True)
 class Configured:
-    """What this member was told, as far as the topic has it; some queues may have no owner."""
+    """Fixed allocation: this member gets the given queues; other queues may have no owner."""
 
     queues: tuple[MessageQueue, ...]
 
     def __call__(
         self, client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The queues it was made with."""
+        """Return the configured queues that exist in the topic."""
         index, existing, _ = _ordered(client_id, queues, client_ids=client_ids)
         there = set(existing)
         return [] if index is None else [queue for queue in self.queues if queue in there]
 
 
 def room_of_name(name: str) -> str:
-    """The room in ``room@name``; empty when it names none."""
+    """Return the room in ``room@name``; empty if the name has no room."""
     room, at, rest = name.partition("@")
     return room if at and rest else ""
 
 
 def room_of_broker(queue: MessageQueue) -> str:
-    """The room that the name of a queue's broker begins with."""
+    """Return the room in the name of a queue's broker."""
     return room_of_name(queue.broker_name)
 
 
 @dataclass(frozen=True)
 class MachineRoom:
-    """The queues of these rooms, shared by all members; queues of other rooms have no owner."""
+    """Allocation of the queues in given rooms; queues in other rooms have no owner."""
 
     rooms: frozenset[str]
     room_of_queue: Callable[[MessageQueue], str] = room_of_broker
@@ -113,7 +115,7 @@ class MachineRoom:
     def __call__(
         self, client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """Neighbouring queues, as many each; of those left over one each, from the first on."""
+        """Return consecutive queues, equally many each; the first members get one extra each."""
         index, queues, members = _ordered(client_id, queues, client_ids=client_ids)
         if index is None:
             return []
@@ -125,7 +127,7 @@ class MachineRoom:
 
 @dataclass(frozen=True)
 class MachineRoomNearby:
-    """Another strategy within each room; rooms where nobody lives are shared by all members."""
+    """Allocation within each room; all members share the queues of rooms without members."""
 
     within: Strategy = average
     room_of_queue: Callable[[MessageQueue], str] = room_of_broker
@@ -134,7 +136,7 @@ class MachineRoomNearby:
     def __call__(
         self, client_id: str, *, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The share of the own room's queues, then that of each room without members."""
+        """Return the share of the member's own room, then of each room without members."""
         index, queues, _ = _ordered(client_id, queues, client_ids=client_ids)
         if index is None:
             return []
@@ -155,7 +157,7 @@ class MachineRoomNearby:
         return mine
 
 
-#: The strategies that need no settings, by the names RocketMQ gives them.
+#: Strategies without settings, by their RocketMQ names.
 BY_NAME: Final[dict[str, Strategy]] = {
     "AVG": average,
     "AVG_BY_CIRCLE": average_by_circle,
@@ -164,7 +166,7 @@ BY_NAME: Final[dict[str, Strategy]] = {
 
 
 def strategy_of(strategy: str | Strategy) -> Strategy:
-    """A strategy, or the one of that name.
+    """Return the strategy with a name; a strategy is returned as it is.
 
     Raises:
         AllocationError: no strategy has the name.
@@ -173,8 +175,9 @@ def strategy_of(strategy: str | Strategy) -> Strategy:
         return strategy
     if strategy not in BY_NAME:
         raise AllocationError(
-            f"No allocation strategy is called {strategy!r}: {', '.join(BY_NAME)} are; Configured,"
-            " MachineRoom and MachineRoomNearby are given as objects."
+            f"The allocation strategy {strategy!r} is unknown.",
+            remedy=f"Use {', '.join(BY_NAME)}, or an object: Configured, MachineRoom or"
+            " MachineRoomNearby.",
         )
     return BY_NAME[strategy]
 
@@ -182,13 +185,13 @@ def strategy_of(strategy: str | Strategy) -> Strategy:
 def _ordered(
     client_id: str, queues: Sequence[MessageQueue], *, client_ids: Sequence[str]
 ) -> tuple[int | None, list[MessageQueue], int]:
-    """Which of the sorted members the client is, the sorted queues, and how many members."""
+    """Return the client's index among the sorted members, the sorted queues, and the members."""
     if not client_id:
-        raise AllocationError("A member without a client id owns nothing.")
+        raise AllocationError("The client id is empty.", remedy="Give the member a client id.")
     if not queues:
-        raise AllocationError("There are no queues to share out.")
+        raise AllocationError("The topic has no queues to allocate.")
     if not client_ids:
-        raise AllocationError("There are no members to share the queues.")
+        raise AllocationError("The group has no members to allocate queues to.")
     assert len(by_topic(queues)) == 1, "one topic at a time"
     members = sorted(client_ids)
     index = members.index(client_id) if client_id in members else None
@@ -197,7 +200,10 @@ def _ordered(
 
 def _known(room: str, *, what: str) -> str:
     if not room:
-        raise AllocationError(f"The room of {what} is not known.")
+        raise AllocationError(
+            f"The room of {what} is unknown.",
+            remedy="Use names of the form room@name, or pass room_of_queue and room_of_client.",
+        )
     return room
 
 

@@ -1,6 +1,7 @@
-"""Messages by offset: every member reads everything, and remembers itself how far it is.
+"""Broadcasting: every member reads all messages by offset and stores its own offsets.
 
-What fails is logged, and not tried again: nobody keeps it for this member (semantics §6.8).
+A message that fails is logged and not retried: the broker keeps no retries for single members
+(semantics §6.8).
 """
 
 import logging
@@ -15,26 +16,26 @@ from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part
 from rmq_pipeline.consumer.subscription import Subscription
-from rmq_pipeline.consumer.verbs import OffsetVerbs
 from rmq_pipeline.errors import IllegalOffsetError
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: A file has one owner: where it is believed to be does not matter.
+#: Expected offset of a commit to the file, which has one owner: any offset.
 ANYWHERE: Final = Place(-1)
 
-#: How often offsets are kept (semantics §6.10).
+#: Interval between two writes of the offsets (semantics §6.10).
 KEEP_MS: Final = 5_000
 
 
 class Reading:
-    """Reads on in each queue from where it is."""
+    """Source that pulls each queue from its next offset."""
 
-    def __init__(self, verbs: OffsetVerbs, *, misplaced: Callable[[ProcessQueue], None]) -> None:
-        """Read nothing yet.
+    def __init__(self, verbs: Verbs, *, misplaced: Callable[[ProcessQueue], None]) -> None:
+        """Prepare to read.
 
         Args:
-            misplaced: told of a queue that ends before the offset it was to be read at.
+            misplaced: called with a queue whose next offset may be past the end of the queue.
         """
         self._verbs, self._misplaced = verbs, misplaced
 
@@ -47,7 +48,7 @@ class Reading:
         max_bytes: int,
         wait_ms: int,
     ) -> pa.Table:
-        """Messages of these queues, schema.READ."""
+        """Pull messages of these queues, schema.READ; the limits are those of ``Source``."""
         positions = {queue.queue.queue_id: queue.next_offset for queue in queues}
         try:
             pulled = self._verbs.pull(
@@ -68,45 +69,46 @@ class Reading:
         return pulled.messages
 
     def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
-        """Read on behind it the next time."""
+        """Advance the next offsets past the pulled messages."""
         for queue in queues:
             if not queue.dropped:
                 queue.next_offset = queue.read_to
 
     def lost(self, queues: Sequence[ProcessQueue]) -> None:
-        """It is read again."""
+        """Keep the next offsets, so that the next pull reads the messages again."""
 
 
 class KeptPlaces:
-    """Where each queue is read on: in a file of this machine."""
+    """Start and end offsets of each queue, stored in a file of this machine."""
 
     def __init__(self, offsets: KeptOffsets, of_group: KeptOffsets) -> None:
-        """Begin no queue yet.
+        """Use the given stores.
 
         Args:
-            of_group: what the broker has of the group, which a reset changes.
+            offsets: this member's offsets.
+            of_group: the group's offsets at the broker, which a reset changes.
         """
         self._offsets, self._of_group = offsets, of_group
-        #: Where queues are to begin anew.
+        #: Offsets of resets, by queue, that ``begin`` has not applied yet.
         self._moved: dict[MessageQueue, int] = {}
 
     def begin(self, queue: ProcessQueue) -> None:
-        """Read on where the group was put, where this member was, or where it is to start."""
+        """Set the next offset: of a reset, else this member's stored one, else its start."""
         to = self._moved.get(queue.queue)
         if to is None:
             queue.next_offset = self._offsets.start(queue.queue).offset
             return
-        # How far it was may have been kept once more since, and may be again while this is done.
+        # A periodic write may have stored the old offset again after the reset, so store the new.
         self._offsets.commit({queue.queue: (ANYWHERE, to)})
         self._moved.pop(queue.queue, None)
         queue.next_offset = to
 
     def end(self, queue: ProcessQueue) -> None:
-        """Keep how far it was."""
+        """Store the offset before which all messages are done."""
         self._offsets.commit({queue.queue: (ANYWHERE, queue.done_before())})
 
     def moved(self, queue: MessageQueue) -> None:
-        """The group was reset: this member goes there, too."""
+        """Apply a reset of the group to this member's offset."""
         to = self._of_group.committed(queue)
         if to is not None:
             self._offsets.commit({queue: (ANYWHERE, to)})
@@ -114,18 +116,18 @@ class KeptPlaces:
 
 
 class Keeper:
-    """Where results go that no broker waits for: the offset before which all is done is kept."""
+    """Results of a broadcasting member: it stores offsets and settles nothing at the broker."""
 
     def __init__(self, offsets: KeptOffsets, *, group: str) -> None:
         self._offsets, self._group = offsets, group
 
     def settle(self, *parts: Part) -> None:
-        """Be done with messages, with those that failed as well."""
+        """Remove messages from their queues, also those that failed; log the failures."""
         for part in parts:
             if part.outcome != "ack":
                 first = part.messages[0]
                 log.warning(
-                    "group %s is broadcasting and goes on without %d messages from %r: %s",
+                    "group %s is broadcasting and skips %d failed messages from %r: %s",
                     self._group,
                     len(part.messages),
                     first,
@@ -134,14 +136,17 @@ class Keeper:
             for message in part.messages:
                 message.queue.remove([message])
 
+    def count(self, part: Part) -> None:
+        """Do nothing: the held message counts its own failures."""
+
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """They are read again: the offset that is kept lies before them."""
+        """Do nothing: the stored offset precedes these messages, so they are read again."""
 
     def hurry(self) -> None:
-        """Nobody waits: what is read does not depend on what is done."""
+        """Do nothing: reading does not depend on settled messages."""
 
     def keep(self, queues: Sequence[ProcessQueue]) -> None:
-        """Write down how far each queue is, but not where it is left for another place."""
+        """Store the offsets of the queues, except dropped ones, which a reset may have moved."""
         moves = {q.queue: (ANYWHERE, q.done_before()) for q in queues if not q.dropped}
         if moves:
             self._offsets.commit(moves)

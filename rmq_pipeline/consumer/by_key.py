@@ -1,8 +1,8 @@
-"""Messages of a key one after another, of different keys at once (semantics §6.14).
+"""Consumption in the order of keys: one call per key at a time, keys in parallel (semantics §6.14).
 
-A key is not tied to a worker: keys that have something to do stand in line, and each free worker
-takes the one whose next message is the oldest. So no worker idles while a key waits, a key that is
-stuck holds up nobody, and one that has fallen behind comes first.
+No key belongs to a worker. Each free worker takes the waiting key whose next message is the
+oldest. So no worker idles while a key waits, and a stuck key delays no other key. A key that has
+fallen behind comes first.
 """
 
 import itertools
@@ -21,39 +21,64 @@ from rmq_pipeline.consumer.listener import Again, KeyContext, done_of, suspensio
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.consumer.retries import Retries
 from rmq_pipeline.consumer.settler import Part, Settling
 from rmq_pipeline.consumer.statistics import Statistics
+from rmq_pipeline.consumer.suspects import Suspects
 from rmq_pipeline.consumer.timetable import Timetable
 from rmq_pipeline.consumer.workers import Workers
 
 log = logging.getLogger(__name__)
 
-#: When a key is looked at again whose queue is not locked.
+#: Pause of a key whose queue is not locked.
 UNLOCKED_MS: Final = 100
-#: Keys that can go on, for each worker, that are enough: one may run out before more is pulled.
+#: Runnable keys per worker that suffice: one key may run out before the next pull.
 KEYS_EACH: Final = 2
-#: The key of messages of which nobody could say the key: they wait for each other.
+#: Key of messages whose key function failed: they are consumed one after another.
 UNKNOWN: Final = object()
 
-#: What messages that must not overtake each other have in common; None: these may.
+#: Returns the key of a message; messages of one key keep their order. None: no order.
 KeyOf = Callable[[ReceivedMessage], Hashable | None]
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """Messages of one key that wait, in order."""
+    """Waiting messages of one key, in order."""
 
     #: Topic and key.
     key: tuple[str, Hashable]
     messages: deque[ReceivedMessage] = field(default_factory=deque)
-    #: Whether it stands in line, is with a worker, or pauses: it is not to be lined up again.
+    #: True while the key waits for a worker, is with one, or pauses; it is not queued twice.
     busy: bool = False
-    #: How many of the next messages are to be given one by one: one of them has failed.
+    #: Number of next messages to deliver one by one, because one of them has failed.
     singly: int = 0
+    #: Failed message that causes the pause; None: no pause.
+    pauses_for: ReceivedMessage | None = None
+    #: Number of pauses, so that the timer of an earlier pause does nothing.
+    pause: int = 0
+
+    def outlives_its_pause(self, arrived: ReceivedMessage) -> bool:
+        """Return True if the key pauses for a message that is neither held nor redelivered.
+
+        Drops leading messages that are no longer held: their queue was dropped, or a newer
+        delivery replaced them.
+        """
+        failed = self.pauses_for
+        if failed is None or failed.queue.waits(failed):
+            return False
+        while self.messages and not (first := self.messages[0]).queue.waits(first):
+            self.messages.popleft()
+        if self.messages and self.messages[0].failures:
+            self.pauses_for = self.messages[0]  # it failed in the same call
+        elif _is_again(arrived, failed):
+            self.pauses_for = arrived
+        else:
+            self.pauses_for = None
+        return self.pauses_for is None
 
 
 class ByKey:
-    """Gives messages to the listener in the order of their keys."""
+    """Service that calls the listener in the order of message keys."""
 
     spans = False
 
@@ -68,69 +93,75 @@ class ByKey:
         timetable: Timetable,
         holds: Callable[[MessageQueue], bool],
         batch: int,
-        suspend_ms: int,
-        max_attempts: int,
+        suspend_ms: int | None,
+        retries: Retries,
         gives_back_behind: bool,
+        suspects: Suspects | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare the service; it starts with ``arrived``.
 
         Args:
-            holds: whether this client may work on a queue.
-            max_attempts: of a message, then the group says what becomes of it.
-            gives_back_behind: the broker takes back what is leased behind a message that was given
-                up, as its group is in order too.
+            holds: returns True if this client may work on a queue.
+            suspend_ms: the pause of a key after a failure; None: the group's backoff.
+            retries: attempts and backoff of the group.
+            gives_back_behind: the group is ordered too, so after a final failure the broker
+                releases the later leased messages of the key.
+            suspects: messages to try one at a time; None: no suspects.
         """
+        self._suspects = suspects or Suspects(frozenset, tell=lambda: None)
         self._calling, self._settling, self._workers = calling, settling, workers
         self._key_of, self._statistics, self._timetable = key_of, statistics, timetable
         self._holds, self._batch, self._suspend_ms = holds, batch, suspend_ms
-        self._max_attempts, self._gives_back_behind = max_attempts, gives_back_behind
+        self._retries, self._gives_back_behind = retries, gives_back_behind
         self._lock = threading.Lock()
         self._lines: dict[tuple[str, Hashable], Line] = {}
-        #: Keys that stand in line: how old their next message is, a number, the key.
+        #: Heap of waiting keys: stored_at_ms and offset of the next message, a tiebreaker, the key.
         self._standing: list[tuple[int, int, int, Line]] = []
         self._numbers = itertools.count()
-        #: Keys that stand in line or are with a worker.
+        #: Number of keys that wait for a worker or are with one.
         self._runnable = 0
 
     def arrived(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages were pulled."""
+        """Accept pulled messages."""
         queue.put(messages)
         topic = queue.queue.topic
         keys = [self._key(message) for message in messages]
         begun: list[Line] = []
         with self._lock:
             for key, message in zip(keys, messages, strict=True):
-                # Without a key it is in line by itself.
+                # A message without a key gets a line of its own.
                 place = (topic, message if key is None else key)
                 line = self._lines.get(place)
                 if line is None:
                     line = self._lines[place] = Line(place)
+                is_free = line.outlives_its_pause(message) or not line.busy
                 line.messages.append(message)
-                if not line.busy:
+                if is_free:
                     line.busy = True
+                    line.pause += 1
                     begun.append(line)
             self._runnable += len(begun)
         for line in begun:
             self._line_up(line)
 
     def is_starving(self) -> bool:
-        """Whether too few keys can go on to keep the workers busy: others may be pulled then."""
+        """Return True if too few keys are runnable to keep the workers busy."""
         return self._runnable - self._workers.stuck < KEYS_EACH * self._workers.threads
 
     def expire(self) -> None:
-        """Calls may take as long as they like: only their own key has to wait."""
+        """Do nothing: a call has no time limit, as it delays only its own key."""
 
     def _key(self, message: ReceivedMessage) -> Hashable | None:
         try:
             key = self._key_of(message)
             hash(key)
         except Exception:
-            log.exception("no key of %r: it waits for others of which there is none", message)
+            log.exception("no key of %r: consuming it in order with others without a key", message)
             return UNKNOWN
         return key
 
     def _line_up(self, line: Line) -> None:
-        """Let a worker take the key, or one with older messages: as many turns as stand in line."""
+        """Queue the key and submit one turn, which takes the key with the oldest message."""
         with self._lock:
             first = line.messages[0]
             age = first.stored_at_ms, first.queue_offset
@@ -138,45 +169,66 @@ class ByKey:
         self._workers.submit(self._turn)
 
     def _turn(self) -> None:
-        """One batch of the key with the oldest message; then the key stands in line again."""
+        """Consume one batch of the key with the oldest message, then queue the key again."""
         with self._lock:
             line = heappop(self._standing)[-1]
         while self._step(line):
-            # Where nobody else stands in line it is next: to wake another worker would cost time.
+            # If no other turn waits, this key is next: continue without waking another worker.
             if not (self._workers.idle and self._workers.goes_on()):
                 self._line_up(line)
                 return
 
     def _step(self, line: Line) -> bool:
-        """One batch of a key; whether there is more to do of it now."""
+        """Consume one batch of a key; return True if the key can continue now."""
         pause_ms: int | None = None
         messages, queue = self._take(line)
-        if queue is not None and not self._holds(queue.queue):
+        if queue is None:
+            return self._end(line, None)
+        if not (self._holds(queue.queue) and self._suspects.begin(messages)):
             pause_ms = UNLOCKED_MS
             self._put_back(line, messages)
-        elif queue is not None and (begun := queue.begin(messages)):
-            try:
-                pause_ms = self._consume(line, begun, queue=queue)
-            except BaseException:
-                log.exception("the end of a call failed: a key of %s pauses", queue.queue.topic)
-                # Or nobody would ever look at the key again. Those that are done are not begun.
-                queue.consume_again(begun)
-                self._put_back(line, begun)
-                pause_ms = self._suspend_ms
+        else:
+            pause_ms = self._begin(line, messages, queue=queue)
+            self._suspects.end(messages)
+            if pause_ms is None:  # otherwise they were put back, and remain single
+                line.singly = max(0, line.singly - 1)
         return self._end(line, pause_ms)
 
+    def _begin(
+        self, line: Line, messages: Sequence[ReceivedMessage], *, queue: ProcessQueue
+    ) -> int | None:
+        """Call the listener with the messages still held; return the key's pause in ms, or None."""
+        if begun := queue.begin(messages):
+            try:
+                return self._consume(line, begun, queue=queue)
+            except BaseException:
+                log.exception(
+                    "a call could not be completed: a key of %s pauses", queue.queue.topic
+                )
+                # Without this the key would stay busy forever. ``consume_again`` skips messages
+                # that are already settled.
+                queue.consume_again(begun)
+                self._put_back(line, begun)
+                return suspension_ms(self._suspend_ms)
+        return None
+
     def _take(self, line: Line) -> tuple[list[ReceivedMessage], ProcessQueue | None]:
-        """The next messages of a key, all of one queue."""
+        """Take the next messages of a key, all from one queue."""
         taken: list[ReceivedMessage] = []
+        may_be_suspects = self._suspects.any
         with self._lock:
             limit = 1 if line.singly else self._batch
-            line.singly = max(0, line.singly - 1)
             waiting = line.messages
             while waiting and waiting[0].queue.dropped:
                 waiting.popleft()
             queue = waiting[0].queue if waiting else None
             while waiting and len(taken) < limit and waiting[0].queue is queue:
+                is_suspect = may_be_suspects and self._suspects.includes(waiting[0])
+                if is_suspect and taken:
+                    break
                 taken.append(waiting.popleft())
+                if is_suspect:
+                    break
         return taken, queue
 
     def _put_back(self, line: Line, messages: Sequence[ReceivedMessage]) -> None:
@@ -184,7 +236,7 @@ class ByKey:
             line.messages.extendleft(reversed(messages))
 
     def _end(self, line: Line, pause_ms: int | None) -> bool:
-        """Let the key pause, or forget it when nothing is left; whether it goes on now."""
+        """Pause the key, or delete it if it is empty; return True if it can continue now."""
         with self._lock:
             left = bool(line.messages)
             line.busy = left
@@ -193,21 +245,28 @@ class ByKey:
             goes_on = left and pause_ms is None
             if not goes_on:
                 self._runnable -= 1
+            if left and not goes_on:
+                line.pauses_for = line.messages[0]
+                line.pause += 1
+            pause = line.pause
         if not left and self.is_starving():
             self._settling.hurry()
         if left and pause_ms is not None:
-            self._timetable.after(pause_ms, partial(self._resume, line))
+            self._timetable.after(pause_ms, partial(self._resume, line, pause))
         return goes_on
 
-    def _resume(self, line: Line) -> None:
+    def _resume(self, line: Line, pause: int) -> None:
         with self._lock:
+            if line.pause != pause:
+                return
+            line.pauses_for = None
             self._runnable += 1
         self._line_up(line)
 
     def _consume(
         self, line: Line, messages: Sequence[ReceivedMessage], *, queue: ProcessQueue
     ) -> int | None:
-        """One call; for how long the key pauses, None: it goes on."""
+        """Call the listener once; return the key's pause in ms, or None."""
         key = line.key[1]
         context = KeyContext(queue.queue, None if key is messages[0] else key)
         answer = self._calling(messages, context)
@@ -230,10 +289,10 @@ class ByKey:
         answer: Answer,
         context: KeyContext,
     ) -> int | None:
-        """Keep what failed in its place, one by one from now on; or give it up."""
+        """Put failed messages back, to be delivered singly, or settle them as exhausted."""
         failed = messages[done:]
-        hopeless = len(failed) == 1 and failed[0].delivery_attempt >= self._max_attempts
-        if hopeless:
+        exhausted = len(failed) == 1 and failed[0].delivery_attempt >= self._retries.max_attempts
+        if exhausted:
             parts = parts_of(messages, done, answer=answer, how=Again("give_up"))
             if self._gives_back_behind and context.key is not None:
                 self._forget_behind(line, failed[0])
@@ -241,17 +300,27 @@ class ByKey:
             return None
         if done:
             self._settling.settle(Part(messages[:done]))
+        self._settling.count(Part(failed, reason=answer.reason, error_type=answer.error_type))
         for message in failed:
             message.failures += 1
         failed[0].queue.consume_again(failed)
         self._put_back(line, failed)
         with self._lock:
-            # One that failed alone is the first of them again.
-            line.singly = max(line.singly + 1, len(failed))
-        return suspension_ms(context.suspend_ms, usual_ms=self._suspend_ms)
+            # A message that failed alone is the first of the single ones again.
+            line.singly = max(line.singly, len(failed))
+        return self._pause_ms(context, failed[0])
+
+    def _pause_ms(self, context: KeyContext, failed: ReceivedMessage) -> int:
+        """Return the pause in ms: of the listener, else of the consumer, else the backoff."""
+        asked_ms = context.suspend_ms
+        if asked_ms is None or asked_ms < 0:
+            asked_ms = self._suspend_ms
+        if asked_ms is None:
+            return self._retries.delay_ms(failed.reconsume_times)
+        return suspension_ms(asked_ms)
 
     def _forget_behind(self, line: Line, given_up: ReceivedMessage) -> None:
-        """What is held of the key behind a message is not ours any more: it comes again, or not."""
+        """Drop the held messages of the key behind an exhausted one: their leases have ended."""
         with self._lock:
             behind = [m for m in line.messages if m.queue is given_up.queue]
             others = [m for m in line.messages if m.queue is not given_up.queue]
@@ -260,11 +329,18 @@ class ByKey:
             message.queue.lose(message)
 
 
+def _is_again(message: ReceivedMessage, failed: ReceivedMessage) -> bool:
+    """Return True if a message is the same or a newer delivery of a failed one."""
+    is_same = message.queue_offset == failed.queue_offset
+    is_same = is_same and message.queue.queue == failed.queue.queue
+    return is_same and message.delivery_attempt >= failed.delivery_attempt
+
+
 def by_message_group(message: ReceivedMessage) -> Hashable | None:
-    """Its message group."""
+    """Return the message group, or None."""
     return message.message_group
 
 
 def by_keys(message: ReceivedMessage) -> Hashable | None:
-    """Its keys, all of them; RocketMQ's own choice."""
+    """Return all keys of a message as one key, as RocketMQ does; None without keys."""
     return tuple(message.keys) or None

@@ -1,4 +1,4 @@
-"""Calling the listener: what it answers, what it takes, who is told (semantics §6.8)."""
+"""Calls of the listener: result, duration, logs and hooks (semantics §6.8)."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from rmq_pipeline.text import said_by
 
 log = logging.getLogger(__name__)
 
-#: What a failed call is recorded as, when the listener raised nothing.
+#: Recorded reason of a failed call that raised no exception.
 _SAID: Final = {
     Status.RETURNED_NONE: "the listener returned None",
     Status.FAILED: "the listener asked for it again",
@@ -22,7 +22,7 @@ _SAID: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call of the listener came to."""
+    """Result of a call of the listener."""
 
     result: Result
     status: Status
@@ -31,19 +31,19 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why it failed, as the broker keeps it."""
+        """Reason of the failure, as the broker records it."""
         if self.error is not None:
             return said_by(self.error) or type(self.error).__name__
         return _SAID.get(self.status, "the listener took too long")
 
     @property
     def error_type(self) -> str:
-        """The class of the error, or of the refusal."""
+        """Class of the exception, or the status of the call."""
         return type(self.error).__name__ if self.error is not None else self.status.value
 
 
 class Calling:
-    """Calls a listener, with hooks around it; whatever it raises is an answer."""
+    """Caller of a listener, with hooks; an exception becomes an Answer."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class Calling:
         failed: Result,
         timeout_ms: int,
     ) -> None:
-        """Call nothing yet.
+        """Prepare the calls.
 
         Args:
-            failed: what None and exceptions stand for: LATER or SUSPEND.
-            timeout_ms: a call that takes as long is told to hooks as timed out.
+            failed: the result that None and exceptions mean: LATER or SUSPEND.
+            timeout_ms: duration from which hooks see a call as timed out.
         """
         self._listener, self._group, self._hooks = listener, group, hooks
         self._failed, self._timeout_ms = failed, timeout_ms
 
     def __call__(self, messages: Sequence[ReceivedMessage], context: Context) -> Answer:
-        """One call."""
+        """Call the listener once."""
         call = None
         if self._hooks:
             call = Call(self._group, context.queue, messages)

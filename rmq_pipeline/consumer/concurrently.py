@@ -1,4 +1,4 @@
-"""Messages in no order: as many calls at a time as there are workers (semantics §6.8)."""
+"""Consumption without order: one call per worker at a time (semantics §6.8)."""
 
 import threading
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rmq_pipeline.consumer.settler import Part, Settling
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.workers import Workers
 
-#: The delay level of messages whose call took too long.
+#: Delay level of the retry after a call that timed out.
 TIMEOUT_LEVEL: Final = 3
 
 
@@ -27,9 +27,9 @@ class _Running:
 
 
 class Concurrently:
-    """Gives messages of a queue to the listener in batches, each to the next free worker."""
+    """Service that passes batches of a queue to the next free worker."""
 
-    #: The distance of the offsets held is bounded: a crash brings back no more than that.
+    #: The span of held offsets is bounded, which bounds the redeliveries after a crash.
     spans = True
 
     def __init__(
@@ -50,18 +50,18 @@ class Concurrently:
         self._running: set[_Running] = set()
 
     def arrived(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages were pulled."""
+        """Accept pulled messages."""
         queue.put(messages)
         for start in range(0, len(messages), self._batch):
             batch = messages[start : start + self._batch]
             self._workers.submit(partial(self._consume, queue, batch))
 
     def is_starving(self) -> bool:
-        """Whether what is held is stuck: never, as nothing waits for anything else."""
+        """Return False: no message waits for another one."""
         return False
 
     def expire(self) -> None:
-        """Send back messages whose call takes too long; what it answers later is ignored."""
+        """Retry the messages of calls that take too long; their later results are ignored."""
         before_ms = self._clock.now_ms() - self._timeout_ms
         with self._lock:
             late = [running for running in self._running if running.since_ms <= before_ms]
@@ -102,7 +102,7 @@ class Concurrently:
 def parts_of(
     messages: Sequence[ReceivedMessage], done: int, *, answer: Answer, how: Again
 ) -> list[Part]:
-    """The first ``done`` messages acknowledged, the others as they are to come again."""
+    """Split the messages of a call: the first ``done`` are acked, the others fail as ``how``."""
     parts = [Part(messages[:done])] if done else []
     if done == len(messages):
         return parts

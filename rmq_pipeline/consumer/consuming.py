@@ -1,8 +1,10 @@
-"""The parts of a running push consumer, put together."""
+"""Assembly of a running push consumer from its parts."""
 
 import logging
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rmq_pipeline import limits
@@ -15,7 +17,7 @@ from rmq_pipeline.consumer.concurrently import Concurrently
 from rmq_pipeline.consumer.hooks import Hooks
 from rmq_pipeline.consumer.kept_offsets import BrokerOffsets, FileOffsets
 from rmq_pipeline.consumer.leasing import Leasing
-from rmq_pipeline.consumer.listener import Listener, Result
+from rmq_pipeline.consumer.listener import SUSPEND_MS, Listener, Result
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.offset_file import OffsetFile
 from rmq_pipeline.consumer.orderly import Orderly
@@ -25,25 +27,27 @@ from rmq_pipeline.consumer.pulling import Puller, Service, Source
 from rmq_pipeline.consumer.push_settings import PushSettings
 from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.consumer.retries import Retries
 from rmq_pipeline.consumer.settler import LEASE_MS, Settler, Settling
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.subscription import Subscription
+from rmq_pipeline.consumer.suspects import Place, Suspects
 from rmq_pipeline.consumer.timetable import Timetable
-from rmq_pipeline.consumer.verbs import Verbs
 from rmq_pipeline.consumer.workers import Workers
 from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: How often calls that last long are looked for, and those that take too long.
+#: Intervals of the checks for stuck workers, and for calls that time out.
 LOOK_MS: Final = 100
 EXPIRE_MS: Final = 1_000
-#: How often pulls that have stopped are looked for.
+#: Interval of the check for pulls that have stopped.
 PULLS_MS: Final = 10_000
 
 
 class Consuming:
-    """Everything that a push consumer does between its start and its close."""
+    """Running push consumer, from its start to its close."""
 
     def __init__(
         self,
@@ -56,22 +60,25 @@ class Consuming:
         hooks: Hooks,
         clock: Clock,
     ) -> None:
-        """Put the parts together.
+        """Create the parts.
 
         Args:
-            group: what the broker says of the consumer group.
+            group: the broker's description of the consumer group.
         """
         self._verbs, self._settings, self._clock = verbs, settings, clock
         self._subscriptions = {each.topic: each for each in subscriptions}
-        #: Held while topics come and go: two pulls of a queue at once would overtake each other.
+        #: Held while topics change: two simultaneous pulls of a queue could reorder messages.
         self._subscribing = threading.Lock()
-        #: Held to begin a puller, of a topic that is subscribed to, before this closes.
+        #: Held while a puller starts, so that ``close`` cannot miss it.
         self._beginning = threading.Lock()
         self._pullers: dict[str, Puller] = {}
         self._is_held = self._is_closing = False
+        #: Identifies this process among processes with the same client id.
+        self._instance = secrets.token_hex(4)
+        self._suspects = Suspects(self._known_suspects, tell=self._report_now)
         self._file: FileOffsets | None = None
         self._settler: Settler | None = None
-        # What may be refused comes before what has threads.
+        # The step that can raise precedes those that start threads.
         self.queues = self._own()
         self.statistics = Statistics(clock.now_ms)
         self.timetable = Timetable(clock, name="rmq-timetable")
@@ -102,10 +109,10 @@ class Consuming:
             pace=settings.pace,
         )
 
-    # ------------------------------------------------------------------------------ the parts of it
+    # ---------------------------------------------------------------------------------------- parts
 
     def _own(self) -> OwnedQueues:
-        """What is settled where, and the queues that are owned."""
+        """Create the settler or the offset store, and the owned queues."""
         settings = self._settings
         places = None
         self._settling: Settling
@@ -162,8 +169,9 @@ class Consuming:
                 clock=self._clock,
                 holds=self._holds,
                 batch=settings.batch,
-                suspend_ms=settings.suspend_ms,
+                suspend_ms=SUSPEND_MS if settings.suspend_ms is None else settings.suspend_ms,
                 max_reconsume_times=settings.max_reconsume_times,
+                suspects=self._suspects,
             )
         return ByKey(
             calling,
@@ -175,8 +183,14 @@ class Consuming:
             holds=self._holds,
             batch=settings.batch,
             suspend_ms=settings.suspend_ms,
-            max_attempts=settings.max_attempts or int(group["max_attempts"]),
+            retries=Retries(
+                partial(self._verbs.describe_group, settings.group),
+                known=group,
+                clock=self._clock,
+                max_attempts=settings.max_attempts,
+            ),
             gives_back_behind=group["order"] != "none" and not settings.is_broadcasting,
+            suspects=self._suspects,
         )
 
     def _source(self) -> Source:
@@ -193,7 +207,7 @@ class Consuming:
         )
 
     def _pull(self, subscription: Subscription) -> None:
-        """Pull a topic, unless it was unsubscribed, or this was closed, meanwhile."""
+        """Start pulling a topic, unless it was unsubscribed or the consumer closed meanwhile."""
         topic = subscription.topic
         with self._beginning:
             if self._is_closing or self._subscriptions.get(topic) is not subscription:
@@ -218,13 +232,13 @@ class Consuming:
             poll_ms=settings.poll_ms,
         )
 
-    # ------------------------------------------------------------------------------- what it can do
+    # ----------------------------------------------------------------------------------- operations
 
     def start(self) -> None:
-        """Join the group, and begin.
+        """Join the group and start pulling.
 
         Raises:
-            RocketMQError: no such group or topic, no right, no broker.
+            RocketMQError: a group or topic does not exist, access is denied, or no broker answers.
         """
         settings = self._settings
         if not settings.is_broadcasting:
@@ -240,7 +254,7 @@ class Consuming:
             self.timetable.every(KEEP_MS, self._keep)
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Consume another topic, too."""
+        """Add a topic."""
         settings = self._settings
         with self._subscribing:
             if not settings.is_broadcasting:
@@ -255,19 +269,19 @@ class Consuming:
             self._pull(subscription)
 
     def unsubscribe(self, topic: str) -> None:
-        """Consume a topic no more, once a pull that waits at the broker has ended."""
+        """Remove a topic after its pull at the broker has ended."""
         with self._subscribing:
             with self._beginning:
                 self._subscriptions.pop(topic, None)
                 puller = self._pullers.get(topic)
             if puller is not None:
-                # Before its queues are let go: it would lease what comes then without a lock.
+                # Stop before the queues are unlocked: a later pull would lease without a lock.
                 puller.stop(self._patience_s)
                 self._pullers.pop(topic, None)
             self.rebalancer.unsubscribe(topic)
 
     def hold(self, held: bool) -> None:
-        """Pull nothing and call nobody until told otherwise; calls under way end."""
+        """Pause or resume pulls and calls; running calls end normally."""
         self._is_held = held
         if held:
             self.workers.hold()
@@ -277,7 +291,7 @@ class Consuming:
             puller.hold(held)
 
     def close(self) -> None:
-        """Finish what runs, give the rest back uncounted, and leave the group."""
+        """Finish running calls, release all other messages, and leave the group."""
         timeout_s = self._settings.close_timeout_s
         with self._beginning:
             self._is_closing = True
@@ -288,7 +302,7 @@ class Consuming:
             puller.stop(self._patience_s)
         if not self.workers.close(timeout_s):
             log.warning(
-                "group %s closes while its listener still runs: these messages come again",
+                "group %s closes while its listener still runs: its messages are redelivered",
                 self._settings.group,
             )
         self.timetable.close()
@@ -297,11 +311,11 @@ class Consuming:
         finally:
             self._leave(timeout_s)
 
-    # ------------------------------------------------------------------------------ among the parts
+    # ----------------------------------------------------------------------- callbacks of the parts
 
     @property
     def _patience_s(self) -> float:
-        """How long a pull that is to end is waited for."""
+        """Seconds to wait for a pull to end."""
         return self._settings.poll_ms / 1000 + self._settings.close_timeout_s
 
     def _leave(self, timeout_s: float) -> None:
@@ -323,7 +337,7 @@ class Consuming:
             puller.wake()
 
     def _report(self, owned: Mapping[str, list[ProcessQueue]]) -> dict[str, Any]:
-        """What the heartbeat tells of this member."""
+        """Return the details of this member for the heartbeat."""
         statistics = {
             topic: {
                 **self.statistics.report(topic),
@@ -335,12 +349,27 @@ class Consuming:
         return {
             "model": self._settings.model,
             "order": self._settings.order,
+            **self._begun(),
             "queues": {topic: [q.queue.queue_id for q in held] for topic, held in owned.items()},
             "statistics": statistics,
         }
 
+    def _begun(self) -> dict[str, Any]:
+        """Return what the broker needs to count attempts after a crash; empty without locks."""
+        settings = self._settings
+        if not settings.is_locking:
+            return {}
+        calls = settings.batch if settings.order == "queue" else settings.most_threads
+        return {"instance": self._instance, "calls": calls, "trying": self._suspects.trying}
+
+    def _known_suspects(self) -> frozenset[Place]:
+        return self.rebalancer.suspects()
+
+    def _report_now(self) -> None:
+        self.rebalancer.report_now()
+
     def _renew_pulls(self) -> None:
-        """Let another thread pull topics of which nothing was pulled for long."""
+        """Replace the pullers of topics that have not been pulled for 2 minutes."""
         for topic in () if self._is_held else self.queues.expired():
             puller, subscription = self._pullers.get(topic), self._subscriptions.get(topic)
             if puller is not None and subscription is not None:
@@ -352,14 +381,14 @@ class Consuming:
             self._keeper.keep([queue for held in self.queues.all().values() for queue in held])
 
     def _misplaced(self, queue: ProcessQueue) -> None:
-        """A queue ends before the offset it was to be read at: read from where it ends."""
+        """Move a queue to its end if its next offset is past the end."""
         try:
             rows = self._verbs.describe_topic(queue.queue.topic)["offsets"]
             end = next(r["max_offset"] for r in rows if r["queue_id"] == queue.queue.queue_id)
         except (RocketMQError, StopIteration):
             return
         if self._file is not None and queue.next_offset > end:
-            log.warning("%s ends at %d: read from there on", queue.queue.key, end)
+            log.warning("%s ends at %d: reading continues there", queue.queue.key, end)
             queue.next_offset = int(end)
             self._file.commit({queue.queue: (ANYWHERE, int(end))})
             self.queues.begin_anew(queue)

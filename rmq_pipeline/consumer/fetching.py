@@ -1,4 +1,4 @@
-"""Fetching messages of a topic ahead of who polls: one thread, one long poll for all its queues."""
+"""Prefetch of a topic for a pull consumer: one thread, one long poll for all its queues."""
 
 import logging
 import threading
@@ -6,39 +6,39 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rmq_pipeline.consumer.kept_offsets import ReadingVerbs
 from rmq_pipeline.consumer.positions import Position
 from rmq_pipeline.consumer.reading import Reading
 from rmq_pipeline.consumer.rebalancing import Model
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.errors import BusyError, IllegalOffsetError, RocketMQError
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: How long a fetch waits at the broker, while a queue is not asked for as it has no room.
+#: Wait at the broker while a full queue is left out of the fetch, in ms.
 HELD_BACK_MS: Final = 50
-#: After an error, before the next fetch.
+#: Pause after an error.
 _PAUSE_S: Final = 1.0
-#: How long ``close`` waits for a fetch beyond its own waiting.
+#: Time that ``close`` waits for a fetch, beyond the fetch's own wait.
 _PATIENCE_S: Final = 2.0
-#: Messages of one fetch.
+#: Maximum number of messages of a fetch.
 _FETCH_ROWS: Final = 1_000
 
 
 class Fetcher:
-    """Fetches for a Reading until it is closed."""
+    """Thread that fetches messages for a Reading."""
 
     def __init__(
         self,
-        verbs: ReadingVerbs,
+        verbs: Verbs,
         subscription: Subscription,
         *,
         reading: Reading,
         statistics: Statistics,
         wait_ms: int,
     ) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
             wait_ms: how long a fetch waits at the broker.
@@ -52,17 +52,17 @@ class Fetcher:
         self._thread.start()
 
     def fetch_moved(self) -> None:
-        """Fetch, without waiting, what the fetch under way does not ask for."""
+        """Fetch, without waiting, the queues whose offset the running fetch does not know."""
         moved = self._reading.wanted(self._subscription.topic, only_moved=True)
         try:
             if moved:
                 self._fetch(moved, wait_ms=0)
         except RocketMQError as error:
-            # The thread comes to it, too, and knows what to do.
+            # The thread will get the same error and handle it.
             log.debug("%s: %s", self._subscription.topic, error)
 
     def close(self) -> None:
-        """Fetch no more; waits for a fetch under way, unless no broker answers it."""
+        """Stop the thread; wait for a running fetch, for a bounded time."""
         self._closed.set()
         with self._reading.changed:
             self._reading.changed.notify_all()
@@ -75,23 +75,23 @@ class Fetcher:
             except IllegalOffsetError:
                 self._correct()
             except BusyError as error:
-                log.info("nothing is fetched of %s: %s", self._subscription.topic, error)
+                log.info("cannot fetch from %s now: %s", self._subscription.topic, error)
                 self._closed.wait(_PAUSE_S)
             except RocketMQError as error:
                 self._reading.in_trouble(self._subscription.topic, error)
                 self._closed.wait(_PAUSE_S)
             except Exception:
                 if self._closed.is_set():
-                    return  # so may be the client
-                log.exception("A fetch of %s has failed.", self._subscription.topic)
+                    return  # the client may be closed too
+                log.exception("a fetch of %s failed", self._subscription.topic)
                 self._closed.wait(_PAUSE_S)
 
     def _fetch_once(self) -> None:
         topic = self._subscription.topic
-        with self._reading.changed:  # or what changes between look and wait would wake nobody
+        with self._reading.changed:  # so that no notification is lost between check and wait
             wanted = self._reading.wanted(topic)
             if not wanted and not self._closed.is_set():
-                # Whether a queue is held changes without a word.
+                # The wait is bounded, because a lock becomes live without a notification.
                 self._reading.changed.wait(self._wait_ms / 1000)
         if wanted:
             held_back = self._reading.is_held_back(topic)
@@ -114,7 +114,7 @@ class Fetcher:
         self._reading.add(self._subscription.topic, wanted, pulled=pulled)
 
     def _correct(self) -> None:
-        """Some offset lies behind the end of its queue: the topic was deleted and made anew."""
+        """Correct offsets past the end of their queue: the topic was deleted and recreated."""
         topic = self._subscription.topic
         try:
             rows = self._verbs.describe_topic(topic)["offsets"]
@@ -129,7 +129,7 @@ class Fetcher:
 def described(
     positions: Mapping[str, list[Position]], *, model: Model, statistics: Statistics
 ) -> dict[str, Any]:
-    """What a pull consumer's heartbeat tells: whose queues, how fast, how much waits."""
+    """Return the details of a pull consumer for the heartbeat: queues, rates, cached messages."""
     return {
         "model": model,
         "order": "pull",

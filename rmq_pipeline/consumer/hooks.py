@@ -1,4 +1,4 @@
-"""Hooks around every call of a listener, for tracing and metrics: they see, and change nothing."""
+"""Hooks around every call of a listener, for tracing and metrics; they cannot change the call."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,49 +13,49 @@ log = logging.getLogger(__name__)
 
 
 class Status(StrEnum):
-    """How a call of a listener ended."""
+    """Outcome of a call of a listener."""
 
     SUCCESS = "success"
-    #: It said so.
+    #: The listener returned a failure.
     FAILED = "failed"
     EXCEPTION = "exception"
     RETURNED_NONE = "returned_none"
-    #: It took as long as the consumer's timeout, or longer.
+    #: The call took at least the consumer's timeout.
     TIME_OUT = "time_out"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a listener, as hooks are told of it."""
+    """Call of a listener, as passed to hooks."""
 
     group: str
     queue: MessageQueue
     messages: Sequence[ReceivedMessage]
-    #: After it; None before.
+    #: None before the call.
     status: Status | None = None
     error: BaseException | None = None
     took_ms: float = 0.0
 
     @property
     def succeeded(self) -> bool:
-        """Whether the listener said so, in whatever time."""
+        """True if the listener succeeded, even after the timeout."""
         return self.status in (Status.SUCCESS, Status.TIME_OUT) and self.error is None
 
 
 class Hook(Protocol):
-    """Told before and after every call, in the thread of the call."""
+    """Observer of calls; runs in the thread of the call."""
 
     def before(self, call: Call) -> None:
-        """The listener is about to be called."""
+        """Observe a call before the listener runs."""
         ...
 
     def after(self, call: Call) -> None:
-        """The listener has been called."""
+        """Observe a call after the listener has returned or raised."""
         ...
 
 
 class Hooks:
-    """Several hooks; one that raises is logged, and stops nothing."""
+    """List of hooks; an exception of a hook is logged and ignored."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
         self._hooks = list(hooks)
@@ -64,16 +64,16 @@ class Hooks:
         return bool(self._hooks)
 
     def add(self, hook: Hook) -> None:
-        """One more, called after the others."""
+        """Append a hook."""
         self._hooks.append(hook)
 
     def before(self, call: Call) -> None:
-        """Tell all of them."""
+        """Run all hooks before a call."""
         for hook in self._hooks:
             _tell(hook.before, call)
 
     def after(self, call: Call) -> None:
-        """Tell all of them."""
+        """Run all hooks after a call."""
         for hook in self._hooks:
             _tell(hook.after, call)
 
@@ -81,5 +81,5 @@ class Hooks:
 def _tell(hook: Callable[[Call], None], call: Call) -> None:
     try:
         hook(call)
-    except BaseException:  # even sys.exit: the queue of the call has to go on
+    except BaseException:  # even SystemExit must not stop the queue of the call
         log.exception("hook %r of group %s failed", hook, call.group)

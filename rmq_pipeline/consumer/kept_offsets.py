@@ -1,91 +1,92 @@
-"""Where a reader's offsets are kept: at the broker, or in a file of this machine."""
+"""Stored offsets of a reader: at the broker, or in a file of this machine."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
+from rmq_pipeline import limits
 from rmq_pipeline.consumer.message_queue import MessageQueue, by_topic
 from rmq_pipeline.consumer.offset_file import OffsetFile
-from rmq_pipeline.consumer.verbs import MembershipVerbs, OffsetVerbs
 from rmq_pipeline.errors import RequestError, StorageError
+from rmq_pipeline.verbs import Verbs
 
-#: Where a group begins in a topic that it has never read: after the last message, with the first,
-#: or with the first stored at or after a time in ms since 1970.
+#: Start of a group in a topic that it has never read: after the last message, at the first, or at
+#: the first stored at or after a time in ms since 1970.
 StartFrom = Literal["last", "first"] | int
 
 
 class Place(NamedTuple):
-    """Where a reader's group is, as far as the reader knows."""
+    """Committed offset of a group in a queue, as the reader knows it."""
 
-    #: The next offset to read; -1: wherever it is.
+    #: Next offset to read; -1 in a commit: any.
     offset: int
-    #: How often somebody has put the group elsewhere; None: that does not matter.
+    #: Number of resets of the group in this queue; None: resets are not checked.
     resets: int | None = None
 
 
-#: By queue, from where a reader believes to be, and to where.
+#: By queue: the expected place, and the new offset.
 Moves = Mapping[MessageQueue, tuple[Place, int]]
 
 
-class ReadingVerbs(MembershipVerbs, OffsetVerbs, Protocol):
-    """What a reader by offset asks of the broker."""
-
-
 class KeptOffsets(Protocol):
-    """Committed offsets: the next one to read."""
+    """Store of committed offsets, each the next offset to read."""
 
     def start(self, queue: MessageQueue) -> Place:
-        """The committed offset; a queue that has none gets one."""
+        """Return the committed offset; commit the start offset if the queue has none."""
         ...
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset."""
+        """Return the committed offset; None if the queue has none."""
         ...
 
     def commit(self, moves: Moves) -> dict[MessageQueue, int]:
-        """Move offsets from where they are believed to be; where they are then."""
+        """Commit offsets whose expected places are current; return the offsets after it."""
         ...
 
     def close(self) -> None:
-        """No more of it."""
+        """Release the store."""
         ...
 
 
 def checked_start(start_from: StartFrom) -> StartFrom:
-    """A start that is one.
+    """Check a start and return it.
 
     Raises:
-        RequestError: it is none.
+        RequestError: the start is not "last", "first", or a time in range.
     """
     is_time = isinstance(start_from, int) and not isinstance(start_from, bool)
-    if start_from not in ("last", "first") and not is_time:
+    is_moment = is_time and 0 <= int(start_from) <= limits.TIME_MAX_MS
+    if start_from not in ("last", "first") and not is_moment:
         raise RequestError(
-            f"start_from is last, first, or ms since 1970 of a message, not {start_from!r}."
+            f"start_from is last, first, or ms since 1970, from 0 to {limits.TIME_MAX_MS} (the"
+            f" year 9999), not {start_from!r}.",
+            remedy="Check how the time was computed; 'last' begins at the end.",
         )
     return start_from
 
 
 def checked_interval(auto_commit_ms: int | None) -> int | None:
-    """How often to commit, if that is a while.
+    """Check an interval between commits and return it.
 
     Raises:
-        RequestError: it is none.
+        RequestError: the interval is below 1 ms.
     """
     if auto_commit_ms is not None and auto_commit_ms < 1:
-        raise RequestError(f"auto_commit_ms is 1 or more, or None, not {auto_commit_ms!r}.")
+        raise RequestError(
+            f"auto_commit_ms is {auto_commit_ms!r}.",
+            remedy="Give 1 or more, or None to commit explicitly only.",
+        )
     return auto_commit_ms
 
 
 class BrokerOffsets:
-    """The group's offsets at the broker. A move that somebody else was faster with is not made."""
+    """Offsets of the group at the broker; a commit has no effect if another one was faster."""
 
-    def __init__(
-        self, verbs: OffsetVerbs, *, group: str, client_id: str, start_from: StartFrom
-    ) -> None:
+    def __init__(self, verbs: Verbs, *, group: str, client_id: str, start_from: StartFrom) -> None:
         self._verbs, self._group, self._client_id = verbs, group, client_id
         self._start_from = checked_start(start_from)
 
     def start(self, queue: MessageQueue) -> Place:
-        """The committed offset; queues of the topic that have none begin at ``start_from``."""
+        """Return the committed offset; start queues of the topic without one at ``start_from``."""
         place = self._place(queue)
         if place.offset < 0:
             self._verbs.start_offsets(self._group, queue.topic, where=self._start_from)
@@ -93,12 +94,15 @@ class BrokerOffsets:
         return place
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset; None when the group has read nothing of the queue."""
+        """Return the committed offset; None if the group has read nothing of the queue."""
         found = self._place(queue).offset
         return None if found < 0 else found
 
     def commit(self, moves: Moves) -> dict[MessageQueue, int]:
-        """Move offsets that are where they are believed to be, and were not put there since.
+        """Commit offsets whose expected offset and number of resets are current.
+
+        Returns:
+            The committed offset of each queue after the call.
 
         Raises:
             QueueLockedError: another member owns one of the queues.
@@ -117,7 +121,7 @@ class BrokerOffsets:
         return found
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: the broker holds the offsets."""
 
     def _place(self, queue: MessageQueue) -> Place:
         found = self._verbs.committed_offsets(self._group, queue.topic)
@@ -125,14 +129,14 @@ class BrokerOffsets:
 
 
 class FileOffsets:
-    """A broadcasting consumer's own offsets; a StorageError says that they are not kept."""
+    """Offsets of a broadcasting consumer in a file; a failed write raises StorageError."""
 
-    def __init__(self, verbs: ReadingVerbs, file: OffsetFile, *, start_from: StartFrom) -> None:
+    def __init__(self, verbs: Verbs, file: OffsetFile, *, start_from: StartFrom) -> None:
         self._verbs, self._file = verbs, file
         self._start_from = checked_start(start_from)
 
     def start(self, queue: MessageQueue) -> Place:
-        """The offset in the file; a queue that has none there gets one."""
+        """Return the offset in the file; write the start offset if the queue has none."""
         kept = self._file.get(queue)
         if kept is None:
             kept = self._first_start(queue)
@@ -140,24 +144,27 @@ class FileOffsets:
         return Place(kept)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The offset in the file."""
+        """Return the offset in the file; None if the queue has none."""
         return self._file.get(queue)
 
     def commit(self, moves: Moves) -> dict[MessageQueue, int]:
-        """Nobody else moves them: all moves are made."""
+        """Write all offsets: the file has no other writer, so places are not compared."""
         found = {queue: to for queue, (_, to) in moves.items()}
         self._put(found)
         return found
 
     def close(self) -> None:
-        """Let others have the file."""
+        """Unlock the file for other consumers."""
         self._file.close()
 
     def _put(self, offsets: Mapping[MessageQueue, int]) -> None:
         try:
             self._file.put(offsets)
         except OSError as error:
-            raise StorageError(f"Offsets are not kept in {self._file.path}: {error}.") from error
+            raise StorageError(
+                f"Offsets could not be written to {self._file.path}: {error}.",
+                remedy="Check the folder's permissions and the free space of the disk.",
+            ) from error
 
     def _first_start(self, queue: MessageQueue) -> int:
         if isinstance(self._start_from, int):

@@ -1,4 +1,4 @@
-"""Messages by lease: the broker knows who has them, and how often they were tried."""
+"""Source of messages by lease: the broker tracks their receivers and attempts."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,12 +8,12 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.subscription import Subscription
-from rmq_pipeline.consumer.verbs import Verbs
 from rmq_pipeline.errors import QueueLockedError
+from rmq_pipeline.verbs import Verbs
 
 
 class Leasing:
-    """Receives messages of the queues that this member owns."""
+    """Source that receives messages of the queues that this member owns."""
 
     def __init__(
         self,
@@ -24,13 +24,13 @@ class Leasing:
         lease_ms: int,
         begin_anew: Callable[[ProcessQueue], None] | None,
     ) -> None:
-        """Lease nothing yet.
+        """Prepare to receive.
 
         Args:
-            lease_ms: long where the queues are locked, as a lock that ends ends its leases; short
-                where somebody renews them.
-            begin_anew: puts another ProcessQueue, an unsure one, in the place of one; None where
-                queues are not locked.
+            lease_ms: long if the queues are locked, because the end of a lock ends its leases;
+                short if the settler renews the leases.
+            begin_anew: replaces a ProcessQueue by a new one that is ``unsure``; None if queues are
+                not locked.
         """
         self._verbs, self._group = verbs, group
         self._client_id, self._lease_ms = client_id, lease_ms
@@ -45,18 +45,18 @@ class Leasing:
         max_bytes: int,  # noqa: ARG002 - the broker counts messages here, not bytes
         wait_ms: int,
     ) -> pa.Table:
-        """Messages of these queues, schema.RECEIVED.
+        """Receive messages of these queues, schema.RECEIVED.
 
         Raises:
-            QueueLockedError: somebody else has locked one of them meanwhile.
+            QueueLockedError: another client has locked one of the queues.
         """
         self._make_sure(subscription.topic, [queue for queue in queues if queue.unsure])
         ids = [queue.queue.queue_id for queue in queues if not (queue.dropped or queue.unsure)]
         if not ids:
             return schema.RECEIVED.empty_table()
         return self._verbs.receive(
-            subscription.topic,
             self._group,
+            subscription.topic,
             limit=limit,
             invisible_duration_ms=self._lease_ms,
             filter=subscription.filter,
@@ -67,19 +67,20 @@ class Leasing:
         )
 
     def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
-        """Nothing is to be noted: the broker knows."""
+        """Do nothing: the broker tracks the leases."""
 
     def lost(self, queues: Sequence[ProcessQueue]) -> None:
-        """Messages may be leased to this client that it never got.
+        """Replace locked queues after a pull whose reply was lost.
 
-        Where the queue is locked nobody else would, and what follows must not overtake them.
+        The broker may have leased messages that never arrived. No other client gets messages of a
+        locked queue, and later messages must not overtake the lost ones.
         """
         if self._begin_anew is not None:
             for queue in queues:
                 self._begin_anew(queue)
 
     def _make_sure(self, topic: str, queues: Sequence[ProcessQueue]) -> None:
-        """Let all leases of locked queues end: unlocking does that, and locking them again."""
+        """End all leases of locked queues by unlocking the queues and locking them again."""
         with ExitStack() as relocked:
             ours = [queue for queue in queues if relocked.enter_context(queue.relocking())]
             if not ours:
@@ -88,14 +89,14 @@ class Leasing:
             locked = self._verbs.lock_queues(
                 self._group, topic, queue_ids=_ids(ours), client_id=self._client_id
             )
-            # Whoever dropped one may have grown tired of waiting, and unlocked it before.
+            # A queue dropped meanwhile may have been unlocked before this lock; unlock it again.
             self._unlock(topic, [queue for queue in ours if queue.dropped])
         for queue in ours:
             queue.unsure = queue.queue.queue_id not in locked
         theirs = [queue for queue in ours if queue.unsure and not queue.dropped]
         if theirs:
-            # Of this queue only: the others are to be pulled all the same.
-            error = QueueLockedError(f"{theirs[0].queue.key} has another owner now.")
+            # The error names one queue, so that the puller still pulls the others.
+            error = QueueLockedError(f"Another client has locked {theirs[0].queue.key}.")
             error.queue_id = theirs[0].queue.queue_id
             raise error
 

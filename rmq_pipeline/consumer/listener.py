@@ -1,4 +1,4 @@
-"""What a listener is given beside its messages, and what it may answer (semantics §6.8, §6.9)."""
+"""Contexts and results of a listener (semantics §6.8, §6.9)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -9,72 +9,74 @@ from rmq_pipeline import limits
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 
-#: ack_index of a listener that says nothing: all of them.
+#: Default ack_index: all messages succeeded.
 ALL: Final = (1 << 31) - 1
-#: How long a queue is suspended at least and at most, and when nobody says.
+#: Minimum, maximum and default suspension of a queue.
 SUSPEND_MIN_MS: Final = 10
 SUSPEND_MAX_MS: Final = 30_000
 SUSPEND_MS: Final = 1_000
 
 
 class Result(StrEnum):
-    """What a listener says of its messages; None, or an exception, is LATER or SUSPEND."""
+    """Result of a listener; None or an exception means LATER or SUSPEND."""
 
     SUCCESS = "success"
-    #: Concurrently and by key: they failed, and come again.
+    #: Orders "concurrently" and "key": the messages failed and are redelivered.
     LATER = "reconsume_later"
-    #: In order: they failed, and come again, and nothing else of the queue (of the key) before.
+    #: Ordered: the messages failed and are redelivered before any other of the queue or key.
     SUSPEND = "suspend"
-    #: By queue without auto_commit: all messages since the last commit are done.
+    #: Order "queue" without auto_commit: all messages since the last commit are done.
     COMMIT = "commit"
-    #: By queue without auto_commit: all messages since the last commit come again.
+    #: Order "queue" without auto_commit: all messages since the last commit are redelivered.
     ROLLBACK = "rollback"
 
 
 @dataclass(slots=True)
 class ConcurrentContext:
-    """What a listener may say of a call, concurrently."""
+    """Context of a call without order; the listener may set its fields."""
 
     queue: MessageQueue
-    #: On success: the last of its messages that is done; those behind it have failed.
+    #: On success: index of the last message that succeeded; the later messages failed.
     ack_index: int = ALL
-    #: Of those that failed. 0: the group's backoff; -1: to the dead letters now; else delay level.
+    #: For failed messages. 0: the group's backoff; -1: dead-letter now; else a delay level.
     delay_level_when_next_consume: int = 0
 
 
 @dataclass(slots=True)
 class OrderlyContext:
-    """What a listener may say of a call, in the order of a queue."""
+    """Context of a call in the order of a queue; the listener may set its fields."""
 
     queue: MessageQueue
-    #: Whether success settles; without it only COMMIT does.
+    #: True: SUCCESS settles the messages. False: only COMMIT does.
     auto_commit: bool = True
-    #: How long to wait before the next call, when this one fails; None: the consumer's setting.
+    #: Pause in ms before the next call if this one fails; None, or RocketMQ's -1: the consumer's
+    #: setting.
     suspend_ms: int | None = None
 
 
 @dataclass(slots=True)
 class KeyContext:
-    """What a listener may say of a call, in the order of a key."""
+    """Context of a call in the order of a key; the listener may set its fields."""
 
     queue: MessageQueue
-    #: What its messages have in common; None: nothing, and they are in no order.
+    #: Key of the messages; None: they have no key and no order.
     key: Any
-    #: On success: the last of its messages that is done; those behind it have failed.
+    #: On success: index of the last message that succeeded; the later messages failed.
     ack_index: int = ALL
-    #: How long to wait before the next call, when this one fails; None: the consumer's setting.
+    #: Pause in ms before the next call if this one fails; None or -1: the consumer's setting, or
+    #: the group's backoff.
     suspend_ms: int | None = None
 
 
 Context = ConcurrentContext | OrderlyContext | KeyContext
-#: What a listener may set there, all of them whole numbers; None is what it was before.
+#: Integer fields that a listener may set.
 _NUMBERS: Final = frozenset({"ack_index", "delay_level_when_next_consume", "suspend_ms"})
 #: Called with one or more messages of one queue.
 Listener = Callable[[Sequence[ReceivedMessage], Any], Result | str | None]
 
 
 def checked(context: Context) -> TypeError | None:
-    """What a listener has set that is no number, if it has; as if it had said nothing, then."""
+    """Reset fields that the listener set to a non-integer; return the error for the last one."""
     wrong: TypeError | None = None
     for field in fields(context):
         said = getattr(context, field.name)
@@ -85,45 +87,49 @@ def checked(context: Context) -> TypeError | None:
 
 
 def _is_number(said: object, default: object) -> bool:
-    """Whether it is a whole number, or what it was before."""
+    """Return True for an integer or the default."""
     try:
         return isinstance(said, int) or bool(said == default)
-    except Exception:  # noqa: BLE001 - anybody's object may refuse to be compared
+    except Exception:  # noqa: BLE001 - the comparison of a user's object may raise
         return False
 
 
 def shown(said: object) -> str:
-    """How an error shows what a listener said."""
+    """Return the repr of a listener's value for an error message."""
     try:
         return repr(said)
-    except Exception:  # noqa: BLE001 - the repr() of anybody's object may raise anything
+    except Exception:  # noqa: BLE001 - the repr of a user's object may raise
         return f"a thing of type {type(said).__name__}"
 
 
 def done_of(result: Result, *, ack_index: int, count: int) -> int:
-    """How many of ``count`` messages are done, from the first on."""
+    """Return how many of ``count`` messages succeeded, counted from the first."""
     if result is not Result.SUCCESS:
         return 0
     return max(0, min(ack_index, count - 1) + 1)
 
 
 def suspension_ms(asked_ms: int | None, *, usual_ms: int = SUSPEND_MS) -> int:
-    """How long to wait after a failure in order: what was asked for, within bounds."""
-    return max(SUSPEND_MIN_MS, min(usual_ms if asked_ms is None else asked_ms, SUSPEND_MAX_MS))
+    """Return the pause after a failure in order, within the bounds.
+
+    None and negative values, such as RocketMQ's -1, mean ``usual_ms``.
+    """
+    wanted = usual_ms if asked_ms is None or asked_ms < 0 else asked_ms
+    return max(SUSPEND_MIN_MS, min(wanted, SUSPEND_MAX_MS))
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What is to become of messages that failed."""
+    """Outcome of failed messages."""
 
-    #: retry, dead_letter, or give_up: the last failure, the group says what becomes of them.
+    #: "retry", "dead_letter", or "give_up" (the last failure; the group's on_failure applies).
     outcome: str
-    #: None: the group's backoff.
+    #: Delay of the retry; None: the group's backoff.
     retry_after_ms: int | None = None
 
 
 def again(delay_level: int) -> Again:
-    """What ``delay_level_when_next_consume`` asks for; a level beyond the last is the last."""
+    """Return the outcome for a ``delay_level_when_next_consume``; higher levels mean the last."""
     if delay_level < 0:
         return Again("dead_letter")
     if delay_level == 0:

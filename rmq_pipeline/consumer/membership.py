@@ -1,54 +1,60 @@
-"""Being a member of a consumer group: a heartbeat that waits at the broker for what changes."""
+"""Membership in a consumer group: a heartbeat that waits at the broker for changes."""
 
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rmq_pipeline.consumer.verbs import MembershipVerbs
 from rmq_pipeline.errors import BusyError, RocketMQError
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: How long a heartbeat waits at the broker: what a member reports of itself is as old at most.
+#: Wait of a heartbeat at the broker, which is also the maximum age of a member's report.
 BEAT_MS: Final = 5_000
-#: After an error, before the next heartbeat.
+#: Pause after an error.
 _PAUSE_S: Final = 1.0
-#: Between two heartbeats, however often the group changes.
+#: Minimum interval between two heartbeats, even if the group changes often.
 _GAP_S: Final = 0.05
 
 
 def new_client_id(room: str = "") -> str:
-    """A client id that nobody else has: ``host@pid#number``, or ``room@host#pid#number``."""
+    """Return a unique client id: ``host@pid#number``, or ``room@host#pid#number``."""
     host, pid, number = socket.gethostname(), os.getpid(), secrets.token_hex(4)
     return f"{room}@{host}#{pid}#{number}" if room else f"{host}@{pid}#{number}"
 
 
 def steady_client_id() -> str:
-    """The same each time on this machine: who keeps offsets here finds them again."""
+    """Return a client id that is the same in every process of this machine.
+
+    A broadcasting consumer needs it to find its offset file again.
+    """
     return f"{socket.gethostname()}@DEFAULT"
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What the last heartbeat told of a group."""
+    """State of a group, as of the last heartbeat."""
 
-    #: Client id -> the topics it has subscribed to.
+    #: Client id -> topics that the client has subscribed to.
     topics: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: (topic, queue_id) -> how often the group was put elsewhere there since the broker began.
+    #: (topic, queue_id) -> number of resets of the group since the start of the broker.
     resets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    #: Messages that may have crashed a member: (topic, queue_id, queue_offset).
+    suspects: frozenset[tuple[str, int, int]] = frozenset()
 
     def of(self, topic: str) -> list[str]:
-        """The members that have subscribed to a topic, sorted."""
+        """Return the members that have subscribed to a topic, sorted."""
         return sorted(client_id for client_id, topics in self.topics.items() if topic in topics)
 
     @classmethod
     def told(cls, answer: Mapping[str, Any]) -> "Members":
-        """The answer of a heartbeat; numbers may have become text on the way."""
+        """Parse the reply of a heartbeat; JSON may have turned numeric keys into strings."""
         return cls(
             {client_id: frozenset(each["topics"]) for client_id, each in answer["members"].items()},
             {
@@ -56,18 +62,19 @@ class Members:
                 for topic, queues in answer.get("resets", {}).items()
                 for queue_id, count in queues.items()
             },
+            frozenset((topic, int(q), int(o)) for topic, q, o in answer.get("suspects", ())),
         )
 
 
 class Membership:
-    """A thread that keeps this client a member, and tells when the group has changed.
+    """Thread that keeps this client a member and reports changes of the group.
 
-    While no broker answers it keeps what it knew: nobody else learns of a change then, either.
+    While no broker answers, the last known state remains: no other member gets changes either.
     """
 
     def __init__(
         self,
-        verbs: MembershipVerbs,
+        verbs: Verbs,
         *,
         group: str,
         client_id: str,
@@ -75,27 +82,30 @@ class Membership:
         details: Callable[[], Mapping[str, Any]],
         changed: Callable[[], None],
     ) -> None:
-        """Say who it is; ``join`` makes it a member.
+        """Prepare the membership; ``join`` starts it.
 
         Args:
-            topics: subscribed to, asked before every heartbeat; so are details.
-            changed: called from the thread when members, their topics or resets are others.
+            topics: returns the subscribed topics; called before every heartbeat.
+            details: returns the report of this member; called before every heartbeat.
+            changed: called from the thread after members, topics, resets or suspects changed.
         """
         self._verbs = verbs
         self._group, self._client_id = group, client_id
         self._topics, self._details, self._changed = topics, details, changed
         self._version = -1
-        #: Held to keep an answer: heartbeats of two threads may come back at once.
+        #: Mixed filters of topics in the last warning.
+        self._warned: Mapping[str, Any] = {}
+        #: Held while a reply is stored: heartbeats of two threads may return at once.
         self._answering = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.members = Members()
 
     def join(self) -> None:
-        """Be a member when this returns.
+        """Join the group, then send heartbeats in the background.
 
         Raises:
-            ConsumerGroupNotFoundError: create the group first.
+            ConsumerGroupNotFoundError: the group does not exist.
             BrokerUnavailableError: no broker answers.
         """
         self._beat(wait_ms=0)
@@ -103,15 +113,15 @@ class Membership:
         self._thread.start()
 
     def refresh(self) -> None:
-        """Tell at once that the topics are others, and learn who is there."""
+        """Send a heartbeat at once, after topics or details changed."""
         self._beat(wait_ms=0)
 
     def leave(self) -> None:
-        """Be no member any more; the others learn of it at once."""
+        """Leave the group; the broker notifies the other members at once."""
         if self._closed.is_set():
             return
         self._closed.set()
-        # It ends the heartbeat that waits; one that was about to says goodbye itself.
+        # Leaving ends a waiting heartbeat. A heartbeat that starts later leaves again itself.
         if self._say_goodbye() and self._thread is not None:
             self._thread.join()
 
@@ -119,26 +129,41 @@ class Membership:
         try:
             self._verbs.leave(self._group, self._client_id)
         except RocketMQError as error:
-            log.info("group %s learns later that %s left: %s", self._group, self._client_id, error)
+            log.info("client %s could not leave group %s: %s", self._client_id, self._group, error)
             return False
         return True
 
     def _run(self) -> None:
         silent = False
-        while not self._closed.wait(_GAP_S):
+        # No pause: the broker detects the death of a process by its waiting call.
+        pause_s = 0.0
+        while not self._closed.wait(pause_s):
+            began = time.monotonic()
             try:
                 self._beat(wait_ms=BEAT_MS)
                 silent = False
+                pause_s = max(0.0, began + _GAP_S - time.monotonic())
             except RocketMQError as error:
                 if not silent and not self._closed.is_set():
                     level = logging.INFO if isinstance(error, BusyError) else logging.WARNING
-                    log.log(level, "no heartbeat for group %s: %s", self._group, error)
+                    log.log(level, "cannot send heartbeats for group %s: %s", self._group, error)
                 silent = True
-                self._closed.wait(_PAUSE_S)
+                pause_s = _PAUSE_S
             except Exception:
-                # What a member says of itself comes from others; the group must not lose it for it.
-                log.exception("A heartbeat for group %s has failed.", self._group)
-                self._closed.wait(_PAUSE_S)
+                # The details come from user code; its errors must not cost the membership.
+                log.exception("a heartbeat for group %s failed", self._group)
+                pause_s = _PAUSE_S
+
+    def _warn(self, mixed: Mapping[str, Any]) -> None:
+        """Log that members use different filters, once per change."""
+        if mixed and mixed != self._warned:
+            log.warning(
+                "members of group %s receive with different filters, and lose messages: %s."
+                " Use one filter in all members, or one consumer group per filter.",
+                self._group,
+                "; ".join(f"{topic}: {', '.join(map(repr, mixed[topic]))}" for topic in mixed),
+            )
+        self._warned = mixed
 
     def _beat(self, *, wait_ms: int) -> None:
         topics = self._topics()
@@ -152,15 +177,16 @@ class Membership:
                 wait_ms=wait_ms,
             )
         finally:
-            if self._closed.is_set():  # it may have made a member of one that was gone
+            if self._closed.is_set():  # the heartbeat may have made a left member join again
                 self._say_goodbye()
+        self._warn(answer.get("mixed_filters") or {})
         members = Members.told(answer)
         with self._answering:
-            # It says nothing of the resets of topics that came meanwhile: the next one does.
+            # The reply lacks the resets of topics added meanwhile; the next one has them.
             if topics != self._topics():
                 return
             self._version = answer["version"]
-            # A broker that began anew counts versions anew: what they say is compared, not they.
+            # A restarted broker counts versions from 0, so compare contents, not versions.
             if members == self.members:
                 return
             self.members = members

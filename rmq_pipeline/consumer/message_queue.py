@@ -1,25 +1,25 @@
-"""A message queue, as consumers name it."""
+"""Message queues, as consumers name them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-#: The broker of every queue, unless a consumer is told that it has another name.
+#: Default broker name of every queue.
 BROKER_NAME: Final = "rmq"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """A queue of a topic; they are in the order of topic, broker and number."""
+    """Queue of a topic; sorts by topic, broker name and queue id."""
 
     topic: str
-    #: ``room@name`` where allocation goes by rooms.
+    #: ``room@name`` for strategies that use machine rooms.
     broker_name: str
     queue_id: int
 
     @property
     def key(self) -> str:
-        """The text that RocketMQ hashes: members in other languages come to the same owner."""
+        """Text that RocketMQ hashes, so that members in other languages compute the same owner."""
         return (
             f"MessageQueue [topic={self.topic}, brokerName={self.broker_name},"
             f" queueId={self.queue_id}]"
@@ -27,12 +27,12 @@ class MessageQueue:
 
 
 def queues_of(topic: str, count: int, *, broker_name: str = BROKER_NAME) -> list[MessageQueue]:
-    """The queues 0 to ``count`` of a topic."""
+    """Return the queues [0, count) of a topic."""
     return [MessageQueue(topic, broker_name, queue_id) for queue_id in range(count)]
 
 
 def by_topic(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    """The queues of each topic, in order."""
+    """Group queues by topic, each list sorted."""
     found: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         found.setdefault(queue.topic, []).append(queue)

@@ -1,42 +1,42 @@
-"""Offsets of a broadcasting consumer, in a file of its own machine.
+"""File with the offsets of a broadcasting consumer, on its own machine.
 
-``<folder>/<client id>/<group>/offsets.json``: ``{topic: {queue_id: next offset}}``. It is replaced
-whole, so that a reader finds the old one or the new one, whenever the machine stops.
+``<folder>/<client id>/<group>/offsets.json``: ``{topic: {queue_id: next offset}}``. The file is
+replaced atomically: after a crash it has either the old or the new offsets.
 """
 
 import fcntl
 import json
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.errors import ConsumerUsageError
 
 
 class DamagedOffsetsError(ConsumerUsageError):
-    """The file of a consumer's offsets cannot be read; it was left as it is."""
+    """The offset file of a consumer is damaged; it was left unchanged."""
 
-    remedy = "Restore it, or remove it and begin where start_from says."
+    remedy = "Restore it, or remove it to start at start_from."
 
 
 def offsets_folder() -> Path:
-    """Where they are unless somebody says otherwise."""
+    """Return the default folder of offset files."""
     return Path.home() / ".rocketmq_offsets"
 
 
 class OffsetFile:
-    """Reads and writes the offsets of one client in one group; any thread may."""
+    """Offsets of one client in one group; thread-safe."""
 
     def __init__(self, client_id: str, group: str, *, folder: Path | str | None = None) -> None:
-        """Open it for this process alone.
+        """Open and lock the file.
 
         Raises:
-            ConsumerUsageError: another consumer has it open.
-            DamagedOffsetsError: it is no file of offsets.
+            ConsumerUsageError: another consumer has the file open.
+            DamagedOffsetsError: the file does not parse.
         """
         names = quote(client_id, safe="@#"), quote(group, safe="%|")
         self.path = Path(folder or offsets_folder()).joinpath(*names, "offsets.json")
@@ -49,12 +49,12 @@ class OffsetFile:
             raise
 
     def get(self, queue: MessageQueue) -> int | None:
-        """The next offset; None when nothing was kept of the queue."""
+        """Return the next offset; None if the file has none for the queue."""
         with self._lock:
             return self._offsets.get(queue.topic, {}).get(queue.queue_id)
 
     def put(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Keep offsets; they are on disk when it returns."""
+        """Write offsets; they are synced when the call returns."""
         with self._lock:
             before = {topic: queues.copy() for topic, queues in self._offsets.items()}
             for queue, offset in offsets.items():
@@ -63,19 +63,19 @@ class OffsetFile:
                 self._write()
 
     def close(self) -> None:
-        """Let others open it."""
+        """Unlock the file."""
         self._owned.close()
 
     def _own(self) -> IO[bytes]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        durable_files.make_folder(self.path.parent)
         file = self.path.with_suffix(".lock").open("wb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.close()
             raise ConsumerUsageError(
-                f"Another consumer keeps its offsets in {self.path}: give each a client_id of its"
-                " own."
+                f"Another consumer has the offset file {self.path} open.",
+                remedy="Give each consumer its own client_id.",
             ) from error
         return file
 
@@ -92,20 +92,10 @@ class OffsetFile:
             raise DamagedOffsetsError(f"{self.path} is damaged.") from error
 
     def _write(self) -> None:
-        new = self.path.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(self._offsets, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable_files.replace(self.path, json.dumps(self._offsets).encode())
 
 
 def _offset(kept: object) -> int:
     if not isinstance(kept, int) or isinstance(kept, bool) or kept < 0:
-        raise ValueError(f"{kept!r} is no offset")
+        raise ValueError(f"{kept!r} is not an offset")
     return kept

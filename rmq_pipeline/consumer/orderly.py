@@ -1,4 +1,4 @@
-"""Messages of a queue one after another: one call at a time for each queue (semantics §6.9)."""
+"""Consumption in the order of queues: one call per queue at a time (semantics §6.9)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,20 +13,21 @@ from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part, Settling
 from rmq_pipeline.consumer.statistics import Statistics
+from rmq_pipeline.consumer.suspects import Suspects
 from rmq_pipeline.consumer.timetable import Timetable
 from rmq_pipeline.consumer.workers import Workers
 
 log = logging.getLogger(__name__)
 
-#: A queue with so much to do without end lets others go first.
+#: After this time without a break, a queue yields its worker to others.
 CONTINUOUS_MS: Final = 60_000
 YIELD_MS: Final = 10
-#: When a queue is looked at again that is not locked.
+#: Pause of a queue that is not locked.
 UNLOCKED_MS: Final = 100
 
 
 class Orderly:
-    """Gives messages of a queue to the listener in order; a failure suspends the queue."""
+    """Service that calls the listener in the order of a queue; a failure suspends the queue."""
 
     spans = False
 
@@ -43,33 +44,36 @@ class Orderly:
         batch: int,
         suspend_ms: int,
         max_reconsume_times: int,
+        suspects: Suspects | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare the service; it starts with ``arrived``.
 
         Args:
-            holds: whether this client may work on a queue.
-            max_reconsume_times: messages that have failed so often no longer hold up the queue:
-                they come again behind others, after the group's backoff; -1: never.
+            holds: returns True if this client may work on a queue.
+            max_reconsume_times: failures after which a message no longer blocks the queue: it is
+                retried out of order, after the group's backoff; -1: never.
+            suspects: messages to try one at a time; None: no suspects.
         """
+        self._suspects = suspects or Suspects(frozenset, tell=lambda: None)
         self._calling, self._settling, self._workers = calling, settling, workers
         self._statistics, self._timetable, self._clock = statistics, timetable, clock
         self._holds, self._batch, self._suspend_ms = holds, batch, suspend_ms
         self._max_reconsume_times = max_reconsume_times
 
     def arrived(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages were pulled."""
+        """Accept pulled messages."""
         if queue.put(messages):
             self._workers.submit(partial(self._go_on, queue))
 
     def is_starving(self) -> bool:
-        """Whether what is held is stuck, and pulling more would help: it would not."""
+        """Return False: more messages of a blocked queue would not help."""
         return False
 
     def expire(self) -> None:
-        """Calls may take as long as they like: what follows has to wait."""
+        """Do nothing: a call has no time limit, and later messages wait for it."""
 
     def _go_on(self, queue: ProcessQueue) -> None:
-        """Consume what waits; come back later where that is to be."""
+        """Consume waiting messages until the queue is empty, suspended or not locked."""
         began_ms = self._clock.now_ms()
         while not queue.dropped:
             if not self._workers.goes_on():
@@ -81,32 +85,50 @@ class Orderly:
             if self._clock.now_ms() - began_ms > CONTINUOUS_MS:
                 self._later(queue, YIELD_MS)
                 return
-            messages = queue.take(self._batch)
+            messages = self._take(queue)
             if not messages:
                 self._settling.hurry()
+                return
+            if not self._suspects.begin(messages):
+                queue.consume_again(messages)
+                queue.keep()
+                self._later(queue, UNLOCKED_MS)
                 return
             try:
                 suspended_ms = self._consume(queue, messages)
             except BaseException:
                 place = queue.queue
                 log.exception(
-                    "the end of a call failed: queue %d of %s is suspended",
+                    "a call could not be completed: queue %d of %s is suspended",
                     place.queue_id,
                     place.topic,
                 )
-                # Or nobody would ever look at the queue again.
+                # Without this the queue would stay blocked forever.
                 queue.consume_again(messages)
                 suspended_ms = self._suspend_ms
+            self._suspects.end(messages)
             queue.keep()
             if suspended_ms is not None:
                 self._later(queue, suspended_ms)
                 return
 
+    def _take(self, queue: ProcessQueue) -> list[ReceivedMessage]:
+        """Take the next messages; a suspect comes alone."""
+        messages = queue.take(self._batch)
+        if not self._suspects.any:
+            return messages
+        suspected = [i for i, message in enumerate(messages) if self._suspects.includes(message)]
+        if suspected and len(messages) > 1:
+            stop = max(1, suspected[0])
+            queue.consume_again(messages[stop:])
+            messages = messages[:stop]
+        return messages
+
     def _later(self, queue: ProcessQueue, delay_ms: int) -> None:
         self._timetable.after(delay_ms, partial(self._workers.submit, partial(self._go_on, queue)))
 
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> int | None:
-        """One call; for how long the queue is suspended, None: it goes on."""
+        """Call the listener once; return the queue's suspension in ms, or None."""
         context = OrderlyContext(queue.queue)
         answer = self._calling(messages, context)
         result = _understood(answer.result, context, queue=queue)
@@ -138,31 +160,31 @@ class Orderly:
     def _again(
         self, queue: ProcessQueue, messages: Sequence[ReceivedMessage], *, answer: Answer
     ) -> bool:
-        """Messages failed: whether any of them is to hold up the queue."""
-        hopeless = [m for m in messages if self._is_hopeless(m)]
-        left = [m for m in messages if not self._is_hopeless(m)]
-        if hopeless:
-            part = Part(hopeless, "retry", reason=answer.reason, error_type=answer.error_type)
+        """Retry failed messages; return True if any of them still blocks the queue."""
+        exhausted = [m for m in messages if self._is_exhausted(m)]
+        left = [m for m in messages if not self._is_exhausted(m)]
+        if exhausted:
+            part = Part(exhausted, "retry", reason=answer.reason, error_type=answer.error_type)
             self._settling.settle(part)
         queue.consume_again(left)
         for message in left:
             message.failures += 1
         return bool(left)
 
-    def _is_hopeless(self, message: ReceivedMessage) -> bool:
+    def _is_exhausted(self, message: ReceivedMessage) -> bool:
         most = self._max_reconsume_times
         return 0 <= most <= message.reconsume_times
 
 
 def _understood(result: Result, context: OrderlyContext, *, queue: ProcessQueue) -> Result:
-    """What an answer means, with and without auto_commit: SUCCESS is then nothing yet."""
+    """Translate a result; without auto_commit, SUCCESS settles nothing yet."""
     if result is Result.LATER:
         return Result.SUSPEND
     if not context.auto_commit:
         return result
     if result in (Result.COMMIT, Result.ROLLBACK):
         log.warning(
-            "%s for queue %d of %s is for listeners without auto_commit: taken as success",
+            "%s for queue %d of %s is for listeners without auto_commit; treated as success",
             result.value,
             queue.queue.queue_id,
             queue.queue.topic,

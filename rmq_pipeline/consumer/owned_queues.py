@@ -1,4 +1,4 @@
-"""The queues that this member owns, and what it holds of each; the other side of a rebalance."""
+"""Queues that this push consumer owns, with the messages held of each."""
 
 import logging
 import threading
@@ -13,28 +13,28 @@ from rmq_pipeline.consumer.settler import Settling
 
 log = logging.getLogger(__name__)
 
-#: A queue that nobody has pulled for so long is taken up anew (semantics §6.3).
+#: A queue that was not pulled for this long is restarted (semantics §6.3).
 PULL_EXPIRY_MS: Final = 120_000
 
 
 class Places(Protocol):
-    """Where reading by offset begins in a queue, and is kept; None for what is leased."""
+    """Offsets of queues that are read by offset; leased queues need none."""
 
     def begin(self, queue: ProcessQueue) -> None:
-        """Put a new ProcessQueue where the member is."""
+        """Set the next offset of a new ProcessQueue."""
         ...
 
     def end(self, queue: ProcessQueue) -> None:
-        """Keep how far it was."""
+        """Store the offset of a queue that ends."""
         ...
 
     def moved(self, queue: MessageQueue) -> None:
-        """The group was put elsewhere."""
+        """Apply a reset of the group."""
         ...
 
 
 class OwnedQueues:
-    """Takes queues, drops them, and begins them anew; for any number of threads."""
+    """Owner of a push consumer's queues for the Rebalancer; thread-safe."""
 
     def __init__(
         self,
@@ -46,48 +46,50 @@ class OwnedQueues:
         places: Places | None,
         ordered: bool,
     ) -> None:
-        """Own nothing yet.
+        """Prepare to own queues.
 
         Args:
-            wake: tells who pulls a topic that something is to be looked at.
-            ordered: a queue that is taken up anew waits for what still runs of it. Without locks,
-                which take leases with them when they end, what is dropped is given back.
+            wake: wakes the puller of a topic.
+            report: builds the details of the heartbeat from the queues of each topic.
+            places: offsets of queues that are read by offset; None for leased queues.
+            ordered: queues have locks, and a restarted queue waits for its running calls. The end
+                of a lock ends its leases; without locks, messages of a dropped queue are released.
         """
         self._settling, self._clock, self._wake = settling, clock, wake
         self._report, self._places, self._ordered = report, places, ordered
         self._lock = threading.Lock()
         self._owned: dict[MessageQueue, ProcessQueue] = {}
-        #: Dropped, and not quiet yet.
+        #: Dropped queues with unfinished work.
         self._dropped: dict[MessageQueue, ProcessQueue] = {}
-        #: Whose place others took while something of them was with a listener: its leases go on.
+        #: Replaced queues whose messages a listener still has; their leases are renewed.
         self._left: list[ProcessQueue] = []
 
     def of_topic(self, topic: str) -> list[ProcessQueue]:
-        """What is owned of a topic now, by queue_id."""
+        """Return the owned queues of a topic, sorted by queue_id."""
         with self._lock:
             found = [held for queue, held in self._owned.items() if queue.topic == topic]
         return sorted(found, key=lambda held: held.queue)
 
     def all(self) -> dict[str, list[ProcessQueue]]:
-        """Everything that is owned, by topic."""
+        """Return all owned queues by topic."""
         with self._lock:
             topics = {queue.topic for queue in self._owned}
         return {topic: self.of_topic(topic) for topic in sorted(topics)}
 
     def messages(self) -> list[ReceivedMessage]:
-        """Everything that is held, whose leases are to go on: also what still runs of a queue."""
+        """Return all messages whose leases must be renewed, including those of dropped queues."""
         with self._lock:
             self._left = [held for held in self._left if held.count]
             queues = [*self._owned.values(), *self._dropped.values(), *self._left]
         return [message for queue in queues for message in queue.held()]
 
     def take(self, queue: MessageQueue) -> None:
-        """Begin with a queue."""
+        """Start a queue."""
         with self._lock:
             before = self._owned.get(queue) or self._dropped.get(queue)
         held = self._new(queue, before)
-        # A pull of before may still wait at the broker, and one of this name may have leased
-        # messages in another process: who has the lock keeps the leases of its name.
+        # The broker may still have leases for this client id: of an earlier pull that still
+        # waits, or of an earlier process. Locking again under the same id does not end them.
         held.unsure = self._ordered
         if self._places is not None:
             self._places.begin(held)
@@ -96,7 +98,7 @@ class OwnedQueues:
         self._wake(queue.topic)
 
     def drop(self, queue: MessageQueue) -> bool:
-        """Begin no more of a queue; whether nothing of it runs any more."""
+        """Drop a queue; return True once all its work has ended."""
         with self._lock:
             held = self._owned.pop(queue, None)
             if held is not None:
@@ -116,34 +118,34 @@ class OwnedQueues:
         return False
 
     def reset(self, queue: MessageQueue) -> None:
-        """The group was put elsewhere: what is held is for nobody, and its leases have ended.
+        """Restart a queue after a reset of the group, which has ended the leases.
 
-        Those of a pull that was faster than the news have not: they are given back.
+        A pull may have leased messages after the reset; they are released.
         """
         if self._places is not None:
             self._places.moved(queue)
         self._begin_anew(queue, gives_back=not self._ordered, is_reset=True)
 
     def begin_anew(self, held: ProcessQueue, *, gives_back: bool = False) -> None:
-        """Take a queue up again, as if it had just been taken: unsure of what the broker leased.
+        """Restart a queue as if it had just been taken, in doubt about the broker's leases.
 
-        Also when another has taken the place of ``held``: what a pull for that one has leased since
-        is in nobody's hands.
+        Also restarts it if ``held`` has been replaced meanwhile: messages leased by a later pull
+        of the replaced queue may have no holder.
         """
         self._begin_anew(held.queue, gives_back=gives_back)
 
     def expired(self) -> set[str]:
-        """Take up anew what nobody has pulled for long; the topics of such queues."""
+        """Restart queues that were not pulled for 2 minutes; return their topics."""
         before_ms = self._clock.now_ms() - PULL_EXPIRY_MS
         with self._lock:
             stale = [held for held in self._owned.values() if held.pulled_at_ms <= before_ms]
         for held in stale:
-            log.warning("%s was not pulled for long and begins anew", held.queue.key)
+            log.warning("%s was not pulled for 2 minutes; restarting it", held.queue.key)
             self.begin_anew(held, gives_back=not self._ordered)
         return {held.queue.topic for held in stale}
 
     def report(self) -> dict[str, Any]:
-        """What the heartbeat tells of this member."""
+        """Return the details of this member for the heartbeat."""
         return self._report(self.all())
 
     def _begin_anew(self, queue: MessageQueue, *, gives_back: bool, is_reset: bool = False) -> None:
@@ -155,7 +157,7 @@ class OwnedQueues:
         if self._places is not None and not is_reset:
             self._places.end(held)
         fresh = self._new(queue, held)
-        # Of a reset, too: an ordered queue gets again what a faster pull has leased.
+        # After a reset too: ordered queues must get messages leased after the reset again.
         fresh.unsure = self._ordered
         if self._places is not None:
             self._places.begin(fresh)
@@ -166,7 +168,7 @@ class OwnedQueues:
         self._wake(queue.topic)
 
     def _leave(self, held: ProcessQueue | None) -> None:
-        """Another has its place; an ordered one begins when this is quiet, and knows of it."""
+        """Remember a replaced queue; an ordered successor knows its predecessor itself."""
         if held is not None and not self._ordered:
             self._left.append(held)
 

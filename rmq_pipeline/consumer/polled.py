@@ -1,4 +1,4 @@
-"""What a poll gives: a table of messages, or one message after the other."""
+"""Results of a poll, as a table or message by message."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -12,12 +12,12 @@ from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage, messages_of
 
-#: What ``poll`` gives.
+#: Schema of the table that ``poll`` returns.
 POLLED: Final = pa.schema([("topic", pa.string()), *schema.READ])
 
 
 def by_queue(messages: pa.Table) -> dict[int, pa.Table]:
-    """The rows of each queue; they are ordered by queue."""
+    """Split rows by queue; the rows of each queue must be contiguous."""
     counts = pc.value_counts(messages["queue_id"].combine_chunks())
     parts: dict[int, pa.Table] = {}
     start = 0
@@ -28,13 +28,13 @@ def by_queue(messages: pa.Table) -> dict[int, pa.Table]:
 
 
 def polled(topic: str, rows: pa.Table) -> pa.Table:
-    """Rows of schema.READ as POLLED."""
+    """Add the topic to rows of schema.READ; the result has the schema POLLED."""
     topics = pa.repeat(pa.scalar(topic, pa.string()), rows.num_rows)
     return rows.add_column(0, POLLED.field("topic"), topics)
 
 
 def one_by_one(table: pa.Table, *, broker_name: str) -> Iterator[ReceivedMessage]:
-    """The rows of POLLED as messages."""
+    """Yield the rows of a POLLED table as messages."""
     for topic in table["topic"].unique().to_pylist():
         rows = table.filter(pc.equal(table["topic"], topic)).drop_columns("topic")
         queues = {

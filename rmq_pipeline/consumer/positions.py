@@ -1,4 +1,4 @@
-"""How far a reader is in a message queue, and what it has fetched ahead of that."""
+"""Position of a reader in a message queue, with the messages fetched ahead."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,22 +13,22 @@ from rmq_pipeline.consumer.subscription import Subscription
 
 @dataclass(slots=True)
 class Position:
-    """A queue that is read by offset. ``done`` <= ``at`` <= ``fetch_at``, but after a seek."""
+    """Queue that is read by offset. ``done`` <= ``at`` <= ``fetch_at``, except after a seek."""
 
     queue: MessageQueue
     subscription: Subscription
-    #: What is kept as the committed offset, as far as is known here.
+    #: Last known committed offset.
     known: Place
-    #: The next offset to fetch, to give out, and the first that is not done with.
+    #: Next offset to fetch, next offset to return, and first offset that is not processed.
     fetch_at: int = field(init=False)
     at: int = field(init=False)
     done: int = field(init=False)
     is_paused: bool = False
-    #: On its way to another member: nothing more of it is given out.
+    #: The queue is moving to another member; polls return no more of it.
     is_dropping: bool = False
-    #: To be fetched from another offset than the fetch under way knows of.
+    #: The running fetch does not know the current fetch offset.
     is_moved: bool = True
-    #: Tables that were fetched, each with the offset that follows it.
+    #: Fetched tables, each with the offset that follows it.
     _chunks: deque[tuple[pa.Table, int]] = field(default_factory=deque)
     _rows: int = 0
     _bytes: int = 0
@@ -38,26 +38,26 @@ class Position:
 
     @property
     def waiting(self) -> int:
-        """Messages that were fetched and not given out."""
+        """Number of fetched messages that no poll has returned."""
         return self._rows
 
     @property
     def waiting_bytes(self) -> int:
-        """Of all that was fetched and not given out."""
+        """Bytes of the fetched messages that no poll has returned."""
         return self._bytes
 
     @property
     def is_left(self) -> bool:
-        """Whether it is on its way to another member, and nothing of it is worked on here."""
+        """True if the queue is moving to another member and no returned message is unprocessed."""
         return self.is_dropping and self.done == self.at
 
     @property
     def is_committed(self) -> bool:
-        """Whether all that was given out is done with, and committed."""
+        """True if all returned messages are processed and committed."""
         return self.done == self.at == self.known.offset
 
     def has_room(self, thresholds: Thresholds) -> bool:
-        """Whether more is to be fetched."""
+        """Return True if more messages may be fetched."""
         return (
             self._rows < thresholds.messages
             and self._bytes < thresholds.bytes
@@ -65,7 +65,7 @@ class Position:
         )
 
     def add(self, rows: pa.Table, *, start: int, stop: int) -> bool:
-        """Fetched: the messages of [start, stop); not kept when it has moved meanwhile."""
+        """Add the messages of [start, stop); return False if the position has moved meanwhile."""
         if start != self.fetch_at or self.is_dropping:
             return False
         self.fetch_at = stop
@@ -76,7 +76,7 @@ class Position:
         return True
 
     def take(self, limit: int) -> list[pa.Table]:
-        """Give out up to ``limit`` messages, in order."""
+        """Remove and return up to ``limit`` messages, in order."""
         taken: list[pa.Table] = []
         while limit > 0 and self._chunks:
             rows, stop = self._chunks.popleft()
@@ -95,29 +95,29 @@ class Position:
         return taken
 
     def settle(self) -> None:
-        """All that was given out is done with."""
+        """Mark all returned messages as processed."""
         self.done = self.at
 
     def seek(self, offset: int) -> None:
-        """Go on from an offset, which is what the next commit says."""
+        """Move to an offset; the next commit commits it."""
         self.clear()
         self.fetch_at = self.at = self.done = offset
         self.is_moved = True
 
     def give_back(self, offset: int) -> None:
-        """What was given out from an offset on comes again; what is done with stays so."""
+        """Return messages from an offset on again; processed messages stay processed."""
         self.at = offset
         self.clear()
         self.is_moved = True
 
     def clear(self) -> None:
-        """Forget what was fetched ahead."""
+        """Drop the messages fetched ahead."""
         self._chunks.clear()
         self._rows = self._bytes = 0
         self.fetch_at = self.at
 
     def _pass_empty(self) -> None:
-        """Where a filter has wanted nothing, there is nothing to wait for."""
+        """Skip ranges in which the filter selected no message."""
         while self._chunks and not self._chunks[0][0].num_rows:
             settled = self.done == self.at
             self.at = self._chunks.popleft()[1]

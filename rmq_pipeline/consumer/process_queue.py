@@ -1,4 +1,4 @@
-"""What this client holds of one message queue: pulled, not yet settled (semantics §6.7)."""
+"""Messages of one queue that this client holds: pulled, not yet settled (semantics §6.7)."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,10 +10,10 @@ from rmq_pipeline.consumer.received_message import ReceivedMessage
 
 
 class ProcessQueue:
-    """Messages that wait for the listener or are with it, by offset; for any number of threads.
+    """Messages that wait for the listener or are with it, by offset; thread-safe.
 
-    One that was given up, by a rebalance or a reset, is *dropped*: nothing more of it is begun, and
-    another takes its place when the queue comes back.
+    After a rebalance or a reset the queue is *dropped*: none of its messages starts any more. If
+    the queue comes back, a new ProcessQueue replaces it.
     """
 
     def __init__(
@@ -24,76 +24,78 @@ class ProcessQueue:
         changed: Callable[[], None] = lambda: None,
         before: "ProcessQueue | None" = None,
     ) -> None:
-        """Hold nothing yet.
+        """Create an empty queue.
 
         Args:
-            changed: called when there is room again, after ``room`` was set; and when it is
-                quiet.
-            before: held the same queue, and must be quiet before this one begins.
+            queue: the message queue.
+            now_ms: the time of the last pull, at first.
+            changed: called when there is free space again, if ``room`` is set, and when the
+                dropped queue is quiet.
+            before: the predecessor for the same queue; it must be quiet before this one starts.
         """
         self.queue = queue
         self.dropped = False
-        #: Set by who pulls, when there is no room: how much there is; it wants to hear of some.
+        #: Set by a puller that found no space: returns the free space, to detect some.
         self.room: Callable[[], int] | None = None
         self.pulled_at_ms = now_ms
-        #: Where it is read on, when it is read by offset; all before is, or was, held.
+        #: Next offset to read, if the queue is read by offset; earlier messages are or were held.
         self.next_offset = -1
-        #: As of the last pull, whose messages may not be held yet.
+        #: Next offset after the last pull, whose messages may not be held yet.
         self.read_to = -1
-        #: Whether the broker may have leased messages to this client that never arrived.
+        #: True if the broker may have leased messages to this client that never arrived.
         self.unsure = False
-        #: Bytes of all that is held.
+        #: Bytes of all held messages.
         self.bytes = 0
         self._changed = changed
         self._before = before
         self._lock = threading.Lock()
         self._waiting: dict[int, ReceivedMessage] = {}
-        #: Offsets of those that wait, and some that do not any more.
+        #: Heap of waiting offsets; may contain stale ones.
         self._offsets: list[int] = []
         self._running: dict[int, ReceivedMessage] = {}
-        #: The largest offset ever held.
+        #: Largest offset ever held.
         self._last = -1
         self._consuming = False
-        #: Whether what is with the listener only waits for it to commit: it is not called now.
+        #: True if the running messages only wait for a commit, and no call runs.
         self._is_kept = False
-        #: Whether somebody gives its lock back and takes it anew: it is not to be let go then.
+        #: True while a thread unlocks and relocks the queue; it must not be handed over then.
         self._is_relocked = False
-        #: Messages that are done with here, and whose outcome the broker does not know yet.
+        #: Number of processed messages whose outcome the broker does not know yet.
         self._unsettled = 0
 
     @property
     def count(self) -> int:
-        """Messages that are held."""
+        """Number of held messages."""
         return len(self._waiting) + len(self._running)
 
     @property
     def span(self) -> int:
-        """How far the first and the last offset held are apart."""
+        """Distance from the first held offset to the largest one."""
         with self._lock:
             first = self._first()
             return self._last - first if first is not None else 0
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing of it runs, the broker knows of all that ran, and nobody locks it."""
-        with self._lock:  # what ends moves from the one to the other
+        """True if no call runs, all outcomes are settled, and no thread relocks the queue."""
+        with self._lock:  # a message that ends moves from running to unsettled
             runs = bool(self._running) and not self._is_kept
             is_busy = runs or self._is_relocked or self._unsettled > 0
         return not is_busy and self.may_begin
 
     @property
     def may_begin(self) -> bool:
-        """Whether nothing is left of what held the queue before."""
-        before = self._before  # another thread may see at the same time that it is quiet
+        """True if the predecessor is quiet, or there is no predecessor."""
+        before = self._before  # another thread may clear it at the same time
         if before is not None and before.is_quiet:
             self._before = before = None
         return before is None
 
     @contextmanager
     def relocking(self) -> Iterator[bool]:
-        """While its lock is given back and taken anew it is not quiet; whether that may be done.
+        """Keep the queue from being quiet while its lock is released and taken again.
 
-        Of one that was dropped, the lock is on its way to others.
+        Yields False if the queue was dropped: its lock then belongs to the next owner.
         """
         with self._lock:
             self._is_relocked = may = not self.dropped
@@ -103,9 +105,9 @@ class ProcessQueue:
             self._is_relocked = False
 
     def put(self, messages: Sequence[ReceivedMessage]) -> bool:
-        """Hold more; whether somebody must begin to ``take``, as nobody does.
+        """Add messages; return True if a worker must start to ``take``, because none does.
 
-        An offset that waits already has been delivered anew: the newer delivery counts.
+        A second message with a waiting offset is a redelivery and replaces the first.
         """
         with self._lock:
             for message in messages:
@@ -123,7 +125,7 @@ class ProcessQueue:
             return begins
 
     def take(self, limit: int) -> list[ReceivedMessage]:
-        """The first that wait, now with the listener; when there is none, nobody takes any more."""
+        """Move the first waiting messages to the listener; an empty result ends the taking."""
         taken: list[ReceivedMessage] = []
         with self._lock:
             while len(taken) < limit and not self.dropped and (first := self._waits()) is not None:
@@ -134,16 +136,20 @@ class ProcessQueue:
         return taken
 
     def keep(self) -> None:
-        """A call has ended without a commit: what it was given comes again, if none follows."""
+        """Note that the call has ended; its messages still wait for a commit."""
         with self._lock:
             self._is_kept = True
 
+    def waits(self, message: ReceivedMessage) -> bool:
+        """Return True if this delivery of a message may start."""
+        return not self.dropped and self._waiting.get(message.queue_offset) is message
+
     def begin(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those of these that still wait, now with the listener."""
+        """Move messages to the listener; return those that still waited."""
         with self._lock:
             if self.dropped:
                 return []
-            # A newer delivery of one may have come meanwhile: then that is begun.
+            # A newer delivery may have replaced a message; it starts on its own.
             return [
                 self._begin(message)
                 for message in messages
@@ -151,10 +157,13 @@ class ProcessQueue:
             ]
 
     def remove(self, messages: Iterable[ReceivedMessage], *, unsettled: bool = False) -> int:
-        """Be done with messages; the offset before which nothing is left, -1: nothing was held.
+        """Remove messages; return the first offset still held, or the end of all held before.
+
+        Returns -1 if the queue was empty.
 
         Args:
-            unsettled: the broker is still to be told; ``settled`` says when it was.
+            messages: the messages to remove.
+            unsettled: True if their outcomes are not settled yet; call ``settled`` afterwards.
         """
         with self._lock:
             empty = not self._waiting and not self._running
@@ -168,28 +177,28 @@ class ProcessQueue:
         return self._last + 1 if first is None else first
 
     def settled(self, n: int) -> None:
-        """The broker knows of n more."""
+        """Note that the broker has n more outcomes."""
         with self._lock:
             self._unsettled -= n
         self._tell()
 
     def lose(self, message: ReceivedMessage) -> None:
-        """Somebody else has it, or it comes again: it is not begun; it goes on if it was."""
+        """Drop a waiting message whose lease was lost; a running message continues."""
         with self._lock:
             if self._waiting.get(message.queue_offset) is message:
                 self._forget(message)
 
     def commit(self) -> list[ReceivedMessage]:
-        """All that is with the listener, in order: it is done, for ``remove``."""
+        """Return all messages that are with the listener, in order, to be removed."""
         with self._lock:
             return [self._running[offset] for offset in sorted(self._running)]
 
     def rollback(self) -> None:
-        """All that is with the listener waits again."""
+        """Make all messages that are with the listener wait again."""
         self.consume_again(self.commit())
 
     def consume_again(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Messages that are with the listener wait again, in their places."""
+        """Make messages that are with the listener wait again, in the order of offsets."""
         with self._lock:
             for message in messages:
                 offset = message.queue_offset
@@ -204,15 +213,15 @@ class ProcessQueue:
         self._tell()
 
     def done_before(self) -> int:
-        """The offset before which all is done, of what is read by offset."""
-        # First this: what is pulled between the two lines is held by then.
+        """Return the offset before which all messages are done; for queues read by offset."""
+        # Read next_offset first: messages pulled afterwards do not count as done then.
         read_to = self.next_offset
         with self._lock:
             first = self._first()
         return read_to if first is None else min(first, read_to)
 
     def held(self) -> list[ReceivedMessage]:
-        """Everything that is held, in order; and what still runs of what held the queue before."""
+        """Return all held messages in order, including those of the predecessor."""
         before = self._before
         earlier = before.held() if before is not None else []
         with self._lock:
@@ -220,7 +229,7 @@ class ProcessQueue:
         return sorted(held, key=lambda message: message.queue_offset)
 
     def drop(self) -> list[ReceivedMessage]:
-        """Begin nothing more; what waited, for the broker to have back."""
+        """Drop the queue; return the waiting messages, to be released."""
         with self._lock:
             self.dropped = True
             left = [self._waiting[offset] for offset in sorted(self._waiting)]
@@ -232,7 +241,7 @@ class ProcessQueue:
         return left
 
     def late(self) -> list[ReceivedMessage]:
-        """What came when it was dropped already, for the broker to have back."""
+        """Return the messages that arrived after the drop, to be released."""
         return self.drop() if self.dropped else []
 
     def _begin(self, message: ReceivedMessage) -> ReceivedMessage:
@@ -240,7 +249,7 @@ class ProcessQueue:
         del self._waiting[offset]
         earlier = self._running.get(offset)
         if earlier is not None:
-            # Its lease has ended, or there would be no other: what becomes of it is refused.
+            # A redelivery means that the earlier lease has ended; the broker refuses its outcome.
             self.bytes -= earlier.size
         self._running[offset] = message
         return message
@@ -254,7 +263,7 @@ class ProcessQueue:
                 return
 
     def _waits(self) -> int | None:
-        """The first offset that waits."""
+        """Return the first waiting offset."""
         while self._offsets and self._offsets[0] not in self._waiting:
             heappop(self._offsets)
         return self._offsets[0] if self._offsets else None
@@ -270,6 +279,6 @@ class ProcessQueue:
         if self.dropped and not self._running:
             self._changed()
         elif (room := self.room) is not None and room():
-            # Once: each word wakes a thread, which takes the interpreter from the listener's.
+            # Notify once: each wakeup takes the GIL from the listener's threads.
             self.room = None
             self._changed()

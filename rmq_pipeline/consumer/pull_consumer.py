@@ -1,4 +1,4 @@
-"""A consumer that asks for messages when it wants them, and says itself how far it is."""
+"""Pull consumer: polls messages and commits offsets itself."""
 
 import threading
 import time
@@ -19,7 +19,6 @@ from rmq_pipeline.consumer.kept_offsets import (
     BrokerOffsets,
     FileOffsets,
     KeptOffsets,
-    ReadingVerbs,
     StartFrom,
     checked_interval,
 )
@@ -34,30 +33,32 @@ from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.consumer.timetable import Timetable
 from rmq_pipeline.errors import BusyError, ConsumerUsageError, IllegalOffsetError
+from rmq_pipeline.verbs import Verbs
 
 AUTO_COMMIT_MS: Final = 5_000
 POLL_S: Final = 5.0
 POLL_ROWS: Final = 1_000
-#: How long who polls may miss that a queue is held again, which nobody tells.
+#: Interval of checks during a poll: a lock becomes live without a notification.
 _LOOK_S: Final = 1.0
-#: How long ``close`` tries to commit, while no broker answers.
+#: Time that ``close`` tries to commit while no broker answers.
 _PATIENCE_S: Final = 5.0
+_EITHER: Final = "Subscribe or assign, not both."
+_FIRST: Final = "Call subscribe or assign first."
 
 
 class PullConsumer:
-    """Reads topics by offset: ``subscribe`` shares them with the group, ``assign`` takes queues.
+    """Consumer that reads by offset: ``subscribe`` shares topics, ``assign`` takes given queues.
 
-    Messages are done with when the next poll asks for more, or by ``commit`` where
-    ``auto_commit_ms`` is None: what a crash interrupts comes again, and nothing is passed over.
-    (RocketMQ's counts a message as done when it is polled.) One thread polls; any thread may call
-    the other methods.
+    The next poll marks the messages of the last one as processed; if ``auto_commit_ms`` is None,
+    only ``commit`` does. So a crash causes redeliveries and skips no message. (RocketMQ marks a
+    message as processed when it is polled.) One thread polls; other methods are thread-safe.
 
-    Closing at the end of a ``with`` counts the last poll as done, too, unless an exception ends it.
+    The end of a ``with`` marks the last poll as processed too, unless it ends by an exception.
     """
 
     def __init__(
         self,
-        client: ReadingVerbs,
+        client: Verbs,
         group: str,
         *,
         model: Model = "clustering",
@@ -70,23 +71,23 @@ class PullConsumer:
         broker_name: str = BROKER_NAME,
         pace: Pace | None = None,
     ) -> None:
-        """A consumer of a group, which must exist; it reads nothing yet.
+        """Create a consumer of an existing group; it reads nothing yet.
 
         Args:
-            client: stays open as long as this.
-            model: broadcasting keeps offsets in a file of this machine, and reads all queues.
-            strategy: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, or one of consumer.allocation.
-            start_from: where queues begin that the group has no committed offset of: last, first,
-                or ms since 1970.
-            auto_commit_ms: how often what is done with is committed; None: by ``commit`` only.
-            thresholds: the most that is fetched ahead, of each queue.
-            client_id: whose member this is; ``room@name`` for strategies that go by rooms. A
-                broadcasting consumer has its offsets by it.
-            offsets_folder: of broadcasting consumers; else ``~/.rocketmq_offsets``.
-            broker_name: the name of all queues' broker, ``room@name`` likewise.
+            client: must stay open as long as the consumer.
+            model: "broadcasting" reads all queues and stores offsets in a file of this machine.
+            strategy: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, or an object of consumer.allocation.
+            start_from: start of queues without a committed offset: "last", "first", or ms since
+                1970.
+            auto_commit_ms: interval between commits; None: only ``commit`` commits.
+            thresholds: limits on the messages fetched ahead, per queue.
+            client_id: id of this member; ``room@name`` for strategies that use machine rooms. A
+                broadcasting consumer's offset file has this id in its path.
+            offsets_folder: folder of offset files; ``~/.rocketmq_offsets`` by default.
+            broker_name: broker name of all queues; ``room@name`` likewise.
         """
         if model not in ("clustering", "broadcasting"):
-            raise ConsumerUsageError(f"A model is clustering or broadcasting, not {model!r}.")
+            raise ConsumerUsageError(f"The model is {model!r}, not clustering or broadcasting.")
         self._client, self.group, self._model = client, group, model
         self._strategy = strategy_of(strategy)
         default_id = new_client_id() if model == "clustering" else steady_client_id()
@@ -114,21 +115,21 @@ class PullConsumer:
             self._timetable.every(auto_commit_ms, self._reading.commit_by_itself)
         self._timetable.every(int(self._pace.look_s * 1000), self._look_at_topics)
 
-    # ------------------------------------------------------------------------------- what is read
+    # ----------------------------------------------------------------------------- subscriptions
 
     def subscribe(self, topic: str, filter: str = "*", *, filter_type: str = "tag") -> Self:
-        """Read this member's share of a topic; more topics by more calls.
+        """Read this member's share of a topic; call it once per topic.
 
         Raises:
-            ConsumerUsageError: queues are assigned.
-            TopicNotFoundError: create the topic first; so with the consumer group.
+            ConsumerUsageError: queues are assigned, or the consumer is closed.
+            TopicNotFoundError, ConsumerGroupNotFoundError: it must be created first.
         """
         self._check_open()
         subscription = Subscription(topic, filter, filter_type)
         with self._subscribing:
             if self._is_assigned:
                 raise ConsumerUsageError(
-                    "Queues are assigned to this consumer: it cannot subscribe."
+                    "Queues are assigned to this consumer: it cannot subscribe.", remedy=_EITHER
                 )
             with self._reading.subscribing(subscription):
                 if self._rebalancer is not None:
@@ -144,18 +145,18 @@ class PullConsumer:
     def assign(
         self, queues: Iterable[MessageQueue], filter: str = "*", *, filter_type: str = "tag"
     ) -> Self:
-        """Read these queues and no others, whatever other members do.
+        """Read exactly these queues, regardless of other members.
 
         Raises:
-            ConsumerUsageError: topics are subscribed to, or there is no such queue.
+            ConsumerUsageError: the consumer has subscriptions, or a queue does not exist.
         """
         self._check_open()
         if self._rebalancer is not None:
-            raise ConsumerUsageError("This consumer has subscribed: no queues can be assigned.")
+            raise ConsumerUsageError("This consumer has subscriptions.", remedy=_EITHER)
         wanted = set(queues)
         for topic in {queue.topic for queue in wanted}:
             if unknown := {q for q in wanted if q.topic == topic} - set(self.queues_of(topic)):
-                raise ConsumerUsageError(f"There is no {min(unknown).key}.")
+                raise ConsumerUsageError(f"{min(unknown).key} does not exist.")
             self._reading.subscribe(Subscription(topic, filter, filter_type))
         self._is_assigned = True
         before = set(self._reading.queues())
@@ -169,33 +170,33 @@ class PullConsumer:
         return self
 
     def queues_of(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic."""
+        """Return all queues of a topic."""
         count = self._client.describe_topic(topic)["queues"]
         return queues_of(topic, count, broker_name=self._broker_name)
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now."""
+        """Return the queues that this consumer reads now, sorted."""
         return self._reading.queues()
 
     def message_queue_changed(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(topic, all queues, own queues)`` when they change.
+        """Call ``listener(topic, all queues, own queues)`` when the queues change.
 
-        Where queues are assigned, the topic is looked at for new ones every 30 s. The listener is
-        called from a thread of this consumer, and must not wait for it.
+        With assigned queues, a check for new queues runs every 30 s. The listener runs in a thread
+        of the consumer and must not wait for the consumer.
         """
         self._listeners[topic] = listener
 
     # ------------------------------------------------------------------------------------ reading
 
     def poll(self, timeout_s: float = POLL_S, *, limit: int = POLL_ROWS) -> pa.Table:
-        """Messages, and none when none came in time; what was polled before is done with.
+        """Return messages, or an empty table after the timeout; earlier polls become processed.
 
         Returns:
-            topic and schema.READ, in order within each queue.
+            topic and schema.READ, up to ``limit`` rows, in order within each queue.
 
         Raises:
-            ConsumerUsageError: nothing is subscribed to or assigned, or this is closed.
-            RocketMQError: why nothing can be read: a topic is gone, a room is not known.
+            ConsumerUsageError: the consumer has no subscriptions or queues, or is closed.
+            RocketMQError: reading or committing fails, for example as the topic was deleted.
         """
         self._check_reads()
         if self._reading.commit_trouble is not None:
@@ -217,9 +218,9 @@ class PullConsumer:
     def messages(
         self, timeout_s: float = POLL_S, *, limit: int = POLL_ROWS
     ) -> Iterator[ReceivedMessage]:
-        """Message by message, until none came for ``timeout_s``; each ``limit`` are one poll.
+        """Yield messages one by one, until a poll returns none; a poll has up to ``limit`` rows.
 
-        Who leaves the loop early leaves the messages it has not seen for the next poll.
+        If the loop ends early, the next poll returns the messages that were not yielded.
         """
         while (table := self.poll(timeout_s, limit=limit)).num_rows:
             waiting = deque(one_by_one(table, broker_name=self._broker_name))
@@ -233,23 +234,23 @@ class PullConsumer:
                 self._reading.give_back(first)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Poll nothing of these queues, until ``resume``."""
+        """Exclude queues from polls until ``resume``."""
         self._reading.pause(queues, is_paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Poll them again."""
+        """Include paused queues in polls again."""
         self._reading.pause(queues, is_paused=False)
 
     def paused(self) -> list[MessageQueue]:
-        """Queues that are paused."""
+        """Return the paused queues, sorted."""
         return self._reading.paused()
 
     def seek(self, queue: MessageQueue, to: int | Literal["begin", "end"]) -> None:
-        """Go on from an offset, from the first message that is kept, or behind the last one.
+        """Continue at an offset, at the first retained message, or after the last one.
 
         Raises:
-            IllegalOffsetError: the queue does not keep it; says what it keeps.
-            ConsumerUsageError: the queue is not read here.
+            IllegalOffsetError: the queue does not have the offset; the error has its range.
+            ConsumerUsageError: this consumer does not read the queue.
         """
         self._check_open()
         self._reading.check(queue)
@@ -257,48 +258,48 @@ class PullConsumer:
         low, high = bounds["min_offset"], bounds["max_offset"]
         offset = {"begin": low, "end": high}.get(to, to) if isinstance(to, str) else to
         if isinstance(offset, str):
-            raise ConsumerUsageError(f"Seek an offset, begin or end, not {to!r}.")
+            raise ConsumerUsageError(f"{to!r} is not an offset, begin or end.")
         if not low <= offset <= high:
             raise IllegalOffsetError(f"{queue.key} keeps offsets {low} to {high}, not {offset}.")
         self._reading.seek(queue, offset)
 
     def seek_to_time(self, queue: MessageQueue, at_ms: int) -> None:
-        """Go on from the first message stored at or after a time in ms since 1970."""
+        """Continue at the first message stored at or after a time in ms since 1970."""
         self.seek(queue, self.offset_for_time(queue, at_ms))
 
     def offset_for_time(self, queue: MessageQueue, at_ms: int) -> int:
-        """The first offset stored at or after a time; behind the last one when there is none."""
+        """Return the first offset stored at or after a time, or the end of the queue."""
         return self._client.offset_at(queue.topic, queue.queue_id, at_ms=at_ms)
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message of a queue that a poll gives."""
+        """Return the offset of the next message that a poll returns from a queue."""
         return self._reading.position(queue)
 
     # --------------------------------------------------------------------------------- committing
 
     def commit(self, offsets: Asked = None) -> dict[MessageQueue, int]:
-        """Commit all that polls have given, or that of some queues, or these offsets.
+        """Commit all polled messages, or those of given queues, or given offsets.
 
         Returns:
-            The committed offsets. One that is not what was asked for was put there by somebody
-            else meanwhile, and reading goes on there.
+            The committed offsets. If one differs from the requested offset, another client has
+            reset it meanwhile, and reading continues there.
 
         Raises:
-            IllegalOffsetError: an offset lies behind the end of its queue.
-            QueueLockedError, BusyError: another member has one of the queues, or may have it. One
-                that had to be let go while it was worked on is read no more then.
+            IllegalOffsetError: an offset is past the end of its queue.
+            QueueLockedError, BusyError: another member has, or may have, one of the queues. This
+                consumer then stops reading a queue that it had to hand over unprocessed.
         """
         self._check_open()
         return self._reading.commit_given(offsets)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset; None when the group has none of the queue."""
+        """Return the committed offset; None if the group has none for the queue."""
         return self._reading.committed(queue)
 
     # ------------------------------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Count the last poll as done, hand the queues over, and leave the group."""
+        """Mark the last poll as processed, hand the queues over, and leave the group."""
         self._close(is_done=True)
 
     def __enter__(self) -> Self:
@@ -331,7 +332,7 @@ class PullConsumer:
         finally:
             self._reading.close()
 
-    # ---------------------------------------------------------------------------------- its parts
+    # -------------------------------------------------------------------------------------- parts
 
     def _own_offsets(self, start_from: StartFrom, folder: Path | str | None) -> KeptOffsets | None:
         if self._model == "clustering":
@@ -367,13 +368,13 @@ class PullConsumer:
         )
 
     def _tell(self, topic: str, *queues: list[MessageQueue]) -> None:
-        """All queues of a topic, and the own ones."""
+        """Call the listener of a topic with all queues and the own ones."""
         listener = self._listeners.get(topic)
         if listener is not None:
             listener(topic, *queues)
 
     def _look_at_topics(self) -> None:
-        """Where queues are assigned nobody else looks for new ones."""
+        """Check for new queues: with assigned queues no rebalance does."""
         for topic in list(self._listeners) if self._is_assigned else ():
             queues = self.queues_of(topic)
             before = self._listened.get(topic)
@@ -383,7 +384,7 @@ class PullConsumer:
                 self._tell(topic, queues, own)
 
     def _raise_trouble(self) -> None:
-        """Say why nothing comes, or is committed, unless it will by and by."""
+        """Raise the error that prevents reading or committing, unless it is temporary."""
         of_group = self._rebalancer.trouble if self._rebalancer is not None else None
         for trouble in (of_group, self._reading.trouble):
             if trouble is not None and not isinstance(trouble, BusyError):
@@ -392,8 +393,8 @@ class PullConsumer:
     def _check_reads(self) -> None:
         self._check_open()
         if self._rebalancer is None and not self._is_assigned:
-            raise ConsumerUsageError("This consumer reads nothing yet.")
+            raise ConsumerUsageError("This consumer reads nothing yet.", remedy=_FIRST)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConsumerUsageError("This consumer is closed.")
+            raise ConsumerUsageError("This consumer is closed.", remedy="Create a new consumer.")

@@ -1,4 +1,4 @@
-"""Pulling messages of a topic's owned queues, while there is room for them (semantics §6.6)."""
+"""Pulls of a topic's owned queues, limited by flow control (semantics §6.6)."""
 
 import logging
 import threading
@@ -28,16 +28,16 @@ from rmq_pipeline.errors import (
 
 log = logging.getLogger(__name__)
 
-#: When a queue is looked at again that has no room.
+#: Interval of checks while a queue is full.
 FULL_S: Final = 0.05
-#: After an error; and before a queue is pulled again that somebody else has locked.
+#: Pause after an error, and for a queue that another client has locked.
 ERROR_S: Final = 1.0
-#: After the broker could not be reached.
+#: Pause while the broker is unreachable or busy.
 AWAY_S: Final = 0.2
 
 
 class Source(Protocol):
-    """Where messages come from: by lease, or by offset."""
+    """Source of messages: by lease or by offset."""
 
     def pull(
         self,
@@ -48,41 +48,41 @@ class Source(Protocol):
         max_bytes: int,
         wait_ms: int,
     ) -> pa.Table:
-        """Up to ``limit`` messages of these queues, schema.RECEIVED or schema.READ."""
+        """Return up to ``limit`` messages of these queues, schema.RECEIVED or schema.READ."""
         ...
 
     def handed_on(self, queues: Sequence[ProcessQueue]) -> None:
-        """What the last pull brought is held now."""
+        """Note that the messages of the last pull are held."""
         ...
 
     def lost(self, queues: Sequence[ProcessQueue]) -> None:
-        """A pull had no answer, or others have these queues: what is held may not be ours."""
+        """Recover queues after a lost reply or a lost lock: messages may be leased elsewhere."""
         ...
 
 
 class Service(Protocol):
-    """Gives messages to the listener, in one of three orders."""
+    """Consumer of held messages, which calls the listener in one of three orders."""
 
     @property
     def spans(self) -> bool:
-        """Whether the distance of the offsets held is bounded."""
+        """True if the span of held offsets is bounded."""
         ...
 
     def arrived(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages were pulled."""
+        """Accept pulled messages."""
         ...
 
     def is_starving(self) -> bool:
-        """Whether workers idle although messages are held."""
+        """Return True if workers idle although messages are held."""
         ...
 
     def expire(self) -> None:
-        """Look for calls that take too long."""
+        """Time out calls that take too long."""
         ...
 
 
 class Puller:
-    """A thread that pulls one topic: all queues that have room, in one call that waits."""
+    """Thread that pulls one topic: one long poll for all queues with free space."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class Puller:
         batch: int,
         poll_ms: int,
     ) -> None:
-        """Pull nothing yet.
+        """Prepare the thread; ``start`` starts it.
 
         Args:
-            queues: what is owned of a topic now.
-            holds: whether this client may work on a queue.
-            batch: the most of one pull.
-            poll_ms: how long a pull waits at the broker for a first message.
+            queues: returns the owned queues of a topic.
+            holds: returns True if this client may work on a queue.
+            batch: the maximum number of messages of a pull.
+            poll_ms: how long a pull waits at the broker for the first message.
         """
         self._subscription, self._source, self._service = subscription, source, service
         self._settling, self._queues, self._holds = settling, queues, holds
@@ -117,32 +117,32 @@ class Puller:
         self._held = False
         self._stopped = False
         self._said = ""
-        #: Queues that others have locked, and until when they are let be.
+        #: Queues locked by other clients, with the time of the next try.
         self._locked: dict[MessageQueue, float] = {}
         self._thread = threading.Thread(
             target=self._run, name=f"rmq-pull-{subscription.topic}", daemon=True
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be room, or another queue."""
+        """Check again for free space and new queues."""
         with self._changed:
             self._awake = True
             self._changed.notify_all()
 
     def hold(self, held: bool) -> None:
-        """Pull nothing until told otherwise; a pull that waits at the broker still ends."""
+        """Pause or resume pulls; a running pull ends normally."""
         self._held = held
         self.wake()
 
     def stop(self, timeout_s: float = 0.0) -> None:
-        """Pull nothing more; what a pull under way brings is given back."""
+        """Stop the thread; the messages of a running pull are released."""
         self._stopped = True
         self.wake()
-        # What finds the key of a message is called in that thread, and may have asked for this.
+        # A user's key function runs in this thread and may close the consumer.
         is_own = self._thread is threading.current_thread()
         if timeout_s and self._thread.ident is not None and not is_own:
             self._thread.join(timeout_s)
@@ -164,9 +164,9 @@ class Puller:
                 self._wait(pause_s)
 
     def _say(self, level: int, error: RocketMQError) -> None:
-        """Log an error, once as long as it is the same."""
+        """Log an error, unless it repeats the last one."""
         if str(error) != self._said and not self._stopped:
-            log.log(level, "nothing is pulled of %s: %s", self._subscription.topic, error)
+            log.log(level, "cannot pull from %s: %s", self._subscription.topic, error)
         self._said = str(error)
 
     def _wait(self, pause_s: float) -> None:
@@ -176,7 +176,7 @@ class Puller:
             self._awake = False
 
     def _step(self) -> float:
-        """One pull; how long to wait before the next."""
+        """Pull once; return the pause in seconds before the next pull."""
         owned = self._queues(self._subscription.topic)
         now_ms = self._clock.now_ms()
         for queue in owned:
@@ -212,7 +212,7 @@ class Puller:
         return 0.0
 
     def _choose(self, owned: Sequence[ProcessQueue]) -> tuple[list[ProcessQueue], int, int]:
-        """The queues that have room, and how much all of them have."""
+        """Return the queues with free space, the messages to pull, and the bytes that fit."""
         if self._held:
             return [], 0, 0
         thresholds = self._thresholds.of_queue(len(owned))
@@ -222,7 +222,7 @@ class Puller:
         for queue in owned:
             if queue.dropped or not queue.may_begin or not self._may_pull(queue, now_s):
                 continue
-            # First this: what is done with meanwhile tells of it.
+            # Set ``room`` before the check, so that space freed meanwhile wakes this thread.
             queue.room = room_of = partial(self._room, queue, thresholds)
             free = room_of()
             if free:
@@ -247,12 +247,12 @@ class Puller:
         return self._holds(queue.queue)
 
     def _let_be(self, chosen: Sequence[ProcessQueue], error: QueueLockedError) -> None:
-        """Somebody else has one of these queues: pull the others for a while."""
-        log.info("not pulled for now: %s", error)
+        """Skip a queue that another client has locked, for a second."""
+        log.info("skipping a locked queue for now: %s", error)
         theirs = [q for q in chosen if error.queue_id in (q.queue.queue_id, -1)]
         for queue in theirs:
             self._locked[queue.queue] = time.monotonic() + ERROR_S
-        # What is held of it is theirs, too.
+        # The other client also gets the messages that are held here.
         self._source.lost(theirs)
 
     def _hand_on(self, table: pa.Table, chosen: Sequence[ProcessQueue]) -> None:
@@ -262,9 +262,9 @@ class Puller:
             queue = queues[queue_id]
             self._sizes.saw(len(messages), sum(message.size for message in messages))
             if self._stopped or queue.dropped:
-                # Another thread may pull it by now, and is not to go on behind these.
+                # Another thread may already pull the queue; it must not continue after these.
                 self._source.lost([queue])
-                # Its lock may have ended before they were leased: then nothing ends that lease.
+                # The lock may have ended before the lease, so the lease must be ended explicitly.
                 self._settling.give_back(messages)
                 continue
             self._service.arrived(queue, messages)
@@ -272,7 +272,7 @@ class Puller:
 
 
 def _may_have_leased(error: Exception) -> bool:
-    """Whether a pull that failed may have leased messages all the same: a refusal has not."""
+    """Return True if a failed pull may have leased messages; a refused one has not."""
     if isinstance(error, RocketMQError) and type(error) is not RocketMQError:
         return isinstance(error, BrokerUnavailableError | OperatorError)
     return True

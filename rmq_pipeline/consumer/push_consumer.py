@@ -1,4 +1,4 @@
-"""A consumer that calls a listener, in one of three orders of work (semantics §6)."""
+"""Push consumer: calls a listener, in one of three orders (semantics §6)."""
 
 import threading
 from dataclasses import replace
@@ -14,21 +14,21 @@ from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.push_settings import PushOptions, PushSettings
 from rmq_pipeline.consumer.statistics import Totals
 from rmq_pipeline.consumer.subscription import Subscription
-from rmq_pipeline.consumer.verbs import Verbs
 from rmq_pipeline.errors import ConsumerUsageError
+from rmq_pipeline.verbs import Verbs
 
 
 class PushConsumer:
-    """Calls a listener with the messages of the queues that this member of a group owns.
+    """Consumer that calls a listener with the messages of the queues that this member owns.
 
-    ``listener(messages, context)`` returns a Result (or its value as text); None or an exception
-    says that they failed. In which order it is called:
+    ``listener(messages, context)`` returns a Result or its string value. None or an exception means
+    that the messages failed. The setting ``order`` determines the order of calls:
 
-    * concurrently: as many calls at a time as there are threads, in no order.
-    * queue: one call at a time for each queue, in the order of the queue.
-    * key: one call at a time for each key, in the order of the key; different keys at once.
+    * concurrently: one call per thread at a time, in no order.
+    * queue: one call per queue at a time, in the order of the queue.
+    * key: one call per key at a time, in the order of the key; keys run in parallel.
 
-    A listener is called at least once for each message: again after a crash, and after a failure.
+    Delivery is at least once: after a failure or a crash, the listener gets a message again.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class PushConsumer:
         clock: Clock | None = None,
         **options: Unpack[PushOptions],
     ) -> None:
-        """A consumer of a group, which must exist; ``start`` begins.
+        """Create a consumer of an existing group; ``start`` starts it.
 
         Args:
-            client: stays open as long as this.
-            clock: of timeouts and suspensions.
-            options: PushOptions says what each means.
+            client: must stay open as long as the consumer.
+            group: the consumer group.
+            clock: measures timeouts and suspensions.
+            options: settings, see PushOptions.
 
         Raises:
             ConsumerUsageError: a setting is out of range.
@@ -63,26 +64,28 @@ class PushConsumer:
 
     @property
     def group(self) -> str:
-        """The consumer group."""
+        """Name of the consumer group."""
         return self._settings.group
 
     @property
     def client_id(self) -> str:
-        """Which member this is."""
+        """Id of this member in the group."""
         return self._settings.client_id
 
     def subscribe(self, topic: str, filter: str = "*", *, filter_type: str = "tag") -> Self:
-        """Consume a topic; more topics by more calls, also while it runs.
+        """Consume a topic; call it once per topic, before or after ``start``.
 
         Raises:
-            RequestError: the filter does not parse, or this is closed.
+            FilterExpressionError: the filter does not parse.
+            ConsumerUsageError: the consumer is closed, or runs with the topic already.
         """
         self._check_open()
         subscription = Subscription(topic, filter, filter_type)
         if self._consuming is not None:
             if topic in self._subscriptions:
                 raise ConsumerUsageError(
-                    f"{topic} is subscribed to already: close this consumer to change its filter."
+                    f"This consumer has already subscribed to {topic}.",
+                    remedy="Close the consumer to change a filter.",
                 )
             self._consuming.subscribe(subscription)
             self._check_open()  # another thread may have closed it meanwhile
@@ -90,39 +93,47 @@ class PushConsumer:
         return self
 
     def unsubscribe(self, topic: str) -> None:
-        """Leave a topic to the other members, once a pull that waits at the broker has ended."""
+        """Leave a topic to the other members; waits for a running pull to end."""
         self._subscriptions.pop(topic, None)
         if self._consuming is not None:
             self._consuming.unsubscribe(topic)
 
     def listen(self, listener: Listener) -> Self:
-        """Who is called with the messages, and with a context that says more."""
+        """Set the listener, which is called with messages and a context.
+
+        Raises:
+            ConsumerUsageError: the consumer runs or is closed.
+        """
         self._check_open()
         if self._consuming is not None:
-            raise ConsumerUsageError("A consumer that runs keeps its listener.")
+            raise ConsumerUsageError(
+                "The listener of a running consumer cannot change.",
+                remedy="Set the listener before start.",
+            )
         self._listener = listener
         return self
 
     def add_hook(self, hook: Hook) -> Self:
-        """Told before and after every call of the listener."""
+        """Add a hook that runs before and after every call of the listener."""
         self._hooks.add(hook)
         return self
 
     def start(self) -> Self:
-        """Join the group and begin.
+        """Join the group and start consuming.
 
         Raises:
-            ConsumerUsageError: there is no listener or no topic; it runs or is closed; the group's
-                order is at odds with this consumer's.
-            RocketMQError: no such group or topic, no right, no broker.
+            ConsumerUsageError: the consumer has no listener or no topic, runs already, is closed,
+                or its order conflicts with the group's order.
+            RocketMQError: a group or topic does not exist, access is denied, or no broker answers.
         """
         with self._lock:
             self._check_open()
             if self._consuming is not None:
-                raise ConsumerUsageError("This consumer runs already.")
+                raise ConsumerUsageError("This consumer runs already.", remedy="Call start once.")
             if self._listener is None or not self._subscriptions:
                 raise ConsumerUsageError(
-                    "A consumer needs a topic and a listener: call subscribe and listen first."
+                    "This consumer has no topic or no listener.",
+                    remedy="Call subscribe and listen first.",
                 )
             group = self._client.describe_group(self.group)
             self._settings.check_group(group["order"])
@@ -135,7 +146,7 @@ class PushConsumer:
                 hooks=self._hooks,
                 clock=self._clock,
             )
-            # Before the first call of the listener, which may close this.
+            # Set before ``start``, because the first call of the listener may close the consumer.
             self._consuming = consuming
             try:
                 consuming.start()
@@ -146,25 +157,25 @@ class PushConsumer:
         return self
 
     def suspend(self) -> None:
-        """Call the listener no more, and pull nothing, until ``resume``; calls under way end."""
+        """Pause pulls and new calls of the listener until ``resume``; running calls end."""
         self._running().hold(True)
 
     def resume(self) -> None:
-        """Go on after ``suspend``."""
+        """Resume pulls and calls after ``suspend``."""
         self._running().hold(False)
 
     def owned(self) -> list[MessageQueue]:
-        """The queues that are this member's now."""
+        """Return the queues that this member owns now, sorted."""
         return self._running().rebalancer.owned()
 
     def statistics(self, topic: str) -> Totals:
-        """What was counted of a topic since the start; rates are in ``describe_group``."""
+        """Return the counts of a topic since the start; ``describe_group`` has the rates."""
         return self._running().statistics.totals(topic)
 
     def close(self) -> None:
-        """Finish calls under way, give back what is held, leave the group.
+        """Finish running calls, release held messages, and leave the group.
 
-        A listener may call it, too: then it returns at once, and happens once that call has ended.
+        A listener may call it too: then it returns at once and closes after the call has ended.
         """
         consuming = self._consuming
         if consuming is not None and consuming.workers.includes_caller():
@@ -181,7 +192,7 @@ class PushConsumer:
                 self._consuming.close()
 
     def __enter__(self) -> Self:
-        """Start, unless it runs."""
+        """Start the consumer if necessary."""
         return self if self._consuming is not None else self.start()
 
     def __exit__(
@@ -194,9 +205,9 @@ class PushConsumer:
 
     def _running(self) -> Consuming:
         if self._consuming is None or self._is_closed:
-            raise ConsumerUsageError("This consumer does not run.")
+            raise ConsumerUsageError("This consumer does not run.", remedy="Call start first.")
         return self._consuming
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConsumerUsageError("This consumer is closed.")
+            raise ConsumerUsageError("This consumer is closed.", remedy="Create a new consumer.")

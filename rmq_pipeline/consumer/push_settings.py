@@ -1,4 +1,4 @@
-"""What a push consumer was told: checked once, and never changed."""
+"""Settings of a push consumer: checked once, immutable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,73 +11,73 @@ from rmq_pipeline.consumer.by_key import KeyOf, by_keys, by_message_group
 from rmq_pipeline.consumer.flow_control import Thresholds
 from rmq_pipeline.consumer.hooks import Hook
 from rmq_pipeline.consumer.kept_offsets import StartFrom, checked_start
-from rmq_pipeline.consumer.listener import SUSPEND_MS
 from rmq_pipeline.consumer.message_queue import BROKER_NAME
 from rmq_pipeline.consumer.rebalancing import Model, Pace
 from rmq_pipeline.errors import ConsumerUsageError
 
-#: In which order the listener gets messages.
+#: Order of the calls of the listener.
 Order = Literal["concurrently", "queue", "key"]
 
 CONSUME_TIMEOUT_MS: Final = 15 * 60 * 1000
-#: A call that lasts longer does not count as one of the threads.
+#: A longer call no longer counts as one of the threads.
 STUCK_AFTER_MS: Final = 1_000
 
 
 class PushOptions(TypedDict, total=False):
-    """What a push consumer may be told; PushSettings has the defaults."""
+    """Options of a push consumer; PushSettings has the defaults."""
 
-    #: clustering, or broadcasting: it reads all queues, keeps offsets in a file of this machine,
-    #: and goes on without messages that fail.
+    #: "clustering", or "broadcasting": reads all queues, stores offsets in a file of this machine,
+    #: and skips messages that fail.
     model: Model
-    #: concurrently, queue or key.
+    #: "concurrently", "queue" or "key".
     order: Order
-    #: By key: message_group, keys, or a function of a message. Messages whose key is None are in no
-    #: order; those of one key must be in one queue.
+    #: For order "key": "message_group", "keys", or a function of a message. Messages with key None
+    #: have no order. All messages of a key must be in one queue.
     key: str | KeyOf
-    #: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, or one of consumer.allocation.
+    #: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, or an object of consumer.allocation.
     strategy: str | Strategy
-    #: Where queues begin that the group has no committed offset of: last, first, ms since 1970.
+    #: Start of queues without a committed offset: "last", "first", or ms since 1970.
     start_from: StartFrom
-    #: Calls at a time; and with those that make up for calls that last longer than stuck_after_ms:
-    #: twice as many unless said otherwise.
+    #: Parallel calls. Up to max_threads, twice as many by default, replace threads whose call
+    #: lasts longer than stuck_after_ms.
     threads: int
     max_threads: int | None
     stuck_after_ms: int
-    #: The most messages of a call.
+    #: Maximum number of messages of a call.
     batch: int
-    #: Concurrently: messages whose call takes longer are sent back.
+    #: For order "concurrently": messages of a longer call are retried.
     consume_timeout_ms: int
-    #: In order: between a failure and the next call; 10 ms to 30 s.
-    suspend_ms: int
-    #: By queue: messages that have failed so often come again behind others, and go to the dead
-    #: letters when their attempts are used up; -1: never.
+    #: For ordered consumption: pause after a failure, 10 ms to 30 s. None: 1 s for order "queue",
+    #: the group's backoff for order "key".
+    suspend_ms: int | None
+    #: For order "queue": failures after which a message is retried out of order, until its attempts
+    #: are exhausted and it is dead-lettered; -1: never.
     max_reconsume_times: int
-    #: By key: of a message, then the group's on_failure; None: as many as the group has.
+    #: For order "key": attempts before the group's on_failure applies; None: the group's number.
     max_attempts: int | None
-    #: The most that is held of each queue before no more is pulled.
+    #: Limits on held messages per queue.
     thresholds: Thresholds
-    #: The most messages of one pull (four times as many by key, while workers have nothing to do),
-    #: and how long one waits at the broker; ``close`` waits, too.
+    #: Maximum number of messages of a pull (four times as many for order "key" while workers idle),
+    #: and its wait at the broker; ``close`` waits for it too.
     pull_batch: int
     poll_ms: int
-    #: How long ``close`` waits for calls under way.
+    #: Time that ``close`` waits for running calls.
     close_timeout_s: float
     hooks: Sequence[Hook]
-    #: Whose member this is; ``room@name`` for strategies that go by rooms. A broadcasting consumer
-    #: has its offsets by it.
+    #: Id of this member; ``room@name`` for strategies that use machine rooms. The offset file of a
+    #: broadcasting consumer has this id in its path.
     client_id: str
-    #: Of broadcasting consumers; else ``~/.rocketmq_offsets``.
+    #: Folder of offset files of broadcasting consumers; ``~/.rocketmq_offsets`` by default.
     offsets_folder: Path | str | None
-    #: The name of all queues' broker; ``room@name`` for strategies that go by rooms.
+    #: Broker name of all queues; ``room@name`` for strategies that use machine rooms.
     broker_name: str
-    #: Of rebalances.
+    #: Timing of heartbeats, locks and rebalances.
     pace: Pace | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSettings:
-    """How a push consumer works; PushOptions says what each setting means."""
+    """Settings of a push consumer, documented in PushOptions."""
 
     group: str
     client_id: str = ""
@@ -91,7 +91,7 @@ class PushSettings:
     stuck_after_ms: int = STUCK_AFTER_MS
     batch: int = 1
     consume_timeout_ms: int = CONSUME_TIMEOUT_MS
-    suspend_ms: int = SUSPEND_MS
+    suspend_ms: int | None = None
     max_reconsume_times: int = -1
     max_attempts: int | None = None
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -104,20 +104,23 @@ class PushSettings:
     pace: Pace | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the settings.
 
         Raises:
-            ConsumerUsageError: which setting, what it may be.
+            ConsumerUsageError: a setting is invalid; the error has its name and allowed values.
         """
         checked_start(self.start_from)
         strategy_of(self.strategy)
         for name, allowed in (("model", Model), ("order", Order)):
             if getattr(self, name) not in get_args(allowed):
                 given, known = getattr(self, name), ", ".join(get_args(allowed))
-                raise ConsumerUsageError(f"{name} is one of {known}, not {given!r}.")
+                raise ConsumerUsageError(
+                    f"The {name} {given!r} is unknown.", remedy=f"Use one of {known}."
+                )
         if self.key not in ("message_group", "keys") and not callable(self.key):
             raise ConsumerUsageError(
-                f"key is message_group, keys, or a function of a message, not {self.key!r}."
+                f"The key {self.key!r} is unknown.",
+                remedy="Use message_group, keys, or a function of a message.",
             )
         at_least: dict[str, tuple[Any, int]] = {
             "threads": (self.threads, 1),
@@ -126,7 +129,7 @@ class PushSettings:
             "pull_batch": (self.pull_batch, 1),
             "poll_ms": (self.poll_ms, 1),
             "consume_timeout_ms": (self.consume_timeout_ms, 1),
-            "suspend_ms": (self.suspend_ms, 0),
+            "suspend_ms": (0 if self.suspend_ms is None else self.suspend_ms, 0),
             "max_reconsume_times": (self.max_reconsume_times, -1),
             "max_attempts": (self.max_attempts if self.max_attempts is not None else 1, 1),
         }
@@ -134,50 +137,52 @@ class PushSettings:
             whole = isinstance(given, int) and not isinstance(given, bool)
             if not whole or given < least:
                 raise ConsumerUsageError(
-                    f"{name} is a whole number of {least} or more, not {given!r}."
+                    f"{name} is {given!r}.", remedy=f"Give an integer of {least} or more."
                 )
         if self.pull_batch > limits.RECEIVE_ROWS:
-            raise ConsumerUsageError(f"pull_batch is at most {limits.RECEIVE_ROWS}.")
+            raise ConsumerUsageError(
+                f"pull_batch is {self.pull_batch}.", remedy=f"Give at most {limits.RECEIVE_ROWS}."
+            )
 
     @property
     def most_threads(self) -> int:
-        """With those that make up for calls that last."""
+        """Maximum number of threads, including replacements of stuck ones."""
         return 2 * self.threads if self.max_threads is None else self.max_threads
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether this member reads everything."""
+        """True if this member reads all queues."""
         return self.model == "broadcasting"
 
     @property
     def is_locking(self) -> bool:
-        """Whether queues are owned by lock: order must outlive a change of owners."""
+        """True if queues are locked, because order must survive a change of owners."""
         return self.order != "concurrently" and not self.is_broadcasting
 
     @property
     def key_of(self) -> KeyOf:
-        """What messages that must not overtake each other have in common."""
+        """Function that returns the key of a message."""
         if isinstance(self.key, str):
             return by_keys if self.key == "keys" else by_message_group
         return self.key
 
     def check_group(self, order: str) -> None:
-        """Refuse a consumer group whose order is at odds with this consumer's.
+        """Refuse a consumer group whose order conflicts with this consumer's.
 
         Raises:
-            ConsumerUsageError: what the group is to be instead.
+            ConsumerUsageError: the orders conflict; the error has the possible combinations.
         """
         if self.is_broadcasting or order == "none":
             return
         if self.order == "concurrently":
             raise ConsumerUsageError(
-                f"Group {self.group} keeps order by {order}, and a listener that is called"
-                " concurrently breaks it. Use order='key' or order='queue', or a group of order"
-                " none."
+                f"Group {self.group} keeps order by {order}; a listener that is called"
+                " concurrently breaks the order.",
+                remedy="Use order='key' or order='queue', or a group of order none.",
             )
         if self.order == "key" and (self.key != "message_group" or order != "message_group"):
             raise ConsumerUsageError(
-                f"Group {self.group} keeps order by {order}, which is not this consumer's key."
-                " Use key='message_group' with a group of order message_group, or a group of order"
-                " none, whose messages come in the order of their queue."
+                f"Group {self.group} keeps order by {order}, which is not this consumer's key.",
+                remedy="Use key='message_group' with a group of order message_group, or a group of"
+                " order none, whose messages come in the order of their queue.",
             )

@@ -1,4 +1,4 @@
-"""Queues that this client has locked at the broker, and for how long it may trust in that."""
+"""Queue locks of this client at the broker, with the time that each lock is trusted."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -6,72 +6,72 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rmq_pipeline.consumer.message_queue import MessageQueue, by_topic
-from rmq_pipeline.consumer.verbs import MembershipVerbs
 from rmq_pipeline.errors import BusyError, RocketMQError
+from rmq_pipeline.verbs import Verbs
 
-#: For how long a lock holds at the broker.
+#: Duration of a lock at the broker.
 LOCK_MS: Final = 60_000
 RENEW_S: Final = 20.0
-#: The first renewal is early: a lock taken at the end of a slow call gets its full time soon.
+#: The first renewal is early: a lock taken at the start of a slow call soon gets its full time.
 FIRST_RENEW_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class Renewed:
-    """What became of locks that were to be renewed."""
+    """Result of a renewal of locks."""
 
-    #: Queues that others have.
+    #: Queues that other clients have locked.
     lost: list[MessageQueue] = field(default_factory=list)
-    #: Locked again, but others may have had them meanwhile.
+    #: Queues locked again after a gap, in which another client may have had them.
     doubtful: list[MessageQueue] = field(default_factory=list)
-    #: Why some were not: their locks are as they were.
+    #: Error of a failed call; its locks are unchanged.
     refusal: RocketMQError | None = None
 
 
 class QueueLocks:
-    """Takes, renews and gives back locks; one thread calls it, any asks ``is_live``."""
+    """Queue locks of this client; one thread calls it, ``is_live`` is thread-safe."""
 
     def __init__(
         self,
-        verbs: MembershipVerbs,
+        verbs: Verbs,
         *,
         group: str,
         client_id: str,
         lock_ms: int = LOCK_MS,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Lock nothing yet.
+        """Prepare to lock queues.
 
         Args:
-            lock_ms: for how long a lock holds; it is trusted for half of that, as clocks and calls
-                may be slow.
+            lock_ms: the duration of a lock at the broker; this client trusts a lock for half of
+                it, because clocks and calls may be slow.
         """
         self._verbs = verbs
         self._group, self._client_id = group, client_id
         self._lock_ms, self._now_s = lock_ms, now_s
-        #: When each was last asked for with success; before the call, so never too late.
+        #: Time before the last successful lock call of each queue, a lower bound of the lock time.
         self._since: dict[MessageQueue, float] = {}
-        #: Renewed too late, and when that was asked for.
+        #: Queues renewed too late, with the time before that call.
         self._doubted: dict[MessageQueue, float] = {}
 
     def is_live(self, queue: MessageQueue) -> bool:
-        """Whether it may be worked on: locked, and so not long ago that others may have it."""
+        """Return True if the queue is locked, and recently enough that no other client has it."""
         since = self._since.get(queue)
         return since is not None and (self._now_s() - since) * 2000 < self._lock_ms
 
     def is_locked(self, queue: MessageQueue) -> bool:
-        """Whether it was locked, and not lost since then as far as is known."""
+        """Return True if the queue was locked and no call has reported a loss."""
         return queue in self._since
 
     def acquire(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues of one topic; those that nobody else has."""
+        """Lock queues of one topic; return those that no other client has locked."""
         asked_at = self._now_s()
         got = self._ask(list(queues))
         self._since.update(dict.fromkeys(got, asked_at))
         return got
 
     def renew(self, queues: Iterable[MessageQueue]) -> Renewed:
-        """Lock queues again; doubtful ones are not live before they are trusted."""
+        """Renew locks; a doubtful queue becomes live with ``trust``."""
         renewed = Renewed()
         for of_topic in by_topic(queues).values():
             asked_at = self._now_s()
@@ -80,9 +80,9 @@ class QueueLocks:
             except RocketMQError as error:
                 renewed.refusal = error
                 if isinstance(error, BusyError):
-                    break  # one call after the other would wait for a broker that is away
+                    break  # further calls would also wait for the unreachable broker
                 continue
-            # The broker may have come to it as late as now, and others may have been faster.
+            # The broker may have renewed the lock as late as now, after another client's lock.
             heard_at = self._now_s()
             for queue in of_topic:
                 if queue not in got:
@@ -96,7 +96,7 @@ class QueueLocks:
         return renewed
 
     def trust(self, queue: MessageQueue) -> None:
-        """Nothing is held any more of the time when others may have had it."""
+        """Make a doubtful queue live, after its messages from before the gap were dropped."""
         asked_at = self._doubted.pop(queue, None)
         if asked_at is not None:
             self._since[queue] = asked_at
@@ -116,7 +116,7 @@ class QueueLocks:
         return [queue for queue in wanted if queue.queue_id in ids]
 
     def release(self, queue: MessageQueue) -> None:
-        """Unlock a queue for others."""
+        """Unlock a queue."""
         self._doubted.pop(queue, None)
         if self._since.pop(queue, None) is None:
             return
@@ -125,6 +125,6 @@ class QueueLocks:
         )
 
     def forget(self, queue: MessageQueue) -> None:
-        """Others have it."""
+        """Drop a lock that another client has taken."""
         self._since.pop(queue, None)
         self._doubted.pop(queue, None)

@@ -1,4 +1,4 @@
-"""What a pull consumer has read of each queue: fetched, given out, done with, committed."""
+"""State of a pull consumer per queue: fetched, returned, processed and committed offsets."""
 
 import logging
 import threading
@@ -25,12 +25,12 @@ from rmq_pipeline.pulled import Pulled
 
 log = logging.getLogger(__name__)
 
-#: To be committed: up to these offsets, or all that was given out of some queues, or of all queues.
+#: Request of a commit: given offsets, or all returned messages of some queues or (None) of all.
 Asked = Mapping[MessageQueue, int] | Iterable[MessageQueue] | None
 
 
 class Reading:
-    """The queues of a pull consumer, for any number of threads; it owns them for a Rebalancer."""
+    """Queues of a pull consumer and their owner for the Rebalancer; thread-safe."""
 
     def __init__(
         self,
@@ -40,34 +40,35 @@ class Reading:
         thresholds: Thresholds,
         describe: Callable[[dict[str, list[Position]]], dict[str, Any]],
     ) -> None:
-        """Read nothing yet.
+        """Start without queues.
 
         Args:
-            of_group: what the broker has of the group; a reset changes it, wherever ours are kept.
-            describe: what is reported of positions, by topic.
+            kept: the store of this consumer's offsets.
+            of_group: the group's offsets at the broker, which a reset changes.
+            describe: builds the details of the heartbeat from the positions of each topic.
         """
         self._kept, self._of_group = kept, of_group
         self._thresholds, self._describe = thresholds, describe
         self._positions: dict[MessageQueue, Position] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
-        #: Held while offsets are committed: two at once would take each other for strangers.
+        #: Held during a commit: of two at once, one would see the other as a foreign reset.
         self._committing = threading.Lock()
-        #: Notified when there is something to give out, or room for more.
+        #: Notified when messages arrive or space becomes free.
         self.changed = threading.Condition()
-        #: Whether a queue may be read now.
+        #: Returns True if a queue may be read now.
         self.holds: Callable[[MessageQueue], bool] = lambda _: True
         self._troubles: dict[str, RocketMQError | None] = {}
-        #: Why nothing is committed; None when it is, or will be by and by.
+        #: Permanent error of the last automatic commit; None after a success.
         self.commit_trouble: RocketMQError | None = None
 
     def subscribe(self, subscription: Subscription) -> None:
-        """How a topic is read."""
+        """Set the filter of a topic."""
         self._subscriptions[subscription.topic] = subscription
 
     @contextmanager
     def subscribing(self, subscription: Subscription) -> Iterator[None]:
-        """How a topic is read from now on; as before, if what follows fails."""
+        """Set the filter of a topic, and undo it if the block raises."""
         before, holds = self._subscriptions.copy(), self.holds
         self.subscribe(subscription)
         try:
@@ -79,7 +80,7 @@ class Reading:
     # ------------------------------------------------------------------- as the owner of its queues
 
     def take(self, queue: MessageQueue) -> None:
-        """Read a queue from its committed offset on."""
+        """Start a queue at its committed offset."""
         with self._committing:
             position = Position(queue, self._subscriptions[queue.topic], self._kept.start(queue))
             with self.changed:
@@ -87,7 +88,7 @@ class Reading:
                 self.changed.notify_all()
 
     def drop(self, queue: MessageQueue) -> bool:
-        """Give out no more; it may go once what was given out is done with and committed."""
+        """Stop a queue; return True once its returned messages are processed and committed."""
         with self.changed:
             position = self._positions.get(queue)
             if position is None:
@@ -101,13 +102,13 @@ class Reading:
         except RocketMQError as error:
             if isinstance(error, BusyError) and self.holds(queue):
                 raise
-            log.warning("%s goes to others without a commit: %s", queue.key, error)
+            log.warning("%s is handed over without a commit: %s", queue.key, error)
         with self.changed:
             self._positions.pop(queue, None)
         return True
 
     def reset(self, queue: MessageQueue) -> None:
-        """Go where the group was put, unless a commit has told already."""
+        """Move to the offset of a reset, unless a commit has already done so."""
         with self._committing:
             if self._of_group is not self._kept:
                 there = self._of_group.committed(queue)
@@ -116,7 +117,7 @@ class Reading:
             self._go_to(queue, self._kept.start(queue))
 
     def report(self) -> dict[str, Any]:
-        """What the heartbeat tells."""
+        """Return the details of this member for the heartbeat."""
         with self.changed:
             found: dict[str, list[Position]] = {topic: [] for topic in self._subscriptions}
             for position in self._positions.values():
@@ -126,10 +127,11 @@ class Reading:
     # ------------------------------------------------------------------------------------- fetching
 
     def wanted(self, topic: str, *, only_moved: bool = False) -> dict[int, int]:
-        """By queue_id where to fetch: queues that may be read, and have room.
+        """Return the next offset to fetch by queue_id, for readable queues with free space.
 
         Args:
-            only_moved: those that no fetch was made of where they are now.
+            topic: the topic.
+            only_moved: only queues whose offset no fetch has requested yet.
         """
         with self.changed:
             found = [
@@ -145,7 +147,7 @@ class Reading:
             return {position.queue.queue_id: position.fetch_at for position in found}
 
     def is_held_back(self, topic: str) -> bool:
-        """Whether some queue has no room: it will, once somebody polls."""
+        """Return True if some queue is full; polls will free space."""
         with self.changed:
             return any(
                 queue.topic == topic and not position.has_room(self._thresholds)
@@ -153,7 +155,7 @@ class Reading:
             )
 
     def add(self, topic: str, asked: Mapping[int, int], *, pulled: Pulled) -> None:
-        """Keep what was fetched from the offsets asked for, where they still are those wanted."""
+        """Add fetched messages to queues that have not moved since the request."""
         parts = by_queue(pulled.messages)
         with self.changed:
             self._troubles[topic] = None
@@ -165,43 +167,43 @@ class Reading:
             self.changed.notify_all()
 
     def correct(self, topic: str, bounds: Mapping[int, tuple[int, int]]) -> None:
-        """Leave offsets that lie behind the end of their queue, as RocketMQ does."""
+        """Move offsets past the end of their queue back into it, as RocketMQ does."""
         with self.changed:
             for queue, position in self._positions.items():
                 low, high = bounds.get(queue.queue_id, (0, position.fetch_at))
                 if queue.topic == topic and position.fetch_at > high:
                     there = low if low == 0 else high
-                    log.warning("%s ends at %d: read from %d on", queue.key, high, there)
+                    log.warning("%s ends at %d: reading continues at %d", queue.key, high, there)
                     position.seek(there)
 
     def in_trouble(self, topic: str, error: RocketMQError) -> None:
-        """Nothing can be fetched: who polls is told."""
+        """Record the error of a fetch, for ``poll`` to raise."""
         with self.changed:
             self._troubles[topic] = error
             self.changed.notify_all()
 
     @property
     def trouble(self) -> RocketMQError | None:
-        """Why the last fetch of some topic has failed."""
+        """Error of the last fetch of some topic, or None."""
         return next((error for error in self._troubles.values() if error is not None), None)
 
-    # ----------------------------------------------------------------------------------- giving out
+    # ------------------------------------------------------------------------------------- polling
 
     def settle(self) -> None:
-        """All that was given out is done with."""
+        """Mark all returned messages as processed."""
         with self.changed:
             for position in self._positions.values():
                 position.settle()
             self._forget_let_go(list(self._positions))
 
     def forgo(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """What was given out and is not done with is for others: it comes again."""
+        """Discard returned messages that are not processed: they are read again."""
         with self.changed:
             for queue in list(self._positions if queues is None else queues):
                 self._of(queue).seek(self._of(queue).done)
 
     def give_back(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """What was given out from these offsets on, and nobody has looked at, comes again."""
+        """Return unused messages from these offsets on to the queues, for the next poll."""
         with self.changed:
             for queue, offset in offsets.items():
                 position = self._positions.get(queue)
@@ -209,19 +211,19 @@ class Reading:
                     position.give_back(offset)
 
     def wait_for_messages(self, timeout_s: float) -> None:
-        """Wait until something may be given out, or something else has changed."""
+        """Wait until messages are available or another change is notified."""
         with self.changed:
             if not any(map(self._may_give_out, self._positions.values())):
                 self.changed.wait(timeout_s)
 
     def give_out(self, limit: int) -> pa.Table:
-        """Up to ``limit`` messages that were fetched, as POLLED: in order within a queue."""
+        """Return up to ``limit`` fetched messages, schema POLLED, in order within a queue."""
         if limit < 1:
-            raise ConsumerUsageError(f"limit is 1 or more, not {limit}.")
+            raise ConsumerUsageError(f"The limit is {limit}.", remedy="Give 1 or more.")
         parts: list[pa.Table] = []
         with self.changed:
             order = list(self._positions.values())
-            # Each time from another queue on, so that none is always last.
+            # Start at another queue each time, so that no queue starves.
             self._turn += 1
             start = self._turn % max(1, len(order))
             for position in chain(order[start:], order[:start]):
@@ -245,50 +247,50 @@ class Reading:
     # ------------------------------------------------------------------------------------ positions
 
     def queues(self) -> list[MessageQueue]:
-        """Those that are read."""
+        """Return the queues that are read, sorted."""
         with self.changed:
             return sorted(self._positions)
 
     def pause(self, queues: Iterable[MessageQueue], *, is_paused: bool) -> None:
-        """Give nothing out of queues, or go on."""
+        """Pause or resume queues."""
         with self.changed:
             for position in [self._of(queue) for queue in queues]:
                 position.is_paused, position.is_moved = is_paused, True
             self.changed.notify_all()
 
     def paused(self) -> list[MessageQueue]:
-        """Queues that are paused."""
+        """Return the paused queues, sorted."""
         with self.changed:
             return sorted(q for q, position in self._positions.items() if position.is_paused)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on from an offset."""
+        """Move a queue to an offset."""
         with self.changed:
             self._of(queue).seek(offset)
             self.changed.notify_all()
 
     def position(self, queue: MessageQueue) -> int:
-        """The next offset that is given out."""
+        """Return the next offset that a poll returns."""
         with self.changed:
             return self._of(queue).at
 
     def check(self, queue: MessageQueue) -> None:
-        """Refuse a queue that is not read here."""
+        """Raise ConsumerUsageError for a queue that this consumer does not read."""
         with self.changed:
             self._of(queue)
 
     # ----------------------------------------------------------------------------------- committing
 
     def commit(self, queues: Iterable[MessageQueue] | None = None) -> dict[MessageQueue, int]:
-        """Commit what is done with, and go where others have put the group; the offsets then.
+        """Commit processed messages, follow resets, and return the committed offsets.
 
         Raises:
-            BusyError: queues may have gone to another member; what could be committed was.
+            BusyError: some queues may belong to another member; the others were committed.
         """
         return self._commit(lambda: self._unfinished() if queues is None else list(queues))
 
     def commit_given(self, asked: Asked = None) -> dict[MessageQueue, int]:
-        """The same, as all that was given out is done with, or that of some, or up to offsets."""
+        """Mark all or the requested messages as processed, then commit as ``commit`` does."""
 
         def count_as_done() -> list[MessageQueue]:
             queues = self._unfinished() if asked is None else list(asked)
@@ -301,7 +303,7 @@ class Reading:
 
     def _commit(self, choose: Callable[[], list[MessageQueue]]) -> dict[MessageQueue, int]:
         with self._committing:
-            with self.changed:  # all at once: meanwhile queues come and go
+            with self.changed:  # one consistent view: queues come and go meanwhile
                 chosen = choose()
                 moves = {q: (self._of(q).known, self._of(q).done) for q in chosen if self.holds(q)}
             found: dict[MessageQueue, int] = {}
@@ -310,7 +312,7 @@ class Reading:
                 try:
                     found.update(self._kept.commit({queue: moves[queue] for queue in of_topic}))
                 except RocketMQError as error:
-                    failure = error  # the other topics are not at fault
+                    failure = error  # still commit the other topics
             for queue, offset in found.items():
                 before, wanted = moves[queue]
                 if offset == wanted:
@@ -323,39 +325,39 @@ class Reading:
             self._forget_let_go(doubted)
             keys = ", ".join(queue.key for queue in doubted)
             raise BusyError(
-                f"Nothing is committed of {keys}: the lock of it was not renewed in"
-                " time, and another member may have it. What is not committed comes again there."
+                f"Nothing is committed of {keys}: its lock was not renewed in time, and another"
+                " member may have it. The owner gets the uncommitted messages again."
             )
         return found
 
     def commit_by_itself(self) -> None:
-        """Commit what is done with; who polls is told why it cannot be."""
+        """Commit processed messages; ``poll`` raises a permanent error."""
         try:
             self.commit()
             self.commit_trouble = None
         except (BusyError, QueueLockedError) as error:
-            log.info("nothing is committed yet: %s", error)
+            log.info("cannot commit yet: %s", error)
         except RocketMQError as error:
             self.commit_trouble = error
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset as it is kept."""
+        """Return the committed offset from the store; None if it has none."""
         return self._kept.committed(queue)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading and close the store."""
         with self.changed:
             self._positions.clear()
         self._kept.close()
 
     def _unfinished(self) -> list[MessageQueue]:
-        """All but those that only wait to change hands: others may have them at any moment."""
+        """Return the queues that need a commit, without finished ones that await handover."""
         finished = {q for q, at in self._positions.items() if at.is_left and at.is_committed}
         self._forget_let_go(finished)
         return [queue for queue in self._positions if queue not in finished]
 
     def _forget_let_go(self, queues: Iterable[MessageQueue]) -> None:
-        """Read no more what had to go to others while it was worked on, once that is over."""
+        """Delete queues that were handed over unprocessed, once their work has ended."""
         with self.changed:
             for position in [self._positions[q] for q in queues if q in self._positions]:
                 if position.is_left and not self.holds(position.queue):
@@ -368,11 +370,11 @@ class Reading:
                 position.known = place
 
     def _was_moved(self, queue: MessageQueue, place: Place) -> int:
-        """Somebody has put the group elsewhere; where it is."""
+        """Follow a reset of the group; return its offset."""
         try:
             place = self._kept.start(queue)
-        except RocketMQError as error:  # then the next commit tells, too
-            log.info("how often %s was reset is not known: %s", queue.key, error)
+        except RocketMQError as error:  # the next commit detects the reset again
+            log.info("the number of resets of %s is unknown: %s", queue.key, error)
         self._go_to(queue, place)
         return place.offset
 
@@ -381,7 +383,7 @@ class Reading:
             position = self._positions.get(queue)
             if position is None or (place.resets is not None and place == position.known):
                 return
-            log.info("%s goes on at offset %d", queue.key, place.offset)
+            log.info("%s continues at offset %d", queue.key, place.offset)
             position.known = place
             position.seek(place.offset)
             self.changed.notify_all()

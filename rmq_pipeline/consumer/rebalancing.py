@@ -1,8 +1,8 @@
-"""Sharing the queues of a group's topics among its members, and handing them over in order.
+"""Rebalancing: distribution of a group's queues to its members, and ordered handover.
 
-Every member computes its share alone: from the members that the heartbeat tells of, the queues of
-the topic and the strategy. With locks a queue changes hands only once its owner has let it go or
-its lock has ended, so it has one owner at a time, whatever the members believe meanwhile.
+Every member computes its own share from the members in the heartbeat's reply, the queues of the
+topic and the strategy. With locks, a queue changes its owner only after the owner has released it
+or its lock has expired. So a queue has one owner at a time, even if members disagree.
 """
 
 import logging
@@ -16,75 +16,75 @@ from rmq_pipeline.consumer.allocation import Strategy, average
 from rmq_pipeline.consumer.membership import Membership
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, queues_of
 from rmq_pipeline.consumer.queue_locks import FIRST_RENEW_S, LOCK_MS, RENEW_S, QueueLocks
-from rmq_pipeline.consumer.verbs import MembershipVerbs
 from rmq_pipeline.errors import BusyError, RocketMQError, TopicNotFoundError
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: Clustering: a queue has one owner in the group. Broadcasting: every member owns all queues.
+#: Clustering: each queue has one owner in the group. Broadcasting: every member owns all queues.
 Model = Literal["clustering", "broadcasting"]
-#: topic, all its queues, those that are this member's now.
+#: Called with the topic, all its queues, and the queues of this member.
 QueueListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 
 
 class QueueOwner(Protocol):
-    """Who works on the queues that a member owns; called from one thread, and must not wait."""
+    """Consumer side of a rebalance; called from one thread, must not block."""
 
     def take(self, queue: MessageQueue) -> None:
-        """Begin with a queue.
+        """Start a queue.
 
-        A RocketMQError says that it could not, an offset that cannot be read for instance: the
-        queue is offered again at the next rebalance.
+        After a RocketMQError, for example of an unreadable offset, the next rebalance offers the
+        queue again.
         """
         ...
 
     def drop(self, queue: MessageQueue) -> bool:
-        """Begin no more of a queue; whether nothing of it runs any more.
+        """Stop a queue; return True once none of its messages is being processed.
 
-        It is asked again until it says so, for 20 s at most, and once where the lock is lost. Then
-        the queue is somebody else's, and may come back by ``take`` as a new one.
+        The call is repeated until it returns True, for at most 20 s, or made once if the lock was
+        lost. Then the queue belongs to another member; a later ``take`` starts it as a new one.
         """
         ...
 
     def reset(self, queue: MessageQueue) -> None:
-        """The group was put elsewhere in a queue, or others had it meanwhile: cache nothing."""
+        """Discard cached messages: the group was reset, or another member had the queue."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """What the heartbeat tells of this member: model, order, queues, statistics; any thread."""
+        """Return model, order, queues and statistics for the heartbeat; thread-safe."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often what is done; RocketMQ's numbers."""
+    """Intervals of rebalances, locks and fetches, with RocketMQ's values."""
 
     balanced_s: float = 20.0
     unbalanced_s: float = 1.0
-    #: Between two rebalances, however often the group changes.
+    #: Minimum time between two rebalances, even if the group changes often.
     gap_s: float = 1.0
-    #: How often the owner is asked whether a queue is dropped, and a reset is tried again.
+    #: Interval at which ``drop`` and ``reset`` of the owner are retried.
     ask_s: float = 0.1
-    #: Then a dropped queue is let go, whatever its owner says. Its lock is renewed no more, but
-    #: holds for longer than this.
+    #: Time after which a dropped queue is unlocked although its owner still works on it. The lock
+    #: is no longer renewed, but lasts longer than this.
     let_go_s: float = 20.0
-    #: For how long a lock holds at the broker; its holder trusts in it for half of that.
+    #: Duration of a lock at the broker; its holder trusts it for half of that.
     lock_ms: int = LOCK_MS
     renew_s: float = RENEW_S
     first_renew_s: float = FIRST_RENEW_S
-    #: How often who assigns queues is told of new ones.
+    #: Interval of checks for new queues while queues are assigned.
     look_s: float = 30.0
-    #: How long a fetch of a pull consumer waits at the broker. A queue that came or was put
-    #: elsewhere waits as long at most, and not at all once somebody polls.
+    #: Wait of a pull consumer's fetch at the broker. A new or reset queue waits at most as long,
+    #: and a poll ends its wait.
     fetch_ms: int = 1_000
 
 
 class Rebalancer:
-    """Keeps this client a member, and gives the queues that are its share to a QueueOwner."""
+    """Rebalancer of one client: keeps it a member and passes its share to a QueueOwner."""
 
     def __init__(
         self,
-        verbs: MembershipVerbs,
+        verbs: Verbs,
         *,
         group: str,
         client_id: str,
@@ -97,12 +97,12 @@ class Rebalancer:
         broker_name: str = BROKER_NAME,
         pace: Pace | None = None,
     ) -> None:
-        """Say how; ``start`` begins.
+        """Prepare the rebalancer; ``start`` starts it.
 
         Args:
-            locking: own queues only with their lock; with broadcasting there are none.
-            listener: told when the share of a topic is another; from the thread that rebalances.
-            broker_name: of all queues, for strategies that go by rooms.
+            locking: own a queue only with its lock; ignored for broadcasting.
+            listener: called from the rebalancing thread when the share of a topic changes.
+            broker_name: broker name of all queues, for strategies that use machine rooms.
         """
         self._verbs = verbs
         self._client_id, self._model, self._strategy = client_id, model, strategy
@@ -120,9 +120,9 @@ class Rebalancer:
             details=owner.report,
             changed=self.rebalance_soon,
         )
-        #: Owned queues, each with the resets that its owner knows of.
+        #: Owned queues, each with the number of resets that its owner knows.
         self._owned: dict[MessageQueue, int] = {}
-        #: Queues on their way to others, and since when.
+        #: Queues that are being handed over, with the start time.
         self._dropping: dict[MessageQueue, float] = {}
         self._shares: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
         self._changed = threading.Condition()
@@ -132,73 +132,81 @@ class Rebalancer:
         self._close_by: float | None = None
         self._is_cut_off = False
         self._thread: threading.Thread | None = None
-        #: Why the last rebalance did not come to its end; None when it did.
+        #: Error of the last rebalance; None after a success.
         self.trouble: RocketMQError | None = None
 
     def start(self) -> None:
-        """Join the group and take what is there to take, then go on in the background.
+        """Join the group, then rebalance in the background.
 
         Raises:
-            RocketMQError: no such group or topic, no right, no broker.
+            RocketMQError: a group or topic does not exist, access is denied, or no broker answers.
         """
         for topic in self._topics:
             self._verbs.describe_topic(topic)
         try:
             self._membership.join()
         except BaseException:
-            self._membership.leave()  # the broker may have heard of it
+            self._membership.leave()  # the broker may have processed the heartbeat
             raise
         self._renew_at = time.monotonic() + self._pace.first_renew_s
         self._thread = threading.Thread(target=self._run, name="rmq-rebalance", daemon=True)
         self._thread.start()
 
     def subscribe(self, topic: str) -> None:
-        """Share in another topic, too."""
+        """Add a topic."""
         if topic not in self._topics:
             self._verbs.describe_topic(topic)
             self._topics.append(topic)
             try:
                 self._membership.refresh()
             except BaseException:
-                self._topics.remove(topic)  # what was taken of it meanwhile is dropped
+                self._topics.remove(topic)  # the next rebalance drops its queues
                 raise
             finally:
                 self.rebalance_soon()
 
     def unsubscribe(self, topic: str) -> None:
-        """Drop what is owned of a topic, and leave it to others."""
+        """Remove a topic and hand over its queues."""
         if topic in self._topics:
             self._topics.remove(topic)
             self._membership.refresh()
             self.rebalance_soon()
 
     def rebalance_soon(self) -> None:
-        """Rebalance now, or a second after the last time."""
+        """Rebalance now, or ``gap_s`` after the last rebalance."""
         with self._changed:
             self._is_changed = True
             self._changed.notify_all()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether a queue may be worked on now: owned, its lock young enough; from any thread."""
+        """Return True if a queue may be processed now: owned, with a live lock; thread-safe."""
         if queue not in self._owned and queue not in self._dropping:
             return False
         return self._locks is None or self._locks.is_live(queue)
 
+    def suspects(self) -> frozenset[tuple[str, int, int]]:
+        """Return messages that may have crashed a member, as of the last heartbeat."""
+        return self._membership.members.suspects
+
+    def report_now(self) -> None:
+        """Send the report of the owner to the broker at once."""
+        self._membership.refresh()
+
     def owned(self) -> list[MessageQueue]:
-        """The queues that are this client's now; from any thread."""
+        """Return the queues that this client owns now, sorted; thread-safe."""
         return sorted(self._owned.copy())
 
     def close(self, *, patience_s: float = 20.0) -> None:
         """Drop all queues, waiting up to ``patience_s`` for their owner, and leave the group."""
         with self._changed:
             self._close_by = time.monotonic() + patience_s
-            self._is_changed = True  # it may be at work, and would wait afterwards
+            self._is_changed = True  # the thread may be busy and would otherwise wait afterwards
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
         self._membership.leave()
 
-    # ------------------------------------------------------------------------- the thread's own
+    # --------------------------------------------------------------------- in the own thread only
 
     def _run(self) -> None:
         while True:
@@ -206,14 +214,14 @@ class Rebalancer:
                 if not self._step():
                     return
             except Exception:
-                log.exception("A rebalance of %s has failed, and is tried again.", self._client_id)
+                log.exception("a rebalance of %s failed; retrying", self._client_id)
                 self._rebalance_at = time.monotonic() + self._pace.unbalanced_s
                 if self._close_by is not None and time.monotonic() >= self._close_by:
                     return
             self._wait()
 
     def _step(self) -> bool:
-        """What is due now; whether anything is left to be done later."""
+        """Do the due work; return False once a close is complete."""
         with self._changed:
             closing = self._close_by is not None
             if self._is_changed:
@@ -250,14 +258,14 @@ class Rebalancer:
                 balanced &= self._balance(topic)
             except RocketMQError as error:
                 level = logging.INFO if isinstance(error, BusyError) else logging.WARNING
-                log.log(level, "topic %s is not balanced: %s", topic, error)
+                log.log(level, "topic %s could not be rebalanced: %s", topic, error)
                 self.trouble, balanced = error, False
         self._rebalanced_at = time.monotonic()
         pace = self._pace.balanced_s if balanced else self._pace.unbalanced_s
         self._rebalance_at = self._rebalanced_at + pace
 
     def _balance(self, topic: str) -> bool:
-        """Drop and take queues of a topic; whether this client has its whole share now."""
+        """Drop and take queues of a topic; return True if this client now owns its share."""
         queues = self._queues(topic)
         share = self._share(topic, queues)
         for queue in self._owned.copy():
@@ -292,7 +300,7 @@ class Rebalancer:
         return self._strategy(self._client_id, queues=queues, client_ids=members)
 
     def _take_all(self, queues: Iterable[MessageQueue]) -> None:
-        """Begin with queues that are locked; one that cannot be begun with keeps none from it."""
+        """Start locked queues; the failure of one does not prevent the others."""
         left, failure = list(queues), None
         try:
             while left and not isinstance(failure, BusyError):
@@ -301,14 +309,14 @@ class Rebalancer:
                 except RocketMQError as error:
                     failure = error
         finally:
-            for queue in left:  # they may be others' before they are offered again
+            for queue in left:  # another member may take them
                 self._unlock(queue)
         if failure is not None:
             raise failure
 
     def _take(self, queue: MessageQueue) -> None:
         resets = self._membership.members.resets.get((queue.topic, queue.queue_id), 0)
-        # Before the owner hears of it: it may ask at once whether it holds the queue.
+        # Set before ``take``, because the owner may call ``holds`` at once.
         self._owned[queue] = resets
         try:
             self._owner.take(queue)
@@ -335,7 +343,7 @@ class Rebalancer:
             return False
 
     def _is_late(self, queue: MessageQueue) -> bool:
-        """Whether it is given up although its owner still works on it."""
+        """Return True if a queue must be unlocked although its owner still works on it."""
         now_s = time.monotonic()
         if self._close_by is not None and now_s >= self._close_by:
             return True
@@ -347,7 +355,7 @@ class Rebalancer:
         if self._locks is None:
             return
         if self._is_cut_off and self._close_by is not None:
-            self._locks.forget(queue)  # one call after the other would wait for a broker
+            self._locks.forget(queue)  # each call would wait for the unreachable broker
             return
         try:
             self._locks.release(queue)
@@ -359,7 +367,7 @@ class Rebalancer:
         renewed = locks.renew(self._owned.copy())
         pause_s = self._pace.renew_s
         if renewed.refusal is not None:
-            log.info("locks are not renewed: %s", renewed.refusal)
+            log.info("locks could not be renewed: %s", renewed.refusal)
             pause_s = min(pause_s, self._pace.unbalanced_s)
         self._renew_at = time.monotonic() + pause_s
         for queue in renewed.lost:
@@ -371,7 +379,7 @@ class Rebalancer:
             self.rebalance_soon()
 
     def _unknown_resets(self) -> list[tuple[MessageQueue, int]]:
-        """Queues whose owner does not know yet that the group was put elsewhere."""
+        """Return queues with a reset that their owner does not know yet, with the new count."""
         resets = self._membership.members.resets
         told = [(queue, resets.get((queue.topic, queue.queue_id), 0)) for queue in self._owned]
         return [(queue, count) for queue, count in told if self._owned[queue] != count]

@@ -1,4 +1,4 @@
-"""A message as a listener gets it: a view of a row of what was pulled."""
+"""Received messages: views of the rows of a pulled table."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from rmq_pipeline.consumer.process_queue import ProcessQueue
 
-#: Bodies longer than this on average are made Python's one by one, and not kept twice.
+#: Bodies longer than this on average are converted one by one, to avoid a second copy of all.
 _LONG_BODY_BYTES: Final = 64 * 1024
 
 
 class Rows:
-    """Messages of one pull; a column becomes Python's when somebody first asks for it."""
+    """Messages of one pull; each column is converted to Python at its first use."""
 
     __slots__ = ("_columns", "_table", "topic")
 
@@ -24,7 +24,7 @@ class Rows:
         self._columns: dict[str, list[Any]] = {}
 
     def value(self, name: str, row: int) -> Any:
-        """One value; None where there is no such column."""
+        """Return one value; None if the table lacks the column."""
         column = self._columns.get(name)
         return (self._read(name) if column is None else column)[row]
 
@@ -41,7 +41,7 @@ class Rows:
 
 
 class _OneByOne(Sequence[Any]):
-    """Values of a column, each made when it is asked for."""
+    """Values of a column, each converted at its use."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column = column
@@ -54,7 +54,7 @@ class _OneByOne(Sequence[Any]):
 
 
 class ReceivedMessage:
-    """One message; what it holds is read when it is asked for."""
+    """Message of a pull; its fields are read at their first use."""
 
     __slots__ = ("_row", "_rows", "failures", "queue", "queue_offset", "receipt_handle", "size")
 
@@ -69,14 +69,14 @@ class ReceivedMessage:
         size: int,
     ) -> None:
         self._rows, self._row = rows, row
-        #: Where this consumer keeps it.
+        #: ProcessQueue that holds the message.
         self.queue = queue
         self.queue_offset = queue_offset
-        #: Of its delivery; empty when it was read by offset.
+        #: Receipt of the delivery; empty if the message was read by offset.
         self.receipt_handle = receipt_handle
-        #: Of its body, in bytes.
+        #: Bytes of the body.
         self.size = size
-        #: How often the listener has failed with it since it was pulled.
+        #: Failed calls of the listener with this message since the pull.
         self.failures = 0
 
     def __repr__(self) -> str:
@@ -84,77 +84,78 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """Where it was sent to."""
+        """Topic of the message."""
         return self._rows.topic
 
     @property
     def queue_id(self) -> int:
-        """Its queue in the topic."""
+        """Queue of the message in the topic."""
         return self.queue.queue.queue_id
 
     @property
     def body(self) -> bytes:
-        """What was sent."""
+        """Content of the message."""
         body: bytes = self._rows.value("body", self._row)
         return body
 
     @property
     def message_id(self) -> str:
-        """Given by its producer, or by the broker."""
+        """Message id, set by the producer or by the broker."""
         message_id: str = self._rows.value("message_id", self._row)
         return message_id
 
     @property
     def tag(self) -> str | None:
-        """What filters go by."""
+        """Tag for filters."""
         tag: str | None = self._rows.value("tag", self._row)
         return tag
 
     @property
     def keys(self) -> list[str]:
-        """What it is found by."""
+        """Keys for searches."""
         return list(self._rows.value("keys", self._row) or ())
 
     @property
     def message_group(self) -> str | None:
-        """Messages of one group come in order."""
+        """Message group, whose messages are delivered in order."""
         message_group: str | None = self._rows.value("message_group", self._row)
         return message_group
 
     @property
     def properties(self) -> dict[str, str]:
-        """The producer's own."""
+        """Properties set by the producer."""
         return dict(self._rows.value("properties", self._row) or ())
 
     @property
     def born_at_ms(self) -> int:
-        """When its producer made it."""
+        """Time of creation at the producer, in ms since 1970."""
         return int(self._rows.value("born_at_ms", self._row))
 
     @property
     def stored_at_ms(self) -> int:
-        """When the broker stored it."""
+        """Time of storage at the broker, in ms since 1970."""
         return int(self._rows.value("stored_at_ms", self._row))
 
     @property
     def delivery_attempt(self) -> int:
-        """Which time it is given to a listener, as far as is known; the first is 1."""
+        """Known number of this delivery to a listener; the first is 1."""
         return int(self._rows.value("delivery_attempt", self._row) or 1) + self.failures
 
     @property
     def reconsume_times(self) -> int:
-        """How often it has failed before: RocketMQ's word, one less than delivery_attempt."""
+        """Earlier failures (RocketMQ's name); one less than ``delivery_attempt``."""
         return self.delivery_attempt - 1
 
 
 def messages_of(
     table: pa.Table, topic: str, *, queues: dict[int, "ProcessQueue"]
 ) -> dict[int, list[ReceivedMessage]]:
-    """The rows of a pull as messages, of each queue in order.
+    """Return the rows of a pull as messages, by queue_id, in order within each queue.
 
     Args:
-        table: schema.RECEIVED, or schema.READ, of queues that are in ``queues``.
-        queues: by queue_id.
+        table: schema.RECEIVED or schema.READ; all queue ids are in ``queues``.
+        topic: the topic of the messages.
+        queues: the holders of the messages, by queue_id.
     """
     rows = Rows(topic, table)
     by_queue: dict[int, list[ReceivedMessage]] = {}

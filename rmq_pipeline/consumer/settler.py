@@ -1,11 +1,11 @@
-"""Telling the broker what became of messages: in batches, by one thread, until it has answered."""
+"""Settling of messages at the broker: in batches, by one thread, until the broker answers."""
 
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -13,7 +13,6 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
-from rmq_pipeline.consumer.verbs import DeliveryVerbs
 from rmq_pipeline.errors import (
     BusyError,
     OperatorError,
@@ -21,18 +20,18 @@ from rmq_pipeline.errors import (
     RocketMQError,
 )
 from rmq_pipeline.text import speakable
+from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: Between two calls to the broker: what is settled meanwhile goes with the second. Nobody waits for
-#: that: who would says ``hurry``.
+#: Minimum time between two calls, so that results are batched; ``hurry`` skips it.
 GAP_S: Final = 0.025
-#: Before a call is made again that had no answer, or that the broker had no room for.
+#: Pause before a call is repeated that had no reply or that the broker was too busy for.
 PAUSE_S: Final = 0.2
-#: Before results are told again that were refused for good, as it seems; doubled up to the second.
+#: Pause before refused results are sent again, doubled each time up to the maximum.
 REFUSED_S: Final = 1.0
 REFUSED_MOST_S: Final = 30.0
-#: For how long leases are taken that somebody renews, and how often that is done.
+#: Duration of renewed leases, and interval of the renewals.
 LEASE_MS: Final = 30_000
 RENEW_S: Final = 10.0
 
@@ -41,61 +40,66 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Messages of one call of the listener that had the same outcome."""
+    """Messages of one call of the listener with the same outcome."""
 
     messages: Sequence[ReceivedMessage]
-    #: ack, retry, dead_letter, or give_up: the last failure, the group says what becomes of them.
+    #: "ack", "retry", "dead_letter", "give_up" (the last failure; the group's on_failure applies),
+    #: or "retry_in_place" (the attempt counts, the lease stays).
     outcome: str = "ack"
-    #: Of a retry; None: the group's backoff.
+    #: Delay of a retry; None: the group's backoff.
     retry_after_ms: int | None = None
     reason: str = ""
     error_type: str = ""
 
 
 class Settling(Protocol):
-    """Where results of the listener go."""
+    """Receiver of the listener's results."""
 
     def settle(self, *parts: Part) -> None:
-        """What became of the messages of one call: all of it, or none."""
+        """Settle the messages of one call, atomically."""
+        ...
+
+    def count(self, part: Part) -> None:
+        """Count a failed attempt of messages that stay here for the next try."""
         ...
 
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages that the listener never got are for others."""
+        """Release messages that the listener never got."""
         ...
 
     def hurry(self) -> None:
-        """Somebody waits for what the broker gives once it knows of what was settled."""
+        """Settle pending results at once, because a worker waits for new messages."""
         ...
 
 
 class Settler:
-    """Settles what was leased; the results of one call always in one call to the broker.
+    """Settler of leased messages; settles the results of one listener call in one broker call.
 
-    A receipt that the broker refuses has ended: the message is somebody else's, or comes again. The
-    other results of that call then go one by one. What is refused for another reason, a right that
-    was taken away for instance, is kept and told again; who closes meanwhile leaves it to others.
+    If the broker refuses a receipt, its lease has ended and the message is redelivered. The other
+    results of that call are then settled one by one. Results refused for another reason, such as
+    a revoked permission, are retried until ``close``; then their messages are redelivered.
     """
 
     def __init__(
         self,
-        verbs: DeliveryVerbs,
+        verbs: Verbs,
         group: str,
         *,
         held: Callable[[], Iterable[ReceivedMessage]] | None = None,
     ) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            held: messages whose leases are to be renewed; None: they are long enough.
+            held: returns the messages whose leases must be renewed; None: no renewals.
         """
         self._verbs, self._group, self._held = verbs, group, held
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._renewed_at = self._called_at = time.monotonic()
-        #: What was refused for another reason than its receipt, and when it is told again.
+        #: Results refused for another reason than their receipt, and the time of the next try.
         self._refused: list[_Results] = []
         self._refused_until = 0.0
         self._refused_s = REFUSED_S
-        #: No call is made again after this moment, when it is closed.
+        #: No call is repeated after this time, which ``close`` sets.
         self._give_up_at = float("inf")
         self._closing = threading.Event()
         self._hurried = threading.Event()
@@ -103,22 +107,26 @@ class Settler:
         self._thread.start()
 
     def settle(self, *parts: Part) -> None:
-        """Tell the broker, soon."""
+        """Settle the messages of one call, in the background."""
         for part in parts:
             _each_queue(part.messages, lambda held, ours: held.remove(ours, unsettled=True))
         self._work.put(_Results(parts))
 
+    def count(self, part: Part) -> None:
+        """Count a failed attempt, in the background; the messages stay leased."""
+        self._work.put(_Results([replace(part, outcome="retry_in_place")]))
+
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Give messages back, soon; their attempt is not counted."""
+        """Release messages, in the background; their attempt is not counted."""
         if messages:
             self._work.put(_GivenBack(messages))
 
     def hurry(self) -> None:
-        """Wait for no more results to go with those there are."""
+        """Settle pending results without waiting for more."""
         self._hurried.set()
 
     def close(self, timeout_s: float) -> None:
-        """Tell the broker everything, then end; what it has not answered by then is lost to it."""
+        """Settle everything and stop; messages unsettled after the timeout are redelivered."""
         self._give_up_at = time.monotonic() + timeout_s
         self._work.put(None)
         self.hurry()
@@ -129,9 +137,12 @@ class Settler:
     def _run(self) -> None:
         while True:
             work, goes_on = self._next()
-            results = [each for each in work if isinstance(each, _Results)]
+            counted = [each for each in work if isinstance(each, _Results) and each.is_counted]
+            results = [each for each in work if isinstance(each, _Results) and not each.is_counted]
             if not goes_on or time.monotonic() >= self._refused_until:
                 results, self._refused = self._refused + results, []
+            if counted:  # in a call of their own: a receipt may appear once per call
+                self._divide(counted, self._settle, refused=self._uncounted)
             if results:
                 self._called_at = time.monotonic()
                 self._send(results)
@@ -146,7 +157,7 @@ class Settler:
                 self._renew(list(self._held()))
 
     def _next(self) -> "tuple[list[_Work], bool]":
-        """What is to be done now; and whether there may be more."""
+        """Wait for work; return it, and False if it is the last."""
         work: list[_Work] = []
         moments = [self._refused_until] if self._refused else []
         if self._held is not None:
@@ -171,7 +182,7 @@ class Settler:
 
     def _send(self, results: "Sequence[_Results]") -> None:
         def refused(one: _Results, error: Exception) -> None:
-            """Each message of the call for itself: its results do not hold as one."""
+            """Settle the messages of a refused call one by one."""
             if not isinstance(error, ReceiptHandleError):
                 self._keep(one, error)
             elif len(one.messages) == 1:
@@ -193,11 +204,11 @@ class Settler:
             self._refused_s = REFUSED_S
 
     def _keep(self, one: "_Results", error: Exception) -> None:
-        """Refused, and not for its receipt: it is told again."""
+        """Retain results that were refused for another reason than a receipt, for a retry."""
         if not self._refused:
             log.error(
-                "group %s cannot settle, and tries again until it is closed; what is closed"
-                " unsettled comes again: %s",
+                "group %s cannot settle and retries until it closes; then unsettled messages are"
+                " redelivered: %s",
                 self._group,
                 error,
                 exc_info=None if isinstance(error, RocketMQError) else error,
@@ -207,14 +218,19 @@ class Settler:
     def _close_unsettled(self) -> None:
         if self._refused:
             count = sum(len(one.messages) for one in self._refused)
-            log.warning("group %s closes: %d unsettled messages come again", self._group, count)
+            log.warning("group %s closes: redelivering %d unsettled messages", self._group, count)
             for one in self._refused:
                 _each_queue(one.messages, lambda held, ours: held.settled(len(ours)))
 
     def _goes_on(self, message: ReceivedMessage, error: Exception) -> None:
-        """What is not given back, or not renewed, comes again when its lease ends."""
+        """Log a failed release or renewal; the message is redelivered when its lease ends."""
         if not isinstance(error, ReceiptHandleError):
             log.warning("group %s leaves %r leased: %s", self._group, message, error)
+
+    def _uncounted(self, one: "_Results", error: Exception) -> None:
+        """Log an attempt that was not counted; the messages get one more attempt."""
+        level = logging.INFO if isinstance(error, ReceiptHandleError) else logging.WARNING
+        log.log(level, "group %s: the failure of %r is not counted: %s", self._group, one, error)
 
     def _settle(self, results: "Sequence[_Results]") -> None:
         parts = [part for one in results for part in one.parts]
@@ -248,7 +264,7 @@ class Settler:
         *,
         refused: Callable[[_T, Exception], None],
     ) -> None:
-        """Make a call for all items; for halves of them while the broker refuses some."""
+        """Make a call for all items, and bisect them while the broker refuses."""
         if not items or (refusal := self._refusal(lambda: call(items))) is None:
             return
         if len(items) == 1:
@@ -259,7 +275,7 @@ class Settler:
         self._divide(items[middle:], call, refused=refused)
 
     def _refusal(self, call: Callable[[], None]) -> Exception | None:
-        """Make a call until it has an answer; why it was refused."""
+        """Repeat a call until it has a reply; return the refusal, or None."""
         silent = False
         while True:
             try:
@@ -269,10 +285,10 @@ class Settler:
                     log.warning("group %s settles later: %s", self._group, error)
                 silent = True
                 if time.monotonic() >= self._give_up_at:
-                    log.warning("group %s closes unsettled: its messages come again", self._group)
+                    log.warning("group %s closes unsettled: messages are redelivered", self._group)
                     return None
                 self._closing.wait(PAUSE_S)
-            except Exception as error:  # noqa: BLE001 - what others settle must not wait for it
+            except Exception as error:  # noqa: BLE001 - other results must still be settled
                 return error
             else:
                 return None
@@ -280,16 +296,21 @@ class Settler:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """What became of the messages of one call."""
+    """Results of one listener call."""
 
     parts: Sequence[Part]
+
+    @property
+    def is_counted(self) -> bool:
+        """True if an attempt is counted and the messages stay leased."""
+        return self.parts[0].outcome == "retry_in_place"
 
     @property
     def messages(self) -> list[ReceivedMessage]:
         return [message for part in self.parts for message in part.messages]
 
     def singles(self) -> "list[_Results]":
-        """The same, for each message alone."""
+        """Split the results into one per message."""
         return [
             _Results([Part([m], part.outcome, part.retry_after_ms, part.reason, part.error_type)])
             for part in self.parts
@@ -309,7 +330,7 @@ def _each_queue(
     messages: Sequence[ReceivedMessage],
     act: Callable[[ProcessQueue, Sequence[ReceivedMessage]], Any],
 ) -> None:
-    """Do something for the messages of each queue; nearly always there is one."""
+    """Call ``act`` for the messages of each queue; optimized for a single queue."""
     first = messages[0].queue
     if all(message.queue is first for message in messages):
         act(first, messages)
@@ -322,7 +343,7 @@ def _each_queue(
 
 
 def _outcomes(parts: Sequence[Part]) -> pa.Table:
-    """The table of schema.OUTCOME."""
+    """Build the table of outcomes, columns of schema.OUTCOME."""
     rows: dict[str, list[Any]] = {
         name: [] for name in ("receipt_handle", "outcome", "retry_after_ms", "reason", "error_type")
     }

@@ -1,4 +1,4 @@
-"""How fast a consumer pulls and consumes, by topic (semantics §6.11)."""
+"""Counts and rates of pulls and calls, by topic (semantics §6.11)."""
 
 import threading
 from collections import deque
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-#: What rates are about: the last minute, noted each second.
+#: Rates cover the last minute, with one sample per second.
 WINDOW_MS: Final = 60_000
 _GAP_MS: Final = 1_000
 
 
 @dataclass(slots=True)
 class Totals:
-    """What has been counted of a topic so far."""
+    """Counts of a topic since the start of the consumer."""
 
     consumed: int = 0
     failed: int = 0
@@ -25,17 +25,17 @@ class Totals:
 
 
 class Statistics:
-    """Counts of every topic, and rates over the last minute; for any number of threads."""
+    """Counts by topic, and rates over the last minute; thread-safe."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._totals: dict[str, Totals] = {}
-        #: Of each topic what had been counted at some moments of the last minute.
+        #: Samples of each topic's counts in the last minute: (time in ms, counts).
         self._earlier: dict[str, deque[tuple[int, Totals]]] = {}
 
     def consumed(self, topic: str, *, done: int, failed: int, took_ms: float) -> None:
-        """A listener was called with ``done + failed`` messages."""
+        """Record a call of the listener with ``done + failed`` messages."""
         with self._lock:
             totals = self._of(topic)
             totals.consumed += done
@@ -44,7 +44,7 @@ class Statistics:
             totals.call_ms += took_ms
 
     def pulled(self, topic: str, *, messages: int, took_ms: float) -> None:
-        """A pull brought messages, one at least."""
+        """Record a pull that returned at least one message."""
         with self._lock:
             totals = self._of(topic)
             totals.pulled += messages
@@ -52,23 +52,23 @@ class Statistics:
             totals.pull_ms += took_ms
 
     def totals(self, topic: str) -> Totals:
-        """What has been counted since the consumer began."""
+        """Return the counts of a topic since the start of the consumer."""
         with self._lock:
             return replace(self._of(topic))
 
     def report(self, topic: str) -> dict[str, Any]:
-        """Rates per second and mean times in ms, over the last minute."""
+        """Return rates per second and mean times in ms, over the last minute."""
         now_ms = self._now_ms()
         with self._lock:
             now = replace(self._of(topic))
             earlier = self._earlier[topic]
-            if now_ms < earlier[-1][0]:  # the clock was set back: rates begin anew
+            if now_ms < earlier[-1][0]:  # the clock was set back: restart the samples
                 earlier.clear()
                 earlier.append((now_ms, now))
             while len(earlier) > 1 and earlier[1][0] <= now_ms - WINDOW_MS:
                 earlier.popleft()
             since_ms, then = earlier[0]
-            # Of a moment there is no rate: the first messages are those of a second.
+            # Divide by at least one second, so that the first report has finite rates.
             seconds = max(now_ms - since_ms, _GAP_MS) / 1000
             if now_ms - earlier[-1][0] >= _GAP_MS:
                 earlier.append((now_ms, now))

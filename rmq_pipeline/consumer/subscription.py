@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic."""
+"""Subscription of a consumer to a topic."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from rmq_pipeline.filter.expression import compile_filter
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A topic and a filter; a filter that does not parse is refused here, not at the broker."""
+    """Topic with a filter; an invalid filter raises here, before any call to the broker."""
 
     topic: str
-    #: ``*`` or tags joined by ||; or a condition on properties.
+    #: ``*``, tags joined by ||, or a SQL92 condition.
     filter: str = "*"
-    #: tag or sql92.
+    #: "tag" or "sql92".
     filter_type: str = "tag"
 
     def __post_init__(self) -> None:

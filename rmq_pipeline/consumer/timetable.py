@@ -1,4 +1,4 @@
-"""Things to do later, or again and again, in one thread."""
+"""Scheduler of delayed and periodic actions, in one thread."""
 
 import itertools
 import logging
@@ -11,12 +11,12 @@ from rmq_pipeline.clock import Clock
 
 log = logging.getLogger(__name__)
 
-#: It takes no time to speak of: others are due as well.
+#: Must return quickly: all actions share one thread.
 Action = Callable[[], None]
 
 
 class Timetable:
-    """Does what is due when it is; an action that raises is logged, and the others go on."""
+    """Scheduler thread; an exception of an action is logged, and the other actions continue."""
 
     def __init__(self, clock: Clock, *, name: str) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Timetable:
         self._thread.start()
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Do something once, ``delay_ms`` from now."""
+        """Run an action once, ``delay_ms`` from now."""
         entry = (self._clock.now_ms() + delay_ms, next(self._numbers), action)
         with self._changed:
             heappush(self._due, entry)
@@ -36,7 +36,7 @@ class Timetable:
                 self._changed.notify_all()
 
     def every(self, interval_ms: int, action: Action) -> None:
-        """Do something again and again, so long after the last time."""
+        """Run an action repeatedly, ``interval_ms`` after the end of its last run."""
 
         def again() -> None:
             try:
@@ -47,7 +47,7 @@ class Timetable:
         self.after(interval_ms, again)
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Stop the thread; pending actions do not run."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -62,12 +62,12 @@ class Timetable:
                 log.exception("%r failed", action)
 
     def _next(self) -> Action | None:
-        """The first action that is due, once it is; None when closed."""
+        """Wait for the next due action and return it; None after ``close``."""
         with self._changed:
             while not self._closed:
                 at_ms = self._due[0][0] if self._due else None
                 if at_ms is not None and at_ms <= self._clock.now_ms():
                     return heappop(self._due)[2]
-                # An earlier one, or ``close``, wakes it too.
+                # An earlier action or ``close`` also ends the wait.
                 self._clock.wait_until(self._changed, at_ms)
             return None

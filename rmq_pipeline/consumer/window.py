@@ -1,4 +1,4 @@
-"""A window without a JVM: message groups are handled side by side on threads of this process."""
+"""Thread engine: handles the message groups of a window on threads of this process."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Final, Self
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from rmq_pipeline.consumer.apart import Apart, begun
+from rmq_pipeline.consumer.subprocess_handler import SubprocessHandler, start_subprocess
 from rmq_pipeline.handling import run, sink
 from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.group_walk import rare_collections, walk
@@ -17,31 +17,30 @@ from rmq_pipeline.handling.harvest import Walked
 from rmq_pipeline.handling.report import WindowReport
 from rmq_pipeline.handling.run import Terms
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.verbs import Verbs
 from rmq_pipeline.handling.worked import FILES, Piece, Worked, gathered, pieces
+from rmq_pipeline.verbs import Verbs
 
-#: So that a thread whose message groups are done finds others, when those of another take long.
+#: Several parts per thread, so that a thread that is done can help with slow parts.
 PARTS_PER_THREAD: Final = 8
-#: Handlers in Python may well wait for others. Two batches may have been received before the first
-#: of them is settled, and one message group is one thread's: of messages that take 37 s each, twice
-#: 16 take 1,184 s, and a run is ended after 1,200 s. Where they take 1 ms, it soon has all that a
-#: batch may have: 16, 128, 1,024, 8,192, 20,000.
+#: Size of the first batch. Two batches may be received before the first is settled, and one thread
+#: handles a whole message group. With 37 s per message, twice 16 take 1,184 s, below the limit of
+#: 1,200 s for a run. With 1 ms per message, batches grow quickly: 16, 128, 1,024, 8,192, 20,000.
 FIRST_ROWS: Final = 16
 
 
 class ThreadEngine:
-    """A context manager: its threads live as long as the window, and so does what is local to them.
+    """Engine on a thread pool; the threads and their thread-locals live as long as the window.
 
-    The parts of a micro-batch are whole message groups, so that one has a thread to itself. Their
-    rows become one sink file an hour, whatever the number of threads.
+    Each part of a micro-batch has whole message groups, so one thread handles a message group. The
+    result rows become one sink file per hour, regardless of the number of threads.
     """
 
     def __init__(self, parallelism: int) -> None:
         self._parts = parallelism * PARTS_PER_THREAD if parallelism > 1 else 1
         self._threads = parallelism
         self._pool = ThreadPoolExecutor(parallelism, thread_name_prefix="handler")
-        #: Once it was asked for; None: it cannot be had.
-        self._apart: list[Apart | None] = []
+        #: Subprocess for the handler, created at first use; [None] if it cannot start.
+        self._subprocess: list[SubprocessHandler | None] = []
 
     def __enter__(self) -> Self:
         return self
@@ -53,31 +52,31 @@ class ThreadEngine:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for apart in self._apart:
-            if apart is not None:
-                apart.close()
+        for handler in self._subprocess:
+            if handler is not None:
+                handler.close()
 
     @property
     def first_rows(self) -> int:
-        """Few: each may take seconds."""
+        """Size of the first batch; small, because a message may take seconds."""
         return FIRST_ROWS
 
     @property
     def least_rows(self) -> int:
-        """One: a batch costs next to nothing beside its calls."""
+        """Minimum size of a batch; 1, because a batch has little overhead."""
         return 1
 
     @property
     def at_once(self) -> int:
-        """A part for each thread."""
+        """Number of parts that run in parallel: one per thread."""
         return self._threads
 
     def parts(self, rows: int) -> int:
-        """Some for each thread."""
+        """Return the number of parts for a batch of ``rows`` messages."""
         return min(self._parts, rows)
 
     def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:
-        """The walks of all parts; once it is to stop, no further one is begun."""
+        """Return a function that handles all parts; ``stopping`` cancels parts not yet started."""
 
         def handled(messages: pa.Table, state: pa.Table | None) -> Walked:
             if stopping.is_set():
@@ -86,19 +85,19 @@ class ThreadEngine:
 
         def walk_all() -> Worked:
             parts = work.batch.given(work.state)
-            apart = self._apart_for(work) if work.is_suspect else None
-            if apart is not None:
-                return _worked(work, apart.walk(parts, stopping))
+            handler = self._subprocess_for(work) if work.is_suspect else None
+            if handler is not None:
+                return _worked(work, handler.walk(parts, stopping))
             with rare_collections():
                 walked = list(self._pool.map(handled, *zip(*parts, strict=True)))
             return _worked(work, walked)
 
         return walk_all
 
-    def _apart_for(self, work: Work) -> Apart | None:
-        if not self._apart:
-            self._apart.append(begun(work.rules, threads=self._threads))
-        return self._apart[0]
+    def _subprocess_for(self, work: Work) -> SubprocessHandler | None:
+        if not self._subprocess:
+            self._subprocess.append(start_subprocess(work.rules, threads=self._threads))
+        return self._subprocess[0]
 
 
 def _worked(work: Work, walked: list[Walked]) -> Worked:
@@ -122,14 +121,15 @@ def run_window(
 ) -> WindowReport:
     """Handle a group's messages on threads, in a window of ``handling.run``.
 
-    A handler that ends its process ends the window: no message is to blame, and all come again. The
-    next window has its handler in another process, so that the message it is is found, and fails.
+    A handler that ends its process also ends the window, and all messages are redelivered without
+    a counted attempt. The next window runs the handler in a subprocess, where the fatal message is
+    isolated and fails alone.
 
     Args:
         spec: the consumer.
         verbs: flight.client.Client, or the broker itself.
-        parallelism: threads, each with one message group at a time.
-        terms: as handling.run.Terms says.
+        parallelism: number of threads, each with one message group at a time.
+        terms: see handling.run.Terms.
     """
     with ThreadEngine(parallelism) as engine:
         return run.run_window(spec, verbs, engine=engine, **terms)

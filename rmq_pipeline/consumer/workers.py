@@ -1,4 +1,4 @@
-"""The threads that call the listener, in turns."""
+"""Thread pool that calls the listener."""
 
 import logging
 import queue
@@ -9,15 +9,15 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-#: Something a worker does at a time: a call of the listener, or some.
+#: Unit of work: one or several calls of the listener.
 Turn = Callable[[], None]
 
 
 class Workers:
-    """A pool of threads that take turns in the order they were submitted.
+    """Pool of threads that run turns in the order of submission.
 
-    A turn that lasts long, because the listener hangs, is made up for by one more thread, up to
-    ``most``: so that what hangs costs the others nothing.
+    For each turn that lasts long, because the listener hangs, the pool adds a thread, up to
+    ``most``. So a hanging call does not slow the others down.
     """
 
     def __init__(self, threads: int, *, most: int, stuck_after_ms: int, name: str) -> None:
@@ -28,9 +28,9 @@ class Workers:
         self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._alive: set[threading.Thread] = set()
-        #: When each thread began the turn that it is in.
+        #: Start time of each thread's current turn.
         self._since: dict[threading.Thread, float] = {}
-        #: Threads whose turn lasts long, as of the last look.
+        #: Number of threads with a long turn, as of the last ``look``.
         self.stuck = 0
         self._closing = False
         self._open = threading.Event()
@@ -39,41 +39,41 @@ class Workers:
             self._start()
 
     def submit(self, turn: Turn) -> None:
-        """Let a worker do something, behind all that waits."""
+        """Append a turn to the queue."""
         self._turns.put(turn)
 
     @property
     def idle(self) -> bool:
-        """Whether no turn waits for a worker."""
+        """True if no turn waits for a worker."""
         return self._turns.empty()
 
     @property
     def alive(self) -> int:
-        """How many threads there are."""
+        """Number of threads."""
         return len(self._alive)
 
     def goes_on(self) -> bool:
-        """Asked in a turn of several steps before each: whether it may take the next one.
+        """Return True if the current turn may continue with its next step.
 
-        A turn that asks is not stuck.
+        The call also marks the turn as not stuck.
         """
         self._since[threading.current_thread()] = time.monotonic()
         return self._open.is_set() and not self._closing
 
     def includes_caller(self) -> bool:
-        """Whether it is one of these threads that asks."""
+        """Return True if the calling thread belongs to the pool."""
         return threading.current_thread() in self._alive
 
     def hold(self) -> None:
-        """Begin no turn until ``go_on``."""
+        """Start no turn until ``go_on``."""
         self._open.clear()
 
     def go_on(self) -> None:
-        """Begin turns again."""
+        """Start turns again after ``hold``."""
         self._open.set()
 
     def look(self) -> None:
-        """Make up for turns that last long; to be called now and then."""
+        """Add threads for long turns; call it periodically."""
         long_ago = time.monotonic() - self._stuck_after_s
         with self._lock:
             self.stuck = sum(since < long_ago for since in list(self._since.values()))
@@ -82,7 +82,7 @@ class Workers:
             self._start()
 
     def close(self, timeout_s: float) -> bool:
-        """Begin no turn more; whether those that ran have ended within the time."""
+        """Stop the pool; return True if all running turns ended within the timeout."""
         with self._lock:
             self._closing = True
             alive = list(self._alive)
@@ -91,7 +91,7 @@ class Workers:
             self._turns.put(None)
         give_up_at = time.monotonic() + timeout_s
         for thread in alive:
-            # A listener may close its own consumer.
+            # A listener may close its own consumer, so a thread does not wait for itself.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up_at - time.monotonic()))
         own = threading.current_thread()
@@ -100,7 +100,7 @@ class Workers:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         with self._lock:
-            # ``close`` has counted those that are to end, and waits for them.
+            # ``close`` has counted the threads that it waits for, so add none afterwards.
             if not self._closing:
                 self._alive.add(thread)
                 thread.start()
@@ -123,7 +123,7 @@ class Workers:
             self._alive.discard(own)
 
     def _surplus(self, own: threading.Thread) -> bool:
-        """Whether this thread made up for one that has come back."""
+        """Return True if this thread replaced a stuck one that has recovered."""
         if len(self._alive) <= self.threads:
             return False
         with self._lock:

@@ -112,7 +112,7 @@ def reader(verbs: Broker, tmp_path: Path) -> Iterator[Open]:
 def read(consumer: PullConsumer, count: int, **how: Any) -> list[int]:
     """The numbers of so many messages, as they come."""
     found: list[int] = []
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 60
     while len(found) < count and time.monotonic() < give_up_at:
         found += numbers(consumer.poll(0.2, **how))
     return found

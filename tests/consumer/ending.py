@@ -15,7 +15,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.handler import Handler, Outcome
 from rmq_pipeline.handling.report import WindowReport
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.verbs import Verbs
+from rmq_pipeline.verbs import Verbs
 
 TOPIC, GROUP = "steps", "walkers"
 #: What a process ends with that the handler has ended.

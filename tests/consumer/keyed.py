@@ -11,6 +11,7 @@ from rmq_pipeline.consumer.calling import Calling
 from rmq_pipeline.consumer.hooks import Hooks
 from rmq_pipeline.consumer.listener import Result
 from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.consumer.retries import Retries
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.timetable import Timetable
 from rmq_pipeline.consumer.workers import Workers
@@ -30,8 +31,16 @@ class Setup:
         max_attempts: int = 3,
         gives_back_behind: bool = False,
         key_of: Any = by_message_group,
+        suspend_ms: int | None = 1000,
+        backoff_ms: tuple[int, ...] = (1000,),
     ) -> None:
         self.clock = ManualClock()
+        #: As the broker describes it.
+        self.group: dict[str, Any] = {
+            "max_attempts": max_attempts,
+            "backoff": "customized",
+            "backoff_ms": list(backoff_ms),
+        }
         self.settled = Settled()
         self.calls: list[tuple[Hashable, list[int]]] = []
         self.locked = True
@@ -52,8 +61,8 @@ class Setup:
             timetable=self.timetable,
             holds=lambda _: self.locked,
             batch=batch,
-            suspend_ms=1000,
-            max_attempts=max_attempts,
+            suspend_ms=suspend_ms,
+            retries=Retries(lambda: self.group, known=self.group, clock=self.clock),
             gives_back_behind=gives_back_behind,
         )
         self.queue = held_queue()

@@ -58,6 +58,7 @@ class Settled:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
+        self.counted: list[tuple[int, str]] = []
         self.given_back: list[int] = []
         self.hurried = False
         self._lock = threading.Lock()
@@ -69,6 +70,9 @@ class Settled:
             for part in parts:
                 for message in part.messages:
                     message.queue.remove([message])
+
+    def count(self, part: Part) -> None:
+        self.counted += [(message.queue_offset, part.reason) for message in part.messages]
 
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         self.given_back += [message.queue_offset for message in messages]

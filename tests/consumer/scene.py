@@ -63,13 +63,16 @@ class Load(threading.Thread):
         self.join()
 
     def _send(self, messages: pa.Table) -> None:
-        while not self._over.is_set():
+        """Send until it is answered, after ``stop`` too: only what was answered counts as sent."""
+
+        def answered() -> bool:
             try:
                 self._client.send(TOPIC, messages)
             except BrokerUnavailableError:
-                self._over.wait(TURN_S)
-            else:
-                return
+                return False
+            return True
+
+        until(answered, within_s=120, what="a broker that takes the messages")
 
 
 @dataclass(frozen=True)

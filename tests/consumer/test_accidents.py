@@ -18,8 +18,8 @@ from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.consumer.subscription import Subscription
-from rmq_pipeline.consumer.verbs import Verbs
 from rmq_pipeline.errors import QueueLockedError, StorageError
+from rmq_pipeline.verbs import Verbs
 from tests.consumer.between import Between
 from tests.consumer.conftest import FAST, SMALL, bodies
 from tests.consumer.pieces import Gate

@@ -13,7 +13,7 @@ import pytest
 from rmq_pipeline.consumer.by_key import UNLOCKED_MS, by_keys, by_message_group
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from tests.consumer.keyed import Setup
-from tests.consumer.pieces import Gate, held_queue, received
+from tests.consumer.pieces import Gate, held_queue, received, repeat
 from tests.waiting import until
 
 
@@ -67,6 +67,8 @@ def test_as_many_keys_are_worked_on_at_once_as_there_are_workers(setups: list[Se
 
     setup.arrive("abcd")
     setup.ended()
+
+    assert sorted(setup.settled.offsets("ack")) == [0, 1, 2, 3]
 
 
 def test_of_the_keys_that_stand_in_line_the_one_with_the_oldest_message_is_next(
@@ -263,3 +265,49 @@ def test_a_key_that_pauses_or_hangs_cannot_go_on(setups: list[Setup]) -> None:
     setup.workers.stuck = 1
     assert setup.service.is_starving()
     gate.open()
+
+
+def paused_for_an_hour(setups: list[Setup]) -> Setup:
+    """A key that pauses for its first message, whose queue was given up and came back."""
+
+    def fail(messages: Any, _: Any) -> str | None:
+        return None if messages[0].queue_offset == 0 else "success"
+
+    setup = Setup(fail, max_attempts=17, suspend_ms=None, backoff_ms=(3_600_000,))
+    setups.append(setup)
+    setup.arrive("aa")
+    assert setup.suspended_ms() == 3_600_000
+    setup.queue.drop()
+    setup.queue = held_queue()
+    return setup
+
+
+def test_a_key_pauses_no_longer_than_the_message_that_failed_is_held(setups: list[Setup]) -> None:
+    setup = paused_for_an_hour(setups)
+
+    setup.arrive("aa", start=1)  # another member has handled the first
+    setup.ended()
+    setup.clock.advance(3_600_000)  # the pause that was left does nothing more
+    setup.arrive("ab", start=3)
+    setup.ended()
+
+    assert setup.of("a") == [[0], [1], [2], [3]]
+    assert setup.service._runnable == 0
+
+
+@pytest.mark.parametrize(("attempt", "goes_on"), [(2, False), (1, True)])
+def test_a_message_that_comes_again_after_its_failure_waits_for_the_rest_of_its_pause(
+    setups: list[Setup], attempt: int, goes_on: bool
+) -> None:
+    setup = paused_for_an_hour(setups)
+
+    # At its first attempt it was reset: whoever did that wants it now.
+    again = received(setup.queue, [0, 1], message_group="a", delivery_attempt=attempt)
+    setup.workers.hold()
+    setup.service.arrived(setup.queue, again)
+    assert setup.service._runnable == int(goes_on)
+    setup.workers.go_on()
+
+    until(lambda: setup.of("a") == [[0]] * (1 + goes_on))
+    hour = 3_600_000
+    repeat(lambda: setup.clock.advance(hour), lambda: len(setup.calls) > 1 + goes_on)

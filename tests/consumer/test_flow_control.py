@@ -77,6 +77,11 @@ def test_a_threshold_below_one_is_refused(name: str) -> None:
         Thresholds(**{name: 0})
 
 
+def test_a_threshold_of_minus_one_is_unset() -> None:
+    assert Thresholds(-1, -1, -1, -1, -1) == Thresholds()
+    assert Thresholds(messages=5, topic_messages=-1).of_queue(3).messages == 5
+
+
 def test_a_pull_asks_for_no_more_than_fits() -> None:
     sizes = Sizes()
     assert sizes.fit(1) == FIRST_PULL

@@ -66,7 +66,9 @@ def test_a_disk_without_room_is_an_error_of_storage(
     offsets = FileOffsets(verbs, file, start_from="first")
     monkeypatch.setattr(OffsetFile, "put", full)
 
-    with pytest.raises(StorageError, match=r"not kept in .*offsets\.json.*No space left"):
+    with pytest.raises(
+        StorageError, match=r"could not be written to .*offsets\.json.*No space left"
+    ):
         offsets.commit({MessageQueue("t", BROKER_NAME, 0): (ANYWHERE, 1)})
 
 

@@ -82,7 +82,7 @@ def test_a_member_that_was_killed_and_comes_back_by_its_name_gets_what_it_had(
     broker.send("t", bodies(0, 10, message_group="one"))
     broker.lock_queues("g", "t", queue_ids=[0, 1, 2, 3], client_id="worker")
     had = broker.receive(
-        "t", "g", limit=9, client_id="worker", invisible_duration_ms=HOUR_MS, queue_ids=[0, 1, 2, 3]
+        "g", "t", limit=9, client_id="worker", invisible_duration_ms=HOUR_MS, queue_ids=[0, 1, 2, 3]
     )
     heard = Heard()
 

@@ -37,7 +37,16 @@ def test_a_delay_level_says_when_messages_come_again() -> None:
 
 @pytest.mark.parametrize(
     ("asked_ms", "suspended_ms"),
-    [(None, 1000), (0, 10), (9, 10), (10, 10), (500, 500), (30_000, 30_000), (30_001, 30_000)],
+    [
+        (None, 1000),
+        (-1, 1000),
+        (0, 10),
+        (9, 10),
+        (10, 10),
+        (500, 500),
+        (30_000, 30_000),
+        (30_001, 30_000),
+    ],
 )
 def test_a_suspension_is_ten_milliseconds_to_thirty_seconds(
     asked_ms: int | None, suspended_ms: int
@@ -47,5 +56,6 @@ def test_a_suspension_is_ten_milliseconds_to_thirty_seconds(
 
 def test_the_consumer_may_say_how_long_a_suspension_is() -> None:
     assert suspension_ms(None, usual_ms=50) == 50
+    assert suspension_ms(-1, usual_ms=50) == 50
     assert suspension_ms(None, usual_ms=1) == 10
     assert suspension_ms(20, usual_ms=50) == 20

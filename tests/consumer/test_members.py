@@ -42,7 +42,7 @@ def _mostly_long(*quick: tuple[str, str]) -> list[Any]:
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     "scene",
-    _mostly_long(("queue", "none"), ("key", "message_group"), ("concurrently", "none")),
+    _mostly_long(("queue", "none"), ("key", "message_group")),
     ids="-of-".join,
     indirect=True,
 )
@@ -75,7 +75,7 @@ def test_a_group_changes_under_load(scene: Scene, request: pytest.FixtureRequest
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     "scene",
-    _mostly_long(("key", "message_group"), ("pull", "none")),
+    _mostly_long(("pull", "none")),
     ids="-of-".join,
     indirect=True,
 )
@@ -99,17 +99,20 @@ def test_the_broker_of_a_group_is_killed(scene: Scene, request: pytest.FixtureRe
 
 
 #: As long as it takes until a member that does nothing is gone: seconds instead of minutes, with
-#: the same between a lock's trust, a lock and a member.
+#: the same between a lock's trust, a lock and a member. Machines of CI stood still for 12 s.
 HASTY: Final = {
-    "settings": {"member_timeout_ms": 6_000},
-    "pace": {"lock_ms": 6_000, "renew_s": 0.5, "first_renew_s": 0.5},
+    "settings": {"member_timeout_ms": 24_000},
+    "pace": {"lock_ms": 24_000, "renew_s": 0.5, "first_renew_s": 0.5},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    "scene", [("queue", "none", HASTY), ("key", "none", HASTY)], ids=["queue", "key"], indirect=True
+    "scene",
+    [("queue", "none", HASTY), pytest.param(("key", "none", HASTY), marks=pytest.mark.long)],
+    ids=["queue", "key"],
+    indirect=True,
 )
 def test_a_member_that_stood_still_works_on_nothing_of_others(
     scene: Scene, request: pytest.FixtureRequest
@@ -122,7 +125,7 @@ def test_a_member_that_stood_still_works_on_nothing_of_others(
 
     scene.members["a"].send_signal(signal.SIGSTOP)
     in_flight = _in_flight(scene, "a")
-    until(lambda: scene.holders() == {"b"}, within_s=60, what="all queues with b")
+    until(lambda: scene.holders() == {"b"}, within_s=150, what="all queues with b")
     scene.wait_for_calls(100, "b")
     scene.members["a"].send_signal(signal.SIGCONT)
     scene.wait_for_calls(100, "a", "b")
@@ -139,12 +142,15 @@ def test_a_member_that_stood_still_works_on_nothing_of_others(
     assert len(stale) <= THREADS
     assert {call.member for call in stale} <= {"a"}
     rest = [call for call in calls if call not in stale]
+    print(f"not within a lock: {stale}\nlocks: {held}")
     _check(scene, rest, _twice(rest, allowed=begun & in_flight), order=order)
 
 
 def _check(scene: Scene, calls: list[Call], twice: set[Place], *, order: str) -> None:
     """Nothing is lost, and what the consumers' order promises holds."""
-    assert {call.body for call in calls} == set(scene.load.sent), "nothing is lost"
+    called, sent = {call.body for call in calls}, set(scene.load.sent)
+    assert not sent - called, "nothing is lost"
+    assert not called - sent, "nothing comes that was not sent"
     if order in ("queue", "pull"):
         _check_order(calls, twice, key_of=lambda call: call.place[0], at=lambda c: c.place[1])
     if order != "concurrently":

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from rmq_pipeline.consumer import membership
 from rmq_pipeline.consumer.membership import Membership
-from rmq_pipeline.consumer.verbs import MembershipVerbs
+from rmq_pipeline.verbs import Verbs
 from tests.consumer.pieces import Gate
 from tests.waiting import until
 
@@ -57,7 +58,7 @@ class Setup:
         self.topics = ["one"]
         self.known: list[set[str]] = []
         self.membership = Membership(
-            cast(MembershipVerbs, self.hub),
+            cast(Verbs, self.hub),
             group="g",
             client_id="a",
             topics=lambda: list(self.topics),
@@ -75,6 +76,21 @@ def setup() -> Iterator[Setup]:
     setup = Setup()
     yield setup
     setup.membership.leave()
+
+
+def test_a_heartbeat_waits_at_the_broker_from_the_first_moment_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that dies before is missed after 120 s only, and its queues stand."""
+    monkeypatch.setattr(membership, "_GAP_S", 60.0)
+    setup = Setup()
+
+    waits = setup.hub.answer.arrived.wait(10)
+
+    setup.membership._closed.set()
+    setup.hub.answer.open()
+    setup.membership.leave()
+    assert waits
 
 
 def test_an_answer_that_does_not_know_a_new_topic_is_forgotten(setup: Setup) -> None:

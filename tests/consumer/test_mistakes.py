@@ -136,7 +136,7 @@ def test_what_waits_for_a_commit_holds_up_no_one_who_closes(
     assert queues.drop(MessageQueue(name, "rmq", 0))
     running.close()
 
-    assert verbs.receive(name, readers, limit=10).num_rows == 3
+    assert verbs.receive(readers, name, limit=10).num_rows == 3
 
 
 def test_a_start_that_is_refused_leaves_no_threads(
@@ -176,7 +176,7 @@ def leased(verbs: Broker, topic: Make, group: Make) -> Iterator[tuple[Any, ...]]
     name, readers, between = topic(queues=1), group(), Between(verbs)
     verbs.send(name, bodies(0, 3))
     queue = ProcessQueue(MessageQueue(name, "rmq", 0), now_ms=0)
-    messages = messages_of(verbs.receive(name, readers), name, queues={0: queue})[0]
+    messages = messages_of(verbs.receive(readers, name), name, queues={0: queue})[0]
     queue.put(messages)
     settler = Settler(cast(Any, between), readers)
     yield between, queue, settler, readers

@@ -88,7 +88,7 @@ def test_what_fails_is_logged_and_not_given_again(
 
     assert sorted(heard.bodies) == [0, 1, 2, 3]
     assert again.bodies == [4]
-    assert f"goes on without 1 messages from <message {name}/0/1>: gate 7 is shut" in caplog.text
+    assert f"skips 1 failed messages from <message {name}/0/1>: gate 7 is shut" in caplog.text
 
 
 def test_a_restart_goes_on_where_it_was_and_repeats_what_was_not_done(

@@ -52,6 +52,10 @@ def now_and_then(*, share: float = 0.1) -> Callable[..., str]:
     return answer
 
 
+#: How a delivery looks that has failed once where it is.
+SECOND = {"delivery_attempt": 2}
+
+
 @pytest.mark.parametrize(("order", "of_group"), ORDERS)
 def test_order_holds_whatever_fails_and_each_message_is_done_once(
     order: Any, of_group: str, verbs: Broker, topic: Make, group: Make
@@ -120,7 +124,7 @@ def test_without_auto_commit_only_what_was_committed_is_settled(
     with consumer(verbs, readers, name, order="queue").listen(heard):
         until(lambda: len(heard.given) == 8 and unread(verbs, readers) == 2)
 
-    again = verbs.receive(name, readers, limit=9)
+    again = verbs.receive(readers, name, limit=9)
     assert again["body"].to_pylist() == [b"6", b"7"]
     assert again["delivery_attempt"].to_pylist() == [1, 1]
 
@@ -150,7 +154,7 @@ def test_once_another_has_the_lock_nothing_is_given_and_results_are_refused(
             lambda: verbs.unlock_queues(readers, name, queue_ids=[0], client_id="first"),
             lambda: verbs.lock_queues(readers, name, **only) == [0],
         )
-        got = verbs.receive(name, readers, limit=9, queue_ids=[0], client_id="second")
+        got = verbs.receive(readers, name, limit=9, queue_ids=[0], client_id="second")
         until(lambda: before.dropped)
         gate.open()
         heard.wait(3)
@@ -271,6 +275,31 @@ def test_by_key_the_last_failure_ends_as_the_group_says(
 
     assert attempts == [1, 2, 3]
     assert sorted(heard.done) == done
+
+
+def test_by_key_attempts_are_the_brokers_over_restarts_and_in_the_dead_letters(
+    verbs: Broker, topic: Make, group: Make
+) -> None:
+    attempts: list[int] = []
+
+    def fail(messages: Any, _context: Any) -> str:
+        attempts.append(messages[0].delivery_attempt)
+        raise ConnectionError("no database")
+
+    name, readers = topic(queues=1, type="fifo"), group(max_attempts=4, backoff_ms=[1])
+    verbs.send(name, in_groups(1, 1))
+    for until_attempt in (2, 4):
+        settings = {"order": "key", "suspend_ms": None if until_attempt == 4 else 30_000}
+        with consumer(verbs, readers, name, **settings).listen(Heard(fail)):
+            if until_attempt == 2:
+                until(lambda: attempts == [1])
+                until(lambda: rows_of(verbs, "in_flight", readers, "delivery_attempt")[0] == SECOND)
+            else:
+                until(lambda: rows_of(verbs, "dead_letters", readers, "attempts, reason"))
+
+    assert attempts == [1, 2, 3, 4]
+    (letter,) = rows_of(verbs, "dead_letters", readers, "attempts, reason")
+    assert letter == {"attempts": 4, "reason": "no database"}
 
 
 def test_by_key_of_ones_own(verbs: Broker, topic: Make, group: Make) -> None:

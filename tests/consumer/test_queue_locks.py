@@ -165,13 +165,13 @@ def test_taking_a_queue_over_ends_what_was_delivered_of_it(desk: Desk) -> None:
     desk.broker.send("orders", bodies(0, 1))
     desk.one.acquire(QUEUES)
     got = desk.broker.receive(
-        "orders", "readers", queue_ids=[0, 1, 2], client_id="one", invisible_duration_ms=3_600_000
+        "readers", "orders", queue_ids=[0, 1, 2], client_id="one", invisible_duration_ms=3_600_000
     )
     assert got.num_rows == 1
     desk.advance(60)
     desk.other.acquire(QUEUES)
 
-    again = desk.broker.receive("orders", "readers", queue_ids=[0, 1, 2], client_id="other")
+    again = desk.broker.receive("readers", "orders", queue_ids=[0, 1, 2], client_id="other")
 
     assert again["message_id"].to_pylist() == got["message_id"].to_pylist()
     assert again["delivery_attempt"].to_pylist() == [1]

@@ -36,7 +36,7 @@ class Setup:
     def receive(self, n: int, *, invisible_ms: int = 60_000) -> list[ReceivedMessage]:
         self.verbs.send(self.topic, bodies(0, n))
         table = self.verbs.receive(
-            self.topic, self.group, limit=n, invisible_duration_ms=invisible_ms
+            self.group, self.topic, limit=n, invisible_duration_ms=invisible_ms
         )
         messages = messages_of(table, self.topic, queues={0: self.queue})[0]
         self.queue.put(messages)
@@ -167,7 +167,7 @@ def test_a_refused_receipt_takes_no_other_result_along(
 def test_what_is_given_back_comes_at_once_and_uncounted(setup: Setup) -> None:
     setup.settler.give_back(setup.receive(2))
 
-    again = setup.verbs.receive(setup.topic, setup.group, limit=9, wait_ms=20_000)
+    again = setup.verbs.receive(setup.group, setup.topic, limit=9, wait_ms=20_000)
 
     assert again["delivery_attempt"].to_pylist() == [1, 1]
 
@@ -178,7 +178,7 @@ def test_giving_back_what_has_ended_is_nothing(setup: Setup) -> None:
 
     setup.settler.give_back([one, two])
 
-    assert setup.verbs.receive(setup.topic, setup.group, wait_ms=20_000).num_rows == 1
+    assert setup.verbs.receive(setup.group, setup.topic, wait_ms=20_000).num_rows == 1
 
 
 def test_closing_tells_the_broker_all_there_is(setup: Setup) -> None:
@@ -199,7 +199,7 @@ def test_closing_gives_up_on_a_broker_that_is_away(
 
     setup.settler.close(0.1)
 
-    assert "closes unsettled: its messages come again" in caplog.text
+    assert "closes unsettled: messages are redelivered" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_is_refused_for_another_reason_is_told_again_until_it_is_taken(
     setup.settler.settle(Part([three]))
     setup.settled()
 
-    assert f"tries again until it is closed; what is closed unsettled comes again: {error}" in (
+    assert f"retries until it closes; then unsettled messages are redelivered: {error}" in (
         caplog.text
     )
     assert setup.unread() == 1
@@ -249,7 +249,7 @@ def test_what_is_refused_until_the_end_is_told_once_more_and_comes_again(
 
     setup.settler.close(5)
 
-    assert "closes: 2 unsettled messages come again" in caplog.text
+    assert "closes: redelivering 2 unsettled messages" in caplog.text
     assert setup.queue._unsettled == 0
     assert setup.unread() == 2
 

@@ -133,7 +133,7 @@ def test_what_was_leased_of_a_queue_without_its_lock_is_for_others(
     with running:
         assert leased.wait(30)
 
-        until(lambda: broker.receive("t", "g").num_rows == 1)
+        until(lambda: broker.receive("g", "t").num_rows == 1)
 
 
 def sure(held: ProcessQueue) -> ProcessQueue:

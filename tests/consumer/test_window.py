@@ -210,7 +210,7 @@ def test_what_one_thread_keeps_lives_as_long_as_the_window(broker: Broker, run: 
 
 def test_once_it_is_to_stop_no_further_part_is_begun(broker: Broker) -> None:
     send(broker, 400, groups=400)
-    received = broker.receive(TOPIC, GROUP, limit=400, invisible_duration_ms=60_000)
+    received = broker.receive(GROUP, TOPIC, limit=400, invisible_duration_ms=60_000)
     stopping = threading.Event()
     calls: list[int] = []
 

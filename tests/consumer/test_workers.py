@@ -118,7 +118,7 @@ def test_no_thread_that_is_to_make_up_for_another_begins_once_it_closes(
     workers.look()
     gate.open()
 
-    until(lambda: workers.alive == 0, within_s=5, what="each thread is told to end")
+    until(lambda: workers.alive == 0, within_s=60, what="each thread is told to end")
 
 
 def test_closing_waits_for_what_runs_and_begins_nothing_more() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer.apart import Apart, Named, begun
+from rmq_pipeline.consumer.subprocess_handler import Named, SubprocessHandler, start_subprocess
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import MESSAGES, Handler, Outcome
@@ -99,19 +99,19 @@ def forever(messages: pa.Table, _: pa.Table) -> Outcome:
 
 
 def test_nobody_waits_for_a_handler_whose_result_nobody_wants() -> None:
-    apart = begun(Rules(forever, ordered=False), threads=1)
-    assert apart is not None
+    handler = start_subprocess(Rules(forever, ordered=False), threads=1)
+    assert handler is not None
     stopping = threading.Event()
     stopping.set()
 
     with pytest.raises(CancelledError):
-        apart.walk([(MESSAGES.empty_table(), None), (_one(), None)], stopping)
+        handler.walk([(MESSAGES.empty_table(), None), (_one(), None)], stopping)
 
 
 def test_a_process_that_does_not_find_its_handler_does_not_begin() -> None:
     gone = Named("tests.consumer.nowhere", "forever")
 
-    assert not Apart(Rules(gone, ordered=False), threads=1).is_begun()
+    assert not SubprocessHandler(Rules(gone, ordered=False), threads=1).start()
 
 
 def told_and_forever(messages: pa.Table, state: pa.Table) -> Outcome:
@@ -122,12 +122,12 @@ def told_and_forever(messages: pa.Table, state: pa.Table) -> Outcome:
 
 def walk_forever() -> None:
     """What a window does that is to be killed meanwhile."""
-    apart = begun(Rules(told_and_forever, ordered=False), threads=1)
-    assert apart is not None
-    apart.walk([(_one(), None)], threading.Event())
+    handler = start_subprocess(Rules(told_and_forever, ordered=False), threads=1)
+    assert handler is not None
+    handler.walk([(_one(), None)], threading.Event())
 
 
-def test_the_process_apart_ends_with_a_window_that_is_killed_in_the_middle_of_a_part() -> None:
+def test_the_subprocess_ends_with_a_window_that_is_killed_in_the_middle_of_a_part() -> None:
     command = [sys.executable, "-c", f"from {__name__} import walk_forever; walk_forever()"]
     window = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert window.stdout is not None

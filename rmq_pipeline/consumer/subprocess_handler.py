@@ -1,8 +1,8 @@
-"""The handler in a process of its own, which may end without ending the window.
+"""Subprocess for a handler, which may crash without ending the window.
 
-Spark finds out which message ends its worker; threads end with the whole window, and so would the
-next one. So a window that follows one which never closed has its handler here, and what ends this
-process is found as Spark's windows find it: in halves, down to the message, which fails alone.
+A handler that ends its process also ends a window on threads, and would end the next one again. So
+a window that follows an unclosed one runs its handler in this subprocess. If the subprocess dies,
+the window bisects the batch, as Spark windows do, until the fatal message fails alone.
 """
 
 import importlib
@@ -27,26 +27,26 @@ from rmq_pipeline.handling.worked import WorkerDiedError
 
 log = logging.getLogger(__name__)
 
-#: Messages of each part, and the state of their message groups.
+#: For each part: its messages, and the keyed state of their message groups.
 Parts = list[tuple[pa.Table, pa.Table | None]]
 
-#: How long it may be missed that nobody wants the result any more.
+#: Interval between two checks whether the window wants to stop.
 _LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A handler that another process finds by its name; one that was decorated, too."""
+    """Handler that another process imports by its name, also if it is decorated."""
 
     module: str
     name: str
 
     def __call__(self, messages: pa.Table, state: pa.Table) -> Outcome:
-        """Call it."""
+        """Call the handler."""
         return self.found()(messages, state)
 
     def found(self) -> Handler:
-        """The function itself: a consumer's, where the name is that of what it was made into."""
+        """Import the handler; if the name belongs to a consumer, return the consumer's handler."""
         here: Any = importlib.import_module(self.module)
         for part in self.name.split("."):
             here = getattr(here, part)
@@ -55,7 +55,7 @@ class Named:
 
 
 def sendable(rules: Rules) -> Rules | None:
-    """The rules as another process can have them; None: their handler cannot be found there."""
+    """Return the rules in a form that can be pickled; None if their handler cannot be."""
     handler = rules.handler
     named = Named(getattr(handler, "__module__", ""), getattr(handler, "__qualname__", ""))
     try:
@@ -70,33 +70,33 @@ def sendable(rules: Rules) -> Rules | None:
     return rules
 
 
-def begun(rules: Rules, *, threads: int) -> "Apart | None":
-    """A process for a handler; None, and a warning, where it cannot be found there."""
+def start_subprocess(rules: Rules, *, threads: int) -> "SubprocessHandler | None":
+    """Start a subprocess for a handler; return None with a warning if it cannot be imported."""
     sent = sendable(rules)
-    apart = Apart(sent, threads=threads) if sent is not None else None
-    if apart is not None and apart.is_begun():
-        return apart
+    handler = SubprocessHandler(sent, threads=threads) if sent is not None else None
+    if handler is not None and handler.start():
+        return handler
     log.warning(
-        "The window before never closed. If its handler has ended its process, it will end this"
-        " one, too: %r cannot be found by another process. Make it a function of a module.",
+        "The last window never closed. If its handler crashed the process, it will crash this one"
+        " too: a subprocess cannot import %r. Make it a function of a module.",
         rules.handler,
     )
     return None
 
 
-class Apart:
-    """A process that walks parts on threads of its own; begun anew when it has ended."""
+class SubprocessHandler:
+    """Subprocess that handles parts on its own threads; restarted after it has died."""
 
     def __init__(self, rules: Rules, *, threads: int) -> None:
         self._rules, self._threads = rules, threads
         self._process: multiprocessing.process.BaseProcess | None = None
         self._line: Connection | None = None
 
-    def is_begun(self) -> bool:
-        """Begin, unless it was; whether it has its handler."""
+    def start(self) -> bool:
+        """Start the subprocess if necessary; return True if it could import its handler."""
         if self._process is not None:
             return True
-        # Not a fork: this process has threads, and each may hold a lock that a fork would keep.
+        # A fork could copy locks that other threads hold, so the subprocess is spawned.
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(
@@ -115,14 +115,15 @@ class Apart:
         return True
 
     def walk(self, parts: Parts, stopping: threading.Event) -> list[Walked]:
-        """Walk all parts.
+        """Handle all parts and return their results.
 
         Raises:
-            WorkerDiedError: the process has ended meanwhile.
+            WorkerDiedError: the subprocess died.
             CancelledError: ``stopping`` was set.
+            RuntimeError: the walk raised in the subprocess.
         """
-        if not self.is_begun():
-            raise WorkerDiedError("the handler has ended its process, and no other begins")
+        if not self.start():
+            raise WorkerDiedError("the handler's process died and cannot be restarted")
         assert self._process is not None
         assert self._line is not None
         try:
@@ -132,20 +133,20 @@ class Apart:
                     self.close()
                     raise CancelledError
             if not self._line.poll():
-                raise EOFError  # a child of it may hold the other end
+                raise EOFError  # a child of the subprocess may keep the pipe open
             walked, error = self._line.recv()
         except (EOFError, OSError) as gone:
             self._process.join()
             code = self._process.exitcode
             self.close()
-            raise WorkerDiedError(f"the handler has ended its process: {_told(code)}") from gone
+            raise WorkerDiedError(f"the handler's process died: {_described(code)}") from gone
         if error:
             raise RuntimeError(error)
         found: list[Walked] = walked
         return found
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the subprocess."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -154,14 +155,14 @@ class Apart:
         self._process = self._line = None
 
 
-def _told(code: int | None) -> str:
+def _described(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit code {code}"
 
 
 def _serve(line: Connection, rules: Rules, *, threads: int) -> None:
-    """What the other process does, until the window is gone."""
+    """Handle parts in the subprocess until the window closes the pipe."""
     threading.Thread(target=_end_with_the_window, name="rmq-window", daemon=True).start()
     if isinstance(rules.handler, Named):
         rules = replace(rules, handler=rules.handler.found())
@@ -181,10 +182,10 @@ def _serve(line: Connection, rules: Rules, *, threads: int) -> None:
 
 
 def _end_with_the_window() -> None:
-    """End this process when the window's does, in the middle of a part as well.
+    """Exit when the process of the window exits, even in the middle of a part.
 
-    A window that is killed closes nothing. Its messages go to the next one, and what is left of
-    the part would be handled twice, side by side.
+    A killed window closes nothing, and its messages go to the next window. Without this exit both
+    windows would handle the rest of the part at the same time.
     """
     window = multiprocessing.parent_process()
     assert window is not None
