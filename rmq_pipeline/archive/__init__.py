@@ -1,1 +1,1 @@
-"""The archive: Parquet files of messages, their index and their manifest, without a broker."""
+"""The archive: Parquet files of messages, their indexes and manifests; needs no broker."""

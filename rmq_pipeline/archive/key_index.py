@@ -1,10 +1,10 @@
-"""Where keys and message ids are: beside each segment, the row groups to look into.
+"""Indexes of keys and message ids: for each segment, the row groups that may hold one.
 
-An index is an Arrow IPC file with a row for each hash and row group it is in: ``hash``, the upper
-32 bits of the hash of a key or an id, ascending, and ``row_group``. Ids that ascend, as those do
-that a broker makes, need no hashes: the metadata ``runs`` says which row groups they run through,
-with the first id of each. A hash may lead to a row group without the text: who looks it up
-compares.
+An index is an Arrow IPC file with one row per hash and row group. ``hash`` is the upper 32 bits of
+the hash of a key or an id, ascending; ``row_group`` is its row group. Ascending ids, such as those
+the broker generates, need no hashes: the metadata ``runs`` lists their row groups, each with its
+first id. The metadata ``crc32`` is the checksum of ``runs`` and both columns. Hashes may collide,
+so the reader compares the text.
 """
 
 import bisect
@@ -14,12 +14,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from isal import isal_zlib
 
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
@@ -27,16 +28,17 @@ from rmq_pipeline.message import Int64s, hash64
 
 SCHEMA: Final = pa.schema([("hash", pa.uint32()), ("row_group", pa.uint16())])
 _RUNS: Final = b"runs"
-#: Told apart from a key of the same text.
+_CHECKSUM: Final = b"crc32"
+#: Mixed into the hash of an id, so that a key with the same text has another hash.
 _ID: Final = np.uint32(0x9E3779B9)
-#: Indexes that stay open; a mapped one takes no memory that the system cannot have back.
+#: Indexes that stay open; local ones are memory-mapped, so the system can reclaim their memory.
 _OPEN: Final = 512
 
 _Hashes = npt.NDArray[np.uint32]
 
 
 class _Run(NamedTuple):
-    """Ascending ids: the first row group, the last id, the first id of each row group."""
+    """Ascending ids: the first row group, the last id, and the first id of each row group."""
 
     row_group: int
     last: str
@@ -45,13 +47,13 @@ class _Run(NamedTuple):
 
 @dataclass(slots=True)
 class Collector:
-    """Takes in the rows of a segment while it is written."""
+    """Builds the index of a segment while the segment is written."""
 
     _parts: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _runs: list[_Run] = field(default_factory=list)
 
     def add(self, table: pa.Table, *, cuts: Sequence[int], row_group: int) -> None:
-        """Take in rows that become the row groups from ``row_group`` on, cut at these rows."""
+        """Add the rows of the row groups from ``row_group`` on, which begin at ``cuts``."""
         groups = row_group + np.searchsorted(cuts, np.arange(table.num_rows), side="right") - 1
         keys = table.column("keys").combine_chunks()
         if keys.null_count < len(keys):
@@ -78,16 +80,20 @@ class Collector:
             self._runs.append(_Run(row_group, last, firsts))
 
     def table(self) -> pa.Table:
-        """The index."""
+        """Return the index as a table of SCHEMA with its metadata."""
         parts = self._parts or [np.zeros(0, np.uint64)]
         entries = np.unique(np.concatenate(parts))
-        columns = [(entries >> 16).astype(np.uint32), (entries & 0xFFFF).astype(np.uint16)]
-        known = SCHEMA.with_metadata({_RUNS: json.dumps(self._runs)})
+        columns: list[npt.NDArray[Any]] = [
+            (entries >> 16).astype(np.uint32),
+            (entries & 0xFFFF).astype(np.uint16),
+        ]
+        runs = json.dumps(self._runs).encode()
+        known = SCHEMA.with_metadata({_RUNS: runs, _CHECKSUM: _checksum(runs, *columns)})
         return pa.table([pa.array(column) for column in columns], schema=known)
 
 
 def write(root: Root, path: str, *, index: pa.Table) -> None:
-    """Put an index into a file, on disk."""
+    """Write an index to a file and sync it."""
     with root.create(path) as sink, pa.ipc.new_file(sink, index.schema) as file:
         file.write_table(index)
     root.sync(path)
@@ -98,9 +104,14 @@ class _Index:
 
     def __init__(self, content: pa.Buffer) -> None:
         table = pa.ipc.open_file(content).read_all()
-        self._runs = [_Run(*run) for run in json.loads(table.schema.metadata[_RUNS])]
+        runs = table.schema.metadata[_RUNS]
+        self._runs = [_Run(*run) for run in json.loads(runs)]
         self._hash = table.column("hash").combine_chunks().to_numpy()
         self._row_group = table.column("row_group").combine_chunks().to_numpy()
+        expected = table.schema.metadata.get(_CHECKSUM)
+        # Indexes of older versions have no checksum.
+        if expected is not None and expected != _checksum(runs, self._hash, self._row_group):
+            raise ValueError("the index does not match its checksum")
 
     def groups(self, hashed: np.uint32) -> set[int]:
         start, stop = (
@@ -117,7 +128,7 @@ class _Index:
 
 
 class KeyIndexes:
-    """The indexes of an archive. For any thread."""
+    """Cache of the open indexes of an archive. Thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -127,9 +138,10 @@ class KeyIndexes:
     def row_groups(
         self, segment: Segment, *, key: str | None, message_id: str | None
     ) -> list[int] | None:
-        """The row groups in which messages with this key and this id may be, ascending.
+        """Return the row groups that may hold messages with this key and this id, ascending.
 
-        None when that is not known: the segment has no index, or a damaged one.
+        Returns:
+            None if the segment has no index, or a damaged one: any row group may hold them.
         """
         index = self._index(segment)
         if index is None:
@@ -143,7 +155,7 @@ class KeyIndexes:
         return sorted(set.intersection(*sets))
 
     def forget(self, segments: Sequence[Segment]) -> None:
-        """These segments are gone."""
+        """Close the indexes of deleted segments."""
         with self._lock:
             for segment in segments:
                 self._open.pop(segment, None)
@@ -163,6 +175,22 @@ class KeyIndexes:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         return found
+
+
+def check(root: Root, path: str) -> None:
+    """Check that an index is readable and matches its checksum.
+
+    Raises:
+        OSError, ValueError, KeyError, pa.ArrowException: it cannot be read, or is damaged.
+    """
+    _Index(root.load(path))
+
+
+def _checksum(runs: bytes, *columns: npt.NDArray[Any]) -> bytes:
+    crc = isal_zlib.crc32(runs)
+    for column in columns:
+        crc = isal_zlib.crc32(np.ascontiguousarray(column), crc)
+    return b"%08x" % crc
 
 
 def _ascends(ids: pa.StringArray) -> bool:

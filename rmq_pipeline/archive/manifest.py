@@ -1,7 +1,7 @@
-"""The manifest of a topic: which segments count, for readers that do not ask the broker.
+"""The manifest of a topic: the list of its current segments, for readers without a broker.
 
-``<topic>/<topic_id>/_manifest.json`` is replaced atomically. The underscore hides it from whoever
-reads the folder as a table of Parquet files.
+``<topic>/<topic_id>/_manifest.json`` is replaced atomically. Tools that read the folder as a table
+of Parquet files ignore names with an underscore.
 
     {"format": 2, "topic": …, "topic_id": …, "files": [{"path": ".segments/queue_id=0/….kept",
      "name": "queue_id=0/….parquet", "queue_id": 0, "base": 0, "end": 500, "rows": 500,
@@ -9,12 +9,11 @@ reads the folder as a table of Parquet files.
      "max_born_at_ms": …}, …],
      "replaced": [{"path": ".segments/….kept", "name": …, "at_ms": …}, …]}
 
-``path`` and ``name`` are two names of one file, relative to the manifest. Files are in the order of
-queue_id and base; a time is null where no message has one. What was replaced, or has expired, is
-still under its ``path`` for a grace after ``at_ms``, for those who read an older manifest.
+``path`` and ``name`` are two names of one file, relative to the manifest. Files are sorted by
+queue_id and base; a time is null if no message has it. A file that was replaced or has expired
+stays under its ``path`` for a grace period after ``at_ms``, for readers of an older manifest.
 """
 
-import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +22,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_json
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment, topic_folder
 from rmq_pipeline.archive.segment_file import place, show, sync_shown
+from rmq_pipeline.checked_json import DamagedFileError
 from rmq_pipeline.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -39,24 +40,43 @@ Entry = dict[str, Any]
 
 @dataclass(slots=True)
 class Manifest:
-    """What a manifest says."""
+    """Content of a manifest: the current files, and the replaced ones that still exist."""
 
     files: list[Entry] = field(default_factory=list)
     replaced: list[Entry] = field(default_factory=list)
 
 
 def read(root: Root, folder: str) -> Manifest:
-    """The manifest in the folder of a topic; of nothing when there is none.
+    """Return the manifest of a topic's folder; an empty one if it is missing or damaged.
+
+    An empty one loses nothing: ``write`` reads the segments, and ``tidy`` writes the manifest
+    again.
 
     Raises:
-        ValueError: a newer version has written it.
+        ValueError: a newer version wrote the manifest.
     """
     try:
-        listed = json.loads(root.read(f"{folder}/{NAME}"))
+        return parsed(root.read(f"{folder}/{NAME}"), where=folder)
     except FileNotFoundError:
         return Manifest()
+    except DamagedFileError as error:
+        log.warning("%s", error)
+        return Manifest()
+
+
+def parsed(content: bytes, *, where: str) -> Manifest:
+    """Parse a manifest.
+
+    Raises:
+        DamagedFileError: the content does not match its checksum.
+        ValueError: a newer version wrote the manifest.
+    """
+    try:
+        listed = checked_json.load(content)
+    except ValueError as error:
+        raise DamagedFileError(f"{where}/{NAME} is damaged: {error}.") from error
     if listed["format"] > FORMAT:
-        raise ValueError(f"{folder}/{NAME} was written by a newer version.")
+        raise ValueError(f"{where}/{NAME} was written by a newer version.")
     return Manifest(listed["files"], listed.get("replaced", []))
 
 
@@ -73,11 +93,11 @@ def write(
     """List exactly these segments of one topic, in queue and offset order.
 
     Args:
-        replaced: no longer count from ``at_ms`` on.
-        forget: names of files replaced earlier that are deleted.
+        replaced: segments that are no longer current from ``at_ms`` on.
+        forget: names of files replaced earlier that have been deleted.
 
     Raises:
-        StorageError: one of them cannot be read.
+        StorageError: a segment cannot be read.
     """
     folder = topic_folder(topic, topic_id)
     before = read(root, folder)
@@ -93,23 +113,23 @@ def write(
         "files": [known.get(each.name) or entry_of(root, each) for each in segments],
         "replaced": [each for each in before.replaced + gone if each["name"] not in forget],
     }
-    root.replace(f"{folder}/{NAME}", json.dumps(content).encode())
+    root.replace(f"{folder}/{NAME}", checked_json.dump(content))
 
 
 def tidy(
     root: Root, registered: Sequence[Segment], *, exists: Callable[[int], bool], now_ms: int
 ) -> None:
-    """Bring the folders to what is registered.
+    """Make the archive's folders match the registered segments.
 
-    What a crash left goes: files that nobody registered, topics that were deleted. Names and
-    manifests that do not say what is registered are made again; what was replaced, or had expired,
-    stays for its grace.
+    Deletes unregistered files, and the folders of deleted topics, that a crash left. Restores
+    missing names of segments and manifests that differ. Replaced and expired files stay for their
+    grace.
 
     Args:
-        root: where the archive is.
-        registered: the segments that count.
-        exists: whether there still is a topic of this id.
-        now_ms: when the grace begins of what a manifest lists that counts no more.
+        root: of the archive.
+        registered: all current segments.
+        exists: returns whether a topic with this id exists.
+        now_ms: start of the grace of files that only the manifest lists as current.
     """
     by_topic: dict[tuple[str, int], list[Segment]] = {}
     for segment in registered:
@@ -135,7 +155,7 @@ def _tidy_topic(
     wanted |= {place(root, each) for each in waiting}
     for file in root.files(folder):
         if file not in wanted and not file.endswith(NAME):
-            log.info("Deleting %s, which does not count.", file)
+            log.info("Deleting %s, which is not a registered segment.", file)
             root.delete(file)
     show(root, segments)
     sync_shown(root, segments)
@@ -146,14 +166,16 @@ def _tidy_topic(
 
 
 def remove_topic(root: Root, *, topic: str, topic_id: int) -> None:
-    """Delete what a topic that is gone has left; nothing there: nothing happens."""
+    """Delete the folder of a deleted topic; succeeds if there is none."""
     root.delete_folder(topic_folder(topic, topic_id))
 
 
-def bury(root: Root, *, topic: str, topic_id: int, is_over: Callable[[int], bool]) -> set[str]:
-    """Delete files that were replaced when ``is_over`` says so of their moment; their names.
+def delete_replaced(
+    root: Root, *, topic: str, topic_id: int, is_over: Callable[[int], bool]
+) -> set[str]:
+    """Delete the replaced files for whose ``at_ms`` ``is_over`` returns True; return their names.
 
-    The manifest still lists them: ``write`` is to forget them.
+    The manifest still lists them: pass the names to ``write`` as ``forget``.
     """
     folder = topic_folder(topic, topic_id)
     gone = [entry for entry in read(root, folder).replaced if is_over(entry["at_ms"])]
@@ -164,10 +186,10 @@ def bury(root: Root, *, topic: str, topic_id: int, is_over: Callable[[int], bool
 
 
 def entry_of(root: Root, segment: Segment) -> Entry:
-    """What a manifest says of a segment, from its footer.
+    """Return the manifest's entry of a segment, from its footer.
 
     Raises:
-        StorageError: it cannot be read, or does not hold what its name says.
+        StorageError: the segment cannot be read, or holds other offsets than its name says.
     """
     path = place(root, segment)
     try:
@@ -178,7 +200,10 @@ def entry_of(root: Root, segment: Segment) -> Entry:
         raise StorageError(f"{path} cannot be read: {error}.") from error
     low, high = _bounds(footer, "queue_offset")
     if (footer.num_rows, low, high) != (segment.rows, segment.base, segment.end - 1):
-        raise StorageError(f"{path} holds offsets {low} to {high}, {footer.num_rows} messages.")
+        raise StorageError(
+            f"{path} holds {footer.num_rows} messages with offsets {low} to {high}; its name says"
+            f" {segment.base} to {segment.end - 1}."
+        )
     entry: Entry = {
         "path": path.removeprefix(f"{segment.folder}/"),
         "name": segment.name,
@@ -195,7 +220,7 @@ def entry_of(root: Root, segment: Segment) -> Entry:
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[int | None, int | None]:
-    """The smallest and largest value of a column, as the row groups say."""
+    """Return the smallest and the largest value of a column, from the row groups' statistics."""
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     paths = [groups[0].column(i).path_in_schema for i in range(footer.num_columns)]
     leaf = paths.index(column)

@@ -1,7 +1,7 @@
-"""Where the archive is: a folder of this machine, or one that a pyarrow file system reaches.
+"""The archive's root: a local folder, or a folder of a pyarrow file system.
 
-Paths are relative to the root, with slashes. A local folder is synced step by step and has hard
-links; of another file system it is taken that a finished file is there for good.
+Paths are relative to the root, with slashes. A local folder has hard links and is synced
+explicitly. On any other file system a closed file is assumed to be durable.
 """
 
 import errno
@@ -17,76 +17,78 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from typing_extensions import override
 
-#: What file systems without hard links answer.
+from rmq_pipeline import durable_files
+
+#: Errors by which file systems report that they have no hard links.
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class Root(ABC):
-    """A folder of files. For any thread."""
+    """A folder of files. Thread-safe."""
 
-    #: How another process opens it: a path, or the URI of a file system.
+    #: Address by which another process opens the root: a path, or the URI of a file system.
     address: str
-    #: A file can have two names: it is a LocalRoot then.
+    #: True only for a LocalRoot: a file can have two names.
     has_links: bool
 
     @abstractmethod
     def create(self, path: str) -> pa.NativeFile:
-        """A new file to write to; folders on the way are made."""
+        """Create a file for writing; missing folders are created."""
 
     @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
-        """A file to read from; FileNotFoundError when there is none."""
+        """Open a file for reading; raises FileNotFoundError."""
 
     @abstractmethod
     def load(self, path: str) -> pa.Buffer:
-        """A file as a whole, mapped where that can be; FileNotFoundError when there is none."""
+        """Return a whole file, memory-mapped if possible; raises FileNotFoundError."""
 
     @abstractmethod
     def sync(self, path: str) -> None:
-        """A file that was written is on disk."""
+        """Sync a written file to disk."""
 
     @abstractmethod
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Names that were given and taken in these folders, and those above, are on disk."""
+        """Sync these folders and their parents, so that created and deleted names are durable."""
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of what has that; FileNotFoundError."""
+        """Rename a file, replacing an existing one; raises FileNotFoundError."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
 
     @abstractmethod
     def delete_folder(self, path: str) -> None:
-        """Delete a folder and what is in it; nothing there: nothing happens."""
+        """Delete a folder and its content if it exists."""
 
     @abstractmethod
     def files(self, folder: str) -> dict[str, int]:
-        """Paths of all files in a folder and those below, and their sizes in bytes."""
+        """Return the paths of all files in a folder and below it, with their sizes in bytes."""
 
     @abstractmethod
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder."""
+        """Return the names of the folders in a folder."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Bytes of a file; FileNotFoundError."""
+        """Return the size of a file in bytes; raises FileNotFoundError."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """What is in a file; FileNotFoundError."""
+        """Return the content of a file; raises FileNotFoundError."""
 
     @abstractmethod
     def replace(self, path: str, content: bytes) -> None:
-        """Put a file in place of another, so that readers see one or the other; on disk."""
+        """Replace a file atomically and durably: readers see the old or the new content."""
 
 
 def opened(address: str | Path) -> Root:
-    """The root at a path of this machine, or at the URI of a pyarrow file system.
+    """Open the root at a local path, or at the URI of a pyarrow file system.
 
     Raises:
-        ValueError: it is a URI that pyarrow does not know.
+        ValueError: pyarrow does not support the URI.
     """
     text = str(address)
     if "://" not in text:
@@ -94,18 +96,18 @@ def opened(address: str | Path) -> Root:
     try:
         files, path = pafs.FileSystem.from_uri(text)
     except pa.ArrowException as error:
-        raise ValueError(f"{text!r} is no place that pyarrow knows: {error}.") from error
+        raise ValueError(f"pyarrow cannot open {text!r}: {error}.") from error
     if isinstance(files, pafs.LocalFileSystem):
         return LocalRoot(Path(path))
     return RemoteRoot(files, path, address=text)
 
 
 class LocalRoot(Root):
-    """A folder of this machine, made if need be."""
+    """A local folder; it is created if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable_files.make_folder(self.folder)
         self.address = str(self.folder)
         self.has_links = self._try_links()
 
@@ -115,7 +117,7 @@ class LocalRoot(Root):
             probe.touch()
             os.link(probe, other)
         except OSError as error:
-            # A full or read-only disk says nothing of links; what is written next will.
+            # A full or read-only disk tells nothing about links, and fails the next write anyway.
             return error.errno not in _NO_LINKS
         else:
             return True
@@ -140,7 +142,7 @@ class LocalRoot(Root):
 
     @override
     def sync(self, path: str) -> None:
-        _sync(self.folder / path)
+        durable_files.sync(self.folder / path)
 
     @override
     def sync_folders(self, paths: Iterable[str]) -> None:
@@ -149,8 +151,8 @@ class LocalRoot(Root):
             folder = self.folder / path
             wanted.update((folder, *folder.parents[: len(Path(path).parts)]))
         for folder in wanted:
-            with suppress(FileNotFoundError):  # nothing was ever named there
-                _sync(folder)
+            with suppress(FileNotFoundError):  # the folder was never created
+                durable_files.sync(folder)
 
     @override
     def rename(self, old: str, new: str) -> None:
@@ -158,7 +160,7 @@ class LocalRoot(Root):
         (self.folder / old).rename(self.folder / new)
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name, in place of what has that; only with ``has_links``."""
+        """Give a file a second name, replacing an existing one; requires ``has_links``."""
         target = self.folder / new
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -172,7 +174,7 @@ class LocalRoot(Root):
     def delete_folder(self, path: str) -> None:
         shutil.rmtree(self.folder / path, ignore_errors=True)
         parent = (self.folder / path).parent
-        with suppress(OSError):  # it holds something else
+        with suppress(OSError):  # the folder is not empty
             if parent != self.folder:
                 parent.rmdir()
 
@@ -206,18 +208,12 @@ class LocalRoot(Root):
     @override
     def replace(self, path: str, content: bytes) -> None:
         target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f"{target.name}.new")
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(target)
-        _sync(target.parent)
+        durable_files.make_folder(target.parent)
+        durable_files.replace(target, content)
 
 
 class RemoteRoot(Root):
-    """A folder of a pyarrow file system, an object store for one."""
+    """A folder of a pyarrow file system, such as an object store."""
 
     def __init__(self, files: pafs.FileSystem, folder: str, *, address: str) -> None:
         self._files = files
@@ -306,11 +302,3 @@ class RemoteRoot(Root):
         with self.create(unfinished) as file:
             file.write(content)
         self._files.move(self._at(unfinished), self._at(path))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,15 +1,16 @@
 """Segments by name: consecutive messages of a queue, in one Parquet file.
 
-    <topic>/<topic_id>/queue_id=<n>/<base>-<end>.parquet            what counts now, for globs
+    <topic>/<topic_id>/queue_id=<n>/<base>-<end>.parquet            current segments, for globs
     <topic>/<topic_id>/.segments/queue_id=<n>/<base>-<end>.kept     the same file
-    <topic>/<topic_id>/.segments/queue_id=<n>/<base>-<end>.index    where its keys are
-    <topic>/<topic_id>/_manifest.json                               lists the files that count
+    <topic>/<topic_id>/.segments/queue_id=<n>/<base>-<end>.index    the index of its keys
+    <topic>/<topic_id>/_manifest.json                               lists the current segments
 
-``queue_id=`` makes DuckDB, Spark, pyarrow and pandas read the folder of a topic as one table, so
-that column is not in the files: the last two refuse one that is in both. When a segment is replaced
-by a larger one or expires, its first name goes at once and the second one after a grace: a glob
-finds no offset twice, and who began with the manifest reads on undisturbed. Where a file system has
-no hard links there is only the first name, and it stays for the grace.
+Because of ``queue_id=``, DuckDB, Spark, pyarrow and pandas read a topic's folder as one table. The
+files have no such column, as pyarrow and pandas refuse a column that is also in the path. When a
+segment expires or a larger one replaces it, its first name is deleted at once and its second one
+after a grace period. A glob therefore finds no offset twice, and readers of an older manifest
+can finish. On a file system without hard links only the first name exists, and it stays for the
+grace.
 """
 
 from dataclasses import dataclass
@@ -21,29 +22,29 @@ from rmq_pipeline import schema
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 SUFFIX: Final = ".parquet"
-#: The folder of second names; tools that read a folder pass over it, and over these endings.
+#: The folder of the second names; tools that read a folder skip it, and these endings.
 HIDDEN: Final = ".segments"
 KEPT: Final = ".kept"
 INDEX: Final = ".index"
-#: A file on its way to its name.
+#: Ending of a file that is still being written.
 UNFINISHED: Final = ".new"
 
 _LEFT_OUT: Final = frozenset({"topic_id", "queue_id"})
-#: Their messages are for another topic.
+#: Topics whose messages wait for another topic.
 _AIMED: Final = frozenset({SCHEDULE_TOPIC_ID, HALF_TOPIC_ID})
 
 
 def columns_of(topic_id: int) -> pa.Schema:
-    """What the segments of a topic hold: schema.MESSAGE but topic_id and queue_id.
+    """Return the columns of a topic's segments: schema.MESSAGE without topic_id and queue_id.
 
-    Only those of the topics in which messages wait for another one have target_topic_id.
+    Only topics whose messages wait for another topic have target_topic_id.
     """
     without = _LEFT_OUT if topic_id in _AIMED else {*_LEFT_OUT, "target_topic_id"}
     return pa.schema([field for field in schema.MESSAGE if field.name not in without])
 
 
 def topic_folder(topic: str, topic_id: int) -> str:
-    """Where the segments of a topic are, and their manifest."""
+    """Return the folder of a topic's segments and manifest, relative to the root."""
     return f"{topic}/{topic_id}"
 
 
@@ -59,37 +60,37 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """How many messages it holds."""
+        """Number of messages."""
         return self.end - self.base
 
     @property
     def folder(self) -> str:
-        """The folder of its topic."""
+        """The folder of the topic, relative to the root."""
         return topic_folder(self.topic, self.topic_id)
 
     @property
     def name(self) -> str:
-        """Its path inside the folder of the topic."""
+        """The path relative to the topic's folder."""
         return f"queue_id={self.queue_id}/{self._range}{SUFFIX}"
 
     @property
     def relative(self) -> str:
-        """Its path inside the folder of all topics."""
+        """The path relative to the root."""
         return f"{self.folder}/{self.name}"
 
     @property
     def kept_name(self) -> str:
-        """Its second name inside the folder of the topic."""
+        """The second name, relative to the topic's folder."""
         return f"{HIDDEN}/queue_id={self.queue_id}/{self._range}{KEPT}"
 
     @property
     def kept(self) -> str:
-        """Its second name inside the folder of all topics."""
+        """The second name, relative to the root."""
         return f"{self.folder}/{self.kept_name}"
 
     @property
     def index(self) -> str:
-        """Where its keys are, inside the folder of all topics."""
+        """The path of the key index, relative to the root."""
         return f"{self.folder}/{HIDDEN}/queue_id={self.queue_id}/{self._range}{INDEX}"
 
     @property
@@ -98,11 +99,13 @@ class Segment:
 
     @classmethod
     def from_path(cls, relative: str) -> "Segment":
-        """What ``relative`` gave.
+        """Return the segment with this ``relative`` path.
 
         Raises:
-            ValueError: it is no such path.
+            ValueError: the path is not a segment's.
         """
         topic, topic_id, queue, name = relative.split("/")
+        if topic in {"", ".", ".."} or "\0" in topic:
+            raise ValueError(f"{topic!r} is not a topic name")
         base, end = name.removesuffix(SUFFIX).split("-")
         return cls(topic, int(topic_id), int(queue.removeprefix("queue_id=")), int(base), int(end))

@@ -1,7 +1,7 @@
 """Writing one segment: row groups of about a megabyte, its index, and its names.
 
-Row groups are small: whoever looks up one offset decodes one. A file is written under a hidden
-name, synced, renamed, and shown under its first name once it is registered.
+Row groups are small because a lookup of one offset decodes a whole row group. A file is written
+under a hidden name, synced and renamed. It gets its first name once it is registered.
 """
 
 import secrets
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.archive import key_index
 from rmq_pipeline.archive.root import LocalRoot, Root
 from rmq_pipeline.archive.segment import (
@@ -28,9 +29,9 @@ from rmq_pipeline.archive.segment import (
 from rmq_pipeline.errors import StorageError
 
 _GROUP_BYTES: Final = 1 << 20
-#: What a row takes beside its body, about.
+#: Estimated bytes of a row besides its body.
 _ROW_BYTES: Final = 136
-#: A queue's rows are kept back until they make a few row groups.
+#: Rows of a queue are buffered until they fill a few row groups.
 _PENDING_BYTES: Final = 4 << 20
 _COMPRESSION_LEVEL: Final = 1
 _DICTIONARIES: Final = [
@@ -51,7 +52,7 @@ _STATISTICS: Final = [
 
 
 class SegmentFile:
-    """The segment of one queue while it is written."""
+    """Writer of one segment."""
 
     def __init__(self, root: Root, topic: str, *, topic_id: int, queue_id: int) -> None:
         self._root = root
@@ -61,17 +62,17 @@ class SegmentFile:
         self._columns = columns_of(topic_id)
         self._base = self._end = -1
         self._pending: list[pa.Table] = []
-        #: What is not written yet.
+        #: Bytes that are not written yet.
         self.pending_bytes = 0
         self._sink: pa.NativeFile | None = None
         self._file: pq.ParquetWriter | None = None
         self._row_groups = 0
-        # Two that write the same segment, a task that is tried again, do not meet.
+        # Distinguishes two writers of the same segment, such as a retried task.
         self._attempt = secrets.token_hex(4)
         self._index = key_index.Collector()
 
     def append(self, table: pa.Table) -> None:
-        """Take rows in offset order; columns that a segment does not have are left out.
+        """Append rows in offset order; columns that segments do not have are dropped.
 
         Raises:
             StorageError: offsets are missing.
@@ -84,7 +85,8 @@ class SegmentFile:
             self._base = self._end = first
         if first != self._end or last - first != table.num_rows - 1:
             raise StorageError(
-                f"Queue {self._queue_id} of topic {self._topic} lacks offsets after {self._end}."
+                f"Queue {self._queue_id} of topic {self._topic} lacks messages: offset {self._end}"
+                f" comes next, and the {table.num_rows} rows have offsets {first} to {last}."
             )
         self._end = last + 1
         self._pending.append(table)
@@ -93,7 +95,7 @@ class SegmentFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending, in row groups of about the same bytes."""
+        """Write the buffered rows, in row groups of about equal size."""
         if not self._pending:
             return
         table = pa.concat_tables(self._pending)
@@ -107,7 +109,7 @@ class SegmentFile:
         self._row_groups += len(cuts) - 1
 
     def close(self) -> None:
-        """Complete the file and its index, on disk under their hidden names."""
+        """Complete the file and its index, and sync both under their hidden names."""
         self.flush()
         assert self._file is not None
         assert self._sink is not None
@@ -117,15 +119,15 @@ class SegmentFile:
         key_index.write(self._root, self._unfinished_index, index=self._index.table())
 
     def publish(self) -> Segment:
-        """Give the finished files the names of the segment; ``show`` gives it the first one."""
+        """Rename the finished files to the segment's names; ``show`` adds the first name."""
         segment = Segment(self._topic, self._topic_id, self._queue_id, self._base, self._end)
         self._root.rename(self._unfinished_index, segment.index)
         self._root.rename(self._unfinished, place(self._root, segment))
         return segment
 
     def abort(self) -> None:
-        """Delete what is not finished."""
-        # The file goes: whether its footer could still be written does not matter.
+        """Delete the unfinished files."""
+        # The file is deleted, so a failure to write its footer does not matter.
         with suppress(OSError):
             if self._file is not None and self._file.is_open:
                 self._file.close()
@@ -146,7 +148,7 @@ class SegmentFile:
 
     def _begin(self) -> pq.ParquetWriter:
         self._sink = self._root.create(self._unfinished)
-        return pq.ParquetWriter(
+        return checked_parquet.writer(
             self._sink,
             self._columns,
             compression="zstd",
@@ -157,41 +159,65 @@ class SegmentFile:
         )
 
 
+def open_segment(source: pa.NativeFile) -> pq.ParquetFile:
+    """Open the file of a segment for reading.
+
+    Pages have checksums, but the footer has none, so its columns and row counts are checked here.
+
+    Raises:
+        OSError, pa.ArrowException: the file cannot be read, or is damaged.
+    """
+    file = checked_parquet.open_file(source)
+    for field in file.schema_arrow:
+        if field.name not in schema.MESSAGE.names:
+            raise pa.ArrowInvalid(f"column {field.name!r} does not belong to a segment")
+        if field.type != schema.MESSAGE.field(field.name).type:
+            raise pa.ArrowInvalid(f"column {field.name} of a segment cannot be {field.type}")
+    footer = file.metadata
+    rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+    if rows != footer.num_rows:
+        raise pa.ArrowInvalid(
+            f"the row groups have {rows} rows, but the footer says {footer.num_rows}"
+        )
+    return file
+
+
 def place(root: Root, segment: Segment) -> str:
-    """Where a segment is read: under the name that stays for the grace when it is replaced."""
+    """Return the path for reading a segment: the name that outlives a replacement for the grace."""
     return segment.kept if root.has_links else segment.relative
 
 
 def sync_names(root: Root, segments: Iterable[Segment]) -> None:
-    """The names under which segments are read are on disk."""
+    """Sync the names under which segments are read."""
     paths = {path for each in segments for path in (place(root, each), each.index)}
     root.sync_folders({path.rpartition("/")[0] for path in paths})
 
 
 def sync_shown(root: Root, segments: Iterable[Segment]) -> None:
-    """What globs see of segments, or see no more, is on disk.
+    """Sync the names that globs see.
 
-    Only where something might come back otherwise: what is to be seen, tidying shows again.
+    Needed only after names were deleted, which a crash could restore; ``tidy`` restores missing
+    ones.
     """
     root.sync_folders({each.relative.rpartition("/")[0] for each in segments})
 
 
 def show(root: Root, segments: Iterable[Segment]) -> None:
-    """Let globs see these segments: they count from now on."""
+    """Add the names that globs see: the segments are current from now on."""
     if isinstance(root, LocalRoot) and root.has_links:
         for segment in segments:
             root.link(segment.kept, segment.relative)
 
 
 def hide(root: Root, segments: Iterable[Segment]) -> None:
-    """Let globs see these segments no more; their second names stay."""
+    """Delete the names that globs see; the second names stay."""
     if root.has_links:
         for segment in segments:
             root.delete(segment.relative)
 
 
 def _cuts(table: pa.Table) -> list[int]:
-    """Where row groups begin and end."""
+    """Return the rows at which row groups begin, and the number of rows."""
     lengths = pc.binary_length(table.column("body")).to_numpy()
     ends = np.cumsum(lengths, dtype=np.int64) + np.arange(1, len(lengths) + 1) * _ROW_BYTES
     groups = max(1, -(-int(ends[-1]) // _GROUP_BYTES))

@@ -1,1 +1,1 @@
-"""Which messages a reader wants: tag expressions and SQL92, run on whole tables (semantics §10)."""
+"""Filter expressions: tags and SQL92, evaluated on whole tables of messages (semantics §10)."""

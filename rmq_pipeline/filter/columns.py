@@ -1,4 +1,4 @@
-"""The values that an expression asks of messages: properties, and what RocketMQ keeps as some."""
+"""Message properties as columns, for the evaluation of a SQL92 expression."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 from rmq_pipeline.filter import numerals
 from rmq_pipeline.filter.numerals import Parsed
 
-#: Properties of RocketMQ that are columns of a message here; no message may have others so named.
+#: RocketMQ's system properties that have a column of their own. The broker refuses user
+#: properties with these names.
 COLUMN_OF: Final = {
     "TAGS": "tag",
     "KEYS": "keys",
@@ -21,12 +22,12 @@ _Found = TypeVar("_Found")
 
 
 def columns_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The columns of a message that hold these properties."""
+    """Return the message columns that hold the named properties, each once."""
     return tuple(dict.fromkeys(COLUMN_OF.get(name, "properties") for name in names))
 
 
 class Columns:
-    """The properties of some messages, each looked up and read as a number once."""
+    """Properties of a batch of messages; each is looked up and parsed at most once."""
 
     def __init__(self, messages: pa.RecordBatch) -> None:
         self._messages = messages
@@ -36,19 +37,19 @@ class Columns:
         return int(self._messages.num_rows)
 
     def texts(self, name: str) -> pa.StringArray:
-        """A property; null where a message has none."""
+        """Return a property as strings; null where a message lacks it."""
         return self._once("texts", name, find=lambda: self._look_up(name))
 
     def wholes(self, name: str) -> Parsed:
-        """A property as whole numbers."""
+        """Return a property parsed as 64-bit integers."""
         return self._once("wholes", name, find=lambda: numerals.wholes(self.texts(name)))
 
     def decimals(self, name: str) -> Parsed:
-        """A property as doubles."""
+        """Return a property parsed as doubles."""
         return self._once("decimals", name, find=lambda: numerals.decimals(self.texts(name)))
 
     def booleans(self, name: str) -> Parsed:
-        """A property as true or false."""
+        """Return a property parsed as booleans."""
         return self._once("booleans", name, find=lambda: numerals.booleans(self.texts(name)))
 
     def _once(self, kind: str, name: str, *, find: Callable[[], _Found]) -> _Found:

@@ -1,8 +1,9 @@
-"""Three-valued logic on whole columns.
+"""Evaluation of SQL92 conditions on whole columns, with three-valued logic.
 
-A condition is true, false or unknown for each message. Where a text cannot be read as the number
-that it is compared with, the evaluation of that message ends there, and it is not matched: AND and
-OR go from left to right, and ask no further once they know.
+A condition is true, false or unknown for each message. A string compared with a number is parsed
+as a number. If it does not parse, the evaluation fails and the message does not match.
+AND and OR evaluate from left to right and stop at the first operand that decides the result. An
+operand after that one cannot fail.
 """
 
 from typing import Any, Final, NamedTuple
@@ -44,16 +45,16 @@ _HAS: Final = {
 
 
 class Truth(NamedTuple):
-    """What a condition is for each message."""
+    """Result of a condition, one row per message."""
 
-    #: Null: unknown.
+    #: Null means unknown.
     value: pa.BooleanArray
-    #: Where the evaluation has ended; never null. None: nowhere.
+    #: True where the evaluation failed; without nulls. None if no row failed.
     failed: pa.BooleanArray | None = None
 
 
 def matches(condition: Condition, columns: Columns) -> pa.BooleanArray:
-    """Which messages the condition is true for."""
+    """Return one boolean per message: True where the condition is true; no nulls."""
     truth = _truth(condition, columns)
     value = pc.fill_null(truth.value, False)
     return value if truth.failed is None else pc.and_not(value, truth.failed)
@@ -95,7 +96,10 @@ def _known_where(texts: pa.Array, found: pa.BooleanArray) -> pa.BooleanArray:
 
 
 def _in_turn(conditions: tuple[Condition, ...], columns: Columns, *, stops_at: bool) -> Truth:
-    """AND stops at false, OR at true: what comes after that cannot fail any more."""
+    """Evaluate operands from left to right; AND stops at false, OR at true.
+
+    A failure counts only in rows where the earlier operands left the result open.
+    """
     value, failed = _truth(conditions[0], columns)
     join = pc.or_kleene if stops_at else pc.and_kleene
     for condition in conditions[1:]:
@@ -171,7 +175,11 @@ def _is_text(operand: Name | Literal) -> bool:
 
 
 def _compared(sign: str, left: Name | Literal, *, right: Name | Literal, columns: Columns) -> Truth:
-    """Compare numbers: a text is read as what the other side is, two texts as doubles."""
+    """Compare two operands as numbers.
+
+    A string is parsed as the type of the literal on the other side. Two properties are compared
+    as doubles.
+    """
     compare = _COMPARE[sign]
     if not _is_text(left) and not _is_text(right):
         one, other = (pc.cast(_number(each), pa.float64(), safe=False) for each in (left, right))
@@ -189,7 +197,7 @@ def _compared(sign: str, left: Name | Literal, *, right: Name | Literal, columns
     first, second = columns.decimals(left.name), columns.decimals(right.name)
     failed = _either(first.failed, second.failed)
     if failed is not None:
-        # Nothing is compared, and so nothing read, when one of the two is missing.
+        # If either property is missing, the result is unknown and neither string is parsed.
         for name in (left.name, right.name):
             failed = pc.and_(failed, pc.is_valid(columns.texts(name)))
     return Truth(compare(first.values, second.values), failed)
@@ -201,7 +209,7 @@ def _number(literal: Name | Literal) -> Any:
 
 
 def _read_as(number: Name | Literal, texts: Name | Literal, *, columns: Columns) -> Parsed:
-    """The texts, as numbers of the kind that the literal is."""
+    """Parse strings as the type of the literal: integers or doubles."""
     assert isinstance(number, Literal)
     whole = isinstance(number.value, int)
     if isinstance(texts, Name):

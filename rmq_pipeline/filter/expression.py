@@ -1,4 +1,4 @@
-"""A filter expression, compiled once and run on tables of messages."""
+"""Filter expressions, compiled once and evaluated on tables of messages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,25 +28,25 @@ from rmq_pipeline.filter.tags import TagFilter, parse_tags
 
 TAG: Final = "tag"
 SQL92: Final = "sql92"
-#: Compiled expressions that are kept.
+#: Maximum number of cached compiled expressions.
 KEPT: Final = 100
-#: Batches of fewer rows on average are joined before they are looked at.
+#: Chunks with fewer rows on average are combined before evaluation.
 _BATCH_ROWS: Final = 4096
 
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """Messages for which a SQL92 condition is true."""
+    """Filter that selects the messages for which a SQL92 condition is true."""
 
     expression: str
     condition: Condition
-    #: The columns of a message that ``matches`` looks at.
+    #: Message columns that ``matches`` reads.
     columns: tuple[str, ...]
 
     def matches(self, messages: pa.Table) -> pa.BooleanArray:
-        """Which rows are wanted."""
+        """Return one boolean per row: True where the message is selected."""
         if not self.columns:
-            # A condition without a property: any column says how many rows there are.
+            # The condition has no property; a column of nulls supplies the number of rows.
             return matches(self.condition, Columns(_counted(messages.num_rows)))
         looked_at = messages.select(list(self.columns))
         chunks = max(column.num_chunks for column in looked_at.columns)
@@ -60,15 +60,26 @@ Filter: TypeAlias = TagFilter | SqlFilter
 
 
 def compile_filter(expression: str, filter_type: str = TAG) -> Filter:
-    """The filter that an expression of a type is.
+    """Compile a filter expression; equal calls return a cached filter.
+
+    Args:
+        expression: a tag expression or a SQL92 condition.
+        filter_type: "tag" or "sql92".
 
     Raises:
-        FilterExpressionError: it does not parse; for SQL92 the error shows where.
+        FilterExpressionError: the expression does not parse, or the type is unknown. For SQL92 the
+            error shows the position.
     """
     if not isinstance(expression, str):
-        raise FilterExpressionError(f"A filter is text, not {expression!r}.")
+        raise FilterExpressionError(
+            f"The filter is {expression!r}, not a string.",
+            remedy="Give the filter expression as a string.",
+        )
     if filter_type not in (TAG, SQL92):
-        raise FilterExpressionError(f"A filter's type is {TAG} or {SQL92}, not {filter_type!r}.")
+        raise FilterExpressionError(
+            f"The filter type {filter_type!r} is unknown.",
+            remedy=f"Set filter_type to {TAG} or {SQL92}.",
+        )
     return _compiled(expression, filter_type)
 
 
@@ -81,7 +92,7 @@ def _compiled(expression: str, filter_type: str) -> Filter:
 
 
 def _names(expression: Expression) -> Iterator[str]:
-    """The properties that an expression asks for."""
+    """Yield the names of the properties in an expression, with repetitions."""
     match expression:
         case Name(name):
             yield name

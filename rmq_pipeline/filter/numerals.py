@@ -1,6 +1,6 @@
-"""Texts that are to be numbers or booleans, whole columns at a time.
+"""Parsing of string columns as numbers or booleans, a whole column at a time.
 
-What is no number is no error: it is null, and its row is marked as failed.
+A string that does not parse raises no error: its value is null and its row is marked as failed.
 """
 
 from typing import Final, NamedTuple
@@ -8,26 +8,26 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Numbers as a SQL literal writes them, with a sign or without.
+#: Numbers in SQL literal syntax, with an optional sign.
 _WHOLE: Final = r"\A[+-]?[0-9]+\z"
 _DECIMAL: Final = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
-#: Digits that fit into 64 bits for certain, and the limits, without a sign.
+#: Every number of this many digits fits into 64 bits. The limits below have no sign.
 _SAFE_DIGITS: Final = 18
 _HIGHEST: Final = "9223372036854775807"
 _LOWEST: Final = "9223372036854775808"
 
 
 class Parsed(NamedTuple):
-    """The values of a column of texts."""
+    """Values of a string column."""
 
-    #: Null where there is no text, and where it could not be read.
+    #: Null where the string is missing or does not parse.
     values: pa.Array
-    #: Where there is a text that could not be read; never null. None: nowhere.
+    #: True where a string did not parse; without nulls. None if all strings parsed.
     failed: pa.BooleanArray | None
 
 
 def wholes(texts: pa.StringArray) -> Parsed:
-    """The whole numbers of 64 bits that texts are."""
+    """Parse strings as signed 64-bit integers; a number beyond 64 bits fails."""
     good = pc.match_substring_regex(texts, _WHOLE)
     readable = _only(texts, good)
     try:
@@ -48,13 +48,13 @@ def wholes(texts: pa.StringArray) -> Parsed:
 
 
 def decimals(texts: pa.StringArray) -> Parsed:
-    """The numbers that texts are, as doubles; beyond their range an infinity."""
+    """Parse strings as doubles; a number beyond their range becomes an infinity."""
     good = pc.match_substring_regex(texts, _DECIMAL)
     return Parsed(pc.cast(_only(texts, good), pa.float64()), _failed(good))
 
 
 def booleans(texts: pa.StringArray) -> Parsed:
-    """True and false, in letters of any case."""
+    """Parse "true" and "false" in any letter case."""
     lowered = pc.ascii_lower(texts)
     truths = pc.equal(lowered, "true")
     good = pc.or_(truths, pc.equal(lowered, "false"))
@@ -62,7 +62,7 @@ def booleans(texts: pa.StringArray) -> Parsed:
 
 
 def _only(values: pa.Array, good: pa.BooleanArray) -> pa.Array:
-    """The values, null where they are not good."""
+    """Replace values with null where ``good`` is false or null."""
     if not good.null_count and good.true_count == len(good):
         return values
     return pc.if_else(good, values, pa.scalar(None, values.type))

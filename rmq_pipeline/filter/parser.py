@@ -1,4 +1,4 @@
-"""The grammar of SQL92 filters (semantics §10), and what may be compared with what."""
+"""Recursive-descent parser of SQL92 filters (semantics §10), with the type checks of operands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from rmq_pipeline.filter.syntax import (
     Not,
     Order,
 )
-from rmq_pipeline.filter.tokens import END, Token, fault, tokens
+from rmq_pipeline.filter.tokens import CORRECT_IT, END, Token, fault, tokens
 
 WHOLE_MIN: Final = -(2**63)
 WHOLE_MAX: Final = 2**63 - 1
@@ -29,33 +29,38 @@ _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 def parse(expression: str) -> Condition:
-    """The condition that an expression is.
+    """Parse a SQL92 expression.
 
     Raises:
-        FilterExpressionError: it is none; the error shows where.
+        FilterExpressionError: the expression is too long, or it does not parse. A syntax error
+            shows the position.
     """
     if len(expression) > limits.FILTER_LENGTH:
         raise FilterExpressionError(
-            f"A filter of {len(expression):,} characters; {limits.FILTER_LENGTH:,} are the most."
+            f"The filter has {len(expression):,} characters; {limits.FILTER_LENGTH:,} are allowed.",
+            remedy="Shorten the filter; one IN replaces many comparisons of a property.",
         )
     return _Parser(expression).whole()
 
 
 class _Parser:
-    """One method for each rule of the grammar; ``_token`` is the next one to read."""
+    """Parser with one method per grammar rule; ``_token`` is the next unread token."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
         self._tokens = iter(tokens(expression))
         self._token = next(self._tokens)
         self._depth = 0
-        #: Where NOT stands before what it negates, without brackets around the two.
+        #: Positions of NOT operators that are not in parentheses with their operand.
         self._negated: set[int] = set()
 
     def whole(self) -> Condition:
-        """Everything there is."""
+        """Parse the whole expression."""
         if self._token.kind == END:
-            raise FilterExpressionError("A SQL92 filter has at least one condition.")
+            raise FilterExpressionError(
+                "The SQL92 filter is empty; it needs at least one condition.",
+                remedy="Add a condition, such as price > 10.",
+            )
         found = self._any_of()
         if self._token.kind != END:
             raise self._unexpected("AND, OR or the end")
@@ -134,7 +139,7 @@ class _Parser:
         if sign.kind == "+":
             return operand
         if not isinstance(operand, Literal) or isinstance(operand.value, str):
-            raise self._fault(at, "Only a number has a sign.")
+            raise self._fault(at, "A sign can precede only a number.", remedy="Remove the sign.")
         return Literal(-operand.value, at.at)
 
     def _primary(self) -> Expression:
@@ -143,7 +148,7 @@ class _Parser:
             with self._deeper(token):
                 found = self._any_of()
             self._expect(")")
-            # What is in brackets stands for itself: NOT reaches no further (see _chain).
+            # Parentheses end the scope of NOT, so the wrapped Not passes the check in _chain.
             return AllOf((found,), token.at) if isinstance(found, Not) else found
         if self._taken("word"):
             return Name(token.text, token.at)
@@ -153,7 +158,9 @@ class _Parser:
             return Literal(int(token.text.rstrip("lL")), token.at)
         if self._taken("decimal"):
             if (number := float(token.text)) == float("inf"):
-                raise self._fault(token, "The number is too large.")
+                raise self._fault(
+                    token, "The number is too large.", remedy="Write a number below 1.8E308."
+                )
             return Literal(number, token.at)
         if self._taken(*_CONSTANTS):
             return Always(_CONSTANTS[token.kind], token.at)
@@ -165,23 +172,33 @@ class _Parser:
             raise self._unexpected("a text in single quotes")
         return token.text[1:-1].replace("''", "'")
 
-    # ----------------------------------------------------------------- what fits what
+    # ------------------------------------------------------------------------------- type checks
 
     def _condition(self, found: Expression) -> Condition:
-        """A property stands for whether it is true."""
+        """Return the operand as a condition; a bare property means "property = TRUE"."""
         if isinstance(found, Name):
             return Equal(found, Always(True, found.at), found.at)
         if isinstance(found, Literal):
-            raise self._fault(found, "A value is no condition: compare it with something.")
+            raise self._fault(
+                found,
+                "A value alone is not a condition.",
+                remedy="Compare the value with a property.",
+            )
         return found
 
     def _equal(self, left: Expression, right: Expression, *, at: Token) -> Condition:
         for one, other in ((left, right), (right, left)):
             if isinstance(one, Always) and one.value is None:
-                raise self._fault(one, "Nothing equals NULL: ask for IS NULL.")
+                raise self._fault(
+                    one, "Nothing equals NULL.", remedy="Write IS NULL or IS NOT NULL."
+                )
             self._check_range(one)
             if _is_number(one) and not isinstance(other, Name | Literal):
-                raise self._fault(at, "A number is compared with a condition here.")
+                raise self._fault(
+                    at,
+                    "A number cannot equal a condition.",
+                    remedy="Compare the number with a property or a number.",
+                )
         return Equal(left, right, left.at)
 
     def _order(self, sign: Token, left: Expression, *, right: Expression) -> Condition:
@@ -193,7 +210,11 @@ class _Parser:
         if isinstance(operand, Literal) and not isinstance(operand.value, str):
             self._check_range(operand)
             return operand
-        raise self._fault(operand, "Only numbers, and properties that are numbers, have an order.")
+        raise self._fault(
+            operand,
+            "Only numbers and properties can be compared by order.",
+            remedy="Compare with a number here; strings take = and <>.",
+        )
 
     def _between(self, word: Token, left: Expression, *, negated: bool) -> Condition:
         value = self._orderable(left)
@@ -204,7 +225,11 @@ class _Parser:
             # Both are numbers: other literals have no order.
             least, most = float(low.value), float(high.value)
             if least > most:
-                raise self._fault(word, f"Nothing is between {low.value} and {high.value}.")
+                raise self._fault(
+                    word,
+                    f"Nothing is between {low.value} and {high.value}.",
+                    remedy="Write the lower limit first.",
+                )
         if negated:
             parts = Order("<", value, low, left.at), Order(">", value, high, left.at)
             return AnyOf(parts, left.at)
@@ -212,7 +237,11 @@ class _Parser:
 
     def _in(self, word: Token, left: Expression) -> In:
         if not isinstance(left, Name):
-            raise self._fault(word, "Only a property can be IN something.")
+            raise self._fault(
+                word,
+                "The left side of IN is not a property.",
+                remedy="Write a property before IN.",
+            )
         self._expect("(")
         members = [self._text()]
         while self._taken(","):
@@ -223,12 +252,16 @@ class _Parser:
     def _check_range(self, operand: Expression) -> None:
         value = operand.value if isinstance(operand, Literal) else None
         if isinstance(value, int) and not WHOLE_MIN <= value <= WHOLE_MAX:
-            raise self._fault(operand, "The whole number is too large for 64 bits.")
+            raise self._fault(
+                operand,
+                "The integer does not fit into 64 bits.",
+                remedy="Write the number with a decimal point, or a smaller one.",
+            )
 
-    # ------------------------------------------------------------------------------- the machinery
+    # ------------------------------------------------------------------------- reading of tokens
 
     def _taken(self, *kinds: str) -> Token | None:
-        """The next token, read, if it is of these."""
+        """Consume and return the next token if it is of one of the kinds, else return None."""
         token = self._token
         if token.kind not in kinds:
             return None
@@ -241,32 +274,47 @@ class _Parser:
 
     def _unexpected(self, expected: str) -> FilterExpressionError:
         found = self._token.text or END
-        return self._fault(self._token, f"Here is {found}, where {expected} should be.")
+        return self._fault(self._token, f"Found {found}, expected {expected}.")
 
-    def _fault(self, at: Token | Expression, what: str) -> FilterExpressionError:
-        return fault(self._expression, at.at, what=what)
+    def _fault(
+        self, at: Token | Expression, what: str, *, remedy: str = CORRECT_IT
+    ) -> FilterExpressionError:
+        return fault(self._expression, at.at, what=what, remedy=remedy)
+
+    def _too_deep(self, at: Token | Expression) -> FilterExpressionError:
+        return self._fault(
+            at,
+            f"The expression is nested deeper than {limits.FILTER_DEPTH} levels.",
+            remedy="Use fewer parentheses, NOTs and chained comparisons.",
+        )
 
     @contextmanager
     def _deeper(self, at: Token) -> Iterator[None]:
-        """Inside of what begins ``at``."""
+        """Enter one level of nesting; the error of a nesting too deep points to ``at``."""
         self._depth += 1
         if self._depth > limits.FILTER_DEPTH:
-            raise self._fault(at, f"This is nested deeper than {limits.FILTER_DEPTH} levels.")
+            raise self._too_deep(at)
         yield
         self._depth -= 1
 
     @contextmanager
     def _chain(self) -> Iterator[Callable[[Expression], None]]:
-        """Around ``a = b = c …``: to be told of what is on the left of each sign."""
+        """Check a chain of operators such as ``a = b = c``.
+
+        Yields a function that the caller calls with the left operand of each operator. Each
+        operator counts as one level of nesting.
+        """
         depth = self._depth
 
         def link(left: Expression) -> None:
             self._depth += 1
             if self._depth > limits.FILTER_DEPTH:
-                raise self._fault(left, f"This is nested deeper than {limits.FILTER_DEPTH} levels.")
+                raise self._too_deep(left)
             if isinstance(left, Not) and left.at in self._negated:
                 raise self._fault(
-                    left, "NOT holds for the next word only: put brackets where it ends."
+                    left,
+                    "NOT applies only to the next word.",
+                    remedy="Put the negated condition in parentheses: NOT (a = 1).",
                 )
 
         yield link

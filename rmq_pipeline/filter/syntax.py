@@ -1,4 +1,4 @@
-"""What a SQL92 expression says: values, and conditions on them."""
+"""Syntax tree of SQL92 expressions: values and conditions."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A property of the message: a text, or nothing."""
+    """Property of a message: a string, or null if the message lacks it."""
 
     name: str
     at: int
@@ -14,7 +14,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text or a number; whole numbers are of 64 bits."""
+    """String or number; integers have 64 bits."""
 
     value: str | int | float
     at: int
@@ -22,7 +22,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """All of these, tried from left to right until one is false."""
+    """Conjunction (AND), evaluated from left to right until an operand is false."""
 
     conditions: "tuple[Condition, ...]"
     at: int
@@ -30,7 +30,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One of these, tried from left to right until one is true."""
+    """Disjunction (OR), evaluated from left to right until an operand is true."""
 
     conditions: "tuple[Condition, ...]"
     at: int
@@ -38,7 +38,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """True where the other is false, and unknown where it is."""
+    """Negation; unknown where the operand is unknown."""
 
     condition: "Condition"
     at: int
@@ -46,7 +46,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """Two values or two conditions are the same; unknown when one is missing."""
+    """Equality of two values or two conditions; unknown if either is null or unknown."""
 
     left: "Expression"
     right: "Expression"
@@ -55,7 +55,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One number is above or below another."""
+    """Comparison of two numbers by order."""
 
     #: >, >=, <, <=
     sign: str
@@ -66,7 +66,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """A value is missing, or a condition unknown; never unknown itself."""
+    """Test for a missing value or an unknown condition; the result is never unknown."""
 
     operand: "Expression"
     at: int
@@ -74,7 +74,7 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """A property is one of these texts."""
+    """Test that a property equals one of the strings in ``members``."""
 
     name: Name
     members: tuple[str, ...]
@@ -83,7 +83,10 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A text has a part, or has it not; false for what is no text, with ``negated`` too."""
+    """Substring, prefix or suffix test of a string.
+
+    False if the operand is not a string or is missing, also with ``negated``.
+    """
 
     #: CONTAINS, STARTSWITH, ENDSWITH
     how: str
@@ -95,7 +98,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """TRUE, FALSE or NULL: a condition that is what it is."""
+    """Constant condition: TRUE, FALSE or NULL (unknown)."""
 
     value: bool | None
     at: int

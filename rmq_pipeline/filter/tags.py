@@ -13,7 +13,7 @@ from rmq_pipeline.message import Int64s, hash64
 
 @dataclass(frozen=True)
 class TagFilter:
-    """Messages of some tags, or all messages."""
+    """Filter that selects the messages of the given tags, or all messages."""
 
     expression: str
     #: None for all messages.
@@ -21,16 +21,16 @@ class TagFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of a message that ``matches`` looks at."""
+        """Message columns that ``matches`` reads."""
         return () if self.tags is None else ("tag",)
 
     @cached_property
     def hashes(self) -> Int64s | None:
-        """The hashes of the tags, ascending; None for all messages."""
+        """Hashes of the tags, unique and ascending; None for all messages."""
         return None if self.tags is None else np.unique(hash64(pa.array(self.tags, pa.string())))
 
     def matches(self, messages: pa.Table) -> pa.BooleanArray:
-        """Which rows are wanted."""
+        """Return one boolean per row: True where the message is selected."""
         if self.tags is None:
             return pa.repeat(True, messages.num_rows)
         tags = messages.column("tag").combine_chunks()
@@ -38,18 +38,25 @@ class TagFilter:
 
 
 def parse_tags(expression: str) -> TagFilter:
-    """The filter that ``*`` or ``a || b`` is.
+    """Parse a tag expression: ``*``, an empty string, or tags joined by ``||``.
 
     Raises:
-        FilterExpressionError: nothing but separators, or a tag that no message can have.
+        FilterExpressionError: the expression has only separators, or a tag has characters that
+            the broker refuses in tags.
     """
     if expression.strip() in ("", "*"):
         return TagFilter(expression, None)
     tags = [tag for part in expression.split("||") if (tag := part.strip())]
     if not tags:
-        raise FilterExpressionError(f"Filter {expression!r} names no tag.")
+        raise FilterExpressionError(
+            f"Filter {expression!r} has no tag.", remedy="Give * or tags joined by ||."
+        )
     for tag in tags:
         if "|" in tag or any(ord(c) < 32 for c in tag):
             at = expression.index(tag)
-            raise FilterExpressionError(f"Filter {expression!r}: bad tag {tag!r} at {at}.")
+            raise FilterExpressionError(
+                f"Filter {expression!r} has a tag with | or a control character: {tag!r}, "
+                f"at character {at + 1}.",
+                remedy="Remove the character; || separates tags.",
+            )
     return TagFilter(expression, None if "*" in tags else tuple(dict.fromkeys(tags)))

@@ -1,1 +1,1 @@
-"""What every consumer run by windows has: its handler, the walk over a batch, the settle."""
+"""The parts that all window consumers share: handler, walk over a batch, settle."""

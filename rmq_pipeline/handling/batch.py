@@ -1,4 +1,4 @@
-"""A micro-batch: received messages in the order of the walk, cut into parts."""
+"""A micro-batch: received messages in the order of the walk, divided into parts."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import schema
 from rmq_pipeline.handling.group_walk import group_starts
 from rmq_pipeline.handling.handler import MESSAGES
+from rmq_pipeline.handling.report import MessageFailure
 from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, SEEN_BEFORE
 
 Int64s = npt.NDArray[np.int64]
@@ -17,22 +18,22 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of whole message groups, and where the parts begin and end."""
+    """Messages of whole message groups, and the bounds of the parts."""
 
     number: int
-    #: schema.RECEIVED; with order, groups adjacent and each by offset. Marked, where the consumer
-    #: has an idempotency key.
+    #: schema.RECEIVED; with order, each message group is contiguous and sorted by offset. If the
+    #: consumer has an idempotency key, idempotency.mark has added its columns.
     received: pa.Table
-    #: len(parts) + 1 rows; no message group is in two parts.
+    #: len(parts) + 1 row numbers; no message group is in two parts.
     bounds: list[int]
 
     @property
     def parts(self) -> int:
-        """How many tasks it makes."""
+        """Number of parts, which is the number of tasks."""
         return len(self.bounds) - 1
 
     def halves(self, *, number: int, ordered: bool) -> list["Batch"]:
-        """Two batches of one part, the first to be settled before the second is begun.
+        """Return two batches of one part; the first must be settled before the second begins.
 
         Message groups stay whole, unless there is only one.
         """
@@ -47,24 +48,24 @@ class Batch:
         ]
 
     def goes_on_in(self, following: "Batch") -> bool:
-        """Whether the last message group of this batch is the first one of the other."""
+        """Return True if this batch ends with the message group with which the other begins."""
         last, first = self.received["message_group"][-1], following.received["message_group"][0]
         return bool(last.is_valid and last.equals(first))
 
     def message_groups(self) -> pa.Table:
-        """Each message group once, in the column message_group."""
+        """Return each message group once, in the column message_group."""
         found = pc.drop_null(pc.unique(self.received["message_group"]))
         return pa.table({"message_group": found})
 
     def given(self, state: pa.Table | None) -> list[tuple[pa.Table, pa.Table | None]]:
-        """The messages of each part, and the state of their groups where there is any."""
+        """Return the messages of each part, and the state of their groups if any has state."""
         marked = [SEEN_BEFORE.name] if SEEN_BEFORE.name in self.received.column_names else []
         messages = self.received.select([*MESSAGES.names, *marked])
         spans = list(zip(self.bounds[:-1], self.bounds[1:], strict=True))
         mine = [messages.slice(start, stop - start) for start, stop in spans]
         if state is None:
             return [(each, None) for each in mine]
-        # Where each state's group begins among the messages: parts are stretches of it.
+        # For each state, the first row of its group: parts are ranges of these rows.
         begins = pc.index_in(state["message_group"], messages["message_group"]).to_numpy()
         order = np.argsort(begins, kind="stable")
         state = state.take(pa.array(order))
@@ -75,10 +76,10 @@ class Batch:
         ]
 
     def outcomes(self, exceptions: dict[int, pa.Table], *, run_id: str) -> pa.Table:
-        """What to settle: every message that is not to be given back untried.
+        """Return the outcomes to settle: those of all messages but the released ones.
 
         Args:
-            exceptions: part -> harvest.EXCEPTION, rows counted from the part's beginning.
+            exceptions: part -> harvest.EXCEPTION, with rows counted from the start of the part.
             run_id: the run that saw the failures.
 
         Returns:
@@ -95,19 +96,41 @@ class Batch:
                 pa.nulls(n, pa.int64()),
                 *(pa.nulls(n, pa.string()) for _ in range(3)),
                 self._keys(),
+                pa.nulls(n, pa.string()),
             ]
             return pa.table(columns, schema=schema.OUTCOME)
-        # The place of a row's exception, null where there is none.
+        # For each row the number of its exception, null if it has none.
         place = np.full(n, -1, dtype=np.int64)
         place[found["row"].to_numpy()] = np.arange(found.num_rows)
         at = pa.array(place, mask=place < 0)
         outcome = found["outcome"].take(at).fill_null("ack")
         said = [found[name].take(at) for name in ("retry_after_ms", "reason", "error_type")]
-        columns = [receipts, outcome, *said, pa.repeat(run_id, n), self._keys()]
+        where = found["traceback"].take(at)
+        columns = [receipts, outcome, *said, pa.repeat(run_id, n), self._keys(), where]
         return pa.table(columns, schema=schema.OUTCOME).filter(pc.not_equal(outcome, "release"))
 
+    def failures(self, exceptions: dict[int, pa.Table]) -> list[MessageFailure]:
+        """Return one failure of each kind that a part has, with its traceback."""
+        shifted = [_shifted(t, self.bounds[part]) for part, t in sorted(exceptions.items())]
+        first = [
+            row
+            for table in shifted
+            if table["traceback"].null_count < table.num_rows
+            for row in table.filter(pc.is_valid(table["traceback"])).to_pylist()
+        ]
+        ids = self.received["message_id"]
+        return [
+            MessageFailure(
+                message_id=ids[row["row"]].as_py(),
+                reason=row["reason"],
+                error_type=row["error_type"],
+                traceback=row["traceback"],
+            )
+            for row in first
+        ]
+
     def _keys(self) -> pa.Array | pa.ChunkedArray:
-        """The idempotency key of each message."""
+        """Return the idempotency key of each message."""
         if IDEMPOTENCY_KEY.name in self.received.column_names:
             return self.received[IDEMPOTENCY_KEY.name]
         return pa.nulls(self.received.num_rows, pa.string())
@@ -119,14 +142,14 @@ def _shifted(exceptions: pa.Table, by: int) -> pa.Table:
 
 
 def cut(received: pa.Table, *, number: int, batches: int, parts: int, ordered: bool) -> list[Batch]:
-    """Sort received messages for the walk and cut them into batches of whole message groups.
+    """Sort received messages for the walk, and divide them into batches of whole message groups.
 
     Args:
         received: schema.RECEIVED, at least one row.
-        number: of the first batch.
-        batches: into how many, at most.
-        parts: tasks of a batch, at most.
-        ordered: keep message groups together, each by offset.
+        number: number of the first batch.
+        batches: maximum number of batches.
+        parts: maximum number of parts of a batch.
+        ordered: keep message groups together, each sorted by offset.
     """
     rows, starts = _sorted(received) if ordered else (received, np.arange(received.num_rows))
     bounds = _even(starts, rows.num_rows, pieces=batches * parts)
@@ -142,7 +165,7 @@ def _sorted(received: pa.Table) -> tuple[pa.Table, Int64s]:
     received = received.combine_chunks()
     groups = received["message_group"].combine_chunks().dictionary_encode().indices
     codes = pc.fill_null(groups, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    # Messages without a group have no order among each other, and are spread.
+    # Messages without a message group are unordered, so they are distributed.
     alone = np.flatnonzero(codes < 0)
     codes[alone] = received.num_rows + alone
     keys = (received["queue_offset"].to_numpy(), received["queue_id"].to_numpy(), codes)
@@ -153,7 +176,7 @@ def _sorted(received: pa.Table) -> tuple[pa.Table, Int64s]:
 
 
 def _even(starts: Int64s, n: int, *, pieces: int) -> list[int]:
-    """Bounds of at most ``pieces`` pieces of about the same size, each of which begins a group."""
+    """Return bounds of at most ``pieces`` similar pieces; each begins with a message group."""
     wanted = np.arange(1, pieces) * n // pieces
     at = np.searchsorted(starts, wanted)
     inner = starts[at[at < len(starts)]]

@@ -1,4 +1,4 @@
-"""What works on a window's micro-batches: Spark, or threads; and what it is given."""
+"""The engine of a window (Spark or threads), and the work it receives."""
 
 import threading
 from collections.abc import Callable
@@ -15,47 +15,47 @@ from rmq_pipeline.handling.worked import Worked
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A micro-batch, and what is to be known for walking it."""
+    """A micro-batch, with the context that its walk needs."""
 
     rules: Rules
     batch: Batch
-    #: The state of its message groups; None: the consumer keeps none, or nobody has any.
+    #: State of its message groups; None if the consumer keeps no state, or no group has any.
     state: pa.Table | None
     sink: Path | None
-    #: The window's.
+    #: The window's epoch.
     epoch: int
-    #: The window before never closed: a message may have ended its process, and must not end this
-    #: window with it.
+    #: The previous window was never closed. A message may have killed its process, and must not
+    #: kill the process of this window.
     is_suspect: bool = False
 
 
 class Engine(Protocol):
-    """Gives the parts of a micro-batch to the handler, and stages its sink files."""
+    """Runs the handler on the parts of a micro-batch, and stages its sink files."""
 
     @property
     def first_rows(self) -> int:
-        """How many messages to begin with, while nobody knows how long one takes."""
+        """Number of messages of the first batch, before the handler's speed is known."""
         ...
 
     @property
     def least_rows(self) -> int:
-        """How many messages to take at least, whatever they take."""
+        """Minimum number of messages of a batch, however long a message takes."""
         ...
 
     @property
     def at_once(self) -> int:
-        """How many parts are worked on side by side, at most."""
+        """Maximum number of parts that run concurrently."""
         ...
 
     def parts(self, rows: int) -> int:
-        """Into how many parts so many messages are cut, at most."""
+        """Return the maximum number of parts for a batch of ``rows`` messages."""
         ...
 
     def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:
-        """Get ready, in the window's thread; what is returned is called in a thread beside it.
+        """Prepare a task in the window's thread; the stage's thread then calls the task.
 
         Args:
             work: the micro-batch.
-            stopping: set when nobody wants the result any more.
+            stopping: set when the result is no longer needed.
         """
         ...

@@ -1,7 +1,7 @@
-"""The walk over a table of many message groups: call the handler, keep what counts of it.
+"""The walk over a table of many message groups: call the handler, collect the results.
 
-Pure Arrow and Python. A handler that raises, or returns what cannot be used, fails its message,
-never the walk.
+Pure Arrow and Python. A handler that raises or returns something invalid fails its message, never
+the walk.
 """
 
 import gc
@@ -19,32 +19,37 @@ from rmq_pipeline.handling.failing import Failure, is_failure
 from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
 from rmq_pipeline.handling.harvest import Effects, Harvest, Walked
 from rmq_pipeline.handling.known_state import as_declared, nullable
-from rmq_pipeline.handling.origins import with_origin
+from rmq_pipeline.handling.origins import identified, with_origin
 from rmq_pipeline.handling.returned import STATE, conform, published, results_of
 from rmq_pipeline.idempotency import SEEN_BEFORE
 
-#: Messages of one call of an unordered handler, so that one bad message costs 1,000 single calls.
+#: Messages per call of an unordered handler; a bad message costs this many single calls.
 UNORDERED_CALL_ROWS: Final = 1_000
-#: Stands for the state of a group without one, where the consumer keeps none.
+#: Passed to the handler as state when the consumer keeps none.
 NO_STATE: Final = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a handler is called with and may return."""
+    """The handler's arguments and the results that it may return."""
 
     handler: Handler
-    #: Order by message group: one group a call, and nothing of a group after its first failure.
+    #: Order by message group: a call has messages of one group, and after a failure the rest of the
+    #: group waits.
     ordered: bool = True
     state_schema: pa.Schema | None = None
     sink_schema: pa.Schema | None = None
-    #: The sink's column that may not be null, because it chooses the partition.
+    #: Sink column that chooses the partition and therefore may not be null.
     partition_time: str = ""
-    #: Topics the handler may publish to, and the type of each.
+    #: Topics to which the handler may publish, and the type of each.
     publishes: dict[str, str] = field(default_factory=dict)
-    #: The topic, where rows are to say which message they are of (handling/origins.py).
+    #: The topic, if rows must name the message they come from (handling/origins.py).
     origin: str = ""
-    #: The columns of states on their way: null where a state was removed, or recorded otherwise.
+    #: Prefix of the ids of published messages. Each id names the message for which it was
+    #: published, so each call has one message. Empty: the handler assigns ids.
+    publication: str = ""
+    #: Columns of states passed to the handler: nullable, because a state may have been removed or
+    #: recorded with other columns.
     known_schema: pa.Schema | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -63,7 +68,7 @@ class _Walk:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for cyclic garbage rarely: a walk makes many objects, and hardly any."""
+    """Run the garbage collector rarely: a walk creates many objects but few reference cycles."""
     usual = gc.get_threshold()
     gc.set_threshold(100_000, *usual[1:])
     try:
@@ -73,20 +78,20 @@ def rare_collections() -> Iterator[None]:
 
 
 def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
-    """Give every message to the handler, group by group.
+    """Pass every message to the handler, group by group.
 
     Args:
-        messages: handler.MESSAGES; messages of one group adjacent, in offset order.
-        state: ``message_group`` and the state's columns, at most a row a group; None: nobody
-            has one.
-        rules: the handler and what it may return.
+        messages: handler.MESSAGES; messages of one group are adjacent and in offset order.
+        state: ``message_group`` and the state's columns, at most one row per group; None if no
+            group has state.
+        rules: the handler and the results that it may return.
     """
     this = _Walk(messages.combine_chunks(), rules, Harvest(), singly=_singly(messages, rules))
     if not rules.ordered:
         for start in range(0, messages.num_rows, UNORDERED_CALL_ROWS):
             _walk_unordered(this, start)
         return this.harvest.gathered(None)
-    # Null groups are strangers to each other: such a message has no order and no state.
+    # Messages with a null group are independent of each other: no order, no state.
     groups = this.messages["message_group"]
     for start, stop, before in _spans(groups, _own_columns(state, rules)):
         _walk_group(this, start=start, stop=stop, before=before)
@@ -94,10 +99,15 @@ def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
 
 
 def _singly(messages: pa.Table, rules: Rules) -> bool:
-    """Whether no call may be made again: the handler of marked messages has effects outside.
+    """Return True if each call must have one message.
 
-    What came of several messages can only be told apart where it is nothing but results.
+    That is so if published messages name their origin. It is also so for marked messages: their
+    handler has external effects, so no call may be repeated. Of a call with several messages, only
+    results can be attributed to a message. Marked messages therefore share calls only without
+    order, sink and topics to publish to.
     """
+    if rules.publication:
+        return True
     told_apart = not (rules.ordered or rules.sink_schema is not None or rules.publishes)
     return SEEN_BEFORE.name in messages.column_names and not told_apart
 
@@ -110,7 +120,7 @@ def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None
     effects = _call(this.messages.slice(start, n), before, rules=this.rules)
     if isinstance(effects, Failure):
         if n == 1:
-            this.harvest.failed(start, effects.reason, error_type=effects.error_type)
+            this.harvest.failed(start, effects)
             return
     elif not effects.results:
         this.harvest.keep(effects, group_row=start)
@@ -118,8 +128,8 @@ def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None
     elif n == 1 or not any(r.outcome == "retry" for r in effects.results):
         this.harvest.keep_with_results(effects, group_row=start, start=start)
         return
-    # What a call of several messages made of the one that failed, and of those after it, would
-    # count now and again when they come again: only single calls tell them apart.
+    # The call's results include the failed message and its successors, which are handled again
+    # later. Only calls with one message each separate them.
     _walk_one_by_one(this, start=start, stop=stop, before=before)
 
 
@@ -128,7 +138,7 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
     for row in range(start, stop):
         effects = _call(this.messages.slice(row, 1), state, rules=this.rules)
         if isinstance(effects, Failure):
-            this.harvest.failed(row, effects.reason, error_type=effects.error_type)
+            this.harvest.failed(row, effects)
             this.harvest.release(row + 1, stop)
             break
         if this.harvest.keep_single(effects, row=row):
@@ -149,7 +159,7 @@ def _walk_unordered(this: _Walk, start: int) -> None:
     effects = _call(given, NO_STATE.empty_table(), rules=this.rules)
     if isinstance(effects, Failure):
         if n == 1:
-            this.harvest.failed(start, effects.reason, error_type=effects.error_type)
+            this.harvest.failed(start, effects)
             return
     elif (
         n == 1
@@ -158,7 +168,7 @@ def _walk_unordered(this: _Walk, start: int) -> None:
     ):
         this.harvest.keep_with_results(effects, group_row=None, start=start)
         return
-    # As in order: only single calls tell what came of the messages that failed.
+    # As above: only single calls separate the failed messages from the others.
     _walk_each(this, start=start, stop=start + n)
 
 
@@ -166,13 +176,13 @@ def _walk_each(this: _Walk, *, start: int, stop: int) -> None:
     for row in range(start, stop):
         single = _call(this.messages.slice(row, 1), NO_STATE.empty_table(), rules=this.rules)
         if isinstance(single, Failure):
-            this.harvest.failed(row, single.reason, error_type=single.error_type)
+            this.harvest.failed(row, single)
         else:
             this.harvest.keep_single(single, row=row)
 
 
 def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> Effects | Failure:
-    """Call the handler and check what it returns; whatever goes wrong is the messages' failure."""
+    """Call the handler and validate its outcome; any error is a failure of the messages."""
     try:
         return _checked(rules.handler(messages, state), messages, rules=rules)
     except BaseException as error:
@@ -197,12 +207,15 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
         if messages["message_group"].null_count:
             raise OutcomeError("A message without a message_group has no state to keep.")
     onward = published(outcome.publish, rules.publishes) if outcome.publish else []
+    if rules.publication:
+        of = rules.publication
+        onward = [(name, identified(each, messages, publication=of)) for name, each in onward]
     results = results_of(outcome.results, messages) if outcome.results is not None else []
     return Effects(rows, after, onward, results)
 
 
 def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Table]:
-    """The groups that have state, and their rows in the state schema's columns."""
+    """Return the groups that have state, and their rows with the columns of the state schema."""
     schema = rules.known_schema or NO_STATE
     if state is None or rules.known_schema is None:
         return pa.array([], pa.string()), schema.empty_table()
@@ -213,7 +226,7 @@ def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Tab
 def _spans(
     groups: pa.ChunkedArray, state: tuple[pa.Array, pa.Table]
 ) -> Iterator[tuple[int, int, pa.Table]]:
-    """Start, stop and state row (a table of 0 or 1 rows) of every group."""
+    """Yield start, stop and state (a table of 0 or 1 rows) of every group."""
     starts = group_starts(groups)
     stops = np.append(starts, len(groups))[1:]
     known, rows = state
@@ -229,7 +242,7 @@ def _spans(
 
 
 def group_starts(groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Where each run of one message group begins; a null is a run of its own."""
+    """Return the first row of each run of one message group; each null is a run of its own."""
     n = len(groups)
     if n == 0:
         return np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a consumer writes: a function from a table of messages to an Outcome. Needs no Spark."""
+"""The interface of a handler: a function from a table of messages to an Outcome. Needs no Spark."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 
-#: What a handler is given: a received message, without the receipt that only the window holds.
+#: Columns of a handler's messages: a received message without its receipt handle.
 MESSAGES: Final = pa.schema([f for f in schema.RECEIVED if f.name != "receipt_handle"])
 
-#: What ``Outcome.results`` may hold; ``retry_after_ms`` and ``reason`` may be left out.
+#: Columns of ``Outcome.results``; ``retry_after_ms`` and ``reason`` are optional.
 RESULT: Final = pa.schema(
     [
         pa.field("queue_id", pa.int32(), nullable=False),
@@ -26,36 +26,38 @@ OUTCOMES: Final = frozenset({"ack", "retry", "dead_letter"})
 
 
 class OutcomeError(Exception):
-    """What a handler returned cannot be used; it counts as the failure of its message."""
+    """A handler's outcome is invalid; the message counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the messages of one call; everything in it is settled in one frame."""
+    """Result of one handler call; all of it is settled in one frame."""
 
-    #: Rows for the sink, of the consumer's sink schema; None: none.
+    #: Rows for the sink, with the consumer's sink schema; None for no rows.
     rows: pa.Table | None = None
-    #: The message group's state after these messages, 1 row of the consumer's state schema;
-    #: 0 rows remove it, None leaves it as it was.
+    #: The message group's state after these messages, 1 row of the consumer's state schema; 0 rows
+    #: remove the state, None leaves it unchanged.
     state: pa.Table | None = None
-    #: RESULT rows for messages of this call; a message without a row, or None, is acked.
+    #: RESULT rows for messages of this call; a message without a row is acked.
     results: pa.Table | None = None
-    #: Messages to send onward: topic -> table of schema.SEND's columns (at least ``body``).
+    #: Messages to publish: topic -> table with columns of schema.SEND (at least ``body``).
     publish: Mapping[str, pa.Table] | None = None
 
 
-#: ``handler(messages, state) -> Outcome``. ``messages`` has MESSAGES' columns: with
-#: ``order_by="message_group"`` messages of ONE group in offset order (how many depends on where a
-#: batch was cut), else any messages. ``state`` is the group's row, 0 or 1 rows of the state schema.
+#: ``handler(messages, state) -> Outcome``. ``messages`` has the columns of MESSAGES. With
+#: ``order_by="message_group"`` these are messages of ONE group in offset order; their number
+#: depends on the batch. Otherwise they are any messages. ``state`` is the group's state, 0 or 1
+#: rows of the state schema.
 #:
-#: A handler has no side effects: a call that raises, or that retries one of several messages, is
-#: made again with one message at a time, in order. Of the first one that fails nothing counts but
-#: the retry; those before it stand; those after it are given again later. Without order those after
-#: it are tried as well, and of each that fails nothing counts but the retry; and a call that gave
-#: nothing but results stands as it is. So what a consumer produces does not depend on where batches
-#: are cut or processes are killed.
+#: A handler must have no side effects, because calls are repeated. If a call raises, or retries one
+#: of several messages, it is repeated with one message at a time, in order. The first message that
+#: fails is retried, and its other results are discarded. The results of earlier messages stand;
+#: later messages are delivered again. Without order, the later messages are tried too, and each
+#: that fails is retried. A call without order that returned only results is not repeated. The
+#: output of a consumer therefore does not depend on the bounds of batches or on killed processes.
 #:
-#: With an idempotency key a handler has side effects. A call then has one message, and is not made
-#: again; several where there is no order, sink or topic to publish to: such a call is made again
-#: when it raises, so a handler returns ``retry`` for a message that fails (docs/idempotency.md).
+#: With an idempotency key a handler may have side effects. A call then has one message and is not
+#: repeated. Without order, sink and topics to publish to, a call may have several messages and is
+#: repeated if it raises. Such a handler must return ``retry`` for a message that fails
+#: (docs/idempotency.md).
 Handler = Callable[[pa.Table, pa.Table], Outcome]

@@ -1,4 +1,4 @@
-"""What counts of a walk's calls: rows, states and messages gathered into one table each."""
+"""Results of a walk: rows, states and published messages, gathered into one table each."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -6,12 +6,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline.handling.failing import Failure
 from rmq_pipeline.handling.returned import Published, Result
 
 _MERGED_AT_ONCE: Final = 256
 
-#: What is not simply acked; ``row`` is the message's place in the table walked. "release": given
-#: back untried, because an earlier message of its group failed.
+#: Messages that are not simply acked; ``row`` is the row in the walked table. "release": not tried,
+#: because an earlier message of its group failed.
 EXCEPTION: Final = pa.schema(
     [
         ("row", pa.int32()),
@@ -19,25 +20,28 @@ EXCEPTION: Final = pa.schema(
         ("retry_after_ms", pa.int64()),
         ("reason", pa.string()),
         ("error_type", pa.string()),
+        # Only for the first of similar failures, so a failing batch has one traceback and not
+        # thousands.
+        ("traceback", pa.string()),
     ]
 )
 
-_Row = tuple[int, str, int | None, str | None, str | None]
+_Row = tuple[int, str, int | None, str | None, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What a walk leaves to settle. Every message without an exception is acked."""
+    """Result of a walk, to be settled. Every message without an exception is acked."""
 
     rows: pa.Table | None
-    #: ``message_group``, ``removed`` and the state's columns; a row per group that changed.
+    #: ``message_group``, ``removed`` and the state's columns; one row per changed group.
     state: pa.Table | None
     publish: dict[str, pa.Table]
     exceptions: pa.Table
 
 
 class Effects(NamedTuple):
-    """What one call did, checked. A tuple: one is made for each call."""
+    """Validated result of one call. A tuple, because one is created for each call."""
 
     rows: pa.Table | None
     state: pa.Table | None
@@ -46,10 +50,10 @@ class Effects(NamedTuple):
 
 
 class _Pile:
-    """Many small tables of one schema, made one.
+    """Accumulates many small tables of one schema into one table.
 
-    Small ones are merged while they are still in the processor's cache: a hundred thousand of them
-    kept until the end scatter the heap, and the calls in between take twice as long.
+    Small tables are merged while they are still in the processor's cache. A hundred thousand tables
+    kept to the end would fragment the heap, and double the time of handler calls.
     """
 
     def __init__(self) -> None:
@@ -69,14 +73,14 @@ class _Pile:
         return bool(self._small or self._merged)
 
     def table(self) -> pa.Table:
-        """All of it in few chunks; something was added."""
+        """Return all rows in few chunks; at least one table must have been added."""
         if self._small:
             self._merge()
         return pa.concat_tables(self._merged)
 
 
 class Harvest:
-    """What counts so far, as lists of the tables that the calls returned."""
+    """Results so far, as lists of the tables that the calls returned."""
 
     def __init__(self) -> None:
         self._rows = _Pile()
@@ -85,9 +89,10 @@ class Harvest:
         self._removed: list[bool] = []
         self._publish: dict[str, _Pile] = {}
         self._exceptions: list[_Row] = []
+        self._signatures: set[str] = set()
 
     def keep(self, effects: Effects, *, group_row: int | None) -> None:
-        """Count the rows, messages and state of a call."""
+        """Add the rows, messages and state of a call."""
         if effects.rows is not None:
             self._rows.add(effects.rows)
         for topic, table in effects.publish:
@@ -96,38 +101,46 @@ class Harvest:
             self.changed_state(effects.state, group_row=group_row)
 
     def keep_with_results(self, effects: Effects, *, group_row: int | None, start: int) -> None:
-        """Count a call, but nothing of a single message that is retried."""
+        """Add a call and its results; drop its output if a message is retried."""
         results = effects.results
         if not any(r.outcome == "retry" for r in results):
             self.keep(effects, group_row=group_row)
         for r in results:
-            self._exceptions.append((start + r.place, r.outcome, r.retry_after_ms, r.reason, None))
+            self._exceptions.append(
+                (start + r.place, r.outcome, r.retry_after_ms, r.reason, None, None)
+            )
 
     def keep_single(self, effects: Effects, *, row: int) -> bool:
-        """Count the call of one message, state aside; whether it is to be retried."""
+        """Add the call of one message without its state; return True if the message is retried."""
         retried = any(r.outcome == "retry" for r in effects.results)
         if not retried:
             self.keep(effects, group_row=None)
         for r in effects.results:
-            self._exceptions.append((row, r.outcome, r.retry_after_ms, r.reason, None))
+            self._exceptions.append((row, r.outcome, r.retry_after_ms, r.reason, None, None))
         return retried
 
     def changed_state(self, state: pa.Table, *, group_row: int) -> None:
-        """Note a group's state; ``group_row`` is a row of one of its messages."""
+        """Add a group's new state; ``group_row`` is the row of one of its messages."""
         self._state.add(state)
         self._state_rows.append(group_row)
         self._removed.append(not state.num_rows)
 
-    def failed(self, row: int, reason: str, *, error_type: str) -> None:
-        """Note that a message's call failed; its group's backoff says when it comes again."""
-        self._exceptions.append((row, "retry", None, reason, error_type))
+    def failed(self, row: int, failure: Failure) -> None:
+        """Record that a message's call failed; the group's backoff delays its redelivery."""
+        where = None
+        if failure.signature not in self._signatures:
+            self._signatures.add(failure.signature)
+            where = failure.traceback() or None
+        self._exceptions.append((row, "retry", None, failure.reason, failure.error_type, where))
 
     def release(self, start: int, stop: int) -> None:
-        """Give messages back untried."""
-        self._exceptions.extend((row, "release", None, None, None) for row in range(start, stop))
+        """Release messages that were not tried."""
+        self._exceptions.extend(
+            (row, "release", None, None, None, None) for row in range(start, stop)
+        )
 
     def gathered(self, groups: pa.ChunkedArray | None) -> Walked:
-        """Everything as one table a kind."""
+        """Return all results as one table per kind."""
         columns = (
             zip(*self._exceptions, strict=True) if self._exceptions else ((),) * len(EXCEPTION)
         )
@@ -142,7 +155,7 @@ class Harvest:
         )
 
     def _state_table(self, groups: pa.ChunkedArray) -> pa.Table:
-        # A removed state is a table of no rows: its place becomes a row of nulls.
+        # A removed state is a table without rows, and becomes a row of nulls.
         own = self._state.table()
         removed = np.array(self._removed)
         if removed.any():

@@ -1,4 +1,4 @@
-"""What a window receives: leased messages under its fence, marked with what was seen before."""
+"""The receive of a window: leased messages under its fence, with marks of repetitions."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,22 +8,23 @@ import pyarrow as pa
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.handling.batch import Batch
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.verbs import Fence, Verbs
 from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, mark
+from rmq_pipeline.verb import Window
+from rmq_pipeline.verbs import Verbs
 
-#: How long a delivery may take; those of a dead window are ended by the next one's epoch.
+#: Invisible duration of a delivery; the next window's epoch ends those of a dead window.
 INVISIBLE_MS: Final = 30 * 60_000
 
 
 class LostError(Exception):
-    """A delivery has ended, or nobody knows of it: all that is in flight must come again."""
+    """A delivery has ended or is unknown, so all messages in flight must be redelivered."""
 
 
 def receive(
     spec: ConsumerSpec,
     verbs: Verbs,
     *,
-    fence: Fence,
+    fence: Window,
     limit: int,
     wait_ms: int,
     held: Sequence[Batch],
@@ -32,20 +33,20 @@ def receive(
 
     Args:
         spec: the consumer.
-        verbs: of the broker.
-        fence: of the window.
-        limit: how many at most.
-        wait_ms: how long to wait for the first one.
-        held: the batches in flight, whose keys nobody has remembered yet.
+        verbs: the broker's verbs.
+        fence: the window's fence.
+        limit: maximum number of messages.
+        wait_ms: how long to wait for the first message.
+        held: the batches in flight, whose keys are not yet remembered by the broker.
 
     Raises:
-        LostError: the answer got lost on the way.
+        LostError: the answer was lost.
         FencedError: a newer window has taken over.
     """
     try:
         received = verbs.receive(
-            spec.topic,
             spec.group,
+            spec.topic,
             limit=limit,
             invisible_duration_ms=INVISIBLE_MS,
             filter=spec.filter,
@@ -56,14 +57,14 @@ def receive(
         )
         return _marked(received, spec, verbs=verbs, held=held)
     except BrokerUnavailableError as error:
-        # What it leased, if it did, is unknown here and held until a newer epoch ends it.
+        # Messages leased by the lost call are unknown here, and stay leased until a newer epoch.
         raise LostError(str(error)) from error
 
 
 def _marked(
     received: pa.Table, spec: ConsumerSpec, *, verbs: Verbs, held: Sequence[Batch]
 ) -> pa.Table:
-    """With what was seen before, where the consumer has an idempotency key."""
+    """Return the messages, marked as repetitions or not if the consumer has an idempotency key."""
     key = spec.idempotency_key
     if key is None or not received.num_rows:
         return received

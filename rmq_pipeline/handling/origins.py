@@ -1,8 +1,9 @@
-"""Columns of a sink's rows that say which message each is of: topic, queue_id, queue_offset."""
+"""Origins: the message of each sink row, and of each message that a replay publishes."""
 
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_pipeline.handling.handler import OutcomeError
 
@@ -11,10 +12,10 @@ ORIGIN: Final = pa.schema([("topic", pa.string()), *PLACE])
 
 
 def with_origin_columns(sink_schema: pa.Schema) -> pa.Schema:
-    """The schema with the columns that it lacks.
+    """Return the schema with the missing columns of ORIGIN.
 
     Raises:
-        ValueError: it has one of them with another type.
+        ValueError: the schema has such a column with another type.
     """
     for field in ORIGIN:
         at = sink_schema.get_field_index(field.name)
@@ -26,14 +27,14 @@ def with_origin_columns(sink_schema: pa.Schema) -> pa.Schema:
 
 
 def with_origin(rows: pa.Table, messages: pa.Table, *, topic: str) -> pa.Table:
-    """Rows of a call with the columns that they lack.
+    """Return the rows of a call with the missing columns of ORIGIN.
 
-    A handler says with queue_id and queue_offset which message each row is of. Rows without them
-    are of the call's message where it has one; a call of several fails, and so is made again for
-    each message alone.
+    With queue_id and queue_offset a handler names the message of each row. If rows lack these
+    columns and the call has one message, the rows belong to that message. A call of several
+    messages fails, and is repeated with one message at a time.
 
     Raises:
-        OutcomeError: the call has several messages.
+        OutcomeError: rows lack a column, and the call has several messages.
     """
     if not isinstance(rows, pa.Table) or not rows.num_rows:
         return rows
@@ -46,3 +47,23 @@ def with_origin(rows: pa.Table, messages: pa.Table, *, topic: str) -> pa.Table:
     if "topic" not in rows.column_names:
         rows = rows.append_column("topic", pa.repeat(topic, rows.num_rows))
     return rows
+
+
+def identified(published: pa.Table, messages: pa.Table, *, publication: str) -> pa.Table:
+    """Return published messages with ids; a missing id is derived from the origin.
+
+    The id names the message for which it was published, and its number among them. It does not
+    depend on the content.
+
+    Args:
+        published: schema.SEND.
+        messages: the one message of the call.
+        publication: prefix that distinguishes ids of different replays, groups and topics.
+    """
+    at = published.column_names.index("message_id")
+    own = published.column(at)
+    if not own.null_count:
+        return published
+    place = "-".join(str(messages[name][0].as_py()) for name in PLACE.names)
+    made = pa.array([f"{publication}-{place}-{n}" for n in range(len(own))], own.type)
+    return published.set_column(at, "message_id", pc.coalesce(own, made))

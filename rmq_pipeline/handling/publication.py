@@ -1,13 +1,13 @@
-"""A sink's publication by one window: what settles named, and the manifest that says so."""
+"""Publication of a sink by one window: from the files named in settles to the manifest."""
 
 import logging
 from pathlib import Path
 
 import pyarrow as pa
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.handling import sink
-from rmq_pipeline.handling.verbs import Verbs
 from rmq_pipeline.lake.publication import (
     GRACE_MS,
     delete_staged,
@@ -15,12 +15,13 @@ from rmq_pipeline.lake.publication import (
     publish_version,
     replaced_files,
 )
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
 
 class Publication:
-    """The files of a group's sink that count; without a sink there are none."""
+    """The published files of a group's sink; does nothing without a sink."""
 
     def __init__(self, verbs: Verbs, *, group: str, folder: Path | None) -> None:
         self._verbs = verbs
@@ -28,20 +29,20 @@ class Publication:
         self._folder = folder
 
     def finish_previous(self, *, epoch: int) -> int:
-        """Publish what earlier windows settled and delete what they only staged; how many files.
+        """Publish what earlier windows settled; delete their other files and return the number.
 
-        To be done once the window ``epoch`` is open: what an older one settles later is refused.
+        Call it after window ``epoch`` is open: the broker then refuses settles of older windows.
         """
         if self._folder is None:
             return 0
-        self._folder.mkdir(parents=True, exist_ok=True)
+        durable_files.make_folder(self._folder)
         named = publish(self._verbs, self._group, sink=self._folder)
         replaced = replaced_files(self._verbs, self._group, grace_ms=GRACE_MS)
         kept = [path for path, over in replaced.items() if not over]
         return len(sink.delete_unnamed(self._folder, named, epoch=epoch, kept=kept))
 
     def add(self, settled: pa.Table, *, version: int) -> None:
-        """Let readers see the files that a settle named, a version of the sink."""
+        """Publish the files that a settle named, as a version of the sink."""
         if self._folder is not None and settled.num_rows:
             publish_version(
                 self._verbs,
@@ -53,11 +54,11 @@ class Publication:
             )
 
     def discard(self, staged: pa.Table) -> None:
-        """Delete files of a settle that was refused, or leave it to the next window."""
+        """Delete the staged files of a refused settle; on an error the next window deletes them."""
         if self._folder is None or not staged.num_rows:
             return
         try:
-            # Asked again: a refusal may answer the repetition of a settle that had its effect.
+            # Ask the broker: the refused call may repeat a settle that had succeeded.
             named = self._verbs.sink_files(self._group)["path"].to_pylist()
             delete_staged(self._folder, staged, named=named)
         except RocketMQError as error:

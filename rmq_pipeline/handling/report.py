@@ -1,10 +1,20 @@
-"""What windows and their micro-batches report."""
+"""Reports of windows and their micro-batches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: Why a window ended. "fenced": a newer window of the group took over.
 Ended = Literal["idle", "length", "fenced", "yielded"]
+
+
+class MessageFailure(NamedTuple):
+    """A message whose handler call failed, for the log of the run."""
+
+    message_id: str
+    reason: str
+    error_type: str
+    traceback: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,22 +23,24 @@ class BatchReport:
 
     epoch: int
     number: int
-    #: Received; ``released`` of them are given back untried.
+    #: Received messages; ``released`` of them were not tried.
     messages: int
     acked: int
     retried: int
     dead_lettered: int
     parked: int
     released: int
-    #: Rows and files that now count in the sink.
+    #: Rows and files added to the sink.
     rows: int
     files: int
     bytes: int
-    #: topic -> messages sent onward.
+    #: topic -> number of published messages.
     published: dict[str, int]
-    #: From the receive to the settle, and the engine's part of it.
+    #: Seconds from receive to settle, and the engine's share of them.
     seconds: float
     work_s: float
+    #: One failure of each kind.
+    failures: Sequence[MessageFailure] = ()
 
 
 @dataclass(slots=True)
@@ -38,13 +50,14 @@ class WindowReport:
     consumer: str
     topic: str
     group: str
-    #: Who has the window, when this one found it taken.
+    #: Owner of the open window, if this one yielded to it.
     yielded_to: str | None = None
     ended: Ended = "idle"
-    #: The window's epoch, the last one if it was opened anew on the way.
+    #: Epoch of the window; the last one if it was reopened.
     epoch: int = 0
     batches: int = 0
-    #: Times that a delivery had ended early or its answer got lost, and all in flight came again.
+    #: Times that a delivery had ended early or an answer was lost, and all messages in flight were
+    #: redelivered.
     lost: int = 0
     messages: int = 0
     acked: int = 0
@@ -57,11 +70,11 @@ class WindowReport:
     bytes: int = 0
     published: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    #: Staged files of windows that died, deleted before the first receive.
+    #: Staged files of dead windows that were deleted before the first receive.
     swept_files: int = 0
 
     def add(self, batch: BatchReport) -> None:
-        """Count a micro-batch."""
+        """Add the counts of a micro-batch."""
         self.batches += 1
         for name in (
             "messages",

@@ -1,4 +1,4 @@
-"""Checks of what a handler returned: rows, state, results, messages to publish."""
+"""Validation of a handler's outcome: rows, state, results, messages to publish."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -12,13 +12,13 @@ from rmq_pipeline.handling.handler import OUTCOMES, RESULT, OutcomeError
 from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import Topic
 
-#: What conform is told that a state is.
+#: Value of ``what`` in ``conform`` for a state.
 STATE: Final = "state"
 _TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 class Result(NamedTuple):
-    """A message of a call that is not simply acked; ``place`` is where in the call."""
+    """Result of a message that is not simply acked; ``place`` is its row in the call."""
 
     place: int
     outcome: str
@@ -37,17 +37,19 @@ def conform(
     filled: str = "",
     most: int | None = None,
 ) -> pa.Table | None:
-    """The table with exactly the wanted columns and types; None when it says nothing.
+    """Return the table with exactly the wanted columns and types; None if it has no content.
 
     Args:
-        table: what the handler returned.
-        wanted: None: the consumer has no such thing, so only None fits.
-        what: its name in errors; STATE is looked at as the broker does.
-        filled: a column without nulls.
-        most: how many rows it may have; a table that may have 0 rows says something with them.
+        table: a table of the handler's outcome.
+        wanted: the declared schema; None if the consumer declares none, so the table must be None.
+        what: name of the table in errors; STATE is validated as strictly as the broker does.
+        filled: a column that may have no nulls.
+        most: maximum number of rows; with a maximum, a table of 0 rows has a meaning and is
+            returned.
 
     Raises:
-        OutcomeError: what does not fit, with the column's name; texts that are not UTF-8.
+        OutcomeError: the table does not fit, or has texts that are not UTF-8; the error names the
+            column.
     """
     if not isinstance(table, pa.Table):
         raise OutcomeError(f"{what} is a {type(table).__name__}, not a pyarrow Table.")
@@ -77,10 +79,10 @@ def _cast(table: pa.Table, wanted: pa.Schema, *, what: str) -> pa.Table:
 
 
 def _check_sound(table: pa.Table, *, what: str) -> None:
-    """Refuse what its own types do not hold, such as bytes that were called a text.
+    """Refuse values that their own type does not allow, such as a string that is not UTF-8.
 
-    The broker would refuse the settle of the whole batch, and a sink with such texts cannot be
-    read. Other values of a sink are Parquet's.
+    The broker would refuse the settle of the whole batch, and a sink with such strings could not be
+    read. Parquet checks other values of a sink.
     """
     try:
         for column in table.columns:
@@ -93,7 +95,7 @@ def _check_sound(table: pa.Table, *, what: str) -> None:
 
 def _validate(values: pa.Array) -> None:
     if pa.types.is_nested(values.type):
-        # Of a slice Arrow looks at all that it was cut from: at the batch, for each of its calls.
+        # Arrow validates the whole parent of a slice: that would be the batch, once per call.
         values.validate()
         values = pa.concat_arrays([values, values.slice(0, 0)])
     values.validate(full=True)
@@ -108,10 +110,11 @@ def _has_texts(of_type: pa.DataType) -> bool:
 
 
 def results_of(results: pa.Table, messages: pa.Table) -> list[Result]:
-    """The results other than ack, in the order of the messages.
+    """Return the results other than ack, in the order of the messages.
 
     Raises:
-        OutcomeError: a column, an outcome or a message that is not there, or one named twice.
+        OutcomeError: a column is missing, an outcome or a message is unknown, or a message occurs
+            twice.
     """
     if not isinstance(results, pa.Table):
         raise OutcomeError(f"results is a {type(results).__name__}, not a pyarrow Table.")
@@ -155,15 +158,15 @@ def _result(
 
 
 def published(tables: Mapping[str, pa.Table], allowed: Mapping[str, str]) -> list[Published]:
-    """The messages to send onward, with every column of schema.SEND.
+    """Return the messages to publish, with every column of schema.SEND.
 
     Args:
         tables: topic -> messages, as the handler returned them.
-        allowed: the topics the consumer declares, and the type of each.
+        allowed: the topics that the consumer declares, and the type of each.
 
     Raises:
-        OutcomeError: a topic that is not declared, or a message it does not take: with it the
-            broker would refuse the settle of the whole batch.
+        OutcomeError: a topic is not declared, or does not accept a message. The broker would refuse
+            the settle of the whole batch.
     """
     if not isinstance(tables, Mapping):
         raise OutcomeError(f"publish is a {type(tables).__name__}, not a mapping of tables.")
@@ -182,8 +185,12 @@ def _sendable(table: pa.Table, topic: str, *, allowed: Mapping[str, str]) -> pa.
         raise OutcomeError(f"{what} are a {type(table).__name__}, not a pyarrow Table.")
     if not table.schema.equals(schema.SEND):
         table = _cast(_padded(table), schema.SEND, what=what)
-    # What one handler returns wrongly must fail its own message: the broker would refuse the
-    # settle of the whole batch.
+    if table["queue_id"].null_count < table.num_rows:
+        raise OutcomeError(
+            f"{what} have a queue_id; the broker chooses the queue of what is published."
+        )
+    # An invalid message must fail its own call only: the broker would refuse the settle of the
+    # whole batch.
     described = Topic(
         topic,
         0,
@@ -200,7 +207,7 @@ def _sendable(table: pa.Table, topic: str, *, allowed: Mapping[str, str]) -> pa.
 
 
 def _padded(table: pa.Table) -> pa.Table:
-    """The table with the columns of schema.SEND it leaves out as nulls."""
+    """Return the table with the missing columns of schema.SEND as nulls."""
     for wanted in schema.SEND:
         if wanted.nullable and wanted.name not in table.column_names:
             table = table.append_column(wanted.name, pa.nulls(table.num_rows, wanted.type))

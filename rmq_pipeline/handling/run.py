@@ -1,4 +1,4 @@
-"""A window of a consumer: receive, have it handled, settle, until nothing more comes."""
+"""A window of a consumer: receive, handle and settle until no more messages come."""
 
 import time
 from collections.abc import Callable
@@ -11,41 +11,41 @@ from rmq_pipeline.handling.engine import Engine
 from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.handling.tenure import Tenure
-from rmq_pipeline.handling.verbs import Verbs
 from rmq_pipeline.handling.window import Bounds, Window
+from rmq_pipeline.verbs import Verbs
 
 IDLE_S: Final = 20.0
 LENGTH_S: Final = 600.0
 
 
 class Terms(TypedDict, total=False):
-    """Whose window it is, and when it ends, whatever it runs on."""
+    """Owner and limits of a window, independent of its engine."""
 
-    #: Who this is, unique to this run.
+    #: Identifies the owner; unique to this run.
     owner: Required[str]
-    #: It ends when no message came for so long, by default 20 s,
+    #: Seconds without a message after which the window ends; default 20.
     idle_s: float
-    #: or when it has lasted so long, by default 600 s.
+    #: Maximum length of the window in seconds; default 600.
     length_s: float
     #: Called after each settled micro-batch, in the caller's thread.
     on_batch: Callable[[BatchReport], None] | None
-    #: End a living window instead of yielding to it.
+    #: Take over an open window instead of yielding to it.
     takeover: bool
 
 
 def run_window(
     spec: ConsumerSpec, verbs: Verbs, *, engine: Engine, **terms: Unpack[Terms]
 ) -> WindowReport:
-    """Handle a group's messages until none comes.
+    """Handle a group's messages until none come.
 
     Args:
         spec: the consumer.
         verbs: flight.client.Client, or the broker itself.
-        engine: what the handler runs on; it is asked for nothing before the first message.
-        terms: as Terms says.
+        engine: runs the handler; not used before the first message.
+        terms: see Terms.
 
     Raises:
-        BrokerUnavailableError: no broker answers; the next window goes on from what is settled.
+        BrokerUnavailableError: no broker answers; the next window continues after the last settle.
         RocketMQError: the broker refused a micro-batch for another reason than its receipts.
     """
     started = time.monotonic()
@@ -60,7 +60,7 @@ def run_window(
     bounds = Bounds(idle_s=terms.get("idle_s", IDLE_S), ends_at=ends_at)
     with tenure:
         window = Window(spec, verbs, tenure=tenure, engine=engine, bounds=bounds)
-        # Also when on_batch raises, nothing works any more after this.
+        # Closing stops all work, also if on_batch raises.
         with closing(window.run()) as batches:
             for batch in batches:
                 report.add(batch)

@@ -1,4 +1,4 @@
-"""Settling a micro-batch: one verb, asked again while the broker is busy."""
+"""Settle of a micro-batch: one verb, retried while the broker is busy."""
 
 import logging
 import threading
@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import BrokerUnavailableError, BusyError
+from rmq_pipeline.errors import BrokerUnavailableError, BusyError, MessageBodyTooLargeError
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.verbs import Fence, Verbs
-from rmq_pipeline.handling.worked import Worked
+from rmq_pipeline.handling.worked import TooMuchError, Worked
+from rmq_pipeline.verb import Window
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
@@ -23,22 +24,24 @@ def settle(
     *,
     outcomes: pa.Table,
     worked: Worked,
-    fence: Fence,
+    fence: Window,
     number: int,
 ) -> dict[str, Any]:
-    """Settle the outcomes of micro-batch ``number`` and all that came of them; the counts.
+    """Settle the outcomes of micro-batch ``number`` and its results; return the counts.
 
     Raises:
         FencedError, ReceiptHandleError: nothing was changed.
-        BusyError: for a minute the broker could not take it, or does not answer.
+        TooMuchError: the batch exceeds the limit of one settle; nothing was changed.
+        BusyError: the broker was busy for a minute, or does not answer.
     """
+    worked.check_size()
     pause = threading.Event()
     for tries_left in reversed(range(_TRIES)):
         try:
             return verbs.settle(
                 spec.group,
                 outcomes,
-                # Repeating it is harmless: the broker knows the last one of a window.
+                # Repeating is safe: the broker remembers the last settle of a window.
                 settle_id=f"{fence[1]}-{number}",
                 window=fence,
                 publish=worked.publish or None,
@@ -46,8 +49,10 @@ def settle(
                 state=worked.state,
                 topic=spec.topic,
             )
+        except MessageBodyTooLargeError as error:
+            raise TooMuchError(str(error), is_refused=True) from error
         except BusyError as error:
-            # A client has tried for long enough to reach a broker that is away.
+            # The client has already retried for long enough to reach an absent broker.
             if isinstance(error, BrokerUnavailableError) or not tries_left:
                 raise
             logger.info("settle waits group=%s number=%d why=%s", spec.group, number, error)

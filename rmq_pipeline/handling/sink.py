@@ -1,7 +1,7 @@
-"""Sinks: a folder of Parquet files in hourly partitions, of which its manifest says what counts.
+"""Sinks: a folder of Parquet files in hourly partitions, with a manifest of the published files.
 
-Tasks stage files under final, unique names; a file counts once a settle has named it. Readers go
-by the manifest (``lake.manifest``). A sink belongs to one consumer group.
+Tasks stage files under unique final names; a file counts once a settle has named it. Readers use
+the manifest (``lake.manifest``). A sink belongs to one consumer group.
 """
 
 import os
@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.publication import sweep
 from rmq_pipeline.lake.readers import sink_table
 
-#: What a window's files are called; those of other writers are not swept by a window.
+#: Name prefix of a window's files; a window deletes only unnamed files with this prefix.
 PART: Final = "part"
 _HOUR_MS: Final = 3_600_000
-#: Where a row's message lies, in sinks that say so.
+#: Columns of a row's message, in sinks that have them.
 OFFSETS: Final = ("queue_id", "queue_offset")
 
 
@@ -35,19 +35,19 @@ def stage(
     messages: pa.Table | None = None,
     prefix: str = PART,
 ) -> pa.Table:
-    """Write rows to new files, one for each hour of their partition time, and sync them.
+    """Write rows to new files, one per hour of their partition time, and sync them.
 
     Args:
-        sink: the sink's folder.
-        rows: of the sink's schema.
+        sink: folder of the sink.
+        rows: rows with the sink's schema.
         partition_time: the column whose hour is a row's partition.
-        epoch: of the window; a later one deletes the files when no settle names them.
-        batch: of the window.
-        messages: those that the rows came of, with queue_id and queue_offset; None: unknown.
-        prefix: of the names; ``part`` is for windows.
+        epoch: the window's epoch; a later window deletes the files if no settle names them.
+        batch: number of the window's batch.
+        messages: the messages of the rows, with queue_id and queue_offset; None if unknown.
+        prefix: prefix of the file names; ``part`` is for windows.
 
     Returns:
-        schema.SINK_FILE, a row a file; none of them counts yet.
+        schema.SINK_FILE, one row per file; none of them counts yet.
     """
     of_batch = None if messages is None else offset_ranges(messages)
     staged = []
@@ -56,13 +56,14 @@ def stage(
         known = all(column in part.column_names for column in OFFSETS)
         offsets = offset_ranges(part) if known and messages is not None else of_batch
         staged.append({**_write(sink, part, hour=hour, name=name), "offsets": offsets})
+    # Sync the sink too: a concurrent task may have created a folder and not yet synced it.
     for folder in {(sink / str(f["path"])).parent for f in staged} | ({sink} if staged else set()):
-        manifest.sync_folder(folder)
+        durable_files.sync(folder)
     return manifest.as_files(staged)
 
 
 def offset_ranges(messages: pa.Table) -> list[dict[str, int]]:
-    """The smallest range of offsets of each queue that holds these messages."""
+    """Return, for each queue, the smallest range of offsets that contains these messages."""
     found = (
         messages.select(OFFSETS)
         .group_by("queue_id")
@@ -100,9 +101,9 @@ def _write(sink: Path, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str
     partition = str(np.datetime64(int(hour), "h"))
     path = f"hour={partition}/{name}.parquet"
     whole = sink / path
-    whole.parent.mkdir(parents=True, exist_ok=True)
+    durable_files.make_folder(whole.parent)
     with whole.open("xb") as file:
-        pq.write_table(rows, file, compression="zstd")
+        checked_parquet.write(rows, file, compression="zstd")
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
@@ -110,18 +111,18 @@ def _write(sink: Path, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str
 
 
 def publish_manifest(sink: Path, files: pa.Table) -> None:
-    """Let readers see exactly these files, unless they see a later version already.
+    """Publish exactly these files, unless a later version is already published.
 
     Args:
-        sink: the sink's folder.
-        files: schema.SINK_FILE; as ``sink_files`` of the broker answered it, or, for a folder that
-            is no group's sink, any.
+        sink: folder of the sink.
+        files: schema.SINK_FILE; from the broker's ``sink_files``, or any files for a folder that is
+            not a group's sink.
     """
     known = manifest.read(sink)
     metadata = files.schema.metadata or {}
     version = int(metadata.get(b"version", known.version + 1))
     if known.version < version or not (sink / manifest.NAME).exists():
-        sink.mkdir(parents=True, exist_ok=True)
+        durable_files.make_folder(sink)
         listed = files.replace_schema_metadata({"version": str(version)})
         manifest.publish(sink, listed, known=known)
 
@@ -129,28 +130,28 @@ def publish_manifest(sink: Path, files: pa.Table) -> None:
 def delete_unnamed(
     sink: Path, files: pa.Table, *, epoch: int, kept: Collection[str] = ()
 ) -> list[str]:
-    """Delete what windows before ``epoch`` staged and no settle named.
+    """Delete files that windows before ``epoch`` staged and no settle named.
 
     Args:
-        sink: the sink's folder.
-        files: those that count, schema.SINK_FILE's columns.
-        epoch: files of this epoch and later ones are left alone.
-        kept: paths of others to be left alone: replaced ones that somebody may still read.
+        sink: folder of the sink.
+        files: the published files, with the columns of schema.SINK_FILE.
+        epoch: files of this epoch and later ones are not deleted.
+        kept: paths of replaced files that a reader may still use; not deleted.
 
     Returns:
-        The paths deleted, relative to the sink.
+        The deleted paths, relative to the sink.
     """
     named = {*files["path"].to_pylist(), *kept}
     return sweep(sink, prefix=PART, epoch=epoch, kept=named)
 
 
 def sink_files(sink: Path) -> pa.Table:
-    """The files that the sink's manifest lists, schema.SINK_FILE; none without a manifest."""
+    """Return the files in the sink's manifest as schema.SINK_FILE; none without a manifest."""
     return manifest.read(sink).files
 
 
 def read_sink(
     sink: Path, *, sink_schema: pa.Schema | None = None, columns: list[str] | None = None
 ) -> pa.Table:
-    """The rows that count; as ``lake.readers.sink_table``."""
+    """Return the published rows; see ``lake.readers.sink_table``."""
     return sink_table(sink, columns=columns, sink_schema=sink_schema)

@@ -1,4 +1,4 @@
-"""What a consumer is: its topic, its handler, its state and its sink."""
+"""Definition of a consumer: its topic, its handler, its state and its sink."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,35 +18,35 @@ DEFAULT_BATCH_ROWS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
-    """A consumer; what does not fit together is refused with a ValueError."""
+    """Definition of a consumer; an inconsistent one raises ValueError."""
 
     name: str
     topic: str
     group: str
     #: A function of an importable module: Spark's workers import it by name.
     handler: Handler
-    #: "message_group": a call has one group's messages in offset order, and keeps its state.
+    #: "message_group": a call has messages of one group in offset order, and may keep its state.
     order_by: Literal["message_group"] | None = None
-    #: Columns of a message group's state; in what the handler is given they are nullable.
+    #: Columns of a message group's state; the handler receives them as nullable.
     state: pa.Schema | None = None
-    #: The sink's folder, this group's alone, and the columns of its rows.
+    #: Folder of the sink, used by this group only, and the columns of its rows.
     sink: Path | None = None
     sink_schema: pa.Schema | None = None
-    #: The sink's column, ms since 1970 or a timestamp, whose hour is the row's partition.
+    #: Sink column, ms since 1970 or a timestamp, whose hour is the row's partition.
     partition_time: str = "born_at_ms"
-    #: Rows say which message they are of: topic, queue_id and queue_offset (handling/origins.py)
-    #: are columns of the sink, added to its schema.
+    #: Rows name their message: topic, queue_id and queue_offset (handling/origins.py) are added to
+    #: the sink's schema.
     sink_offsets: bool = False
-    #: Topics the handler may publish to.
+    #: Topics to which the handler may publish.
     publishes: tuple[str, ...] = ()
-    #: Most messages of a micro-batch.
+    #: Maximum number of messages of a micro-batch.
     max_batch: int = DEFAULT_BATCH_ROWS
-    #: What it wants of the topic, as ``receive`` takes it: tags, or a SQL92 condition.
+    #: Filter of the subscription, as in ``receive``: tags, or a SQL92 condition.
     filter: str = "*"
     filter_type: str = "tag"
-    #: Where a message's key comes from (rmq_pipeline.idempotency): the handler's messages then have
-    #: the column seen_before, and their acks remember the keys; with order, a sink or publishes a
-    #: call has one message.
+    #: Source of a message's key (rmq_pipeline.idempotency). The handler's messages then have the
+    #: column seen_before, and acks remember the keys. With order, a sink or publishes, a call has
+    #: one message.
     idempotency_key: Key | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class ConsumerSpec:
             try:
                 pa.nulls(1, field.type).take(pa.array([0]))
             except pa.ArrowNotImplementedError as error:
-                # A window could keep states, and could not put them beside their messages again.
+                # A window could store such states, but not read them back next to their messages.
                 raise ValueError(
                     f"Consumer {self.name}: column {field.name} of the state is {field.type},"
                     " of which Arrow cannot pick out rows."
@@ -100,7 +100,7 @@ class ConsumerSpec:
 
     @property
     def origin(self) -> str:
-        """The topic that the sink's rows name; empty where they name none."""
+        """The topic that the sink's rows name; empty if they name none."""
         return self.topic if self.sink_offsets else ""
 
     @property

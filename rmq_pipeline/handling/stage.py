@@ -1,4 +1,4 @@
-"""The thread beside a window's, in which its engine works on one micro-batch after the other."""
+"""The thread in which a window's engine handles one micro-batch after the other."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from rmq_pipeline.handling.worked import Worked
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A micro-batch that the engine works on, or will."""
+    """A micro-batch that is queued or running."""
 
     batch: Batch
     #: On the monotonic clock.
@@ -24,30 +24,30 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether it can be settled at once."""
+        """True if it can be settled at once."""
         return self._result.done()
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait for so long at most; whether ``result`` would wait no more."""
+        """Wait up to ``seconds``; return True if the result is available."""
         return bool(wait([self._result], seconds).done)
 
     def result(self) -> tuple[Worked, float]:
-        """What it leaves, and the seconds it took; waits for it.
+        """Wait for the result of the batch, and return it with the seconds it took.
 
         Raises:
-            WorkerDiedError: it may be a message's fault, nobody knows which one's.
+            WorkerDiedError: a worker process died; any message may have killed it.
         """
         return self._result.result()
 
     def left(self) -> Worked | None:
-        """What it left, if it was worked on at all; the stage has ended."""
+        """Return the result if the batch was handled, else None; call after the stage's end."""
         if self._result.cancelled() or self._result.exception() is not None:
             return None
         return self._result.result()[0]
 
 
 class Stage:
-    """A context manager; at its end nothing works and no file is written any more."""
+    """Context manager of the thread; at its end no work runs and no file is being written."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,7 +67,7 @@ class Stage:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, work: Work, *, received_at: float) -> Pending:
-        """Have it worked on after those before it."""
+        """Queue a micro-batch."""
         task = self._engine.task(work, self._stopping)
         return Pending(work.batch, received_at, self._thread.submit(_timed, task))
 

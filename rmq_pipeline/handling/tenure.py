@@ -1,4 +1,4 @@
-"""The lease of a window: opened once, renewed by a thread of its own, lost for good."""
+"""The lease of a window: opened once, renewed by a thread of its own; once lost, it stays lost."""
 
 import logging
 import threading
@@ -6,16 +6,17 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from rmq_pipeline.errors import FencedError, RocketMQError
-from rmq_pipeline.handling.verbs import Fence, Verbs
+from rmq_pipeline.verb import Window
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
-#: A window outlives its process by this long.
+#: A window's lease ends this long after its process has died.
 LEASE_MS: Final = 15_000
 
 
 class Tenure:
-    """Being the one window of its name; a context manager that keeps the lease alive."""
+    """The lease of the one open window of a name; a context manager that renews it."""
 
     def __init__(self, verbs: Verbs, *, name: str, owner: str) -> None:
         self._verbs = verbs
@@ -23,37 +24,37 @@ class Tenure:
         self._owner = owner
         self._stop = threading.Event()
         self._lost = threading.Event()
-        #: Held while the epoch changes, so that a renewal never shows the old one meanwhile.
+        #: Held while the epoch changes, so that no renewal uses the old epoch meanwhile.
         self._changing = threading.Lock()
         self._thread = threading.Thread(target=self._renew, name=f"renew {name}", daemon=True)
         self.epoch = 0
-        #: Whether the window before was never closed.
+        #: True if the previous window was never closed.
         self.follows_unclosed = False
 
     @property
     def owner(self) -> str:
-        """Who this is: the id of the run, in Dagster."""
+        """Owner of the window: in Dagster, the run's id."""
         return self._owner
 
     @property
-    def fence(self) -> Fence:
-        """Name and epoch, to be shown with every receive and settle."""
+    def fence(self) -> Window:
+        """Name and epoch, sent with every receive and settle."""
         return self._name, self.epoch
 
     @property
     def lost(self) -> bool:
-        """Whether a newer window is known to have taken over."""
+        """True if a newer window is known to have taken over."""
         return self._lost.is_set()
 
     def lose(self) -> None:
-        """Note that a verb was fenced."""
+        """Record that a verb was fenced."""
         self._lost.set()
 
     def open(self, *, takeover: bool) -> str | None:
-        """Open the window; the owner that has it when it is taken."""
+        """Open the window; if it is taken, return the present owner."""
         answer = self._open(takeover=takeover)
         if answer.get("yielded_to") == self._owner:
-            # The answer to an earlier try got lost on the way.
+            # The answer to an earlier attempt was lost.
             answer = self._open(takeover=True)
         if "yielded_to" in answer:
             return str(answer["yielded_to"])
@@ -62,10 +63,10 @@ class Tenure:
         return None
 
     def reopen(self) -> None:
-        """A new epoch, which ends every delivery of the old one.
+        """Open the window with a new epoch, which ends every delivery of the old one.
 
         Raises:
-            FencedError: somebody else has taken over.
+            FencedError: another owner has taken over.
         """
         with self._changing:
             self._verbs.renew_window(self._name, epoch=self.epoch, duration_ms=LEASE_MS)
@@ -88,7 +89,7 @@ class Tenure:
         try:
             self._verbs.close_window(self._name, epoch=self.epoch)
         except RocketMQError as failure:
-            # It ends by itself; the error that ended the window matters more.
+            # The lease expires by itself; the error that ended the window matters more.
             logger.warning("window not closed name=%s error=%s", self._name, failure)
 
     def _open(self, *, takeover: bool) -> dict[str, Any]:
@@ -104,5 +105,5 @@ class Tenure:
             except FencedError:
                 self.lose()
                 return
-            except Exception as error:  # noqa: BLE001 - the next try may have an answer
+            except Exception as error:  # noqa: BLE001 - the next renewal may succeed
                 logger.warning("window not renewed name=%s error=%s", self._name, error)

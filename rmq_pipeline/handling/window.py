@@ -1,4 +1,4 @@
-"""One window's conversation with the broker; an engine works in a thread beside it."""
+"""The receives and settles of one window; an engine works in a thread next to it."""
 
 import logging
 import time
@@ -19,18 +19,20 @@ from rmq_pipeline.handling.settling import settle
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.handling.stage import Pending, Stage
 from rmq_pipeline.handling.tenure import Tenure
-from rmq_pipeline.handling.verbs import Verbs
-from rmq_pipeline.handling.worked import Worked, WorkerDiedError, died
+from rmq_pipeline.handling.worked import TooMuchError, Worked, WorkerDiedError, failed_alone
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
-#: One long poll.
+#: Duration of one long poll.
 WAIT_MS: Final = 5_000
-#: More messages than this at once are cut into two batches: while one is settled and its groups
-#: are received again, the engine works on the other.
+#: Larger receives are divided into two batches: while one is settled and its groups are received
+#: again, the engine handles the other.
 ROWS_TO_OVERLAP: Final = 20_000
 _PENDING: Final = 2
-#: How long a window that waits for its handler may miss that it is fenced.
+#: Maximum number of message groups for which the log says that a message failed alone.
+TOLD_MOST: Final = 100
+#: A window that waits for its handler checks this often whether it was fenced.
 _LOOK_S: Final = 0.25
 
 
@@ -44,10 +46,10 @@ class Bounds:
 
 
 class Window:
-    """Receives, hands to the engine, settles; ``run`` once.
+    """Receives messages, passes them to the engine, and settles; call ``run`` once.
 
-    The broker holds a message group until its messages are settled, so a batch received while
-    another is in flight has other groups, and their state is what the last settle left.
+    The broker holds back a message group until its messages are settled. A batch received while
+    another is in flight therefore has other groups, and the last settle stored their state.
     """
 
     def __init__(
@@ -66,19 +68,23 @@ class Window:
         )
         self._pending: deque[Pending] = deque()
         self._next_number = 0
+        #: Number of messages that failed alone, and the groups for which this was logged.
+        self._failed_alone = 0
+        self._told: set[str | None] = set()
         self._last_message = time.monotonic()
         self.ended: Ended = "idle"
-        #: Times that everything in flight had to come again.
+        #: Number of times that everything in flight had to be redelivered.
         self.lost = 0
-        #: Files that dead windows staged, deleted.
+        #: Number of deleted files that dead windows had staged.
         self.swept_files = 0
 
     def run(self) -> Generator[BatchReport, None, None]:
-        """The micro-batches as they are settled; then ``ended`` says why there are no more."""
+        """Yield a report per settled micro-batch; ``ended`` then says why the window ended."""
         while True:
             self.swept_files += self._publication.finish_previous(epoch=self._tenure.epoch)
             try:
-                # The engine may still write files: they are whole, and deleted, after this.
+                # The engine may still be writing files: after this block they are complete, and can
+                # be deleted.
                 with Stage(self._engine) as stage:
                     self.ended = yield from self._batches(stage)
             except FencedError:
@@ -98,7 +104,7 @@ class Window:
             self._tenure.reopen()
         except FencedError:
             self._tenure.lose()
-        # Messages are to come again: that is no time to be idle.
+        # Messages will be redelivered, so the idle time starts again.
         self._last_message = time.monotonic()
         return not self._tenure.lost
 
@@ -123,12 +129,12 @@ class Window:
         raise FencedError
 
     def _has_room(self) -> bool:
-        # What is done is settled first: its groups may then be received again.
+        # Finished batches are settled first: their groups can then be received again.
         done = bool(self._pending) and self._pending[0].done
         return len(self._pending) < _PENDING and not done
 
     def _receive(self, stage: Stage) -> bool:
-        """Hand what there is to the engine; whether there was anything."""
+        """Receive messages and submit them; return False if there were none."""
         started = time.monotonic()
         received = receive(
             self._spec,
@@ -182,20 +188,30 @@ class Window:
             worked, work_s = self._result(pending)
             batch = pending.batch
             self._pace.worked(
-                batch.received.num_rows, work_s, failed=worked.not_done(), parts=batch.parts
+                batch.received.num_rows,
+                work_s,
+                failed=worked.not_done(),
+                parts=batch.parts,
+                share=max(worked.shares().values()),
             )
-        except WorkerDiedError as error:
-            logger.warning("worker died name=%s, messages one by one", self._spec.name)
+            report = self._settle(pending, worked, work_s=work_s)
+        except (WorkerDiedError, TooMuchError) as error:
+            logger.warning("settled in parts name=%s why=%s", self._spec.name, error)
+            alone = self._failed_alone
             yield from self._isolate(pending, stage, error=error)
+            # If a message failed alone, it was too large, and the batch was not.
+            if isinstance(error, TooMuchError) and error.is_refused and self._failed_alone == alone:
+                self._pace.refused(pending.batch.received.num_rows)
         else:
-            yield self._settle(pending, worked, work_s=work_s)
+            self._pace.settled(report.messages)
+            yield report
         self._pending.popleft()
 
     def _result(self, pending: Pending) -> tuple[Worked, float]:
-        """What the engine made of a batch, while somebody wants it.
+        """Wait for the engine's result of a batch, but stop if the window is fenced.
 
-        Another window has the messages of one that is fenced: each further call would be one too
-        many. The engine begins no further part once the stage ends.
+        Another window then has the messages, so further calls would be repetitions. The engine
+        starts no further part once the stage ends.
         """
         while not pending.is_done_within(_LOOK_S):
             if self._tenure.lost:
@@ -203,11 +219,19 @@ class Window:
         return pending.result()
 
     def _isolate(
-        self, pending: Pending, stage: Stage, *, error: WorkerDiedError
+        self, pending: Pending, stage: Stage, *, error: WorkerDiedError | TooMuchError
     ) -> Generator[BatchReport, None, bool]:
-        """Settle in halves what killed a worker, down to the message; whether one failed."""
+        """Settle in halves a batch that killed a worker or is too large, down to one message.
+
+        Each half is handled again, because rows, published messages and sink files belong to all
+        messages of a call.
+
+        Returns:
+            True if a message failed.
+        """
         if pending.batch.received.num_rows == 1:
-            yield self._settle(pending, died(str(error)), work_s=0.0)
+            self._tell(pending, error)
+            yield self._settle(pending, failed_alone(error), work_s=0.0)
             return True
         failed = False
         ordered = self._spec.order_by is not None
@@ -216,18 +240,32 @@ class Window:
         divided = ordered and halves[0].goes_on_in(halves[1])
         for half in halves:
             if failed and divided:
-                # What lies behind a failure was given back by its settle.
+                # The settle of the failed half released the messages behind it.
                 break
             again = self._submitted(half, stage, received_at=pending.received_at)
             try:
                 worked, work_s = self._result(again)
-            except WorkerDiedError as another:
+                report = self._settle(again, worked, work_s=work_s)
+            except (WorkerDiedError, TooMuchError) as another:
                 failed = yield from self._isolate(again, stage, error=another)
             else:
-                report = self._settle(again, worked, work_s=work_s)
                 failed = report.acked < report.messages
                 yield report
         return failed
+
+    def _tell(self, pending: Pending, error: WorkerDiedError | TooMuchError) -> None:
+        """Log that a message fails on its own, once per message group."""
+        self._failed_alone += 1
+        (message_group,) = pending.batch.received["message_group"].to_pylist()
+        if message_group not in self._told and len(self._told) < TOLD_MOST:
+            self._told.add(message_group)
+            logger.error(
+                "messages fail group=%s message_group=%s first=%s why=%s",
+                self._spec.group,
+                message_group,
+                pending.batch.received["message_id"][0].as_py(),
+                error,
+            )
 
     def _settle(self, pending: Pending, worked: Worked, *, work_s: float) -> BatchReport:
         outcomes = pending.batch.outcomes(worked.exceptions, run_id=self._tenure.owner)
@@ -243,6 +281,9 @@ class Window:
             )
         except ReceiptHandleError as error:
             raise LostError(str(error)) from error
+        except TooMuchError:
+            self._publication.discard(worked.files)
+            raise
         self._publication.add(worked.files, version=int(answer.get("sink_version", 0)))
         self._last_message = time.monotonic()
         messages = pending.batch.received.num_rows
@@ -261,6 +302,7 @@ class Window:
             published={topic: table.num_rows for topic, table in worked.publish.items()},
             seconds=time.monotonic() - pending.received_at,
             work_s=work_s,
+            failures=pending.batch.failures(worked.exceptions),
         )
 
 

@@ -1,1 +1,1 @@
-"""Sinks as tables: which files count, how they are read, compacted, and traced to messages."""
+"""Sinks as tables: manifest of the current files, readers, compaction, rows of a message."""

@@ -1,7 +1,7 @@
-"""Compaction of sinks: many small files of an hour become one, and the small ones go after a time.
+"""Compaction of sinks: small files of an hour are merged, and deleted after a grace period.
 
-While an hour still gets files, those of about one size are merged when they are many, so that a row
-is written again only a few times; once it is quiet, all that is small is.
+While an hour still gets files, many files of similar size are merged, so that each row is
+rewritten only a few times. Once the hour is quiet, all its small files are merged.
 """
 
 import hashlib
@@ -17,11 +17,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.errors import SinkChangedError
 from rmq_pipeline.lake import manifest
+from rmq_pipeline.lake.paths import named_below, within
 from rmq_pipeline.lake.publication import (
     GRACE_MS,
-    SinkVerbs,
     delete_replaced,
     listed_at_ms,
     publish,
@@ -30,12 +31,13 @@ from rmq_pipeline.lake.publication import (
     sweep,
 )
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
-#: What merged files are called; the epoch of the compaction follows.
+#: Prefix of merged files' names; the epoch of the compaction follows.
 PREFIX: Final = "merged"
-#: Files up to this size are of one tier, and so are those up to eight times as large, and so on.
+#: Files up to this size are one tier; each further tier reaches up to eight times the size.
 _TIER_BYTES: Final = 64 * 1024
 _TIER_FACTOR: Final = 8
 _GROUP_BYTES: Final = 64 * MIB
@@ -43,15 +45,15 @@ _GROUP_BYTES: Final = 64 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is merged."""
+    """Thresholds of a compaction."""
 
-    #: Of a merged file, about; files of at least half of it are left alone.
+    #: Approximate size of a merged file; files of at least half of it are not merged.
     target_bytes: int = 128 * MIB
-    #: Of an hour that still gets files so many of about one size are merged.
+    #: Files of one tier that are merged while the hour still gets files.
     least_files: int = 16
-    #: An hour is quiet when no file came for this long.
+    #: An hour is quiet when it got no file for this long.
     quiet_ms: int = 10 * 60_000
-    #: Replaced files are kept this long.
+    #: Grace period after which replaced files are deleted.
     grace_ms: int = GRACE_MS
 
 
@@ -60,46 +62,47 @@ DEFAULT: Final = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Files of one partition that become one."""
+    """Files of one partition to be merged into one."""
 
     partition: str
-    #: As ``sink_files`` answered them, in that order.
+    #: Rows of ``sink_files``, in its order.
     files: list[dict[str, Any]]
 
     @property
     def paths(self) -> list[str]:
-        """Of the files, relative to the sink."""
+        """The files' paths, relative to the sink."""
         return [file["path"] for file in self.files]
 
     @property
     def replacement_id(self) -> str:
-        """The same for the same files."""
+        """Id of the replacement; the same files give the same id."""
         names = "\n".join(self.paths).encode()
         return f"compact/{hashlib.sha256(names).hexdigest()[:32]}"
 
 
 @dataclass(slots=True)
 class Compacted:
-    """What a compaction did."""
+    """Counts of a compaction."""
 
     merged_files: int = 0
     made_files: int = 0
     rows: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    #: Merges given up, because the sink changed meanwhile.
+    #: Merges that were dropped because the sink changed meanwhile.
     given_up: int = 0
-    #: Replaced files whose grace was over, and what dead compactions had staged.
+    #: Replaced files whose grace was over, and staged files of dead compactions.
     deleted_files: int = 0
     swept_files: int = 0
 
 
 def plan(listed: pa.Table, *, rules: Rules = DEFAULT) -> list[Merge]:
-    """What is worth merging, of what ``sink_files`` answered."""
+    """Return the merges that are worth doing, from the result of ``sink_files``."""
     now_ms = listed_at_ms(listed)
     partitions: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for file in listed.to_pylist():
-        partitions[file["partition"]].append(file)
+    for file in named_below(listed, sink="compaction").to_pylist():
+        if file["bytes"] is not None and file["rows"] is not None:
+            partitions[file["partition"]].append(file)
     return [
         merge
         for partition, files in partitions.items()
@@ -144,16 +147,16 @@ def _cut(partition: str, files: Sequence[dict[str, Any]], *, target_bytes: int) 
         yield Merge(partition, chosen)
 
 
-def is_due(verbs: SinkVerbs, group: str, *, sink: Path, rules: Rules = DEFAULT) -> bool:
-    """Whether there is anything to merge, or to delete."""
+def is_due(verbs: Verbs, group: str, *, sink: Path, rules: Rules = DEFAULT) -> bool:
+    """Return whether there are files to merge or to delete."""
     if plan(verbs.sink_files(group), rules=rules):
         return True
     replaced = replaced_files(verbs, group, grace_ms=rules.grace_ms)
-    return any(over and (sink / path).exists() for path, over in replaced.items())
+    return any(over and within(sink, path).exists() for path, over in replaced.items())
 
 
 def compact(
-    verbs: SinkVerbs,
+    verbs: Verbs,
     group: str,
     *,
     sink: Path,
@@ -161,19 +164,19 @@ def compact(
     rules: Rules = DEFAULT,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Compacted:
-    """Merge what is worth it, and delete what was replaced long enough ago.
+    """Merge small files, and delete files whose grace is over.
 
     Args:
         verbs: flight.client.Client, or the broker itself.
-        group: the consumer group whose sink it is.
+        group: the consumer group of the sink.
         sink: the sink's folder.
-        window: name and epoch of the window whose work it is: only one compaction of a sink goes
-            on at a time, and what one that was killed has staged is deleted by the next.
-        rules: what is merged.
-        going_on: asked before each merge; False ends the work.
+        window: name and epoch of the window. It allows one compaction of a sink at a time; the next
+            compaction deletes the files that a dead one staged.
+        rules: thresholds.
+        going_on: called before each merge; False stops the compaction.
 
     Raises:
-        FencedError: somebody else has taken over.
+        FencedError: another holder has taken over the window.
     """
     done = Compacted()
     listed = publish(verbs, group, sink=sink)
@@ -196,8 +199,8 @@ def compact(
                 reason="compaction",
             )
         except SinkChangedError as error:
-            # Somebody has replaced one of the files: a replay. The next compaction sees it.
-            logger.info("merge given up group=%s why=%s", group, error)
+            # A replay has replaced one of the files. The next compaction plans with the new list.
+            logger.info("merge dropped, because the sink changed group=%s error=%s", group, error)
             done.given_up += 1
             continue
         _count(done, merge, staged=staged)
@@ -215,19 +218,19 @@ def _count(done: Compacted, merge: Merge, *, staged: pa.Table) -> None:
 
 
 def stage(sink: Path, merge: Merge, *, epoch: int) -> pa.Table:
-    """Write the rows of these files to one, in their order, and sync it; schema.SINK_FILE.
+    """Write the rows of several files to one, in order, and sync it; one row of schema.SINK_FILE.
 
     Raises:
-        ValueError: the files do not hold the rows that they are said to.
+        ValueError: the files hold more or fewer rows than the broker listed.
     """
-    folder = (sink / merge.paths[0]).parent
+    folder = within(sink, merge.paths[0]).parent
     whole = folder / f"{PREFIX}-{epoch:06}-{uuid.uuid4().hex[:12]}.parquet"
-    rows = _write(whole, [sink / path for path in merge.paths])
+    rows = _write(whole, [within(sink, path) for path in merge.paths])
     expected = sum(file["rows"] for file in merge.files)
     if rows != expected:
         whole.unlink()
         raise ValueError(f"{len(merge.files)} files of {folder} have {rows} rows, not {expected}.")
-    manifest.sync_folder(folder)
+    durable_files.sync(folder)
     described = {
         "path": str(whole.relative_to(sink)),
         "rows": rows,
@@ -243,7 +246,7 @@ def _write(whole: Path, paths: Sequence[Path]) -> int:
     united = pa.unify_schemas(schemas, promote_options="permissive")
     rows = 0
     with whole.open("xb") as file:
-        with pq.ParquetWriter(file, united, compression="zstd") as writer:
+        with checked_parquet.writer(file, united, compression="zstd") as writer:
             for group in _row_groups(paths, united):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
                 rows += group.num_rows
@@ -253,11 +256,11 @@ def _write(whole: Path, paths: Sequence[Path]) -> int:
 
 
 def _row_groups(paths: Sequence[Path], united: pa.Schema) -> Iterator[pa.Table]:
-    """All rows in order, in tables of about 64 MiB."""
+    """Yield all rows in order, in tables of about 64 MiB."""
     gathered: list[pa.Table] = []
     size = 0
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with checked_parquet.open_file(path) as file:
             for batch in file.iter_batches():
                 gathered.append(pa.Table.from_batches([batch]))
                 size += batch.nbytes
@@ -274,7 +277,7 @@ def _one(tables: list[pa.Table], united: pa.Schema) -> pa.Table:
 
 
 def _united(ranges: Sequence[list[dict[str, int]] | None]) -> list[dict[str, int]] | None:
-    """The smallest ranges that hold all of them; None where one is unknown."""
+    """Return for each queue the smallest range that covers all; None if a file's are unknown."""
     found: dict[int, dict[str, int]] = {}
     for each in ranges:
         if each is None:

@@ -1,22 +1,20 @@
-"""The manifest of a sink: which of its files count, for readers that do not ask the broker.
+"""The manifest of a sink: the list of its current files, for readers without a broker.
 
-Each version of a sink is one settle or one replacement, numbered by the broker without a gap.
-Format 2 is a log of them with checkpoints, so that a version costs a small file however many files
-count:
+Each version of a sink is one settle or one replacement; the broker numbers them without gaps.
+Format 2 is a log of versions with checkpoints, so a version costs one small file however many
+files are current:
 
     <sink>/_manifest.json                      {"format": 2, "folder": "_manifest-1a2b3c4d"}
     <sink>/_manifest-1a2b3c4d/<version>.json   {"version": 7, "add": [{"path": …, "rows": …,
                                                 "bytes": …, "partition": …, "offsets": …}],
                                                 "remove": ["hour=…/….parquet"]}
-    <sink>/_manifest-1a2b3c4d/<version>.checkpoint  Parquet: all files that count with it
+    <sink>/_manifest-1a2b3c4d/<version>.checkpoint  Parquet: all current files of the version
 
-Versions have 20 digits. What counts is the newest checkpoint and the versions that follow it up to
-the first gap: a version is seen whole or not at all, and whoever writes one again, or late, changes
-nothing. Format 1 was one ``_manifest.json`` with all files in it; it is still read.
+Versions have 20 digits. The current state is the newest checkpoint and the versions after it, up to
+the first gap. Readers see a version whole or not at all. Writing a version again, or late, changes
+nothing. Format 1, one ``_manifest.json`` with all files in it, is still read.
 """
 
-import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
@@ -25,25 +23,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rmq_pipeline import schema
+from rmq_pipeline import checked_json, checked_parquet, durable_files, schema
+from rmq_pipeline.lake.paths import named_below
 
 NAME: Final = "_manifest.json"
 FORMAT: Final = 2
-#: Versions between two checkpoints: this many, or more where many files count.
+#: Versions between two checkpoints: this many, or more if many files are current.
 CHECKPOINT_VERSIONS: Final = 64
 _FILES_PER_VERSION: Final = 16
-#: A reader that finds a file gone looks again: somebody has tidied up behind a checkpoint.
+#: Reads that are repeated because a writer deleted a file behind a newer checkpoint.
 _LOOKS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What counts with a version of the sink."""
+    """The current files of one version of the sink."""
 
     version: int
-    #: schema.SINK_FILE, in the order they came to count.
+    #: schema.SINK_FILE, in the order in which the files were added.
     files: pa.Table
 
 
@@ -52,7 +50,7 @@ NOTHING: Final = Snapshot(0, schema.SINK_FILE.empty_table())
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The names in a manifest's folder, as versions."""
+    """Versions that a manifest's folder has files of."""
 
     checkpoints: list[int]
     entries: frozenset[int]
@@ -70,10 +68,10 @@ class _Listing:
 
 
 def read(sink: Path) -> Snapshot:
-    """What counts; nothing, where there is no manifest.
+    """Return the current files; NOTHING if there is no manifest.
 
     Raises:
-        ValueError: a newer version of this library wrote it.
+        ValueError: a newer version of this library wrote the manifest.
     """
     for looks_left in reversed(range(_LOOKS)):
         try:
@@ -89,18 +87,18 @@ def _read(sink: Path) -> Snapshot:
     if pointer is None:
         return NOTHING
     if "folder" not in pointer:
-        return Snapshot(0, as_files(pointer["files"]))
+        return Snapshot(0, named_below(as_files(pointer["files"]), sink=sink))
     folder = sink / pointer["folder"]
     listing = _list(folder)
     files = NOTHING.files
     if listing.base:
-        with pq.ParquetFile(folder / _name(listing.base, "checkpoint")) as file:
-            files = file.read().select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
+        found = checked_parquet.read(folder / _name(listing.base, "checkpoint"))
+        files = found.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
     version = listing.version
     added: dict[str, dict[str, Any]] = {}
     removed: set[str] = set()
     for number in range(listing.base + 1, version + 1):
-        entry = json.loads((folder / _name(number, "json")).read_text(encoding="utf-8"))
+        entry = _load(folder / _name(number, "json"))
         for path in entry["remove"]:
             if added.pop(path, None) is None:
                 removed.add(path)
@@ -108,24 +106,25 @@ def _read(sink: Path) -> Snapshot:
     if removed:
         kept = [path not in removed for path in files["path"].to_pylist()]
         files = files.filter(pa.array(kept, pa.bool_()))
-    return Snapshot(version, pa.concat_tables([files, as_files(list(added.values()))]))
+    files = pa.concat_tables([files, as_files(list(added.values()))])
+    return Snapshot(version, named_below(files, sink=sink))
 
 
 def as_files(described: list[dict[str, Any]]) -> pa.Table:
-    """Descriptions of files as a table, schema.SINK_FILE."""
+    """Return descriptions of files as a table, schema.SINK_FILE."""
     return pa.Table.from_pylist(described, schema=schema.SINK_FILE)
 
 
 def publish(sink: Path, listed: pa.Table, *, known: Snapshot) -> None:
-    """Let readers see exactly what the broker lists; repeating it is harmless.
+    """Make the manifest list exactly the broker's files; repeating the call is harmless.
 
-    A manifest that says otherwise of the same version, or knows a newer one, is of another life of
-    the sink (its group was made anew): it is given up.
+    The group may have been deleted and created again. Its old manifest then differs in the same
+    version, or has a newer one, and a new manifest replaces it.
 
     Args:
         sink: the sink's folder.
-        listed: what ``sink_files`` answered.
-        known: what the manifest said before the broker was asked.
+        listed: the result of ``sink_files``.
+        known: the manifest, read before ``sink_files`` was called.
     """
     version = version_of(listed)
     files = listed.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
@@ -136,10 +135,10 @@ def publish(sink: Path, listed: pa.Table, *, known: Snapshot) -> None:
     if folder is None or stranger:
         before = folder
         folder = sink / f"_manifest-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
+        durable_files.make_folder(folder)
         _checkpoint(folder, version, files=files)
-        content = json.dumps({"format": FORMAT, "folder": folder.name})
-        _write(sink / NAME, lambda path: path.write_text(content, encoding="utf-8"))
+        content = checked_json.dump({"format": FORMAT, "folder": folder.name})
+        _write(sink / NAME, lambda path: path.write_bytes(content))
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
     elif known.version < version:
@@ -148,23 +147,23 @@ def publish(sink: Path, listed: pa.Table, *, known: Snapshot) -> None:
 
 
 def record(sink: Path, version: int, *, add: pa.Table, remove: Iterable[str] = ()) -> bool:
-    """Let readers see one more version; repeating it is harmless.
+    """Add one version to the manifest; repeating the call is harmless.
 
     Args:
         sink: the sink's folder, with a manifest of format 2.
-        version: as the broker answered it.
-        add: schema.SINK_FILE, all files that came to count with it.
-        remove: the paths of all that ceased to.
+        version: from the broker's answer.
+        add: schema.SINK_FILE, all files that the version adds.
+        remove: the paths of all files that the version removes.
 
     Returns:
-        Whether readers see it: not while an earlier version is missing.
+        True if readers see the version; False while an earlier one is missing.
     """
     folder = _folder(sink)
     if folder is None:
         return False
     entry = {"version": version, "add": add.to_pylist(), "remove": list(remove)}
-    content = json.dumps(entry)
-    _write(folder / _name(version, "json"), lambda path: path.write_text(content, encoding="utf-8"))
+    content = checked_json.dump(entry)
+    _write(folder / _name(version, "json"), lambda path: path.write_bytes(content))
     listing = _list(folder)
     if listing.version < version:
         return False
@@ -177,7 +176,7 @@ def record(sink: Path, version: int, *, add: pa.Table, remove: Iterable[str] = (
 
 
 def version_of(listed: pa.Table) -> int:
-    """Of which version of the sink an answer of ``sink_files`` is."""
+    """Return the version of the sink at which ``sink_files`` answered."""
     return int(listed.schema.metadata[b"version"])
 
 
@@ -187,12 +186,19 @@ def _paths(files: pa.Table) -> set[str]:
 
 def _pointer(sink: Path) -> dict[str, Any] | None:
     try:
-        pointer: dict[str, Any] = json.loads((sink / NAME).read_text(encoding="utf-8"))
+        pointer = _load(sink / NAME)
     except FileNotFoundError:
         return None
     if pointer["format"] > FORMAT:
         raise ValueError(f"{sink / NAME} was written by a newer version.")
     return pointer
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return checked_json.load(path.read_bytes())
+    except ValueError as error:
+        raise checked_json.DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
 def _folder(sink: Path) -> Path | None:
@@ -216,12 +222,12 @@ def _name(version: int, ending: str) -> str:
 def _checkpoint(folder: Path, version: int, *, files: pa.Table) -> None:
     _write(
         folder / _name(version, "checkpoint"),
-        lambda path: pq.write_table(files, path, compression="zstd"),
+        lambda path: checked_parquet.write(files, path, compression="zstd"),
     )
 
 
 def _tidy(folder: Path) -> None:
-    """Delete what two checkpoints have made superfluous; who reads by the last but one goes on."""
+    """Delete what the last two checkpoints replace; readers of the older one can finish."""
     listing = _list(folder)
     if len(listing.checkpoints) < 2:
         return
@@ -234,19 +240,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _write(path: Path, fill: Callable[[Path], object]) -> None:
-    """A file that is there whole or not at all, also after a power cut."""
+    """Write a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     fill(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable_files.publish(temporary, path)

@@ -1,62 +1,42 @@
-"""A sink's publication: the broker says what counts, the manifest lets readers see it."""
+"""Publication of a sink: the manifest repeats for readers what the broker has settled."""
 
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
 from rmq_pipeline.errors import SinkChangedError
 from rmq_pipeline.lake import manifest
+from rmq_pipeline.lake.paths import named_below, within
+from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
 
-#: Replaced files are kept this long for those who read by an older manifest.
+#: Grace period of replaced files, for readers of an older manifest.
 GRACE_MS: Final = 10 * 60_000
 
 
-class SinkVerbs(Protocol):
-    """What is asked of the broker; flight.client.Client has it."""
-
-    def sink_files(self, group: str, *, removed: bool = False) -> pa.Table:
-        """The files that count, in the order they came to; or those that did."""
-        ...
-
-    def replace_sink_files(
-        self,
-        group: str,
-        *,
-        replacement_id: str,
-        add: pa.Table,
-        remove: Sequence[str],
-        partitions: Sequence[str],
-        window: tuple[str, int] | None,
-        reason: str,
-    ) -> dict[str, Any]:
-        """Let files count instead of others."""
-        ...
-
-
-def publish(verbs: SinkVerbs, group: str, *, sink: Path) -> pa.Table:
-    """Let readers see all that counts now, and no less than before; what the broker lists."""
-    # Read first: what the broker lists afterwards is not older.
+def publish(verbs: Verbs, group: str, *, sink: Path) -> pa.Table:
+    """Write the broker's current list to the manifest, and return the list."""
+    # Read first, so that the broker's list is at least as new as the manifest.
     known = manifest.read(sink)
-    listed = verbs.sink_files(group)
+    listed = named_below(verbs.sink_files(group), sink=sink)
     manifest.publish(sink, listed, known=known)
     return listed
 
 
 def publish_version(
-    verbs: SinkVerbs, group: str, *, sink: Path, version: int, add: pa.Table, remove: Sequence[str]
+    verbs: Verbs, group: str, *, sink: Path, version: int, add: pa.Table, remove: Sequence[str]
 ) -> None:
-    """Let readers see one more version, and what somebody else has not published before it."""
+    """Add one version to the manifest, and earlier ones that are still missing."""
     if not manifest.record(sink, version, add=add, remove=remove):
         publish(verbs, group, sink=sink)
 
 
 def replace(
-    verbs: SinkVerbs,
+    verbs: Verbs,
     group: str,
     *,
     sink: Path,
@@ -67,16 +47,15 @@ def replace(
     window: tuple[str, int] | None = None,
     reason: str = "",
 ) -> dict[str, Any]:
-    """Let staged files count instead of others, for the broker and for readers.
+    """Replace files of a sink by staged ones, in the broker and in the manifest.
 
-    Staged files that do not count in the end are deleted: those of a replacement that is refused,
-    and those of one that was made before.
+    Deletes staged files that the sink does not use: those of a refused replacement, and those of a
+    replacement that was made before under the same id.
 
     Args:
         add: schema.SINK_FILE, staged under names that no window's files have (``stage``'s names
             begin with ``part-``, and are swept by the next window).
-
-        window: name and epoch of the window whose work it is.
+        window: name and epoch of the window under which the caller works.
 
     Returns:
         As ``replace_sink_files``: {"version", "added", "removed"}.
@@ -110,21 +89,21 @@ def replace(
 
 
 def delete_staged(sink: Path, staged: pa.Table, *, named: Sequence[str]) -> None:
-    """Delete staged files, but those that are named after all."""
+    """Delete staged files except those in ``named``."""
     kept = set(named)
     for path in staged["path"].to_pylist():
         if path not in kept:
-            (sink / path).unlink(missing_ok=True)
+            within(sink, path).unlink(missing_ok=True)
 
 
 def sweep(sink: Path, *, prefix: str, epoch: int, kept: Collection[str]) -> list[str]:
-    """Delete what dead windows staged and nobody named.
+    """Delete files that dead windows staged and no settle named.
 
     Args:
         sink: the sink's folder.
-        prefix: of their files' names, which go on with their epoch: ``part-000007-…``.
-        epoch: files of this epoch and later ones are left alone.
-        kept: paths that stay.
+        prefix: of the files' names; the epoch follows: ``part-000007-…``.
+        epoch: files of this epoch and later ones are kept.
+        kept: paths that are kept.
 
     Returns:
         The paths deleted, relative to the sink.
@@ -145,23 +124,21 @@ def _epoch_of(path: Path) -> int:
     return int(epoch) if epoch.isdigit() else 0
 
 
-def replaced_files(verbs: SinkVerbs, group: str, *, grace_ms: int) -> dict[str, bool]:
-    """The files that were replaced, as far as the broker knows; whether their grace is over."""
-    removed = verbs.sink_files(group, removed=True)
+def replaced_files(verbs: Verbs, group: str, *, grace_ms: int) -> dict[str, bool]:
+    """Return the removed files that the broker remembers, each with True if its grace is over."""
+    removed = named_below(verbs.sink_files(group, removed=True), sink=group)
     now_ms = listed_at_ms(removed)
     over = [at_ms + grace_ms <= now_ms for at_ms in removed["removed_at_ms"].to_pylist()]
     return dict(zip(removed["path"].to_pylist(), over, strict=True))
 
 
 def listed_at_ms(listed: pa.Table) -> int:
-    """When the broker answered ``sink_files``, by its clock."""
+    """Return the time at which the broker answered ``sink_files``, by its clock, in ms."""
     return int(listed.schema.metadata[b"at_ms"])
 
 
-def delete_replaced(
-    verbs: SinkVerbs, group: str, *, sink: Path, grace_ms: int = GRACE_MS
-) -> list[str]:
-    """Delete files whose replacement is older than the grace, once readers see it.
+def delete_replaced(verbs: Verbs, group: str, *, sink: Path, grace_ms: int = GRACE_MS) -> list[str]:
+    """Delete removed files whose grace is over, once the manifest no longer lists them.
 
     Returns:
         The paths that were deleted.
@@ -169,8 +146,8 @@ def delete_replaced(
     counting = set(publish(verbs, group, sink=sink)["path"].to_pylist())
     deleted = []
     for path, over in replaced_files(verbs, group, grace_ms=grace_ms).items():
-        if over and path not in counting and (sink / path).exists():
-            (sink / path).unlink(missing_ok=True)
+        if over and path not in counting and within(sink, path).exists():
+            within(sink, path).unlink(missing_ok=True)
             deleted.append(path)
     if deleted:
         logger.info("replaced files deleted group=%s files=%d", group, len(deleted))

@@ -1,28 +1,34 @@
-"""Reading a sink as a table: by its manifest, so that what is staged or replaced is never seen.
+"""Reading a sink as a table: by its manifest, without staged or replaced files.
 
-A list of files is good for as long as replaced files are kept (ten minutes, by default): read it
-again for another query.
+A list of files is valid for as long as replaced files are retained (ten minutes by default). Read
+the list again for each query.
 """
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.lake import manifest
+from rmq_pipeline.lake.paths import within
+
+#: Files that are read at a time. Opening a small file takes longer than reading it, especially on a
+#: shared file system.
+_READERS: Final = 8
 
 
 def sink_paths(sink: Path | str, *, partitions: Collection[str] | None = None) -> list[str]:
-    """The files that count, as paths that any reader of Parquet takes.
+    """Return the paths of the current files, for any reader of Parquet.
 
     Args:
         partitions: hours such as ``2013-01-01T05``; None: all.
     """
     files = manifest.read(Path(sink)).files
     return [
-        str(Path(sink) / path)
+        str(within(Path(sink), path))
         for path, partition in zip(
             files["path"].to_pylist(), files["partition"].to_pylist(), strict=True
         )
@@ -37,20 +43,19 @@ def sink_table(
     partitions: Collection[str] | None = None,
     sink_schema: pa.Schema | None = None,
 ) -> pa.Table:
-    """The rows that count, for pyarrow and (``.to_pandas()``) pandas.
+    """Return the current rows, for pyarrow and (``.to_pandas()``) pandas.
 
     Args:
         columns: None: all.
         partitions: as for ``sink_paths``.
-        sink_schema: what an empty sink gives; None: a table without columns.
+        sink_schema: columns of the result for an empty sink; None: a table without columns.
     """
-    parts = []
-    for path in sink_paths(sink, partitions=partitions):
-        # As a file of its own: its folder's name is not to become a column.
-        with pq.ParquetFile(path) as file:
-            parts.append(file.read(columns=columns))
-    if parts:
-        return pa.concat_tables(parts, promote_options="default")
+    paths = sink_paths(sink, partitions=partitions)
+    # Each is read as a single file, so that its folder's name does not become a column.
+    if paths:
+        with ThreadPoolExecutor(min(_READERS, len(paths))) as pool:
+            parts = pool.map(lambda path: checked_parquet.read(path, columns=columns), paths)
+            return pa.concat_tables(list(parts), promote_options="default")
     empty = (sink_schema or pa.schema([])).empty_table()
     return empty.select(columns) if columns and sink_schema else empty
 
@@ -62,7 +67,9 @@ def duckdb_relation(
     partitions: Collection[str] | None = None,
     sink_schema: pa.Schema | None = None,
 ) -> Any:
-    """The rows that count, as a relation of a DuckDB connection; DuckDB reads the files itself.
+    """Return the current rows as a relation of a DuckDB connection; DuckDB reads the files itself.
+
+    DuckDB does not check the pages' checksums; `rmq verify --sink` does.
 
     Args:
         connection: a DuckDBPyConnection.
@@ -85,7 +92,7 @@ def spark_frame(
     partitions: Collection[str] | None = None,
     sink_schema: pa.Schema | None = None,
 ) -> Any:
-    """The rows that count, as a DataFrame; its tasks read the files.
+    """Return the current rows as a DataFrame; its tasks read the files.
 
     Args:
         spark: a SparkSession that reaches the sink's folder.
@@ -98,11 +105,12 @@ def spark_frame(
     paths = sink_paths(sink, partitions=partitions)
     if not paths:
         return spark.createDataFrame(_nothing(sink, sink_schema))
-    # Files that say of themselves that they lie in one folder: its name is not to be a column.
-    return spark.read.option("mergeSchema", "true").parquet(*paths)
+    # Given single files, Spark makes no partition column from the name of their folder.
+    reader = spark.read.option("mergeSchema", "true").option(checked_parquet.SPARK_OPTION, "true")
+    return reader.parquet(*paths)
 
 
 def _nothing(sink: Path | str, sink_schema: pa.Schema | None) -> pa.Table:
     if sink_schema is None:
-        raise ValueError(f"The sink {sink} has no files: say with sink_schema what it would have.")
+        raise ValueError(f"The sink {sink} has no files. Pass sink_schema to read an empty table.")
     return sink_schema.empty_table()

@@ -1,4 +1,4 @@
-"""From a message to its rows, in sinks whose rows say which message they are of."""
+"""Rows of one message, in sinks whose rows name their message."""
 
 from pathlib import Path
 from typing import Final
@@ -7,24 +7,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.lake import manifest
 
 _PLACE: Final = ("queue_id", "queue_offset")
 
 
 def rows_of_message(sink: Path | str, *, queue_id: int, queue_offset: int) -> pa.Table | None:
-    """The rows of a message that count, with the file of each in the column ``path``.
+    """Return the current rows of a message, with the file of each in the column ``path``.
 
-    Only files and row groups whose ranges of offsets hold the message are read.
+    Reads only the files and row groups whose offset ranges include the message.
 
     Returns:
-        None when no file that may hold the message says of its rows which message they are of.
+        None if the files that may hold the message have no queue_id and queue_offset.
     """
     parts = []
     for file in manifest.read(Path(sink)).files.to_pylist():
         if not _may_hold(file["offsets"], queue_id, offset=queue_offset):
             continue
-        with pq.ParquetFile(Path(sink) / file["path"]) as opened:
+        with checked_parquet.open_file(Path(sink) / file["path"]) as opened:
             names = set(opened.schema_arrow.names)
             if not names.issuperset(_PLACE):
                 continue

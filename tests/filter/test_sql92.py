@@ -301,6 +301,7 @@ def test_what_does_not_parse_is_refused_with_its_place(case: str) -> None:
     _, shown, caret, *_ = refused.value.message.splitlines()
     assert shown == f"  {condition}"
     assert caret == "  " + " " * (at - 1) + "^"
+    assert refused.value.remedy != errors.RequestError.remedy
 
 
 def test_a_long_expression_is_shown_around_the_place() -> None:

@@ -83,6 +83,7 @@ def test_outcomes_ack_all_but_the_exceptions_and_leave_out_the_released() -> Non
                 "retry_after_ms": 5,
                 "reason": "later",
                 "error_type": "E",
+                "traceback": "where",
             },
             {"row": 2, "outcome": "release"},
         ],
@@ -93,11 +94,11 @@ def test_outcomes_ack_all_but_the_exceptions_and_leave_out_the_released() -> Non
 
     assert outcomes.schema == schema.OUTCOME
     assert [tuple(row.values()) for row in outcomes.to_pylist()] == [
-        ("0/0", "ack", None, None, None, "run", None),
-        ("0/1", "ack", None, None, None, "run", None),
-        ("0/2", "ack", None, None, None, "run", None),
-        ("0/3", "dead_letter", None, "no", None, "run", None),
-        ("0/4", "retry", 5, "later", "E", "run", None),
+        ("0/0", "ack", None, None, None, "run", None, None),
+        ("0/1", "ack", None, None, None, "run", None, None),
+        ("0/2", "ack", None, None, None, "run", None, None),
+        ("0/3", "dead_letter", None, "no", None, "run", None, None),
+        ("0/4", "retry", 5, "later", "E", "run", None, "where"),
     ]
 
 

@@ -8,8 +8,10 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline import limits
 from rmq_pipeline.handling.failing import REASON_LENGTH, Failure
 from rmq_pipeline.handling.group_walk import Rules, walk
+from rmq_pipeline.handling.handler import Outcome
 from tests.handling.test_group_walk import exceptions, messages
 
 
@@ -67,3 +69,39 @@ def test_what_ends_the_run_gets_through(ending: type[BaseException], *, ordered:
 
     with pytest.raises(ending):
         walk(messages(("a", "1")), None, rules=Rules(raising, ordered=ordered))
+
+
+def test_a_traceback_begins_with_the_handler_and_names_its_line() -> None:
+    def handler(messages: pa.Table, state: pa.Table) -> Outcome:  # noqa: ARG001
+        carriers: dict[str, str] = {}
+        carriers["carrier"]
+        return Outcome()
+
+    walked = walk(messages((None, "0")), None, rules=Rules(handler, ordered=False))
+
+    (where,) = walked.exceptions["traceback"].to_pylist()
+    assert where.startswith("Traceback (most recent call last):\n")
+    assert 'carriers["carrier"]' in where
+    assert where.endswith("KeyError: 'carrier'")
+    assert "group_walk" not in where
+
+
+def test_of_messages_that_fail_alike_the_first_one_has_the_traceback() -> None:
+    def handler(messages: pa.Table, state: pa.Table) -> Outcome:  # noqa: ARG001
+        body = int(messages["body"][0].as_py())
+        raise (ValueError if body % 2 else KeyError)(f"number {body}")
+
+    walked = walk(
+        messages(*((None, str(n)) for n in range(6))), None, rules=Rules(handler, ordered=False)
+    )
+
+    has = [where is not None for where in walked.exceptions["traceback"].to_pylist()]
+    assert has == [True, True, False, False, False, False]
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    said = Failure.of(ValueError("x" * 5_000 + "!")).traceback()
+
+    assert len(said) == limits.TRACEBACK_LENGTH
+    assert said.startswith("…x")
+    assert said.endswith("x!")

@@ -67,7 +67,8 @@ def result(table: pa.Table, outcome: str, **columns: Any) -> pa.Table:
 
 def exceptions(walked: Walked) -> list[tuple[Any, ...]]:
     """(row, outcome, retry_after_ms, reason, error_type), by row."""
-    return sorted(tuple(row.values()) for row in walked.exceptions.to_pylist())
+    told = walked.exceptions.drop_columns(["traceback"])
+    return sorted(tuple(row.values()) for row in told.to_pylist())
 
 
 def column(walked: Walked, name: str) -> list[Any]:

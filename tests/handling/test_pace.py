@@ -48,6 +48,25 @@ def test_a_few_messages_at_a_time_neither_raise_the_limit_nor_lower_it() -> None
     assert few.limit == 24
 
 
+def test_a_refusal_for_size_halves_the_limit_and_it_grows_with_care() -> None:
+    pace = Pace(MOST, first=MOST)
+
+    pace.refused(4_000)
+    pace.worked(4_000, 0.1)
+    assert pace.limit == 2_000
+    pace.refused(2_000)
+    assert pace.limit == 1_000
+
+    pace.settled(999)
+    pace.worked(999, 0.1)
+    assert pace.limit == 1_000
+    pace.settled(1_000)
+    pace.worked(1_000, 0.1)
+    assert pace.limit == 1_125
+    pace.refused(1)
+    assert pace.limit == 1
+
+
 def test_failures_do_not_raise_the_limit() -> None:
     pace = Pace(MOST, first=256)
 

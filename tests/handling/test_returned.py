@@ -12,7 +12,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.window import run_window
 from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
-from rmq_pipeline.handling.returned import conform
+from rmq_pipeline.handling.returned import conform, published
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.settings import Settings
@@ -109,3 +109,11 @@ def test_one_that_returns_it_is_a_dead_letter_and_holds_up_nobody(
     assert (report.acked, report.dead_lettered) == (2, 1)
     kept = read_sink(tmp_path / "sink", sink_schema=SINK)["name"].to_pylist()
     assert sorted(kept) == (["x", "y"] if handler is name_in_rows else [])
+
+
+def test_a_published_message_with_a_queue_of_its_own_fails_alone() -> None:
+    table = pa.table({"body": [b"x"], "queue_id": pa.array([0], pa.int32())})
+
+    with pytest.raises(OutcomeError, match="the broker chooses the queue"):
+        published({"t": table}, {"t": "normal"})
+    assert published({"t": table.drop_columns("queue_id")}, {"t": "normal"})

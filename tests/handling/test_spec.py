@@ -19,7 +19,7 @@ def consumer(**settings: Any) -> ConsumerSpec:
     ("state", "refusal"),
     [
         (pa.schema([("at", pa.duration("ms"))]), "at of the state is duration"),
-        (pa.schema([("n", pa.list_(pa.float16()))]), "with halffloat in it, which DuckDB does not"),
+        (pa.schema([("n", pa.list_(pa.float16()))]), "with halffloat in it, which DuckDB changes"),
         (pa.schema([("n", pa.int64()), ("N", pa.int64())]), "column n"),
         (pa.schema([("Removed", pa.int64())]), "column removed"),
         (pa.schema([("staged_order", pa.int64())]), "may be called staged_order"),
