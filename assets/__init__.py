@@ -1,1 +1,1 @@
-"""Assets of the application: the broker's own background work."""
+"""Assets of the application: the broker's background work."""

@@ -5,7 +5,7 @@ from typing import Final
 from examples.flights.pipeline import PIPELINE as FLIGHTS
 from rmq_pipeline.orchestration.archive_assets import NAMES as ARCHIVE
 from rmq_pipeline.orchestration.archive_assets import archive_assets
-from rmq_pipeline.orchestration.checks import fallback_check
+from rmq_pipeline.orchestration.checks import watched_upkeep
 from rmq_pipeline.orchestration.purge import purge_asset, purge_job, purge_schedule
 from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.sink_compaction import compact_sinks_asset, compact_sinks_job
@@ -15,7 +15,7 @@ from rmq_pipeline.orchestration.unparking import unpark_asset, unpark_job
 from rmq_pipeline.orchestration.upkeep_assets import asset_key, upkeep_asset, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
 
-#: The window that has half messages checked, by the checkers of these pipelines.
+#: Checkers of these pipelines, which the window check_transactions calls.
 CHECKERS: Final = FLIGHTS.checkers
 _OTHERS: Final = [job for job in JOBS.values() if job.name != CHECK_JOB]
 _PLAIN: Final = [job for job in _OTHERS if job.name not in ARCHIVE]
@@ -28,10 +28,9 @@ ASSETS: Final = [
     unpark_asset(),
     compact_sinks_asset(FLIGHTS.consumers),
 ]
-#: The broker falls back to doing these itself.
-CHECKS: Final = [
-    fallback_check(name, asset_key(name)) for name in ("deliver_scheduled", "revive", CHECK_JOB)
-]
+#: The broker does this work itself if Dagster does not; the checks then turn red.
+WATCHED: Final = [watched_upkeep(name, asset_key(name)) for name in JOBS]
+CHECKS: Final = [check for each in WATCHED for check in each.definitions()]
 WINDOW_JOBS: Final = [*(upkeep_job(job) for job in _OTHERS), transaction_check_job(CHECKERS)]
 PURGE_JOB: Final = purge_job()
 REDRIVE_JOB: Final = redrive_job()

@@ -1,1 +1,1 @@
-"""Resources of the application, for each place it runs in."""
+"""Resources of the application, per deployment."""

@@ -1,7 +1,7 @@
-"""What broker, sinks and Spark are, per deployment.
+"""The resources broker, sinks and spark of each deployment.
 
-RMQ_DEPLOYMENT chooses: ``local`` (the default: `rmq up`, `rmq demo` and tests, which say where
-their broker is with RMQ_HOME or RMQ_FLIGHT) or ``production``.
+RMQ_DEPLOYMENT selects one: ``local`` (the default) or ``production``. `rmq up`, `rmq demo` and the
+tests use ``local``, and set RMQ_HOME or RMQ_FLIGHT.
 """
 
 import os
@@ -18,7 +18,7 @@ DEPLOYMENTS: Final = ("local", "production")
 
 
 def local() -> dict[str, Any]:
-    """A broker on this machine, found by RMQ_FLIGHT or RMQ_HOME, and Spark in local mode."""
+    """Return a broker on this machine, found by RMQ_FLIGHT or RMQ_HOME, and Spark in local mode."""
     return {
         "broker": BrokerResource(),
         "sinks": SinkResource(),
@@ -27,9 +27,9 @@ def local() -> dict[str, Any]:
 
 
 def production() -> dict[str, Any]:
-    """A broker by address and token, sinks on shared storage, and a cluster.
+    """Return a broker by address and token, sinks on shared storage, and a Spark cluster.
 
-    RMQ_SPARK_MASTER is a Spark master, or sc://host:port of a Spark Connect server.
+    RMQ_SPARK_MASTER is a Spark master, or the sc://host:port of a Spark Connect server.
     """
     return {
         "broker": BrokerResource(
@@ -43,17 +43,17 @@ def production() -> dict[str, Any]:
 
 def _cluster(master: str | None) -> dict[str, str]:
     if master and master.startswith("sc://"):
-        # The server has its own settings; a client may only say where it is.
+        # A Spark Connect server has its own settings; a client may only set the address.
         return {"spark.remote": master}
     chosen = {"spark.master": master} if master else {}
     return settings(chosen)
 
 
 def resources(deployment: str | None = None) -> dict[str, Any]:
-    """The resources of a deployment, RMQ_DEPLOYMENT by default.
+    """Return the resources of a deployment; default: RMQ_DEPLOYMENT.
 
     Raises:
-        ValueError: there is no deployment of this name.
+        ValueError: the deployment does not exist.
     """
     chosen = deployment or os.environ.get("RMQ_DEPLOYMENT", "local")
     if chosen not in DEPLOYMENTS:

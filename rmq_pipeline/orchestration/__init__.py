@@ -1,1 +1,1 @@
-"""Dagster: what authors of pipelines import, and what runs the broker's background work."""
+"""Dagster integration: the API for authors of pipelines, and the broker's background work."""

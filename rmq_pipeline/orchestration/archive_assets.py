@@ -1,4 +1,4 @@
-"""The archive in Dagster: what sealing, merging and expiry have done, and what is there now."""
+"""Archive assets in Dagster: results of sealing, merging and expiry, and the present archive."""
 
 import functools
 import logging
@@ -11,7 +11,6 @@ import pyarrow as pa
 from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.archive.merging import Merger
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
@@ -24,7 +23,7 @@ from rmq_pipeline.orchestration.upkeep_assets import (
     run_window,
 )
 from rmq_pipeline.orchestration.windows import JOBS, Fence, Report, UpkeepJob, WindowResult
-from rmq_pipeline.spark.merging import merge_all
+from rmq_pipeline.spark.merging import merge_all, merge_one
 from rmq_pipeline.spark.session import prepare_environment
 
 log = logging.getLogger(__name__)
@@ -33,9 +32,9 @@ SEAL: Final = "seal"
 COMPACT: Final = "compact"
 EXPIRE: Final = "expire"
 NAMES: Final = (SEAL, COMPACT, EXPIRE)
-#: What sealing does for the kept history of events and states.
+#: Keys of seal's report about the retained history of events and states.
 _HISTORY: Final = ("event_rows", "snapshot_rows", "merged_event_rows", "forgotten_files")
-#: Topics that a materialization lists, those with the most bytes.
+#: A materialization lists at most this many topics, the largest first.
 _TOPICS: Final = 50
 _COLUMNS: Final = {
     "queue_id": "Of the path; not in the files.",
@@ -48,7 +47,7 @@ _COLUMNS: Final = {
 
 
 def archive_assets() -> list[dg.AssetsDefinition]:
-    """The assets of sealing, merging and expiry, each with what it left in the archive."""
+    """Return the assets of sealing, merging and expiry; metadata shows the state of the archive."""
     return [_asset(SEAL), _asset(EXPIRE), _compact_asset()]
 
 
@@ -103,13 +102,13 @@ def _compact_asset() -> dg.AssetsDefinition:
 def compaction(
     session: Callable[[], Any], *, spark_bytes: int = limits.COMPACT_SPARK_BYTES
 ) -> UpkeepJob:
-    """The job that merges in this process, or through Spark when there is much of it.
+    """Return the compaction job; it merges in this process, or through Spark if there is much.
 
-    Where Spark does not start, this process merges that as well.
+    If Spark does not start, this process merges everything.
 
     Args:
         session: starts Spark.
-        spark_bytes: more than this at a time is much.
+        spark_bytes: Spark is used above this size of the planned input.
     """
     spark = _Spark(session)
 
@@ -118,17 +117,20 @@ def compaction(
         large = sum(plan["bytes"] for plan in plans) > spark_bytes
         started = spark.start() if large else None
         if started is None:
-            # Slice by slice: the window's lease is renewed after each.
+            # In small slices, because the window's lease is renewed after each slice.
             plans = plans[: 1 + _within(plans, limits.COMPACT_TARGET_BYTES)]
-        merged: Iterator[Segment] = (
-            (Merger.from_json(plan).run() for plan in plans)
-            if started is None
-            else merge_all(started, plans)
+        merged: Iterator[Segment | None] = (
+            (merge_one(plan) for plan in plans) if started is None else merge_all(started, plans)
         )
         counts = dict.fromkeys(JOBS[COMPACT].counts, 0)
         report: Report = {**counts, "spark": int(started is not None)}
         for plan, added in zip(plans, merged, strict=True):
-            done = client.replace_segments(plan["inputs"], added=added.relative, window=window)
+            if added is None:
+                # The broker finds the damage itself, and excludes the segment from later plans.
+                topic = Segment.from_path(plan["inputs"][0]).topic
+                done = client.compact(topic=topic, limit_bytes=1, window=window)
+            else:
+                done = client.replace_segments(plan["inputs"], added=added.relative, window=window)
             for key in JOBS[COMPACT].counts:
                 report[key] += done[key]
         return report
@@ -137,27 +139,27 @@ def compaction(
 
 
 class _Spark:
-    """Spark as far as it can be had: once it did not start it is not tried again."""
+    """Lazily started Spark session; after a failed start, Spark is not tried again."""
 
     def __init__(self, session: Callable[[], Any]) -> None:
         self._session = session
         self._failed = False
 
     def start(self) -> Any:
-        """The session; None where there is none."""
+        """Return the session; None if Spark is not available."""
         if self._failed:
             return None
         try:
             return self._session()
         except Exception:
-            # No Java, no cluster, no memory: each comes as another class.
+            # A missing JVM, cluster or memory raises different classes.
             log.warning("Spark did not start: this process merges.", exc_info=True)
             self._failed = True
             return None
 
 
 def _within(plans: list[dict[str, Any]], limit_bytes: int) -> int:
-    """How many plans, from the first on, are within a limit."""
+    """Return the number of plans, from the first on, whose total size is within a limit."""
     total = 0
     for count, plan in enumerate(plans):
         total += plan["bytes"]
@@ -167,7 +169,7 @@ def _within(plans: list[dict[str, Any]], limit_bytes: int) -> int:
 
 
 def _metadata(job: UpkeepJob, result: WindowResult, *, broker: BrokerResource) -> dict[str, Any]:
-    """What the window did, and what is in the archive now."""
+    """Return metadata about the window and the present archive."""
     with broker.client() as client:
         archive = client.archive()
     found = metadata(job, result)
@@ -208,5 +210,5 @@ def _columns() -> dg.TableSchema:
 
 
 def column_schema() -> dict[str, Any]:
-    """The columns of segments, as Dagster shows those of a table."""
+    """Return the columns of segments as metadata for Dagster's UI."""
     return {"dagster/column_schema": _columns()}

@@ -1,4 +1,4 @@
-"""The broker, as assets and sensors see it: a Flight client that connects and never starts one."""
+"""The broker as a Dagster resource: a Flight client that never starts a broker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,34 +8,34 @@ import dagster as dg
 
 from rmq_pipeline.flight.client import Client
 
-#: A window outlives a restart of the broker that takes less than this.
+#: Windows survive a restart of the broker that takes less than this.
 RETRY_S: Final = 30.0
 
 
 class BrokerResource(dg.ConfigurableResource["BrokerResource"]):
-    """Where the broker answers.
+    """Address of the broker, and credentials.
 
-    With nothing set, RMQ_FLIGHT and RMQ_HOME are read at run time, as every client does.
+    Without settings, RMQ_FLIGHT and RMQ_HOME are read at run time, as in every client.
     """
 
-    #: host:port of the table door.
+    #: host:port of the Flight endpoint.
     address: str | None = None
-    #: A home on this machine; its endpoint file names the address and the token.
+    #: A home on this machine; its endpoint file contains the address and the token.
     home: str | None = None
-    #: Shown to the broker; the endpoint file of a home has it, an address needs it given.
+    #: Token sent to the broker; read from the endpoint file of a home, required with an address.
     token: str | None = None
-    #: Who calls, where the broker has access control; RMQ_USER and RMQ_PASSWORD with nothing set.
+    #: User of the calls, if the broker has access control. Default: RMQ_USER and RMQ_PASSWORD.
     user: str | None = None
     password: str | None = None
-    #: A file of certificates to trust, in PEM; the connection is encrypted then.
+    #: A PEM file of trusted certificates; the connection is then encrypted.
     certificate: str | None = None
 
     @contextmanager
     def client(self, *, retry_s: float = RETRY_S) -> Iterator[Client]:
-        """A client for the length of a ``with`` block.
+        """Yield a client for the duration of a ``with`` block.
 
         Args:
-            retry_s: how long verbs that may be repeated are, while no broker answers.
+            retry_s: how long repeatable verbs are retried while no broker answers.
         """
         client = Client(
             self.address,

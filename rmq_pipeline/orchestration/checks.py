@@ -1,17 +1,24 @@
-"""Asset checks: order, no loss, oldest unread, dead letters, and that Dagster did the upkeep."""
+"""Asset checks: order, no loss, oldest unread, dead letters, and upkeep done by Dagster.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A sensor (``check_sensor``) evaluates them. Dagster skips the checks of a failed run, and a consumer
+that is down has no other runs. They can also be executed on demand.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import dagster as dg
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.standing import Down, down_result, look
 
 FALLBACK_HOURS: Final = 1
-#: How far back the checks of order and loss look; the windows that run them are minutes apart.
+#: Period that the checks of order and loss examine.
 HISTORY_HOURS: Final = 24
+#: Interval of these checks: they read all events of that period.
+HISTORY_EVERY_S: Final = 600.0
 OLDEST_UNREAD_MINUTES: Final = 15
 DEAD_LETTERS: Final = 0
 
@@ -20,60 +27,110 @@ Evaluate = Callable[[Client], dg.AssetCheckResult]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a consumer's checks turn yellow."""
+    """Limits above which a consumer's checks turn yellow."""
 
-    #: Messages in the dead letter topic that are expected.
+    #: Expected number of dead letters; those with a redrive do not count.
     dead_letters: int = DEAD_LETTERS
-    #: How long a message may wait to be settled.
+    #: Maximum waiting time of a message until it is settled.
     oldest_unread_minutes: float = OLDEST_UNREAD_MINUTES
 
 
-def consumer_checks(
-    group: str, key: dg.AssetKey, *, ordered: bool, thresholds: Thresholds
-) -> list[dg.AssetChecksDefinition]:
-    """The checks of a consumer's asset; they run after each of its windows, and on demand."""
+@dataclass(frozen=True)
+class Check:
+    """One check of an asset."""
+
+    name: str
+    evaluate: Evaluate
+    #: Interval of the sensor in seconds; 0: every tick.
+    every_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An asset whose runs are windows, and its checks."""
+
+    key: dg.AssetKey
+    #: Name of its windows: the tag WINDOW_TAG of their runs.
+    window: str
+    #: The consumer group; empty for upkeep.
+    group: str = ""
+    checks: Sequence[Check] = field(default=())
+
+    def definitions(self) -> list[dg.AssetChecksDefinition]:
+        """Return the checks as Dagster definitions, for display and execution on demand."""
+        return [_definition(self, check) for check in self.checks]
+
+
+def watched_consumer(
+    group: str, key: dg.AssetKey, *, window: str, ordered: bool, thresholds: Thresholds
+) -> Watched:
+    """Return the checks of a consumer's asset."""
+    limit = thresholds.oldest_unread_minutes
     checks = [
-        _check(key, "no_loss", evaluate=lambda client: _no_loss(client, group)),
-        _check(
-            key,
-            "oldest_unread",
-            evaluate=lambda client: _oldest_unread(
-                client, group, limit_minutes=thresholds.oldest_unread_minutes
-            ),
-        ),
-        _check(
-            key,
+        Check("no_loss", lambda client: _no_loss(client, group), HISTORY_EVERY_S),
+        Check("oldest_unread", lambda client: _oldest_unread(client, group, limit_minutes=limit)),
+        Check(
             "dead_letters",
-            evaluate=lambda client: dead_letter_result(
-                client, group, expected=thresholds.dead_letters
-            ),
+            lambda client: dead_letter_result(client, group, expected=thresholds.dead_letters),
         ),
+        Check("one_filter", lambda client: one_filter_result(client, group)),
     ]
     if ordered:
-        checks.append(_check(key, "order", evaluate=lambda client: _order(client, group)))
-    return checks
+        checks.append(Check("order", lambda client: _order(client, group), HISTORY_EVERY_S))
+    return Watched(key, window, group, checks)
+
+
+def watched_upkeep(job: str, key: dg.AssetKey) -> Watched:
+    """Return the checks of an upkeep asset: red if the broker had to do this work itself.
+
+    Seal waits for dispatch, so its asset also has the check of dispatch.
+    """
+    checks = [Check("no_fallback", lambda client: fallback_result(client, job))]
+    if job == "seal":
+        checks.append(Check("dispatch", dispatch_result))
+    return Watched(key, job, checks=checks)
 
 
 def fallback_check(job: str, key: dg.AssetKey) -> dg.AssetChecksDefinition:
-    """Red when the broker had to do this upkeep itself, because no window came."""
-    return _check(key, "no_fallback", evaluate=lambda client: fallback_result(client, job))
+    """Return the check of ``watched_upkeep`` that every job has."""
+    return watched_upkeep(job, key).definitions()[0]
 
 
-def _check(key: dg.AssetKey, name: str, *, evaluate: Evaluate) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=key, name=name, description=_DESCRIPTIONS[name])
-    def check(broker: BrokerResource) -> dg.AssetCheckResult:
+def _definition(watched: Watched, check: Check) -> dg.AssetChecksDefinition:
+    @dg.asset_check(asset=watched.key, name=check.name, description=_DESCRIPTIONS[check.name])
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, broker: BrokerResource
+    ) -> dg.AssetCheckResult:
         with broker.client() as client:
-            return evaluate(client)
+            found = check.evaluate(client)
+            down = _down(context, client, watched=watched)
+        return found if down is None else down_result(down, found.metadata)
 
-    return check
+    return evaluate
 
 
-_DESCRIPTIONS: Final = {
+def _was_made_by(context: dg.AssetCheckExecutionContext, key: dg.AssetKey) -> bool:
+    """Return True if this run held a window: then earlier runs do not matter."""
+    made = context.instance.get_latest_materialization_event(key)
+    return made is not None and made.run_id == context.run.run_id
+
+
+def _down(
+    context: dg.AssetCheckExecutionContext, client: Client, *, watched: Watched
+) -> Down | None:
+    if _was_made_by(context, watched.key):
+        return None
+    return look(context.instance, client, window=watched.window, group=watched.group)[0]
+
+
+_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "order": "No message was settled before an earlier one of its message group.",
     "no_loss": "Every message delivered is settled, or will be given again.",
     "oldest_unread": "No message has waited too long.",
-    "dead_letters": "No more dead letters than expected.",
+    "dead_letters": "No more dead letters than expected, those that were redriven aside.",
+    "one_filter": "All consumers of the group receive with the same filter.",
     "no_fallback": "Dagster did this upkeep; the broker did not have to.",
+    "dispatch": "The database takes what is in the commit log.",
 }
 
 
@@ -96,24 +153,33 @@ def _since_ms(client: Client) -> int:
 
 
 def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.AssetCheckResult:
-    from rmq_pipeline.orchestration import queries
-
-    lag, oldest_ms = queries.lag(client, group)
+    rows = client.lag(group).to_pylist()
+    oldest_ms = min((at for row in rows if (at := row["oldest_unread_at_ms"])), default=None)
     waited_s = 0.0
     if oldest_ms is not None:
         waited_s = max(0.0, (int(client.due()["now_ms"]) - oldest_ms) / 1000)
     return dg.AssetCheckResult(
         passed=waited_s <= 60 * limit_minutes,
         severity=dg.AssetCheckSeverity.WARN,
-        metadata={"lag": lag, "oldest_waited_seconds": round(waited_s, 1)},
+        metadata={**_lag(rows), "oldest_waited_seconds": round(waited_s, 1)},
     )
 
 
+def _lag(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the lag, and the part of it that matches the consumer's filter, if known."""
+    said: dict[str, Any] = {"lag": sum(row["lag"] for row in rows)}
+    matching = [row["matching_lag"] for row in rows]
+    if None not in matching:
+        said["matching_lag"] = sum(matching)
+        said["matching_lag_estimated"] = any(row["estimated"] for row in rows)
+    return said
+
+
 def dead_letter_result(client: Client, group: str, *, expected: int) -> dg.AssetCheckResult:
-    """Whether a group has no more dead letters than expected; the reasons of those it has."""
+    """Compare a group's dead letters without a redrive with the expected number."""
     from rmq_pipeline.orchestration import queries
 
-    count = queries.dead_letters(client).get(group, 0)
+    count = queries.dead_letters_left(client, group)
     reasons = queries.dead_letter_reasons(client, group) if count else []
     rows = [
         dg.TableRecord({"reason": each["reason"] or "", "messages": each["n"]}) for each in reasons
@@ -126,8 +192,23 @@ def dead_letter_result(client: Client, group: str, *, expected: int) -> dg.Asset
     )
 
 
+def one_filter_result(client: Client, group: str) -> dg.AssetCheckResult:
+    """Find topics that consumers of a group receive with different filters."""
+    mixed = client.describe_group(group).get("mixed_filters", {})
+    rows = [
+        dg.TableRecord({"topic": topic, "filter": each})
+        for topic, filters in mixed.items()
+        for each in filters
+    ]
+    return dg.AssetCheckResult(
+        passed=not mixed,
+        metadata={"topics": len(mixed)}
+        | ({"filters": dg.MetadataValue.table(rows)} if rows else {}),
+    )
+
+
 def fallback_result(client: Client, job: str) -> dg.AssetCheckResult:
-    """Whether the broker did this kind of overdue work itself within the last hour."""
+    """Check that the broker did none of this overdue work itself within the last hour."""
     from rmq_pipeline.orchestration import queries
 
     since_ms = int(client.due()["now_ms"]) - FALLBACK_HOURS * 3_600_000
@@ -136,3 +217,9 @@ def fallback_result(client: Client, job: str) -> dg.AssetCheckResult:
     if found:
         metadata["last_at"] = dg.MetadataValue.timestamp(found[0]["at_ms"] / 1000)
     return dg.AssetCheckResult(passed=not found, metadata=metadata)
+
+
+def dispatch_result(client: Client) -> dg.AssetCheckResult:
+    """Check that dispatch has not stopped at a frame that the database refuses."""
+    stuck = client.status().get("store", {}).get("stuck")
+    return dg.AssetCheckResult(passed=not stuck, metadata={"stuck": stuck} if stuck else {})

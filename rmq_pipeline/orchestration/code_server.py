@@ -1,11 +1,11 @@
-"""Dagster's code server, with runs that are forks of a process which has everything imported.
+"""Dagster's code server, with runs forked from a process that has imported everything.
 
-``python -m rmq_pipeline.orchestration.code_server ARGS`` takes what ``dagster api grpc`` takes.
-Dagster's own starts a new interpreter for each run, which then imports Dagster, SQLAlchemy, Spark
-and the code: seconds. Here a process that does nothing else imports them once, and is forked for
-each run. It serves no gRPC and opens no database; the only threads in it are those of NumPy's BLAS
-and of Arrow's allocator, and both have fork handlers. Events, exits and cancellations go the ways
-they go anyway: it is multiprocessing's own fork server.
+``python -m rmq_pipeline.orchestration.code_server ARGS`` takes the arguments of ``dagster api
+grpc``. Dagster's own server starts a new interpreter for each run. Importing Dagster, SQLAlchemy,
+Spark and the code then takes seconds. Here one process imports them once and is forked for each
+run. It serves no gRPC and opens no database. Its only threads belong to NumPy's BLAS and Arrow's
+allocator, which have fork handlers. Events, exits and cancellations work as before: it is the fork
+server of multiprocessing.
 """
 
 import multiprocessing
@@ -13,14 +13,14 @@ import os
 from multiprocessing import forkserver
 from typing import Any, Final
 
-#: What a run imports besides the code. One that is not there (any more) only costs time.
+#: Modules that a run imports in addition to the code. A missing module only costs time.
 PRELOADED: Final = (
-    # The code server's main module, which a child imports to unpickle what it is to do.
+    # The code server's main module, which a child imports to unpickle its task.
     "rmq_pipeline.orchestration.code_server",
     "dagster._cli",
     "dagster._grpc.impl",
     "dagster._grpc.server",
-    # An instance on SQLite, and what the repository is made with.
+    # An instance on SQLite, and the modules that build the repository.
     "dagster._core.definitions.repository_definition.repository_data_builder",
     "dagster._core.instance.factory",
     "dagster._core.storage.migration.utils",
@@ -37,7 +37,7 @@ PRELOADED: Final = (
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until the process is told to end."""
     from dagster import _cli
     from dagster._grpc import server
 
@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def start_fork_server(modules: list[str], *, folder: str) -> None:
-    """Start it; it goes on importing in the background, and a run that comes meanwhile waits.
+    """Start the fork server; it imports in the background, and a run requested meanwhile waits.
 
     Args:
-        modules: to import, each skipped if it cannot be.
-        folder: where modules are that are not installed.
+        modules: modules to import; those that fail are skipped.
+        folder: folder of modules that are not installed.
     """
     path = os.environ.get("PYTHONPATH")
-    # It is a new interpreter: the environment is all that it knows of this one.
+    # The fork server is a new interpreter, and inherits only the environment.
     os.environ["PYTHONPATH"] = folder if path is None else f"{folder}{os.pathsep}{path}"
     try:
         multiprocessing.set_forkserver_preload(modules)

@@ -1,4 +1,4 @@
-"""What a declared consumer is: a handler made an asset, its checks, its job and its sensor."""
+"""Declaration of a consumer: a handler becomes an asset with checks, a job and a sensor."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,56 +10,66 @@ from typing import Any, ClassVar, Literal, Protocol
 import dagster as dg
 import pyarrow as pa
 
-from rmq_pipeline import limits
+from rmq_pipeline import logs
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.handler import Handler
 from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.spec import DEFAULT_BATCH_ROWS, ConsumerSpec
 from rmq_pipeline.idempotency import Key
+from rmq_pipeline.orchestration import sink_hours
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks
+from rmq_pipeline.orchestration.checks import Thresholds, Watched, watched_consumer
 from rmq_pipeline.orchestration.consumer_watch import ConsumerWatch
 from rmq_pipeline.orchestration.dead_letters import dead_letter_spec
-from rmq_pipeline.orchestration.sensors import consumer_sensor
 from rmq_pipeline.orchestration.sink_resource import SinkResource
 from rmq_pipeline.orchestration.topic_assets import (
     KIND,
     DeclaredGroup,
     DeclaredTopic,
     asset_key,
+    check_callable,
     identifier,
 )
-from rmq_pipeline.orchestration.upkeep_assets import say_yielded, window_tags
+from rmq_pipeline.orchestration.upkeep_assets import (
+    NOTHING_ACKED_TAG,
+    say_yielded,
+    window_tags,
+)
 
 Materialized = Iterator[dg.MaterializeResult[Any]]
 
 
 class ConsumerConfig(dg.Config):
-    """How a consumer's window is run."""
+    """Settings of one run of a consumer's window."""
 
-    #: It ends when no message came for this long,
+    #: Seconds without a message after which the window ends.
     idle_seconds: float = 20.0
-    #: or when it has lasted this long.
+    #: Maximum length of the window in seconds.
     seconds: float = 600.0
-    #: Most messages of a micro-batch; 0 leaves the consumer's own.
+    #: Maximum messages of a micro-batch; 0: as the consumer declares.
     max_batch: int = 0
-    #: Tasks or threads of a micro-batch; 0 leaves the consumer's own.
+    #: Tasks or threads of a micro-batch; 0: as the consumer declares.
     parallelism: int = 0
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """A consumer of a pipeline, and what Dagster needs of it."""
+    """A consumer of a pipeline, with its Dagster definitions."""
 
     spec: ConsumerSpec
     group: DeclaredGroup
     publishes: tuple[DeclaredTopic, ...]
     asset: dg.AssetsDefinition
     checks: tuple[dg.AssetChecksDefinition, ...]
+    #: Checks that the check sensor evaluates.
+    watched: Watched
     dead_letters: dg.AssetSpec
     job: Any
-    sensor: dg.SensorDefinition
+    #: Resources that its windows need, and a function that returns what is missing to start one, or
+    #: an empty string.
+    resources: frozenset[str]
+    lacks: Callable[[Any], str]
 
     @property
     def key(self) -> dg.AssetKey:
@@ -68,7 +78,7 @@ class Consumer:
 
 
 class RunWindow(Protocol):
-    """A window on an engine, as spark.consumer and consumer.window have it."""
+    """Runs a window on an engine; implemented in spark.consumer and consumer.window."""
 
     def __call__(
         self,
@@ -81,12 +91,12 @@ class RunWindow(Protocol):
         on_batch: Callable[[BatchReport], None],
         parallelism: int,
     ) -> WindowReport:
-        """Handle a group's messages until none came for a while."""
+        """Handle a group's messages until none come."""
         ...
 
 
 class Hold(Protocol):
-    """What the run of a consumer's asset does, once it says on which engine."""
+    """Runs one window of a consumer's asset on a given engine."""
 
     def __call__(
         self,
@@ -97,69 +107,81 @@ class Hold(Protocol):
         sinks: SinkResource,
         run_window: RunWindow,
     ) -> Materialized:
-        """Hold one window."""
+        """Run one window."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(ABC):
-    """Makes a consumer of a handler (see rmq_pipeline.handling.handler); used as a decorator."""
+    """Decorator that makes a consumer of a handler (see rmq_pipeline.handling.handler)."""
 
-    #: What the asset's picture shows, and the tag of runs that the instance limits.
+    #: Kind of the asset in the UI, and tag of runs by which the instance limits them.
     engine: ClassVar[str]
     tag: ClassVar[str]
+    #: Resources that a window needs before it is requested.
+    resources: ClassVar[frozenset[str]] = frozenset()
 
-    #: What it reads.
+    #: The topic that it reads.
     topic: DeclaredTopic
-    #: The consumer group, made when it is not there; the asset has its name.
+    #: The consumer group, created if missing; the asset has its name.
     group: str
-    #: With message_group, each group's messages come in order and may keep state.
+    #: With message_group, messages of a group are handled in order and may have state.
     order_by: Literal["message_group"] | None = None
     #: Columns of a message group's state.
     state: pa.Schema | None = None
-    #: Folder of its rows; a relative one lies in the root of the sink resource.
+    #: Folder of the sink; a relative path is below the root of the sink resource.
     sink: str | Path | None = None
     sink_schema: pa.Schema | None = None
     #: The sink's column whose hour is a row's partition.
     partition_time: str = "born_at_ms"
-    #: The sink's rows say which message each is of, in the columns topic, queue_id, queue_offset.
-    #: The handler returns the latter two with its rows; else it is called message by message.
+    #: Sink rows name their message in the columns topic, queue_id and queue_offset. The handler
+    #: returns the latter two with its rows; otherwise it is called with one message at a time.
     sink_offsets: bool = False
-    #: Topics that the handler sends to; their assets are downstream of this one.
+    #: Topics to which the handler publishes; their assets are downstream of this one.
     publishes: Sequence[DeclaredTopic] = ()
-    #: Deliveries of a message before it has failed for good, and the delays between them.
-    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
-    backoff_ms: Sequence[int] = limits.BACKOFF_MS
-    backoff: str | Mapping[str, Any] = "customized"
-    #: What becomes of it then: a dead letter, parked with what follows it, or its group given up.
-    on_failure: OnFailure = "dead_letter"
-    #: Which messages it wants: tags joined by ||, or with filter_type sql92 a condition.
+    #: Maximum deliveries of a message (default 17), and the delays between them. For these and the
+    #: next two, None means not declared: an existing group keeps its setting.
+    max_attempts: int | None = None
+    backoff_ms: Sequence[int] | None = None
+    backoff: str | Mapping[str, Any] | None = None
+    #: Action when attempts are exhausted: dead-letter the message (default), park it with its
+    #: successors, or quarantine its message group.
+    on_failure: OnFailure | None = None
+    #: Filter of the subscription: tags joined by ||, or with filter_type sql92 a condition.
     filter: str = "*"
     filter_type: Literal["tag", "sql92"] = "tag"
-    #: Where a message's idempotency key comes from (docs/idempotency.md): a column, a property, or
-    #: a function of the messages. The handler's messages then have the column seen_before.
+    #: Source of a message's idempotency key (docs/idempotency.md): a column, a property, or a
+    #: function of the messages. The handler's messages then have the column seen_before.
     idempotency_key: Key | None = None
-    #: How long keys are remembered.
-    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
-    #: Most messages of a micro-batch, and the tasks or threads that share it.
+    #: Keys are remembered this long; default: a day.
+    idempotency_window_ms: int | None = None
+    #: Maximum messages of a micro-batch, and the tasks or threads that share it.
     max_batch: int = DEFAULT_BATCH_ROWS
     parallelism: int
-    #: When its checks turn yellow.
+    #: Limits above which its checks turn yellow.
     thresholds: Thresholds = field(default_factory=Thresholds)
-    #: Shown with the asset; the first line of the handler's docstring when empty.
+    #: Shown with the asset; default: the first line of the handler's docstring.
     description: str = ""
 
     def __call__(self, handler: Handler) -> Consumer:
-        """The consumer.
+        """Create the consumer.
 
         Raises:
-            ValueError: what is given does not fit together.
+            ValueError: the declaration is inconsistent.
         """
-        spec = self._spec(handler)
         group = self._group()
+        self._check()
+        check_callable(
+            handler, f"The handler of consumer {self.group}", takes=("messages", "state")
+        )
+        spec = self._spec(handler)
         asset = self._asset(spec, group)
-        checks = consumer_checks(
-            self.group, asset.key, ordered=group.order != "none", thresholds=self.thresholds
+        watched = watched_consumer(
+            self.group,
+            asset.key,
+            window=spec.name,
+            ordered=group.order != "none",
+            thresholds=self.thresholds,
         )
         job = self._job(spec, asset.key)
         return Consumer(
@@ -167,15 +189,46 @@ class Declaration(ABC):
             group=group,
             publishes=tuple(self.publishes),
             asset=asset,
-            checks=tuple(checks),
+            checks=tuple(watched.definitions()),
+            watched=watched,
             dead_letters=dead_letter_spec(self.group, asset.key),
             job=job,
-            sensor=consumer_sensor(group, job),
+            resources=self.resources,
+            lacks=self.lacks,
         )
 
     @abstractmethod
     def window(self, hold: Hold) -> Callable[..., Materialized]:
-        """The asset's function: ``hold`` on an engine, with the resources that this one needs."""
+        """Return the asset's function: ``hold`` on an engine, with the resources that it needs."""
+
+    def lacks(self, resources: Any) -> str:  # noqa: ARG002
+        """Return what is missing to start a window, and the remedy; empty if nothing is missing."""
+        return ""
+
+    def _check(self) -> None:
+        """Check what neither the group nor the spec checks."""
+        what = f"Consumer {self.group}"
+        publishes: Sequence[Any] = self.publishes
+        wrong = [each for each in publishes if not isinstance(each, DeclaredTopic)]
+        if wrong:
+            raise ValueError(f"{what} publishes to {wrong[0]!r}. Give what topic(...) returns.")
+        if identifier(self.group) == identifier(self.topic.name):
+            raise ValueError(
+                f"{what} has the name of its topic: both would be the asset"
+                f" {identifier(self.group)}. Rename one of them."
+            )
+        numbers: tuple[tuple[str, Any, int], ...] = (
+            ("parallelism", self.parallelism, 1),
+            ("max_batch", self.max_batch, 1),
+            ("thresholds.dead_letters", self.thresholds.dead_letters, 0),
+            ("thresholds.oldest_unread_minutes", self.thresholds.oldest_unread_minutes, 0),
+        )
+        for name, value, least in numbers:
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                raise ValueError(f"{what}: {name} is {value!r}. Give {least} or more.")
+        for name, schema in (("state", self.state), ("sink_schema", self.sink_schema)):
+            if schema is not None and not isinstance(schema, pa.Schema):
+                raise ValueError(f"{what}: {name} is {schema!r}. Give a pyarrow.Schema.")
 
     def _spec(self, handler: Handler) -> ConsumerSpec:
         return ConsumerSpec(
@@ -202,7 +255,7 @@ class Declaration(ABC):
             topic=self.topic,
             order=self.order_by or "none",
             max_attempts=self.max_attempts,
-            backoff_ms=tuple(self.backoff_ms),
+            backoff_ms=None if self.backoff_ms is None else tuple(self.backoff_ms),
             backoff=self.backoff,
             on_failure=self.on_failure,
             idempotency_window_ms=self.idempotency_window_ms,
@@ -223,14 +276,15 @@ class Declaration(ABC):
     def _job(self, spec: ConsumerSpec, key: dg.AssetKey) -> Any:
         return dg.define_asset_job(
             f"{spec.name}_window",
-            selection=dg.AssetSelection.assets(key),
+            # A sensor evaluates the checks, because Dagster skips the checks of a failed run.
+            selection=dg.AssetSelection.assets(key).without_checks(),
             description=f"One window of consumer {spec.name}.",
             tags={**window_tags(spec.name), self.tag: spec.name},
             executor_def=dg.in_process_executor,
         )
 
     def ensure(self, client: Client) -> None:
-        """Make its group and the topics it knows at the broker, unless they are there."""
+        """Create the group and its topics at the broker if they are missing."""
         self._group().ensure(client)
         for topic in self.publishes:
             topic.ensure(client)
@@ -246,7 +300,8 @@ def _hold(
     sinks: SinkResource,
     run_window: RunWindow,
 ) -> Materialized:
-    """One window: the run of a consumer's asset."""
+    """Run one window of a consumer's asset."""
+    logs.set_up_library()
     key = asset_key(spec.group)
     with broker.client() as client:
         watch = ConsumerWatch(context, client, spec=spec, key=key)
@@ -263,6 +318,10 @@ def _hold(
         if report.yielded_to:
             say_yielded(context, key, to=report.yielded_to)
         else:
+            if not report.acked:
+                context.instance.add_run_tags(context.run.run_id, {NOTHING_ACKED_TAG: "true"})
+            if spec.sink is not None:
+                sink_hours.report(context, client, group=spec.group, topic=declared.topic)
             yield dg.MaterializeResult(metadata=watch.metadata(report))
 
 

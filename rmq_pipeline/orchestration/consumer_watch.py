@@ -1,17 +1,24 @@
-"""What Dagster sees of a consumer's window: observations while it runs, totals at its end."""
+"""Dagster's view of a consumer's window: observations while it runs, totals at its end."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import dagster as dg
 
+from rmq_pipeline.failure import signature_of
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.handling.report import MessageFailure
 from rmq_pipeline.orchestration import plot
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport
 
-#: At most one observation in this time.
+#: Minimum interval between two observations.
 OBSERVE_EVERY_S: Final = 2.0
+#: A materialization lists at most this many hours of the sink, newest first.
+HOURS: Final = 48
+#: Maximum number of tracebacks logged, one per kind of failure.
+LOGGED_MOST: Final = 50
 _TOTALS: Final = (
     "messages",
     "acked",
@@ -27,7 +34,7 @@ _TOTALS: Final = (
 
 @dataclass(frozen=True)
 class _Point:
-    """The state of a window at one moment."""
+    """State of a window at one moment."""
 
     at_s: float
     messages: int
@@ -35,7 +42,7 @@ class _Point:
 
 
 class ConsumerWatch:
-    """Watches one window."""
+    """Reports one window to Dagster."""
 
     def __init__(
         self,
@@ -48,10 +55,13 @@ class ConsumerWatch:
         self._context, self._client, self._spec, self._key = context, client, spec, key
         self._began = time.monotonic()
         self._points = [_Point(0.0, 0, self._lag())]
+        #: Signatures of failures whose traceback was logged.
+        self._logged: set[str] = set()
         self._sum = dict.fromkeys((*_TOTALS, "batches"), 0)
 
     def batch(self, report: BatchReport) -> None:
-        """Note a micro-batch; an observation, unless the last one was a moment ago."""
+        """Add a micro-batch; log an observation if OBSERVE_EVERY_S has passed."""
+        self._log(report.failures)
         self._sum["batches"] += 1
         for name in _TOTALS:
             self._sum[name] += getattr(report, name)
@@ -59,6 +69,19 @@ class ConsumerWatch:
         if len(self._points) > 1 and at_s - self._points[-1].at_s < OBSERVE_EVERY_S:
             return
         self._observe(at_s, batch_seconds=report.seconds, work_seconds=report.work_s)
+
+    def _log(self, failures: Sequence[MessageFailure]) -> None:
+        """Log the traceback of each kind of failure once per run."""
+        for failure in failures:
+            signature = signature_of(failure.reason, error_type=failure.error_type)
+            if signature not in self._logged and len(self._logged) < LOGGED_MOST:
+                self._logged.add(signature)
+                self._context.log.error(
+                    "Message %s failed, the first of signature %s in this run.\n%s",
+                    failure.message_id,
+                    signature,
+                    failure.traceback,
+                )
 
     def _observe(self, at_s: float, *, batch_seconds: float, work_seconds: float) -> None:
         point = _Point(at_s, self._sum["messages"], self._lag())
@@ -78,16 +101,17 @@ class ConsumerWatch:
         return sum(int(reads.get(name) or 0) for name in ("unread", "unsettled", "parked"))
 
     def metadata(self, report: WindowReport) -> dict[str, Any]:
-        """What the window did, for its materialization: totals, rate, and a picture."""
+        """Return the metadata of the window's materialization: totals, rate, and a chart."""
         found: dict[str, Any] = {
             "ended": report.ended,
             "epoch": report.epoch,
             "seconds": round(report.seconds, 1),
             "batches": report.batches,
             **{name: getattr(report, name) for name in _TOTALS},
-            "dagster/row_count": report.rows,
             "published": dict(report.published),
         }
+        if self._spec.sink is not None:
+            found |= self._of_sink()
         if report.lost or report.swept_files:
             found |= {"deliveries_lost": report.lost, "swept_files": report.swept_files}
         if report.messages:
@@ -98,8 +122,21 @@ class ConsumerWatch:
             found["chart"] = dg.MetadataValue.md(plot.markdown(self._panels()))
         return found
 
+    def _of_sink(self) -> dict[str, Any]:
+        """Return row count and newest hours of the whole sink; ``rows`` is of the window."""
+        from rmq_pipeline.orchestration import queries
+
+        total = queries.sink_rows(self._client, self._spec.group)
+        hours = queries.sink_hours(self._client, self._spec.group, limit=HOURS)
+        listed = [
+            dg.TableRecord({name: hour[name] for name in ("partition", "rows", "files", "bytes")})
+            for hour in hours
+        ]
+        found: dict[str, Any] = {"dagster/row_count": total}
+        return found | ({"hours": dg.MetadataValue.table(listed)} if listed else {})
+
     def _busy_s(self) -> float:
-        """From the window's beginning to its last observation; the idle end does not count."""
+        """Return the time from the window's start to its last observation, without the idle end."""
         return self._points[-2].at_s
 
     def _panels(self) -> list[plot.Series]:

@@ -7,12 +7,12 @@ from rmq_pipeline.topic import DLQ_PREFIX
 
 
 def dead_letter_key(group: str) -> dg.AssetKey:
-    """Key of the asset of a group's dead letters."""
+    """Return the key of the asset of a group's dead letters."""
     return dg.AssetKey(f"{identifier(group)}_dead_letters")
 
 
 def dead_letter_spec(group: str, consumer: dg.AssetKey) -> dg.AssetSpec:
-    """The external asset of a group's dead letter topic."""
+    """Return the external asset of a group's dead letter topic."""
     return dg.AssetSpec(
         dead_letter_key(group),
         deps=[consumer],

@@ -1,4 +1,4 @@
-"""Dagster's webserver, daemon and code server as children: started, kept alive, and ended."""
+"""Dagster's webserver, daemon and code server as supervised child processes."""
 
 import contextlib
 import fcntl
@@ -25,12 +25,12 @@ from rmq_pipeline.orchestration.instance_home import prepare
 
 LOG: Final = logging.getLogger(__name__)
 LOCATION: Final = "rmq_pipeline"
-#: Every process of a session has it in its environment, whatever group it put itself in.
+#: Environment variable of every process of a session, whatever its process group.
 SESSION: Final = "RMQ_DAGSTER_SESSION"
 CODE_SERVER_THREADS: Final = 32
 RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
-#: Runs of these states have a process of the code server; others are the daemon's to start.
+#: Runs in these states have a process of the code server; the daemon starts the others.
 _AT_THE_CODE_SERVER: Final = (
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
@@ -39,13 +39,13 @@ _AT_THE_CODE_SERVER: Final = (
 
 
 class DagsterStartError(OperatorError):
-    """Dagster did not come up."""
+    """Dagster did not start."""
 
     remedy = "Look at the logs in DAGSTER_HOME."
 
 
 def project_root() -> Path:
-    """The folder of the checkout: it holds workspace.yaml, definitions.py and dagster_home."""
+    """Return the folder of the checkout, with workspace.yaml, definitions.py and dagster_home."""
     return Path(__file__).resolve().parents[2]
 
 
@@ -64,26 +64,29 @@ class DevServer:
         module: str = "definitions",
         working_directory: Path | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Create the server; no process is started yet.
 
         Args:
-            dagster_home: made if missing, with the project's dagster.yaml if it has none.
-            port: of the webserver; 0 picks a free one.
-            env: added to the environment: RMQ_HOME, RMQ_FLIGHT, ...
-            module: holds ``defs``.
-            working_directory: where the module is found; the project's root by default.
+            dagster_home: created if missing, with the project's dagster.yaml if it has none.
+            port: port of the webserver; 0 chooses a free port.
+            env: additional environment variables: RMQ_HOME, RMQ_FLIGHT, ...
+            module: module that defines ``defs``.
+            working_directory: folder of the module; default: the project's root.
         """
         self.dagster_home = dagster_home.resolve()
         self.port = port or _free_port()
         self.restarts = 0
         self._root = (working_directory or project_root()).resolve()
         self._module = module
+        known = os.environ.get("PYTHONPATH")
         self._env = {
             **os.environ,
+            # Subprocesses of a run, such as Spark workers, must find the code too.
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._root), known])),
             **(env or {}),
             "DAGSTER_HOME": str(self.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
-            # A run of an unsupervised Spark asks the network for this machine's address.
+            # A run with an unsupervised Spark would ask the network for this machine's address.
             "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
             SESSION: str(self.dagster_home),
         }
@@ -101,12 +104,16 @@ class DevServer:
 
     @property
     def graphql(self) -> GraphQL:
-        """The webserver's GraphQL door."""
+        """GraphQL endpoint of the webserver."""
         return GraphQL(self.url)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of webserver, daemon and code_server."""
+        """Return the process ids of webserver, daemon and code_server."""
         return {name: child.pid for name, child in self._children.items()}
+
+    def code_since_s(self) -> float:
+        """Return when the code was loaded, in seconds since 1970."""
+        return psutil.Process(self._children["code_server"].pid).create_time()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -115,16 +122,16 @@ class DevServer:
         self.stop()
 
     def start(self, *, timeout_s: float = 90.0) -> Self:
-        """Start all three and wait until the code is loaded and the daemons run.
+        """Start all processes, and wait until the code is loaded and the daemons run.
 
         Raises:
-            HomeLockedError: another process does this for the same DAGSTER_HOME.
-            DagsterStartError: the code cannot be loaded, or it took too long; names the log.
+            HomeLockedError: another process runs Dagster from the same DAGSTER_HOME.
+            DagsterStartError: the code cannot be loaded, or the start took too long; names the log.
         """
         self._prepare()
         since_s = time.time()
         try:
-            # The others take a code server that does not answer yet for one that is broken.
+            # Daemon and webserver treat a code server that does not answer yet as broken.
             self._spawn("code_server")
             self._wait(self._serves_code, timeout_s)
             self._spawn("daemon")
@@ -137,13 +144,13 @@ class DevServer:
         return self
 
     def stop(self) -> None:
-        """End runs (they become canceled), then all processes. Does nothing the second time."""
+        """End all runs (they become canceled), then all processes. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
-        # The daemon first, so that nothing new is started.
+        # Stop the daemon first, so that no new runs are started.
         self._signal("daemon", signal.SIGTERM)
         self._end_runs()
         for name in self._children:
@@ -165,7 +172,8 @@ class DevServer:
             shutil.copyfile(project_root() / "dagster_home" / "dagster.yaml", settings)
         _kill_session(str(self.dagster_home))
         prepare(self.dagster_home)
-        # Sockets, because their path is short here and a free port may be taken by another.
+        # Unix sockets, because their path is short here, and a free port may be taken by another
+        # process.
         self._sockets = Path(tempfile.mkdtemp(prefix="rmq_dagster_"))
         self._pipe = os.pipe()
         self._workspace.write_text(
@@ -230,7 +238,7 @@ class DevServer:
             )
 
     def log_path(self, name: str) -> Path:
-        """Where webserver, daemon or code_server writes what it says."""
+        """Return the log file of webserver, daemon or code_server."""
         return self.dagster_home / "logs" / f"{name}.log"
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -266,8 +274,8 @@ class DevServer:
                 try:
                     self._begin_anew(name, code)
                 except (OSError, RuntimeError):
-                    # Too many processes or open files, say, or a full disk: the next turn may have
-                    # better luck, and nobody else would notice a dead child.
+                    # For example too many processes or open files, or a full disk: the next attempt
+                    # may succeed, and no other process watches the child.
                     LOG.warning("a child is not begun anew", extra={"child": name}, exc_info=True)
 
     def _begin_anew(self, name: str, code: int) -> None:
@@ -323,7 +331,7 @@ def _wait_gone(children: list[subprocess.Popen[bytes]], timeout_s: float) -> Non
 
 
 def _kill_session(home: str) -> None:
-    """End what is left of a session: run workers and JVMs that were in no group we know."""
+    """Kill remaining processes of a session: run workers and JVMs in unknown process groups."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(SESSION) == home:
@@ -332,17 +340,18 @@ def _kill_session(home: str) -> None:
 
 
 def _report_lost_runs(home: Path) -> None:
-    """Report the runs of a code server as failed that died, and whose processes are gone.
+    """Report the runs of a dead code server as failed.
 
-    They were its children, and nobody else would notice: they would hold their slots for as long
-    as a run may take. Whatever goes wrong here, the code server is begun anew.
+    The processes of the runs were its children and are gone, and no other process would notice. The
+    runs would occupy their slots until the maximum runtime. An error here must not prevent the
+    restart of the code server.
     """
     try:
         with dg.DagsterInstance.from_config(str(home)) as instance:
             for run in instance.get_runs(dg.RunsFilter(statuses=_AT_THE_CODE_SERVER)):
                 _report_lost(instance, run)
     except Exception:
-        # Settings, tables, disk: each comes as another class.
+        # Errors of settings, tables and disk have different classes.
         LOG.warning("runs of a dead code server cannot be reported", exc_info=True)
 
 
@@ -350,5 +359,5 @@ def _report_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     try:
         instance.report_run_failed(run, "The code server died, and the process of this run with it")
     except Exception:
-        # Each run has a file of its own for its events: the next may do better.
+        # Each run has its own event file, so the next run may still be reported.
         LOG.warning("a run cannot be reported", extra={"run_id": run.run_id}, exc_info=True)

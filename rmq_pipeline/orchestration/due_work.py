@@ -1,4 +1,4 @@
-"""Which windows to request: a pure question to what is due and what was requested before."""
+"""Decides which windows to request, from due work and earlier requests. No I/O."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,66 +8,66 @@ from typing import Any, Final, Self
 from rmq_pipeline.orchestration.topic_assets import identifier
 from rmq_pipeline.orchestration.windows import AHEAD_MS, UpkeepJob, is_in_a_call
 
-#: A window of 60 s is followed by the next after about this long, so that they overlap.
+#: A window of 60 s is followed by the next one after about this long, so that they overlap.
 HAND_OVER_AFTER_MS: Final = 40_000
 #: Windows follow each other while work was due within this time.
 BUSY_FOR_MS: Final = 10 * 60_000
-#: A run that has not opened its window by now is taken for lost.
+#: A run that has not opened its window after this long counts as lost.
 ASK_AGAIN_MS: Final = 20_000
 
 
 @dataclass
 class Asked:
-    """What a sensor remembers of one kind of window."""
+    """A sensor's memory of one kind of window."""
 
     #: Newest epoch seen, and when it was first seen.
     epoch: int = 0
     seen_at_ms: int = 0
-    #: The last request: when, and the newest epoch then.
+    #: Time of the last request, and the newest epoch at that time.
     at_ms: int = 0
     after_epoch: int = -1
-    #: Until then the kind counts as busy, because work was due.
+    #: The kind counts as busy until this time, because work was due.
     busy_until_ms: int = 0
 
     def see(self, window: Mapping[str, Any] | None, now_ms: int) -> None:
-        """Note the window that is open."""
+        """Record the open window."""
         if window and int(window["epoch"]) != self.epoch:
             self.epoch, self.seen_at_ms = int(window["epoch"]), now_ms
 
     def is_waiting(self, now_ms: int) -> bool:
-        """Whether a request was made that has not led to a window yet, but may."""
+        """Return True if a request was made that may still lead to a window."""
         return self.after_epoch == self.epoch and now_ms - self.at_ms < ASK_AGAIN_MS
 
     def ask(self, now_ms: int) -> None:
-        """Note that a run is requested."""
+        """Record that a run is requested."""
         self.at_ms, self.after_epoch = now_ms, self.epoch
 
 
 def next_serial(serial: int, *, now_ms: int) -> int:
-    """The serial of a run key never used before, after ``serial``; that is 0 without a cursor.
+    """Return the serial of a new run key, larger than ``serial`` (0 without a cursor).
 
-    Dagster makes no run of a key that was used. Serials are milliseconds, and requests are fewer
-    than that, so they do not run ahead of the clock: a sensor whose cursor was reset does not meet
-    the keys of its past.
+    Dagster starts no second run for a run key. Serials are milliseconds, and requests are rarer, so
+    serials do not run ahead of the clock. A sensor whose cursor was reset therefore does not reuse
+    its old keys.
 
-    A key says nothing of two ticks that look at the same work. Dagster gives a sensor its cursor
-    when the tick ends: after one whose process was killed, the next has the cursor of the one
-    before and makes another key, though the run was requested. What asks for no second run is the
-    sensor, which looks for one that is to come; and of two that come up, one yields its window.
+    The run key does not prevent two runs for the same work. Dagster stores the cursor at the end of
+    a tick. If the process of a tick is killed, the next tick has the old cursor. It makes another
+    key, although the run was requested. The sensor prevents this by looking for pending runs. If
+    two runs start anyway, one of them yields its window.
     """
     return max(serial + 1, now_ms)
 
 
 @dataclass
 class Memory:
-    """A sensor's cursor; ``serial`` is that of the newest run key."""
+    """A sensor's cursor; ``serial`` belongs to the newest run key."""
 
     serial: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
 
     @classmethod
     def load(cls, cursor: str | None) -> Self:
-        """What ``dump`` wrote; empty for a sensor that has never ticked."""
+        """Parse a cursor written by ``dump``; empty for a sensor that has never ticked."""
         if not cursor:
             return cls()
         found = json.loads(cursor)
@@ -75,36 +75,36 @@ class Memory:
         return cls(serial=found["serial"], asked=asked)
 
     def dump(self) -> str:
-        """As a cursor."""
+        """Return this as a cursor."""
         return json.dumps({"serial": self.serial, "asked": {k: asdict(v) for k, v in self.items()}})
 
     def items(self) -> list[tuple[str, Asked]]:
-        """What is remembered, by kind of window."""
+        """Return the memory by kind of window."""
         return list(self.asked.items())
 
     def of(self, name: str) -> Asked:
-        """What is remembered of a kind of window."""
+        """Return the memory of a kind of window."""
         return self.asked.setdefault(name, Asked())
 
     def next_key(self, name: str, now_ms: int) -> str:
-        """A run key never used before (see ``next_serial``)."""
+        """Return a new run key (see ``next_serial``)."""
         self.serial = next_serial(self.serial, now_ms=now_ms)
         return f"{name}/{self.serial}"
 
 
 def none_to_come(_name: str) -> bool:
-    """No kind of window has a run that is to come."""
+    """Return False: no kind of window has a pending run."""
     return False
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A window to request; ``name`` is that of the job and of the tag that limits it."""
+    """A window to request; ``name`` is the name of the job and of the tag that limits it."""
 
     name: str
     run_key: str
     reason: str
-    #: Epoch of the live window that it takes over from.
+    #: Epoch of the open window that it takes over from.
     hand_over_from: int = 0
 
 
@@ -116,15 +116,15 @@ def wanted_upkeep(
     busy_for_ms: int = BUSY_FOR_MS,
     is_to_come: Callable[[str], bool] = none_to_come,
 ) -> list[Wanted]:
-    """At most one window a job.
+    """Return the windows to request, at most one per job.
 
     Args:
-        due: what ``Client.due`` answers.
+        due: the result of ``Client.due``.
         jobs: kinds of work.
-        memory: changed to what the sensor is to remember.
+        memory: memory of the sensor; updated.
         busy_for_ms: windows follow each other while work was due within this time.
-        is_to_come: whether a run of that name will open its window yet; only asked when one is
-            wanted. Then none is requested, and none remembered as such.
+        is_to_come: returns True if a run of that name will still open its window; then no window is
+            requested or recorded. Called only when a window is wanted.
     """
     now_ms = int(due["now_ms"])
     wanted = []
@@ -150,10 +150,10 @@ def wanted_upkeep(
 
 
 def _hands_over(window: Mapping[str, Any], job: UpkeepJob, *, since_ms: int, now_ms: int) -> bool:
-    """Whether a live window is to be followed by the next."""
+    """Return True if the next window should take over from an open one."""
     if not job.waits or now_ms - since_ms < HAND_OVER_AFTER_MS:
         return False
-    # In the middle of a checker's call: a successor would only ask the same again.
+    # A window inside a checker's call: a successor would only repeat the call.
     return not is_in_a_call(window, job, now_ms=now_ms)
 
 
@@ -175,14 +175,14 @@ def wanted_consumer(
     orphans: Callable[[], int],
     is_to_come: Callable[[str], bool] = none_to_come,
 ) -> Wanted | None:
-    """The window of a consumer group, when its topic has messages for it and none is open.
+    """Return the window of a consumer group if its topic has messages and no window is open.
 
     Args:
-        due: what ``Client.due`` answers; the group is known to the broker.
+        due: the result of ``Client.due``; the broker must know the group.
         group: the consumer group.
-        topic: the one it reads.
-        memory: changed to what the sensor is to remember.
-        orphans: asks how many messages a window that is gone holds; only asked when it matters.
+        topic: the topic that it reads.
+        memory: memory of the sensor; updated.
+        orphans: returns the number of messages leased to a dead window; called only when needed.
         is_to_come: as for ``wanted_upkeep``.
     """
     now_ms = int(due["now_ms"])

@@ -1,4 +1,4 @@
-"""What we ask a Dagster webserver: is it ready, which runs are there, start one, end them."""
+"""GraphQL client of a Dagster webserver: readiness, runs, launches, terminations."""
 
 import json
 import urllib.request
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: The repository that Dagster makes of the definitions of a code location.
+#: Name of the repository that Dagster creates for the definitions of a code location.
 REPOSITORY: Final = "__repository__"
-#: States of a run that is not over.
+#: Statuses of unfinished runs.
 UNFINISHED: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 
 _READY: Final = """{
@@ -49,8 +49,8 @@ _OF_BACKFILL: Final = """query ($id: String!) { partitionBackfillOrError(backfil
 _RUNS_OF_BACKFILL: Final = """query ($filter: RunsFilter) { runsOrError(filter: $filter) {
   ... on Runs { results { runId status } }
 } }"""
-_MATERIALIZED: Final = """query ($key: AssetKeyInput!, $limit: Int) {
-  assetOrError(assetKey: $key) { ... on Asset { assetMaterializations(limit: $limit) {
+_EVENTS: Final = """query ($key: AssetKeyInput!, $limit: Int) {
+  assetOrError(assetKey: $key) { ... on Asset { EVENTS(limit: $limit) {
     partition runId timestamp
     metadataEntries {
       label
@@ -62,6 +62,11 @@ _MATERIALIZED: Final = """query ($key: AssetKeyInput!, $limit: Int) {
     }
   } } }
 }"""
+_REEXECUTE: Final = """mutation ($params: ReexecutionParams!) {
+  launchRunReexecution(reexecutionParams: $params) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  }
+}"""
 _VALUES: Final = ("text", "floatValue", "boolValue")
 _STATUS: Final = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _PAGE: Final = 500
@@ -69,27 +74,27 @@ _PAGE: Final = 500
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far a Dagster instance has come up."""
+    """Startup progress of a Dagster instance."""
 
-    #: The code location is loaded and the daemons that are needed have sent a heartbeat.
+    #: True if the code location is loaded and all required daemons have sent a heartbeat.
     ready: bool
-    #: Why the code location cannot be loaded; empty when it can, or is not yet.
+    #: Why the code location cannot be loaded; empty if it can be, or is still loading.
     load_error: str = ""
 
 
 class GraphQL:
-    """The GraphQL door of a webserver at ``http://host:port``."""
+    """The GraphQL endpoint of a webserver at ``http://host:port``."""
 
     def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
         self._endpoint = f"{url}/graphql"
         self._timeout_s = timeout_s
 
     def ask(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The ``data`` of an answer.
+        """Return the ``data`` of an answer.
 
         Raises:
             OSError: no webserver answers.
-            ValueError: the answer holds errors.
+            ValueError: the answer contains errors.
         """
         body = json.dumps({"query": query, "variables": variables or {}}).encode()
         request = urllib.request.Request(  # noqa: S310 - the address is our own webserver's
@@ -103,10 +108,10 @@ class GraphQL:
         return data
 
     def readiness(self, *, since_s: float) -> Readiness:
-        """Whether sensors tick and runs can start.
+        """Return whether sensors tick and runs can start.
 
         Args:
-            since_s: heartbeats before this time (seconds since 1970) are of an earlier daemon.
+            since_s: heartbeats before this time (seconds since 1970) belong to an earlier daemon.
         """
         data = self.ask(_READY)
         entries = data["workspaceOrError"].get("locationEntries", [])
@@ -126,10 +131,10 @@ class GraphQL:
         return Readiness(ready=loaded and beating)
 
     def runs(self, *, statuses: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        """All runs, newest first: runId, status, jobName.
+        """Return all runs, newest first: runId, status, jobName.
 
         Args:
-            statuses: only these; empty for any.
+            statuses: only runs with these statuses; empty for all.
         """
         found: list[dict[str, Any]] = []
         while True:
@@ -147,7 +152,7 @@ class GraphQL:
                 return found
 
     def runs_by_status(self) -> dict[str, dict[str, int]]:
-        """Number of runs by job and status."""
+        """Return the number of runs by job and status."""
         counts = Counter((run["jobName"], run["status"]) for run in self.runs())
         by_job: dict[str, dict[str, int]] = {}
         for (job, status), count in sorted(counts.items()):
@@ -155,15 +160,15 @@ class GraphQL:
         return by_job
 
     def launch(self, job: str, *, location: str, config: Mapping[str, Any]) -> str:
-        """Launch a job as its Launchpad does; the id of the run.
+        """Launch a job as the Launchpad does; return the id of the run.
 
         Args:
-            job: of the location's repository.
+            job: a job of the location's repository.
             location: the code location.
-            config: of the run.
+            config: config of the run.
 
         Raises:
-            ValueError: there is no such job, or the config is wrong.
+            ValueError: the job does not exist, or the config is invalid.
         """
         selector = {
             "repositoryLocationName": location,
@@ -177,6 +182,23 @@ class GraphQL:
         run_id: str = answer["run"]["runId"]
         return run_id
 
+    def reexecute(self, run_id: str, *, strategy: str = "ALL_STEPS") -> str:
+        """Re-execute a run as its page does; return the id of the new run.
+
+        Args:
+            run_id: id of the run.
+            strategy: ALL_STEPS or FROM_FAILURE.
+
+        Raises:
+            ValueError: the run cannot be re-executed.
+        """
+        params = {"parentRunId": run_id, "strategy": strategy}
+        answer = self.ask(_REEXECUTE, {"params": params})["launchRunReexecution"]
+        if answer["__typename"] != "LaunchRunSuccess":
+            raise ValueError(f"Run {run_id} is not executed again: {answer}")
+        new: str = answer["run"]["runId"]
+        return new
+
     def launch_backfill(
         self,
         asset: Sequence[str],
@@ -186,17 +208,17 @@ class GraphQL:
         tags: Mapping[str, str] | None = None,
         title: str = "",
     ) -> str:
-        """Launch a backfill of an asset as its dialog does; the id of the backfill.
+        """Launch a backfill of an asset as its dialog does; return the id of the backfill.
 
         Args:
-            asset: path of its key.
-            partitions: their keys.
-            config: of its runs.
-            tags: of its runs.
+            asset: path of the asset's key.
+            partitions: keys of the partitions.
+            config: config of the runs.
+            tags: tags of the runs.
             title: shown in the list of backfills.
 
         Raises:
-            ValueError: there is no such asset, or the config is wrong.
+            ValueError: the asset does not exist, or the config is invalid.
         """
         params = {
             "assetSelection": [{"path": list(asset)}],
@@ -212,16 +234,24 @@ class GraphQL:
         return backfill_id
 
     def backfill(self, backfill_id: str) -> tuple[str, list[dict[str, Any]]]:
-        """Status of a backfill, and its runs: runId, status."""
+        """Return the status of a backfill, and its runs: runId, status."""
         found = self.ask(_OF_BACKFILL, {"id": backfill_id})["partitionBackfillOrError"]
         tag = {"key": "dagster/backfill", "value": backfill_id}
         runs = self.ask(_RUNS_OF_BACKFILL, {"filter": {"tags": [tag]}})["runsOrError"]["results"]
         return found.get("status", ""), runs
 
     def materializations(self, asset: Sequence[str], *, limit: int = 100) -> list[dict[str, Any]]:
-        """What an asset's last materializations say, newest first: partition, runId, metadata."""
+        """Return an asset's last materializations, newest first: partition, runId, metadata."""
+        return self._events("assetMaterializations", asset, limit=limit)
+
+    def observations(self, asset: Sequence[str], *, limit: int = 100) -> list[dict[str, Any]]:
+        """Return an asset's last observations, in the form of ``materializations``."""
+        return self._events("assetObservations", asset, limit=limit)
+
+    def _events(self, kind: str, asset: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
         asked = {"key": {"path": list(asset)}, "limit": limit}
-        found = self.ask(_MATERIALIZED, asked)["assetOrError"].get("assetMaterializations", [])
+        query = _EVENTS.replace("EVENTS", kind)
+        found = self.ask(query, asked)["assetOrError"].get(kind, [])
         return [
             {
                 "partition": each["partition"],
@@ -232,12 +262,12 @@ class GraphQL:
         ]
 
     def status(self, run_id: str) -> str:
-        """Status of a run; empty when there is no such run."""
+        """Return the status of a run; empty if the run does not exist."""
         found: str = self.ask(_STATUS, {"id": run_id})["runOrError"].get("status", "")
         return found
 
     def terminate(self, run_ids: list[str]) -> None:
-        """Ask runs to end; a window closes itself and its run becomes canceled."""
+        """Terminate runs; their windows are closed, and the runs become canceled."""
         self.ask(_TERMINATE, {"ids": run_ids})
 
 

@@ -1,4 +1,4 @@
-"""Holding an upkeep window beside a call of user code, which takes as long as it takes."""
+"""Lease of an upkeep window, renewed during a call of user code of any length."""
 
 import logging
 import threading
@@ -11,21 +11,21 @@ from rmq_pipeline.orchestration.windows import IN_A_CALL_LEASE_MS, IN_A_CALL_REN
 
 logger = logging.getLogger(__name__)
 
-#: How often the lease is renewed.
+#: Interval of renewals.
 RENEW_S = IN_A_CALL_RENEW_MS / 1000
 
 
 @contextmanager
 def held(client: Client, window: Fence) -> Iterator[None]:
-    """Keep the window's lease alive, and show by its length that a call is under way.
+    """Renew the window's lease; its length tells other windows that a call is running.
 
     Args:
-        client: of the broker; used from a thread of its own as well.
+        client: client of the broker; also used from the renewing thread.
         window: name and epoch.
 
     Raises:
-        FencedError: another window had taken over before. One that takes over later is met by what
-            shows the fence next.
+        FencedError: another window has already taken over. If one takes over later, the next verb
+            with this fence raises.
     """
     over = threading.Event()
 
@@ -35,7 +35,7 @@ def held(client: Client, window: Fence) -> Iterator[None]:
                 _renew(client, window)
             except FencedError:
                 return
-            except Exception as error:  # noqa: BLE001 - the next try may have an answer
+            except Exception as error:  # noqa: BLE001 - the next renewal may succeed
                 logger.warning("window not renewed name=%s error=%s", window[0], error)
 
     _renew(client, window)

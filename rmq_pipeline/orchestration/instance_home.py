@@ -1,4 +1,4 @@
-"""A DAGSTER_HOME before its processes start: tables are there, lost runs are over."""
+"""Preparation of a DAGSTER_HOME before its processes start: tables exist, lost runs are ended."""
 
 import logging
 from pathlib import Path
@@ -15,12 +15,11 @@ _RUNNING: Final = (
 
 
 def prepare(dagster_home: Path) -> list[str]:
-    """Make the tables, and report runs as failed that no process can be working on; their ids.
+    """Create the tables, report runs without a process as failed, and return their ids.
 
-    To be called only while no Dagster process uses the home. Processes that start together on an
-    empty home get in each other's way while making the tables. And of a run whose process went
-    without a word (a power cut, kill -9 of everything) nobody else would notice: it would hold
-    its slot for ever.
+    Call it only while no Dagster process uses the home. Processes that start together on an empty
+    home conflict while creating the tables. After a power cut or kill -9 of everything, no other
+    process would notice the lost runs. They would occupy their slots forever.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:

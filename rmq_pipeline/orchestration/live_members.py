@@ -1,4 +1,4 @@
-"""Members of consumer groups that read a topic in processes of their own, as a table to show."""
+"""Members of consumer groups that read a topic outside Dagster, as a table to show."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import dagster as dg
 from rmq_pipeline.errors import ConsumerGroupNotFoundError
 from rmq_pipeline.flight.client import Client
 
-#: What a member says of a topic, and what it is called.
+#: Statistics that a member reports about a topic, and their names in the table.
 _STATISTICS: Final = {
     "consume_ok_per_s": "consumed_per_second",
     "consume_failed_per_s": "failed_per_second",
@@ -21,20 +21,20 @@ _STATISTICS: Final = {
 
 @dataclass(frozen=True)
 class LiveMember:
-    """A consumer of a topic that is there, and what its last heartbeat said."""
+    """A live consumer of a topic, with the contents of its last heartbeat."""
 
     group: str
     client_id: str
     model: str
     order: str
-    #: The queues that are its own.
+    #: The queues assigned to it.
     queue_ids: tuple[int, ...]
-    #: Of the last minute.
+    #: Averages over the last minute.
     statistics: Mapping[str, float]
 
     @property
     def name(self) -> str:
-        """Who it is, among all groups."""
+        """Name that is unique among all groups."""
         return f"{self.group}/{self.client_id}"
 
     @property
@@ -44,7 +44,7 @@ class LiveMember:
 
 
 def live_members(client: Client, topic: str, *, groups: Iterable[str]) -> list[LiveMember]:
-    """Those of these groups' members that read the topic."""
+    """Return the members of these groups that read the topic."""
     found = []
     for group in groups:
         try:
@@ -60,7 +60,7 @@ def live_members(client: Client, topic: str, *, groups: Iterable[str]) -> list[L
 
 
 def _member(group: str, client_id: str, *, topic: str, said: Mapping[str, Any]) -> LiveMember:
-    # A member may say anything of itself, and is believed what can be shown.
+    # The contents come from the client, so only values of the expected type are used.
     queues, statistics = (_part(_part(said, name), topic) for name in ("queues", "statistics"))
     return LiveMember(
         group=group,
@@ -82,7 +82,7 @@ def _part(whole: Any, name: str) -> Any:
 
 
 def table(members: Iterable[LiveMember]) -> dg.TableMetadataValue:
-    """A row a member."""
+    """Return a table with one row per member."""
     named = ("consumer_group", "client_id", "model", "order", "queues")
     columns = [
         *(dg.TableColumn(name, "string") for name in named),

@@ -1,4 +1,4 @@
-"""A small chart as SVG: what a window did over time, for a materialization's metadata."""
+"""A small SVG chart of a window over time, for a materialization's metadata."""
 
 import base64
 import html
@@ -20,7 +20,7 @@ _STYLE: Final = (
 
 @dataclass(frozen=True)
 class Series:
-    """One panel: values over seconds since the window began, same lengths."""
+    """One panel: values over seconds since the window began, of equal length."""
 
     title: str
     seconds: Sequence[float]
@@ -29,7 +29,7 @@ class Series:
 
 
 def svg(panels: Sequence[Series]) -> str:
-    """The panels, one under the other, with one time axis."""
+    """Draw the panels below each other, with one time axis."""
     end = max((max(panel.seconds, default=0.0) for panel in panels), default=0.0) or 1.0
     height = PANEL_HEIGHT * len(panels)
     drawn = "".join(
@@ -43,7 +43,7 @@ def svg(panels: Sequence[Series]) -> str:
 
 
 def markdown(panels: Sequence[Series]) -> str:
-    """The chart as an inline image in Markdown, which Dagster's UI shows."""
+    """Return the chart as an inline image in Markdown, which Dagster's UI shows."""
     data = base64.b64encode(svg(panels).encode()).decode()
     return f"![{'; '.join(panel.title for panel in panels)}](data:image/svg+xml;base64,{data})"
 
@@ -86,7 +86,7 @@ def _panel(panel: Series, *, top: int, end: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+    """Return the next 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
     power = 1.0

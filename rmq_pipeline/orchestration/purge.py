@@ -1,4 +1,4 @@
-"""Old runs go: Dagster keeps them for ever unless somebody deletes them."""
+"""Deletion of old runs, which Dagster otherwise keeps forever."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from rmq_pipeline.orchestration.upkeep_assets import GROUP
 
 KEEP_DAYS: Final = 7
 NAME: Final = "purge_runs"
-#: About 10 ms each; the rest waits for the next purge.
+#: Deleting a run takes about 10 ms; the rest waits for the next purge.
 MOST_RUNS: Final = 50_000
 _PAGE: Final = 500
 _FINISHED: Final = (
@@ -22,15 +22,15 @@ _FINISHED: Final = (
 
 
 class PurgeConfig(dg.Config):
-    """Which runs go."""
+    """Age limits of the runs to keep."""
 
     keep_days: float = KEEP_DAYS
-    #: A failed run is kept this many times longer.
+    #: Failed runs are kept this many times longer.
     keep_failed_factor: float = 4
 
 
 def purge_asset() -> dg.AssetsDefinition:
-    """The asset whose run deletes old runs with their events and their captured output."""
+    """Return the asset whose run deletes old runs with their events and captured output."""
 
     @dg.asset(
         key=[GROUP, NAME],
@@ -61,7 +61,7 @@ def purge_runs(
     before: datetime,
     limit: int = MOST_RUNS,
 ) -> int:
-    """Delete runs that ended in one of these ways and were created before a time; how many."""
+    """Delete runs with these statuses that were created before a time; return their number."""
     filters = dg.RunsFilter(statuses=list(statuses), created_before=before)
     deleted = 0
     while deleted < limit:
@@ -76,14 +76,14 @@ def purge_runs(
 
 
 def _delete_output(instance: dg.DagsterInstance, run_id: str) -> None:
-    """What the run printed: deleting a run leaves it."""
+    """Delete the output of a run, which Dagster does not delete with the run."""
     folder = Path(instance.storage_directory()) / run_id
     if folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def purge_job() -> Any:
-    """The job that purges."""
+    """Return the job that purges."""
     return dg.define_asset_job(
         NAME,
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, NAME])),
@@ -93,7 +93,7 @@ def purge_job() -> Any:
 
 
 def purge_schedule() -> dg.ScheduleDefinition:
-    """Every night at four, on from the start."""
+    """Return the schedule: every night at four, running from the start."""
     return dg.ScheduleDefinition(
         name=f"{NAME}_nightly",
         job_name=NAME,

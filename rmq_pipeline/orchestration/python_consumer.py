@@ -1,4 +1,4 @@
-"""``@python_consumer``: a consumer whose windows are threads of their run's own process."""
+"""``@python_consumer``: a consumer whose windows are threads in the process of their run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ PYTHON_TAG: Final = "rmq/python"
 
 @dataclass(frozen=True, kw_only=True)
 class python_consumer(Declaration):  # noqa: N801 - read as a decorator
-    """Makes a consumer of a handler, as ``spark_consumer`` does; without a JVM.
+    """Decorator that makes a consumer of a handler, like ``spark_consumer`` but without a JVM.
 
-    The handler is called by ``parallelism`` threads at once, each with another message group.
+    The handler is called by up to ``parallelism`` threads at once, each for another message group.
     """
 
     engine: ClassVar[str] = "python"
     tag: ClassVar[str] = PYTHON_TAG
 
     parallelism: int = 8
-    #: Small enough that what waits for others is settled now and then.
+    #: Small enough that finished messages are settled at short intervals.
     max_batch: int = 20_000
 
     def window(self, hold: Hold) -> Callable[..., Materialized]:
-        """A window that needs nothing but the broker."""
+        """Return a window function that needs only the broker."""
 
         def window(
             context: dg.AssetExecutionContext,

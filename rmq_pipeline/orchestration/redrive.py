@@ -1,4 +1,4 @@
-"""Redriving dead letters as a run: an asset whose config is the Launchpad's form."""
+"""Redrive of dead letters as a run: an asset whose config is the Launchpad's form."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,15 +15,15 @@ from rmq_pipeline.orchestration.upkeep_assets import GROUP
 from rmq_pipeline.redriving import Plan, Report, manifest, manifest_query, redrive
 
 NAME: Final = "redrive"
-#: Messages that a run's metadata lists; the rest are in the view redrives.
+#: A run's metadata lists at most this many messages; the view of redrives has all.
 _LISTED: Final = 100
-#: Seconds before the first retry after a lost connection; it goes on under the same id.
+#: Seconds before the first retry after a lost connection; the redrive keeps its id.
 RETRY_S: Final = 5
 _COLUMNS: Final = ("topic", "message_id", "first_outcome", "outcome")
 
 
 class RedriveConfig(dg.Config):
-    """Which dead letters come again, how fast, and when it is too much."""
+    """Selection of dead letters to redrive, the rate, and when to stop."""
 
     consumer_group: str = Field(description="The group whose dead letters are redriven.")
     where: str = Field(
@@ -63,7 +63,7 @@ class RedriveConfig(dg.Config):
     )
 
     def plan(self) -> Plan:
-        """As the driver takes it."""
+        """Return the plan of the redrive."""
         return Plan(
             group=self.consumer_group,
             where=self.where,
@@ -77,7 +77,7 @@ class RedriveConfig(dg.Config):
 
 
 class _Course:
-    """The outcomes over time, for the picture."""
+    """Outcomes over time, for the chart."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -85,7 +85,7 @@ class _Course:
         self.failed: list[float] = []
 
     def note(self, report: Report) -> None:
-        """Take down how far it has come, when it has come further."""
+        """Add a point if the counts have changed."""
         acked = report.decided - report.failed
         known = (self.acked[-1], self.failed[-1]) if self.acked else None
         if known != (acked, report.failed):
@@ -94,7 +94,7 @@ class _Course:
             self.failed.append(report.failed)
 
     def markdown(self) -> str:
-        """The picture."""
+        """Return the chart in Markdown."""
         return plot.markdown(
             [
                 plot.Series("acked at once", self.seconds, self.acked),
@@ -104,7 +104,7 @@ class _Course:
 
 
 def redrive_asset() -> dg.AssetsDefinition:
-    """The asset whose run is a redrive: each materialization says what became of it."""
+    """Return the asset whose run is a redrive; each materialization reports its outcomes."""
 
     @dg.asset(
         key=[GROUP, NAME],
@@ -149,7 +149,7 @@ def redrive_asset() -> dg.AssetsDefinition:
 
 
 def metadata(report: Report, messages: list[Mapping[str, Any]], *, chart: str) -> dict[str, Any]:
-    """Counts, the first messages with their outcomes, and a picture."""
+    """Return counts, the first messages with their outcomes, and a chart."""
     facts = report.facts()
     outcomes = facts.pop("outcomes")
     counts = [dg.TableRecord({"outcome": name, "messages": n}) for name, n in outcomes.items()]
@@ -172,7 +172,7 @@ def _schema(columns: Mapping[str, str]) -> dg.TableSchema:
 
 
 def redrive_job() -> Any:
-    """The job ``redrive``, which the Launchpad starts."""
+    """Return the job ``redrive``, which is started from the Launchpad."""
     return dg.define_asset_job(
         NAME,
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, NAME])),

@@ -1,4 +1,4 @@
-"""``replay_<consumer>``: an asset on the grid of the topic's log; a backfill of it is a replay."""
+"""``replay_<consumer>``: an asset on the grid of the topic's log; its backfills are replays."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 from dagster_pyspark import LazyPySparkResource
 
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.replay_config import ReplayConfig
+from rmq_pipeline.orchestration.replay_identity import identify
 from rmq_pipeline.orchestration.sink_resource import SinkResource
 from rmq_pipeline.orchestration.topic_assets import KIND, identifier
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
@@ -26,23 +27,22 @@ from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
 
-BACKFILL_TAG: Final = "dagster/backfill"
-#: Seconds before the first retry: after a lost connection, or a race with a compaction of the sink.
+#: Seconds before the first retry: after a lost connection, or a race with a sink's compaction.
 RETRY_S: Final = 5
-#: Rows of tables that metadata shows; the reports have all of them.
+#: Maximum rows of a table in metadata; the reports contain all rows.
 _LISTED: Final = 50
 _MODES: Final = ("dry_run", "replace", "side_sink", "side_topic")
 
 
 def replay_key(group: str) -> dg.AssetKey:
-    """Key of the asset that replays a consumer."""
+    """Return the key of the asset that replays a consumer."""
     return dg.AssetKey(f"replay_{identifier(group)}")
 
 
 def replay_asset(consumer: Consumer) -> dg.AssetsDefinition:
-    """The asset whose backfill replays hours of the consumer's topic, all in one run."""
+    """Return the asset whose backfill replays hours of the consumer's topic in one run."""
     with warnings.catch_warnings():
-        # The only way to replay a range in one run; it says so each time that it is used.
+        # A single-run backfill policy is the only way, and warns on each use.
         warnings.simplefilter("ignore", dg.BetaWarning)
         return _asset(consumer)
 
@@ -62,7 +62,7 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
         ),
         metadata={"topic": spec.topic, "consumer_group": spec.group},
         output_required=False,
-        # What was done under its id is not done twice.
+        # Safe to retry: work that was done under its id is not repeated.
         retry_policy=dg.RetryPolicy(2, RETRY_S, backoff=dg.Backoff.EXPONENTIAL),
     )
     def run(
@@ -80,6 +80,11 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
                 found = task.metadata(client, lambda: spark.spark_session)
         except (RequestError, NotFoundError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error
+        if task.config.mode == "dry_run":
+            # No materialization: a dry run replays nothing, and the grid must not show the hours as
+            # replayed.
+            context.log_event(dg.AssetObservation(replay_key(spec.group), metadata=found))
+            return
         if task.config.mode == "replace":
             context.log_event(dg.AssetObservation(consumer.key, metadata=found))
         yield dg.MaterializeResult(metadata=found)
@@ -106,13 +111,13 @@ class _Task:
         self._spec = changed(spec, sink=sink)
         window = context.partition_time_window
         self._from_ms, self._to_ms = _ms(window.start), _ms(window.end)
-        run = context.run
-        self._replay_id = (
-            config.replay_id or run.tags.get(BACKFILL_TAG) or run.root_run_id or run.run_id
-        )
+        try:
+            self._replay_id = config.replay_id or identify(context.instance, context.run)
+        except LookupError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
 
     def metadata(self, client: Any, spark: Any) -> dict[str, Any]:
-        """Carry it out; what the materialization says."""
+        """Carry out the replay, and return the metadata of the materialization."""
         if self.config.mode == "side_topic":
             done = publish_again(
                 self._topic_plan(), client, spark=spark, on_progress=self._progress
@@ -126,7 +131,9 @@ class _Task:
 
     def _plan(self) -> ReplayPlan:
         config = self.config
-        side = self._sinks.folder(Path(config.side_sink)) if config.side_sink else None
+        # A dry run accepts the config of the real replay, but needs less of it.
+        dry = config.mode == "dry_run"
+        side = self._sinks.folder(Path(config.side_sink)) if config.side_sink and not dry else None
         return ReplayPlan(
             spec=self._spec,
             from_ms=self._from_ms,
@@ -137,7 +144,7 @@ class _Task:
             side_sink=side,
             tries=config.tries,
             partitions_match=config.partitions_match,
-            publish=config.publish,
+            publish=config.publish and not dry,
             parallelism=config.parallelism,
         )
 
@@ -162,7 +169,7 @@ class _Task:
 
 
 def metadata(report: ReplayReport) -> dict[str, Any]:
-    """What a replay did: first what one wants to know, then the rest of its numbers."""
+    """Return the metadata of a replay: the most important facts first, then the other counts."""
     facts = report.facts()
     facts |= {name: round(facts[name], 1) for name in ("spark_s", "seconds")}
     found: dict[str, Any] = {
@@ -173,8 +180,6 @@ def metadata(report: ReplayReport) -> dict[str, Any]:
     }
     if report.mode == "dry_run":
         found |= _differences(report)
-    else:
-        found["dagster/row_count"] = report.rows
     found["later_partitions"] = ", ".join(report.later) or "none"
     if report.behind_rows:
         found["rows_behind"] = _partitions(report.behind_rows)
@@ -188,7 +193,7 @@ def metadata(report: ReplayReport) -> dict[str, Any]:
 
 
 def _differences(report: ReplayReport) -> dict[str, Any]:
-    """What a dry run has found."""
+    """Return the differences found by a dry run."""
     found: dict[str, Any] = {
         "rows_added": report.rows_added,
         "rows_removed": report.rows_removed,
@@ -208,14 +213,14 @@ def _partitions(rows: Mapping[str, int]) -> dg.TableMetadataValue:
 
 
 def _first_rows(path: str) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    with checked_parquet.open_file(path) as file:
         for batch in file.iter_batches(_LISTED):
             return pa.Table.from_batches([batch])
         return file.schema_arrow.empty_table()
 
 
 def _in_a_line(rows: pa.Table) -> pa.Table:
-    """Each row as a text: the UI has no room for the columns of a sink side by side."""
+    """Return each row as one text, because the UI has no space for the columns of a sink."""
     columns = rows.drop_columns([CHANGE, COPIES])
     texts = [
         ", ".join(f"{name} {_cell(value)}" for name, value in row.items() if value is not None)

@@ -1,4 +1,4 @@
-"""What a replay is told: the form of its run, and tags that say the same of a backfill."""
+"""Config of a replay's run, and the tags that set the same values for a backfill."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,12 +6,12 @@ from typing import Any, Final
 import dagster as dg
 from pydantic import Field
 
-#: ``rmq/replay_mode`` and so on: in the dialog of a backfill, tags are at hand.
+#: Tag ``rmq/replay_mode`` sets ``mode``, and so on: the dialog of a backfill offers only tags.
 TAG_PREFIX: Final = "rmq/replay_"
 
 
 class ReplayConfig(dg.Config):
-    """What becomes of a range that is replayed."""
+    """Mode and settings of a replay."""
 
     mode: str = Field(
         default="dry_run",
@@ -64,10 +64,10 @@ class ReplayConfig(dg.Config):
     )
 
     def tagged(self, tags: Mapping[str, str]) -> "ReplayConfig":
-        """This with what tags of the run say instead.
+        """Return this config with the values given in tags of the run.
 
         Raises:
-            ValueError: a tag has no such value.
+            ValueError: a tag has an invalid value.
         """
         said: dict[str, Any] = {
             name: tags[f"{TAG_PREFIX}{name}"]

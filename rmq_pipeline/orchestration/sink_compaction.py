@@ -1,4 +1,4 @@
-"""Compaction of consumers' sinks: a run merges small files, a sensor sees when it is worth it."""
+"""Compaction of consumers' sinks: a run merges small files, and a sensor starts it when needed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,10 +12,11 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.tenure import Tenure
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.orchestration.backoff import Backoff
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.due_work import next_serial
-from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S
+from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S, skip_reason
 from rmq_pipeline.orchestration.sink_resource import SinkResource
 from rmq_pipeline.orchestration.topic_assets import KIND
 from rmq_pipeline.orchestration.upkeep_assets import (
@@ -28,7 +29,7 @@ from rmq_pipeline.orchestration.upkeep_assets import (
 
 NAME: Final = "compact_sinks"
 WINDOW: Final = f"{GROUP}/{NAME}"
-#: How often the sensor looks.
+#: Interval of the sensor.
 LOOK_EVERY_S: Final = 60
 _UNDER_WAY: Final = (
     dg.DagsterRunStatus.QUEUED,
@@ -39,19 +40,19 @@ _UNDER_WAY: Final = (
 
 
 class CompactConfig(dg.Config):
-    """What is merged."""
+    """Settings of a compaction."""
 
-    #: Of a merged file, about.
+    #: Approximate size of a merged file.
     target_mib: int = 128
-    #: Of an hour that still gets files so many of about one size are merged.
+    #: Minimum number of files of similar size to merge in an hour that still gets files.
     least_files: int = compaction.DEFAULT.least_files
-    #: An hour is quiet, and all of it is merged, when no file came for this long.
+    #: An hour without a new file for this long is quiet, and is merged completely.
     quiet_seconds: float = compaction.DEFAULT.quiet_ms / 1000
-    #: Replaced files are kept this long for those who still read them.
+    #: Replaced files are kept this long for readers that still use them.
     grace_seconds: float = compaction.DEFAULT.grace_ms / 1000
 
     def rules(self) -> compaction.Rules:
-        """As the compaction takes them."""
+        """Return the rules of the compaction."""
         return compaction.Rules(
             target_bytes=self.target_mib * MIB,
             least_files=self.least_files,
@@ -61,7 +62,7 @@ class CompactConfig(dg.Config):
 
 
 def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
-    """The asset whose run compacts the sinks of these consumers."""
+    """Return the asset whose run compacts the sinks of these consumers."""
 
     @dg.asset(
         key=asset_key(NAME),
@@ -98,7 +99,7 @@ def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
 
 
 def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple[str, Path]]:
-    """Each group with a sink, and its folder."""
+    """Yield each group with a sink, and the sink's folder."""
     for consumer in consumers:
         if consumer.spec.sink is not None:
             yield consumer.group.name, sinks.folder(consumer.spec.sink)
@@ -107,7 +108,7 @@ def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple
 def _compacted(
     client: Client, group: str, *, folder: Path, tenure: Tenure, rules: compaction.Rules
 ) -> compaction.Compacted | None:
-    """What was done; None where the group, or its sink, is not there yet."""
+    """Compact a sink; return None if the group or the sink does not exist yet."""
     if not folder.is_dir():
         return None
     try:
@@ -124,7 +125,7 @@ def _compacted(
 
 
 def _metadata(found: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Totals, and a row a sink."""
+    """Return totals, and a table with one row per sink."""
     names = compaction.Compacted().__dataclass_fields__
     totals: dict[str, Any] = {name: sum(done[name] for done in found.values()) for name in names}
     records = [dg.TableRecord({"consumer_group": group, **done}) for group, done in found.items()]
@@ -134,7 +135,7 @@ def _metadata(found: dict[str, dict[str, int]]) -> dict[str, Any]:
 
 
 def compact_sinks_job() -> Any:
-    """The job that compacts."""
+    """Return the job that compacts."""
     return dg.define_asset_job(
         NAME,
         selection=dg.AssetSelection.assets(asset_key(NAME)),
@@ -145,7 +146,7 @@ def compact_sinks_job() -> Any:
 
 
 def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDefinition:
-    """Starts a compaction when there is something to merge or to delete, one at a time."""
+    """Return the sensor that starts compactions, one at a time, when there are files for it."""
 
     @dg.sensor(
         name=NAME,
@@ -160,6 +161,9 @@ def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDe
         under_way = dg.RunsFilter(tags={WINDOW_TAG: NAME}, statuses=list(_UNDER_WAY))
         if context.instance.get_runs_count(under_way):
             return dg.SensorResult(skip_reason="A compaction is under way.")
+        backoff = Backoff(context.instance)
+        if backoff.holds(NAME):
+            return dg.SensorResult(skip_reason=skip_reason(backoff.reasons()))
         try:
             with broker.client(retry_s=CONNECT_RETRY_S) as client:
                 due = [

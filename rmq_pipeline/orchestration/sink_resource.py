@@ -1,4 +1,4 @@
-"""Where the sinks of consumers lie, and how much goes into them at once."""
+"""Folder of the consumers' sinks, and size of their micro-batches."""
 
 import os
 from pathlib import Path
@@ -9,24 +9,24 @@ from rmq_pipeline.endpoint import default_home
 
 
 class SinkResource(dg.ConfigurableResource["SinkResource"]):
-    """The folder that holds a folder for every sink."""
+    """The parent folder of all sinks."""
 
-    #: RMQ_SINKS when not set, else ``sinks`` in the broker's home.
+    #: Default: RMQ_SINKS, else ``sinks`` in the broker's home.
     root: str | None = None
-    #: Most messages of a micro-batch, for consumers whose run says nothing else. RMQ_MICRO_BATCH
-    #: when 0; without that each consumer's own.
+    #: Maximum messages of a micro-batch, unless the run's config sets it. 0: RMQ_MICRO_BATCH, else
+    #: as the consumer declares.
     micro_batch: int = 0
 
     def most(self) -> int:
-        """Most messages of a micro-batch; 0 leaves it to the consumer."""
+        """Return the maximum messages of a micro-batch; 0: as the consumer declares."""
         return self.micro_batch or int(os.environ.get("RMQ_MICRO_BATCH") or 0)
 
     def folder(self, name: Path) -> Path:
-        """The folder of a sink; an absolute name stays as it is."""
+        """Return the folder of a sink; an absolute path is unchanged."""
         return sinks_root(self.root) / name
 
 
 def sinks_root(root: str | None = None) -> Path:
-    """The folder of all sinks: as given, else RMQ_SINKS, else ``sinks`` in the broker's home."""
+    """Return the folder of all sinks: ``root``, else RMQ_SINKS, else ``sinks`` in the home."""
     named = root or os.environ.get("RMQ_SINKS")
     return Path(named) if named else default_home() / "sinks"

@@ -1,8 +1,8 @@
-"""A process that ends with the one that started it.
+"""A process that ends with the process that started it.
 
 ``python -m rmq_pipeline.orchestration.supervised FD MODULE ARGS``: FD is the reading end of a pipe
-whose writing end only the supervisor holds. When the supervisor is gone, however it went, the
-pipe is at its end, and so is this process with all of its group.
+whose writing end only the supervisor holds. When the supervisor ends, however it ends, the pipe is
+closed. This process then ends with its whole process group.
 """
 
 import os

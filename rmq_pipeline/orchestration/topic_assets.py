@@ -1,31 +1,104 @@
-"""Topics and groups as a pipeline declares them: made at the broker, shown by Dagster."""
+"""Topics and groups declared by a pipeline: created at the broker, shown by Dagster."""
 
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import dagster as dg
 
+from rmq_pipeline import group as groups
 from rmq_pipeline import limits
+from rmq_pipeline import topic as topics
+from rmq_pipeline.errors import AlreadyExistsError, RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure, Order
-from rmq_pipeline.topic import Deduplicate, TopicType
+from rmq_pipeline.topic import PARTITION_TIME, Deduplicate, TopicType
 
 KIND: Final = "rocketmq"
-#: Dagster wants to know where partitions begin; what is older has no place in the grid.
+#: Default start of the partitions, which Dagster requires; older hours are not on the grid.
 LOG_FROM: Final = "2026-01-01-00:00"
+_HOUR: Final = "%Y-%m-%d-%H:%M"
+#: Settings that a declaration may omit, and their values in a new topic or group; None: the broker
+#: decides.
+_TOPIC_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "partition_time": PARTITION_TIME,
+        "deduplicate": "none",
+        "deduplicate_window_ms": limits.DEDUPLICATE_WINDOW_MS,
+        "retention_ms": None,
+        "retention_bytes": None,
+    }
+)
+_GROUP_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "max_attempts": limits.DEFAULT_MAX_ATTEMPTS,
+        "backoff_ms": limits.BACKOFF_MS,
+        "on_failure": "dead_letter",
+        "backoff": None,
+        "idempotency_window_ms": limits.IDEMPOTENCY_WINDOW_MS,
+    }
+)
 _NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
+def check_callable(made: Any, what: str, *, takes: Sequence[str]) -> None:
+    """Refuse a function that cannot be called with these positional arguments.
+
+    Raises:
+        ValueError: contains the function and its arguments.
+    """
+    said = f"{what} is called with {len(takes)}: {', '.join(takes)}."
+    if not callable(made):
+        raise ValueError(f"{said} {made!r} is no function.")  # noqa: TRY004 - as other checks
+    try:
+        parameters = inspect.signature(made)
+    except (TypeError, ValueError):
+        return  # a C function, whose signature is unknown
+    try:
+        parameters.bind(*takes)
+    except TypeError as error:
+        name = getattr(made, "__name__", repr(made))
+        raise ValueError(f"{said} {name}{parameters} cannot be: {error}.") from error
+
+
 def identifier(name: str) -> str:
-    """A topic's or group's name for Dagster: what it does not allow becomes ``_``."""
+    """Return a topic's or group's name for Dagster, with ``_`` for characters it does not allow."""
     return _NOT_IN_KEYS.sub("_", name)
 
 
+def _hour(text: str, *, what: str) -> datetime:
+    try:
+        return datetime.strptime(text, _HOUR).replace(tzinfo=UTC)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} is {text!r}: give an hour such as {LOG_FROM}, UTC.") from error
+
+
 def asset_key(name: str) -> dg.AssetKey:
-    """The asset key of a topic or consumer group."""
+    """Return the asset key of a topic or consumer group."""
     return dg.AssetKey(identifier(name))
+
+
+def _declared(what: str, *checks: Callable[[], Any]) -> None:
+    """Run the broker's checks where a declaration is written.
+
+    Raises:
+        ValueError: contains the declaration and what is wrong.
+    """
+    for check in checks:
+        try:
+            check()
+        except RequestError as error:
+            raise ValueError(f"{what}: {error}") from error
+
+
+def _named(declared: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the code declares."""
+    settings = {name: getattr(declared, name) for name in defaults}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -35,41 +108,70 @@ class DeclaredTopic:
     name: str
     type: TopicType
     queues: int
-    partition_time: str
+    #: Settings that are None are not declared: an existing topic keeps its own.
+    partition_time: str | None = None
     description: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    deduplicate: Deduplicate = "none"
-    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS
+    deduplicate: Deduplicate | None = None
+    deduplicate_window_ms: int | None = None
     retention_ms: int | None = None
     retention_bytes: int | None = None
-    #: First and last hour of the grid of its log, UTC; until the present when there is no last.
+    #: First and last hour of the grid of its log, UTC; without a last hour it grows with time.
     log_from: str = LOG_FROM
     log_until: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that the broker or the grid would refuse."""
+        what = f"topic {self.name!r}"
+        made = {**_TOPIC_DEFAULTS, **self._settings()}
+        _declared(
+            what,
+            lambda: topics.check_name(self.name),
+            lambda: topics.check_settings(
+                self.type, self.queues, partition_time=made["partition_time"]
+            ),
+            lambda: topics.check_deduplicate(made["deduplicate"], made["deduplicate_window_ms"]),
+            lambda: topics.check_retention(self.retention_ms, self.retention_bytes),
+        )
+        until = self.log_until
+        first = _hour(self.log_from, what=f"log_from of {what}")
+        if until is not None and _hour(until, what=f"log_until of {what}") <= first:
+            raise ValueError(f"log_until of {what} is {until}: it must lie after {self.log_from}.")
 
     @property
     def key(self) -> dg.AssetKey:
         """Key of its asset."""
         return asset_key(self.name)
 
+    def _settings(self) -> dict[str, Any]:
+        """Return the declared settings other than type and queues."""
+        return _named(self, _TOPIC_DEFAULTS)
+
     def ensure(self, client: Client) -> dict[str, Any]:
-        """Make it at the broker unless it is there.
+        """Create the topic at the broker, or apply the declared settings to it.
+
+        An existing topic keeps additional queues, and all settings that are not declared.
 
         Raises:
-            AlreadyExistsError: it is there with other settings.
+            AlreadyExistsError: the topic exists with another type.
         """
-        return client.ensure_topic(
-            self.name,
-            type=self.type,
-            queues=self.queues,
-            partition_time=self.partition_time,
-            deduplicate=self.deduplicate,
-            deduplicate_window_ms=self.deduplicate_window_ms,
-            retention_ms=self.retention_ms,
-            retention_bytes=self.retention_bytes,
-        )
+        settings = self._settings()
+        try:
+            return client.ensure_topic(self.name, type=self.type, queues=self.queues, **settings)
+        except AlreadyExistsError:
+            have = client.describe_topic(self.name)
+        if have["type"] != self.type:
+            raise AlreadyExistsError(
+                f"Topic {self.name} is of type {have['type']}, and the code declares"
+                f" {self.type}: the type of a topic cannot be altered.",
+                remedy=f"Declare type={have['type']!r} or another topic, or delete this one with"
+                f" its messages: `rmq topic delete {self.name}`.",
+            )
+        queues = max(self.queues, int(have["queues"]))
+        return client.alter_topic(self.name, queues=queues, **settings)
 
     def spec(self, published_by: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
-        """Its external asset, downstream of the consumers that publish to it."""
+        """Return its external asset, downstream of the consumers that publish to it."""
         return dg.AssetSpec(
             self.key,
             deps=list(published_by),
@@ -80,9 +182,8 @@ class DeclaredTopic:
                 "topic": self.name,
                 "type": self.type,
                 "queues": self.queues,
-                "partition_time": self.partition_time,
-                "deduplicate": self.deduplicate,
-            },
+            }
+            | self._settings(),
         )
 
 
@@ -91,11 +192,11 @@ def topic(
     *,
     type: TopicType = "normal",
     queues: int = limits.DEFAULT_QUEUES,
-    partition_time: str = "stored",
+    partition_time: str | None = None,
     description: str = "",
     tags: dict[str, str] | None = None,
-    deduplicate: Deduplicate = "none",
-    deduplicate_window_ms: int = limits.DEDUPLICATE_WINDOW_MS,
+    deduplicate: Deduplicate | None = None,
+    deduplicate_window_ms: int | None = None,
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
     log_from: str = LOG_FROM,
@@ -103,19 +204,26 @@ def topic(
 ) -> DeclaredTopic:
     """Declare a topic.
 
+    Declared settings are applied to an existing topic. A setting that is None is not declared: an
+    existing topic keeps its own, and a new one gets the default.
+
     Args:
-        name: of the topic; its asset has the same.
-        type: what messages it takes.
-        queues: it gets when it is made.
-        partition_time: stored, born, or a property that holds ms since 1970.
+        name: name of the topic and of its asset.
+        type: type of the messages.
+        queues: minimum number of queues.
+        partition_time: born (the default), stored, or a property that holds ms since 1970.
         description: shown with the asset.
-        tags: of the asset.
-        deduplicate: what makes a message the repetition of another one, which is not stored.
-        deduplicate_window_ms: for how long.
-        retention_ms: sealed messages that are older go; None: never.
-        retention_bytes: of segments; the oldest go when there are more; None: never.
-        log_from: first hour of the grid that shows what is sealed, such as 2013-01-01-00:00, UTC.
-        log_until: the hour behind the last one; None: it grows with time.
+        tags: tags of the asset.
+        deduplicate: criterion of repetitions, which are not stored; default: none.
+        deduplicate_window_ms: how long a message suppresses its repetitions; default: ten minutes.
+        retention_ms: maximum age of sealed messages; default: 0, unlimited.
+        retention_bytes: maximum size of segments, above which the oldest are deleted; default: 0,
+            unlimited.
+        log_from: first hour of the grid of sealed messages, such as 2013-01-01-00:00, UTC.
+        log_until: the hour after the last one; None: it grows with time.
+
+    Raises:
+        ValueError: the settings are invalid.
     """
     return DeclaredTopic(
         name=name,
@@ -140,28 +248,63 @@ class DeclaredGroup:
     name: str
     topic: DeclaredTopic
     order: Order = "none"
-    max_attempts: int = limits.DEFAULT_MAX_ATTEMPTS
-    backoff_ms: Sequence[int] = limits.BACKOFF_MS
-    on_failure: OnFailure = "dead_letter"
+    #: Settings that are None are not declared: an existing group keeps its own.
+    max_attempts: int | None = None
+    backoff_ms: Sequence[int] | None = None
+    on_failure: OnFailure | None = None
     #: customized (backoff_ms), exponential, or initial_ms, max_ms, multiplier.
-    backoff: str | Mapping[str, Any] = "customized"
-    idempotency_window_ms: int = limits.IDEMPOTENCY_WINDOW_MS
+    backoff: str | Mapping[str, Any] | None = None
+    idempotency_window_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that the broker would refuse."""
+        if not isinstance(self.topic, DeclaredTopic):
+            raise ValueError(  # noqa: TRY004 - as other checks
+                f"consumer group {self.name!r}: its topic is {self.topic!r}. Give what topic(...)"
+                " returns."
+            )
+        made = {**_GROUP_DEFAULTS, **self._settings()}
+        _declared(
+            f"consumer group {self.name!r}",
+            lambda: groups.check_name(self.name),
+            lambda: groups.check_settings(
+                order=self.order,
+                max_attempts=made["max_attempts"],
+                backoff_ms=tuple(made["backoff_ms"]),
+                on_failure=made["on_failure"],
+            ),
+            lambda: groups.checked_backoff(self.backoff),
+            lambda: groups.checked_idempotency_window(made["idempotency_window_ms"]),
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the declared settings other than the order."""
+        return _named(self, _GROUP_DEFAULTS)
 
     def ensure(self, client: Client) -> dict[str, Any]:
-        """Make it and its topic unless they are there; the topic counts as its lag from then on.
+        """Create the group and its topic, or apply the declared settings to them.
+
+        Messages of the topic count as lag from then on. Settings that are not declared are kept.
 
         Raises:
-            AlreadyExistsError: one of them is there with other settings.
+            AlreadyExistsError: the group has another order, or the topic another type.
         """
         self.topic.ensure(client)
-        group = client.ensure_group(
-            self.name,
-            order=self.order,
-            max_attempts=self.max_attempts,
-            backoff_ms=tuple(self.backoff_ms),
-            on_failure=self.on_failure,
-            backoff=self.backoff,
-            idempotency_window_ms=self.idempotency_window_ms,
-        )
+        group = self._ensure(client)
         client.subscribe(self.name, self.topic.name)
         return group
+
+    def _ensure(self, client: Client) -> dict[str, Any]:
+        settings = self._settings()
+        try:
+            return client.ensure_group(self.name, order=self.order, **settings)
+        except AlreadyExistsError:
+            have = client.describe_group(self.name)
+        if have["order"] != self.order:
+            raise AlreadyExistsError(
+                f"Consumer group {self.name} has order {have['order']}, and the code declares"
+                f" {self.order}: the order of a group cannot be altered.",
+                remedy=f"Declare that order or another group, or delete this one with its"
+                f" progress: `rmq group delete {self.name}`.",
+            )
+        return client.alter_group(self.name, **settings)

@@ -1,7 +1,7 @@
-"""``topic_log``: what is sealed of a topic, hour by hour, as the partitions of an external asset.
+"""``topic_log``: sealed messages of a topic by hour, as partitions of an external asset.
 
-Replays are launched on this grid: an hour with data is a materialized partition, with its rows and
-bytes. A sensor reports the hours that new segments have touched; it reads one column of them.
+Replays are launched on this grid. An hour with data is a materialized partition with its rows and
+bytes. A sensor reports the hours in new segments; it reads one column of them.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Final
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import fs
 
+from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import BusyError, TopicNotFoundError
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
@@ -24,23 +24,23 @@ from rmq_pipeline.spark.replay.staged import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Segment, TopicLog
 
 INTERVAL_S: Final = 15
-#: Hours that one tick reports; each is an event of Dagster's storage.
+#: One tick reports at most this many hours; each is an event in Dagster's storage.
 HOURS_PER_TICK: Final = 200
 _TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
 
 
 @dataclass
 class Reported:
-    """How far a topic was looked at."""
+    """Progress of the sensor on a topic."""
 
     topic_id: int = -1
-    #: queue_id, as text -> the first offset that was not looked at.
+    #: queue_id, as text -> the first offset that was not examined.
     done: dict[str, int] = field(default_factory=dict)
-    #: Hours since 1970 that are to be reported.
+    #: Hours since 1970 that must still be reported.
     pending: list[int] = field(default_factory=list)
 
     def take(self, segments: Iterable[Segment], log: TopicLog, *, partition_time: str) -> None:
-        """Note the hours of what is new among the segments."""
+        """Add the hours of segments that were not yet examined."""
         for segment in segments:
             queue = str(segment.queue_id)
             if segment.end > self.done.get(queue, 0):
@@ -50,13 +50,13 @@ class Reported:
 
 
 def log_key(topic: DeclaredTopic) -> dg.AssetKey:
-    """Key of the asset of a topic's log."""
+    """Return the key of the asset of a topic's log."""
     return dg.AssetKey(["topic_log", identifier(topic.name)])
 
 
 def log_partitions(topic: DeclaredTopic) -> dg.HourlyPartitionsDefinition:
-    """The hours of a topic's partition time."""
-    # The hour that is under way is there too: what of it is sealed can be replayed.
+    """Return the hours of a topic's partition time."""
+    # Include the present hour: its sealed messages can already be replayed.
     offset = 1 if topic.log_until is None else 0
     return dg.HourlyPartitionsDefinition(
         start_date=topic.log_from, end_date=topic.log_until, timezone="UTC", end_offset=offset
@@ -64,29 +64,34 @@ def log_partitions(topic: DeclaredTopic) -> dg.HourlyPartitionsDefinition:
 
 
 def log_spec(topic: DeclaredTopic) -> dg.AssetSpec:
-    """The external asset of a topic's log."""
+    """Return the external asset of a topic's log."""
     return dg.AssetSpec(
         log_key(topic),
         deps=[topic.key],
         partitions_def=log_partitions(topic),
-        description=f"What is sealed of {topic.name}, by the hour it was {_words(topic)}.",
+        description=f"What is sealed of {topic.name}, by the hour {_words(topic)}.",
         kinds={KIND, "parquet"},
         tags=topic.tags,
-        metadata={"topic": topic.name, "partition_time": topic.partition_time},
+        metadata={"topic": topic.name}
+        | ({"partition_time": topic.partition_time} if topic.partition_time else {}),
     )
 
 
 def _words(topic: DeclaredTopic) -> str:
+    if topic.partition_time is None:
+        return "of the topic's partition_time"
     known = topic.partition_time in _TIMES
-    return topic.partition_time if known else f"given by the property {topic.partition_time}"
+    if known:
+        return f"it was {topic.partition_time}"
+    return f"it was given by the property {topic.partition_time}"
 
 
 def topic_log_sensor(topics: Sequence[DeclaredTopic], *, name: str) -> dg.SensorDefinition:
-    """The sensor that fills the grids of these topics.
+    """Return the sensor that fills the grids of these topics.
 
     Args:
-        topics: declared ones.
-        name: of the sensor.
+        topics: declared topics.
+        name: name of the sensor.
     """
 
     @dg.sensor(
@@ -120,13 +125,18 @@ def topic_log_sensor(topics: Sequence[DeclaredTopic], *, name: str) -> dg.Sensor
     return topic_log
 
 
+def _partition_time(topic: DeclaredTopic, log: TopicLog) -> str:
+    """Return the declared partition time, else the topic's own."""
+    return topic.partition_time or str(log.described["partition_time"])
+
+
 def _report(
     topic: DeclaredTopic, log: TopicLog, *, reported: Reported, limit: int
 ) -> list[dg.AssetMaterialization]:
     topic_id = int(log.described["topic_id"])
     if reported.topic_id != topic_id:
         reported.topic_id, reported.done, reported.pending = topic_id, {}, []
-    reported.take(log.segments, log, partition_time=topic.partition_time)
+    reported.take(log.segments, log, partition_time=_partition_time(topic, log))
     grid = log_partitions(topic)
     first, last = grid.get_first_partition_window(), grid.get_last_partition_window()
     wanted, reported.pending = reported.pending[:limit], reported.pending[limit:]
@@ -156,36 +166,36 @@ def _report(
 def _totals(
     topic: DeclaredTopic, log: TopicLog, *, hours: Sequence[int]
 ) -> tuple[Counter[int], Counter[float]]:
-    """Rows and bytes of each hour; the bytes of a segment go to hours by their rows."""
+    """Return rows and bytes of each hour; a segment's bytes are distributed by rows."""
     wanted = Range(
         topic=topic.name,
         from_ms=hours[0] * HOUR_MS,
         to_ms=(hours[-1] + 1) * HOUR_MS,
-        partition_time=topic.partition_time,
+        partition_time=_partition_time(topic, log),
     )
     rows: Counter[int] = Counter()
     sizes: Counter[float] = Counter()
     for segment in log.segments:
         if segment.may_hold(wanted):
             row_bytes = segment.facts["bytes"] / max(1, segment.end - segment.base)
-            found = hours_of(log, segment, partition_time=topic.partition_time)
+            found = hours_of(log, segment, partition_time=wanted.partition_time)
             rows.update(found)
             sizes.update({hour: n * row_bytes for hour, n in found.items()})
     return rows, sizes
 
 
 def hours_of(log: TopicLog, segment: Segment, *, partition_time: str) -> Counter[int]:
-    """How many messages of a segment each hour since 1970 has; those without a time are left out.
+    """Count a segment's messages by hour since 1970; those without a time are omitted.
 
     Args:
-        log: of the topic.
-        segment: of it.
+        log: log of the topic.
+        segment: segment of that log.
         partition_time: stored, born, or a property.
     """
     column = _TIMES.get(partition_time)
     files, path = fs.FileSystem.from_uri(f"{log.root}/{segment.path}")
     with files.open_input_file(path) as source:
-        table = pq.ParquetFile(source).read(columns=[column or "properties"])
+        table = open_segment(source).read(columns=[column or "properties"])
     if column is not None:
         times = table[column]
     else:

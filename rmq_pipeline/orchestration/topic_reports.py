@@ -1,4 +1,4 @@
-"""The sensor that shows how topics move, and who reads them, at most once a minute."""
+"""The sensor that reports progress and readers of topics, at most once a minute."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from rmq_pipeline.errors import BusyError, TopicNotFoundError
+from rmq_pipeline.errors import BusyError, RocketMQError, TopicNotFoundError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.dead_letters import dead_letter_key
@@ -20,27 +20,30 @@ REPORT_EVERY_MS: Final = 60_000
 
 @dataclass(frozen=True)
 class Reported:
-    """What was last said of a topic or of a group's dead letters."""
+    """The last report about a topic or about a group's dead letters."""
 
     at_ms: int
-    #: Messages ever stored, all queues together.
+    #: Number of messages ever stored, over all queues.
     head: int
-    #: By group: messages not settled.
+    #: Unsettled messages by group.
     backlog: dict[str, int]
-    #: By group and client: the queues of consumers that are there.
+    #: By group and client: the queues of live consumers.
     members: dict[str, str] = field(default_factory=dict)
 
 
 def topic_report_sensor(
     topics: Sequence[DeclaredTopic], groups: Sequence[str], *, name: str = "topic_reports"
 ) -> dg.SensorDefinition:
-    """The sensor that observes topics and dead letters when they have moved.
+    """Return the sensor that observes topics and dead letters when they have changed.
+
+    It creates the topics at the broker as declared, even those without a consumer.
 
     Args:
-        topics: declared ones.
-        groups: whose dead letters are observed.
-        name: of the sensor.
+        topics: declared topics.
+        groups: groups whose dead letters are observed.
+        name: name of the sensor.
     """
+    made: set[str] = set()
 
     @dg.sensor(
         name=name,
@@ -55,7 +58,8 @@ def topic_report_sensor(
         said = _load(context.cursor)
         try:
             with broker.client(retry_s=0.0) as client:
-                events = _topic_events(client, topics, said=said)
+                _make(client, topics, made=made, log=context.log)
+                events = _topic_events(client, topics, said=said, made=made)
                 events += _dead_letter_events(client, groups, said=said)
         except BusyError as error:
             return dg.SensorResult(skip_reason=str(error))
@@ -64,6 +68,20 @@ def topic_report_sensor(
         return dg.SensorResult(asset_events=events, cursor=_dump(said))
 
     return topic_reports
+
+
+def _make(client: Client, topics: Sequence[DeclaredTopic], *, made: set[str], log: Any) -> None:
+    """Create the topics that this process has not created yet, as declared."""
+    for topic in topics:
+        if topic.name in made:
+            continue
+        try:
+            topic.ensure(client)
+        except BusyError:
+            raise
+        except RocketMQError as error:
+            log.warning("Topic %s is not as it is declared: %s", topic.name, error)
+        made.add(topic.name)
 
 
 def _load(cursor: str | None) -> dict[str, Reported]:
@@ -75,7 +93,11 @@ def _dump(said: Mapping[str, Reported]) -> str:
 
 
 def _topic_events(
-    client: Client, topics: Sequence[DeclaredTopic], *, said: dict[str, Reported]
+    client: Client,
+    topics: Sequence[DeclaredTopic],
+    *,
+    said: dict[str, Reported],
+    made: set[str],
 ) -> list[dg.AssetObservation]:
     from rmq_pipeline.orchestration import queries
 
@@ -87,6 +109,7 @@ def _topic_events(
         try:
             queues = client.describe_topic(topic.name)["offsets"]
         except TopicNotFoundError:
+            made.discard(topic.name)
             continue
         head = sum(queue["max_offset"] for queue in queues)
         backlog = queries.lag_by_group(client, topic.name)
@@ -126,13 +149,13 @@ def _is_time(last: Reported | None, now_ms: int) -> bool:
 
 
 def _moved(last: Reported | None, now: Reported) -> dict[str, Any]:
-    """Metadata of an observation; empty when it would say what the last one said."""
+    """Return the metadata of an observation; empty if nothing has changed since the last one."""
     if last is not None and replace(last, at_ms=now.at_ms) == now:
         return {}
     metadata: dict[str, Any] = {"head": now.head}
     for group, lag in now.backlog.items():
         metadata[f"backlog_{group}"] = lag
-    # A topic made anew begins at 0 again: no rate then.
+    # A recreated topic starts at 0, so it has no rate yet.
     if last is not None and now.head >= last.head:
         per_second = (now.head - last.head) / max(1, now.at_ms - last.at_ms) * 1000
         metadata["messages_per_second"] = round(per_second, 1)

@@ -1,10 +1,11 @@
-"""``@transaction_checker``: user code decides the half messages that stay open.
+"""``@transaction_checker``: user code resolves half messages that stay open.
 
-Producers need not be online: the window counts what is due, has the checkers of the code location
-asked about it, and ends the transactions as they say.
+Producers need not be online. The window counts due half messages and passes them to the checkers of
+the code location. It ends the transactions as the checkers say.
 """
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,11 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.transactions import end_all
+from rmq_pipeline.flight.transactions import end_all, kept_checks
 from rmq_pipeline.handling.pace import Pace
+from rmq_pipeline.orchestration import held_window
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.held_window import held
-from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
+from rmq_pipeline.orchestration.topic_assets import (
+    KIND,
+    DeclaredTopic,
+    check_callable,
+    identifier,
+)
 from rmq_pipeline.orchestration.upkeep_assets import (
     GROUP,
     WindowConfig,
@@ -32,22 +38,23 @@ from rmq_pipeline.orchestration.windows import JOBS, Fence, Report, UpkeepJob, W
 from rmq_pipeline.transaction import RESOLUTIONS, Checker, answers
 
 JOB: Final = "check_transactions"
-#: Half messages that a checker gets at a time: at most, and as long as nothing is known of it. So
-#: few that one of 5 s a row holds up the others for little more than a minute.
+#: Maximum number of half messages per call of a checker, and the number before its speed is known.
+#: The latter is small: a checker that takes 5 s per row delays the others by little more than a
+#: minute.
 ASKED_ROWS: Final = 10_000
 FIRST_ROWS: Final = 16
-#: What a checker should take for them, in seconds: more is lost with a run that is killed. One that
-#: takes less for each call, however many rows it gets, soon gets all.
+#: Target duration of a checker's call in seconds, because a killed run loses the call. A checker
+#: with a fixed duration per call, whatever its rows, soon gets all of them.
 ASKED_S: Final = 30.0
-#: Checks that fall due while the window waits are asked within this time.
+#: Checks that fall due while the window waits are passed to the checker within this time.
 LOOK_MS: Final = 500
-#: What became of those that a checker was asked about; failed: it raised, or made no sense.
+#: Outcomes of a checker's answers; failed: it raised, or its answer is invalid.
 _OUTCOMES: Final = (*RESOLUTIONS, "failed")
 
 
 @dataclass(frozen=True)
 class TransactionChecker:
-    """A checker of a pipeline, and the asset that shows what it decided."""
+    """A checker of a pipeline, and the asset that shows its decisions."""
 
     topic: DeclaredTopic
     checker: Checker
@@ -61,7 +68,7 @@ class TransactionChecker:
         return dg.AssetKey(f"{identifier(self.topic.name)}_checks")
 
     def spec(self) -> dg.AssetSpec:
-        """Its asset; the topic, which gets what it commits, is downstream."""
+        """Return its asset; the topic, which receives committed messages, is downstream."""
         return dg.AssetSpec(
             self.key,
             group_name=self.group_name,
@@ -71,28 +78,37 @@ class TransactionChecker:
         )
 
     def ask(self, client: Client, *, pace: Pace, until: float, window: Fence) -> dict[str, int]:
-        """Have it decide what is offered for its topic; how many it was asked, and outcomes.
+        """Call the checker for due half messages of its topic; return the count of each outcome.
 
         Args:
-            client: of the broker.
-            pace: how many it gets at a time; learns from what it answers.
-            until: by time.monotonic; it is asked once in any case, and not again later than this.
-            window: in whose name; it is held as long as the checker takes.
+            client: client of the broker.
+            pace: limits the rows per call; adapts to the checker's speed.
+            until: end on the clock time.monotonic; at least one fetch is made in any case.
+            window: the window, whose lease is renewed during each call.
         """
         counts = dict.fromkeys(_OUTCOMES, 0)
+        holder = uuid.uuid4().hex
         while True:
             checks = client.fetch_checks(
                 topics=[self.topic.name],
                 client_id=self.key.to_user_string(),
                 limit=pace.limit,
                 window=window,
+                holder=holder,
             )
             if not checks.num_rows:
                 return counts
-            with held(client, window):
+            kept = kept_checks(
+                client,
+                checks,
+                holder=holder,
+                who=f"topic {self.topic.name}",
+                every_s=held_window.RENEW_S,
+            )
+            with held_window.held(client, window), kept:
                 began = time.monotonic()
                 outcomes = self._decide(client, checks, window=window)
-                if not outcomes.get("failed"):  # one that raises at once is no fast one
+                if not outcomes.get("failed"):  # a checker that raises at once is not a fast one
                     pace.worked(checks.num_rows, time.monotonic() - began)
             for outcome, n in outcomes.items():
                 counts[outcome] += n
@@ -102,7 +118,7 @@ class TransactionChecker:
     def _decide(self, client: Client, checks: pa.Table, *, window: Fence) -> dict[str, int]:
         try:
             said = answers(checks, self.checker(checks))
-        except Exception:  # noqa: BLE001 - user code: the window goes on
+        except Exception:  # noqa: BLE001 - user code must not end the window
             name = self.key.to_user_string()
             dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
             return {"failed": checks.num_rows}
@@ -113,31 +129,36 @@ class TransactionChecker:
 
 @dataclass(frozen=True, kw_only=True)
 class transaction_checker:  # noqa: N801 - read as a decorator
-    """Makes a checker of a function: schema.CHECK -> commit, rollback or unknown of each, in order.
+    """Decorator that makes a checker of a function on schema.CHECK.
 
-    It may also give schema.RESOLUTION. What it raises leaves the half messages open, and they are
-    asked about again 30 s later.
+    The function returns commit, rollback or unknown for each row, in order, or schema.RESOLUTION.
+    If it raises, the half messages stay open and are checked again 30 s later.
     """
 
-    #: Whose half messages it decides.
+    #: The topic whose half messages it resolves.
     topic: DeclaredTopic
-    #: Shown with the asset; the first line of the function's docstring when empty.
+    #: Shown with the asset; default: the first line of the function's docstring.
     description: str = ""
 
     def __call__(self, checker: Checker) -> TransactionChecker:
-        """The checker.
+        """Create the checker.
 
         Raises:
             ValueError: the topic has no transactions.
         """
+        if not isinstance(self.topic, DeclaredTopic):
+            raise ValueError(  # noqa: TRY004 - as other checks
+                f"A checker's topic is {self.topic!r}. Give what topic(...) returns."
+            )
         if self.topic.type not in ("transaction", "mixed"):
             raise ValueError(f"Topic {self.topic.name} is {self.topic.type}: no transactions.")
+        check_callable(checker, f"The checker of topic {self.topic.name}", takes=("checks",))
         first_line = (checker.__doc__ or "").strip().partition("\n")[0]
         return TransactionChecker(self.topic, checker, self.description or first_line)
 
 
 def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
-    """The check job that asks these checkers; its reports have their ``answers``."""
+    """Return the check job that calls these checkers; its reports contain their ``answers``."""
     paces = [
         Pace(ASKED_ROWS, first=FIRST_ROWS, batch_s=ASKED_S, least=FIRST_ROWS) for _ in checkers
     ]
@@ -161,7 +182,7 @@ def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
 
 
 def transaction_checks(checkers: Sequence[TransactionChecker]) -> dg.AssetsDefinition:
-    """The check window as an asset, and one for what each of its checkers decided."""
+    """Return the check window as an asset, with one asset per checker for its decisions."""
     job = checking_job(checkers)
     upkeep = dg.AssetSpec(
         asset_key(JOB), group_name=GROUP, kinds={KIND}, description=job.description, skippable=True
@@ -188,7 +209,7 @@ def transaction_checks(checkers: Sequence[TransactionChecker]) -> dg.AssetsDefin
 
 
 def transaction_check_job(checkers: Sequence[TransactionChecker]) -> Any:
-    """The job of the check window."""
+    """Return the job of the check window."""
     return upkeep_job(JOBS[JOB], *(each.key for each in checkers))
 
 

@@ -17,7 +17,7 @@ _COLUMNS: Final = ("topic", "message_group", "queue_id", "queue_offset", "waitin
 
 
 class UnparkConfig(dg.Config):
-    """What is to go on, and whether the failed messages are tried again."""
+    """Selection of messages to unpark, and whether the failed ones are retried."""
 
     consumer_group: str = Field(description="The group that has parked messages.")
     topic: str = Field(default="", description="What is parked of this topic only; empty: of all.")
@@ -31,7 +31,7 @@ class UnparkConfig(dg.Config):
 
 
 def unpark_asset() -> dg.AssetsDefinition:
-    """The asset whose run unparks; its materialization says what was parked, and why."""
+    """Return the asset whose run unparks; its materialization shows what was parked, and why."""
 
     @dg.asset(
         key=[GROUP, NAME],
@@ -67,7 +67,7 @@ def unpark_asset() -> dg.AssetsDefinition:
 
 
 def _listed(rows: list[dict[str, Any]]) -> dg.MetadataValue[Any]:
-    """What was parked when the run began."""
+    """Return the table of messages that were parked when the run began."""
     numbers = {"queue_id", "queue_offset", "waiting"}
     columns = [dg.TableColumn(name, "int" if name in numbers else "string") for name in _COLUMNS]
     records = [
@@ -78,7 +78,7 @@ def _listed(rows: list[dict[str, Any]]) -> dg.MetadataValue[Any]:
 
 
 def unpark_job() -> Any:
-    """The job ``unpark``, which the Launchpad starts."""
+    """Return the job ``unpark``, which is started from the Launchpad."""
     return dg.define_asset_job(
         NAME,
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, NAME])),

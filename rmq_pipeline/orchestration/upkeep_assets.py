@@ -1,10 +1,11 @@
-"""Assets of the broker's background work: each materialization is what one window did."""
+"""Assets of the broker's background work: each materialization reports one window."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
 import dagster as dg
 
+from rmq_pipeline import logs
 from rmq_pipeline.orchestration import plot
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.topic_assets import KIND
@@ -19,34 +20,36 @@ from rmq_pipeline.orchestration.windows import (
 
 GROUP: Final = "upkeep"
 WINDOW_TAG: Final = "rmq/window"
-#: No window runs longer than its 10 minutes and what it takes to start and end: a run that does is
-#: lost, and Dagster notices that by the time alone. Other jobs take as long as they take.
+#: Maximum runtime of a window: 10 minutes, plus the time to start and end. A run that exceeds it is
+#: lost, and Dagster has no other sign of that. Other jobs have no limit.
 WINDOW_MAX_S: Final = 1200
 YIELDED_TAG: Final = "rmq/yielded_to"
+#: Tag of a consumer's run that succeeded without an acked message.
+NOTHING_ACKED_TAG: Final = "rmq/nothing_acked"
 
 
 class WindowConfig(dg.Config):
-    """How a window is run."""
+    """Settings of one run of a window."""
 
     seconds: float = WINDOW_S
-    #: How much longer it waits for its successor when it has worked.
+    #: A busy window waits this much longer for its successor.
     overtime_seconds: float = OVERTIME_S
-    #: Epoch of the live window to take over from; any other live one is yielded to.
+    #: Epoch of the open window to take over from; the run yields to any other open window.
     hand_over_from: int = 0
 
 
 def asset_key(job: str) -> dg.AssetKey:
-    """Key of the asset of a kind of work."""
+    """Return the key of the asset of a kind of work."""
     return dg.AssetKey([GROUP, job])
 
 
 def op_name(job: str) -> str:
-    """Name of its op, for run config."""
+    """Return the name of its op, for run config."""
     return asset_key(job).to_python_identifier()
 
 
 def upkeep_asset(job: UpkeepJob) -> dg.AssetsDefinition:
-    """The asset whose run is a window of this kind of work."""
+    """Return the asset whose run is a window of this kind of work."""
 
     @dg.asset(
         key=asset_key(job.name),
@@ -72,7 +75,8 @@ def run_window(
     config: WindowConfig,
     broker: BrokerResource,
 ) -> WindowResult:
-    """Do a window's work in a run, observed as it goes; a window that is taken is yielded to."""
+    """Do a window's work in a run, with observations; yield if another window is open."""
+    logs.set_up_library()
 
     def observe(done: Slice) -> None:
         if done.work:
@@ -95,27 +99,27 @@ def run_window(
 
 
 def say_yielded(context: dg.AssetExecutionContext, key: dg.AssetKey, *, to: str) -> None:
-    """End a run as a success that says why it did nothing: no materialization, and no checks."""
+    """End a run as a success that explains why it did nothing: no materialization, no checks."""
     context.log.info("The window belongs to %s.", to)
     context.log_event(dg.AssetObservation(key, metadata={"yielded_to": to}))
     context.instance.add_run_tags(context.run.run_id, {YIELDED_TAG: to})
 
 
 def window_tags(name: str) -> dict[str, str]:
-    """Tags of a job whose runs are windows: what limits their number, and their time."""
+    """Return the tags of a job whose runs are windows: they limit the number and time of runs."""
     return {WINDOW_TAG: name, dg.MAX_RUNTIME_SECONDS_TAG: str(WINDOW_MAX_S)}
 
 
 def upkeep_job(job: UpkeepJob, *others: dg.AssetKey) -> Any:
-    """The job of the same name; its runs carry the tag that limits them.
+    """Return the job of the same name, with the tag that limits its runs.
 
     Args:
         job: the kind of work.
-        others: assets that its window materializes too.
+        others: further assets that its window materializes.
     """
     return dg.define_asset_job(
         job.name,
-        selection=dg.AssetSelection.assets(asset_key(job.name), *others),
+        selection=dg.AssetSelection.assets(asset_key(job.name), *others).without_checks(),
         description=job.description,
         tags=window_tags(job.name),
         executor_def=dg.in_process_executor,
@@ -123,12 +127,12 @@ def upkeep_job(job: UpkeepJob, *others: dg.AssetKey) -> Any:
 
 
 def shown(report: dict[str, Any]) -> dict[str, Any]:
-    """A report's facts as metadata; those without a value are left out."""
+    """Return a report's facts as metadata; facts without a value are omitted."""
     return {key: value for key, value in report.items() if value is not None}
 
 
 def metadata(job: UpkeepJob, result: WindowResult) -> dict[str, Any]:
-    """What a window did, for its materialization: totals, rate, and a picture."""
+    """Return the metadata of a window's materialization: totals, rate, and a chart."""
     found: dict[str, Any] = {
         "epoch": result.epoch,
         "seconds": round(result.seconds, 1),

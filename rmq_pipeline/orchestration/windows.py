@@ -1,4 +1,4 @@
-"""Upkeep windows: a run that does one kind of the broker's background work for about a minute."""
+"""Upkeep windows: a run does one kind of the broker's background work for about a minute."""
 
 import contextlib
 import threading
@@ -15,31 +15,31 @@ Report = dict[str, Any]
 #: Name and epoch of an open window.
 Fence = tuple[str, int]
 
-#: A verb waits at most this long in the broker before the window looks up.
+#: Maximum time that a verb waits in the broker; then the window checks its end.
 SLICE_MS: Final = 4_000
-#: A run is up this long after it was requested.
+#: Time from the request of a run until it is up.
 AHEAD_MS: Final = 8_000
 #: Three slices.
 LEASE_MS: Final = 12_000
-#: One slice of sealing writes this much of the log, which may take a slow disk a while.
+#: One slice of sealing writes this much of the log, which may take long on a slow disk.
 SEAL_BYTES: Final = 64 * limits.MIB
 SEAL_LEASE_MS: Final = 120_000
 #: One slice of merging may be a Spark job.
 COMPACT_LEASE_MS: Final = 600_000
-#: A checker of the pipeline may take a while to look up what has happened.
+#: A pipeline's checker may take long to look up what has happened.
 CHECK_LEASE_MS: Final = 60_000
-#: A window in the middle of a call of user code is held for this long at a time. So much less than
-#: the whole lease tells the sensor of it: a successor would only ask the same again.
+#: Lease of a window during a call of user code. The sensor recognizes the call by this lease, which
+#: is shorter than the full one, and starts no successor: it would only repeat the call.
 IN_A_CALL_LEASE_MS: Final = 40_000
-#: How often its lease is renewed. When that has not come for twice as long, its run is gone.
+#: Renewal interval of that lease. Without a renewal for twice this time, the run is dead.
 IN_A_CALL_RENEW_MS: Final = 10_000
-#: A window is in a call, too, when its lease was not renewed to its full length for this long.
+#: A window also counts as in a call if its lease was not renewed in full for this long.
 IN_A_CALL_AFTER_MS: Final = 2 * SLICE_MS
-#: How often a run looks whether the call is over that it waits for.
+#: Interval at which a waiting run checks whether the call is over.
 _LOOK_S: Final = 0.25
 WINDOW_S: Final = 60.0
-#: A busy window stays for its successor at most this much longer, and a successor waits for the end
-#: of a call at most so long.
+#: Maximum time that a busy window waits for its successor, and that a successor waits for the end
+#: of a call.
 OVERTIME_S: Final = 30.0
 
 
@@ -47,7 +47,7 @@ class Verb(Protocol):
     """An upkeep verb of the broker."""
 
     def __call__(self, client: Client, *, wait_ms: int, window: Fence) -> Report:
-        """Do what is due, waiting for it, and report."""
+        """Wait for due work, do it, and report."""
         ...
 
 
@@ -60,11 +60,11 @@ class UpkeepJob:
     call: Verb
     #: Keys of its report that count work done.
     counts: tuple[str, ...]
-    #: It can wait for work, and a busy window is followed by the next without a gap.
+    #: True if the verb can wait for work; busy windows then follow each other without a gap.
     waits: bool = True
-    #: Work due sooner than this is worth a window now: a run takes that long to come up.
+    #: Work due within this time justifies a window now, because a run takes that long to start.
     ahead_ms: int = 0
-    #: Renewed after every slice; after a kill, the work waits this long at most.
+    #: Renewed after every slice; after a kill, work waits at most this long.
     lease_ms: int = LEASE_MS
 
     @property
@@ -73,7 +73,7 @@ class UpkeepJob:
         return f"upkeep/{self.name}"
 
     def work_of(self, report: Report) -> int:
-        """How much a report says was done."""
+        """Return the amount of work in a report."""
         return sum(int(report.get(key) or 0) for key in self.counts)
 
 
@@ -90,12 +90,12 @@ def _check_transactions(client: Client, *, wait_ms: int, window: Fence) -> Repor
 
 
 def _seal(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
-    # It never waits.
+    # The verb never waits.
     return client.seal(limit_bytes=SEAL_BYTES, window=window)
 
 
 def _compact(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
-    # In the broker's process; the asset's run does the work on files itself.
+    # Merges in the broker's process; the run of the asset merges files itself.
     return client.compact(limit_bytes=SEAL_BYTES, window=window)
 
 
@@ -158,7 +158,7 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
 
 @dataclass(frozen=True)
 class Slice:
-    """One call of the verb: when it ended, in seconds since the window began, and its report."""
+    """One call of the verb: its end in seconds since the window began, and its report."""
 
     at_s: float
     report: Report
@@ -167,27 +167,27 @@ class Slice:
 
 @dataclass
 class WindowResult:
-    """What a window did."""
+    """Result of a window."""
 
     epoch: int = 0
-    #: Owner of the window that was open already; then nothing was done.
+    #: Owner of the window that was already open; then nothing was done.
     yielded_to: str = ""
-    #: A newer window has taken over.
+    #: True if a newer window has taken over.
     handed_over: bool = False
     seconds: float = 0.0
     slices: list[Slice] = field(default_factory=list)
 
     @property
     def work(self) -> int:
-        """How much was done."""
+        """Amount of work done."""
         return sum(one.work for one in self.slices)
 
     def total(self, key: str) -> int:
-        """Sum of one of the reports' counts."""
+        """Return the sum of one of the reports' counts."""
         return sum(int(one.report.get(key) or 0) for one in self.slices)
 
     def per_level(self) -> dict[str, int]:
-        """Messages delivered by delay level."""
+        """Return the messages delivered by delay level."""
         totals: dict[str, int] = {}
         for one in self.slices:
             for level, count in one.report.get("per_level", {}).items():
@@ -195,7 +195,7 @@ class WindowResult:
         return totals
 
     def lateness_ms(self) -> dict[str, float]:
-        """Of scheduled deliveries: the median slice's p50, the worst slice's p99 and max."""
+        """Return lateness of scheduled deliveries: median p50, largest p99 and max of slices."""
         found = [
             one.report["lateness_ms"]
             for one in self.slices
@@ -223,18 +223,18 @@ def run_upkeep_window(
 ) -> WindowResult:
     """Do the job's work in slices until the window's time is over.
 
-    A busy window stays a little longer, until the next one has taken over from it. One that is in
-    a call is not taken over from before the call is over: what it says then would be refused.
+    A busy window waits a little longer, until the next window has taken over. The next window waits
+    for the end of a call of user code. After a takeover the result of the call would be refused.
 
     Args:
-        client: of the broker.
+        client: client of the broker.
         job: the kind of work.
-        owner: told to those who find the window taken.
-        seconds: how long it lasts.
-        overtime: how much longer it waits for its successor when it has worked.
-        hand_over_from: epoch of a window to take over from; any other live one is yielded to, and
-            so is this one when its call takes longer than OVERTIME_S from now.
-        observe: told of every slice.
+        owner: shown to other runs that find the window open.
+        seconds: length of the window.
+        overtime: how much longer a busy window waits for its successor.
+        hand_over_from: epoch of a window to take over from. The run yields to any other open
+            window. It also yields if the call of this window does not end within OVERTIME_S.
+        observe: called with every slice.
     """
     opened = _open(client, job, owner=owner, hand_over_from=hand_over_from)
     if "yielded_to" in opened:
@@ -249,24 +249,24 @@ def run_upkeep_window(
             result.seconds = time.monotonic() - began
             result.slices.append(Slice(result.seconds, report, job.work_of(report)))
             observe(result.slices[-1])
-            # Last: what is done counts, whoever has the window by now.
+            # Renew last: the work counts, even if another window has taken over meanwhile.
             client.renew_window(job.window, epoch=result.epoch, duration_ms=job.lease_ms)
     except FencedError:
         result.handed_over = True
     finally:
-        # An interrupted run must not hold the window; a newer one's is not touched by this.
+        # An interrupted run must not keep the window; a newer epoch is not affected.
         with contextlib.suppress(RocketMQError):
             client.close_window(job.window, epoch=result.epoch)
     return result
 
 
 def is_in_a_call(window: Mapping[str, Any], job: UpkeepJob, *, now_ms: int) -> bool:
-    """Whether a live window of this kind of work is in the middle of a long call.
+    """Return True if an open window of this kind of work is inside a long call.
 
     Args:
-        window: as ``Client.due`` tells of it.
+        window: the window, as in ``Client.due``.
         job: the kind of work.
-        now_ms: of the broker.
+        now_ms: the broker's time.
     """
     renewed_at_ms = int(window["expires_at_ms"]) - job.lease_ms
     return now_ms - renewed_at_ms > IN_A_CALL_AFTER_MS
@@ -275,7 +275,7 @@ def is_in_a_call(window: Mapping[str, Any], job: UpkeepJob, *, now_ms: int) -> b
 def _open(client: Client, job: UpkeepJob, *, owner: str, hand_over_from: int) -> Report:
     may_take_over = bool(hand_over_from) and _call_ends(client, job, epoch=hand_over_from)
     opened = client.open_window(job.window, owner=owner, duration_ms=job.lease_ms)
-    # One's own: the answer to an earlier try got lost on the way.
+    # Its own name: the answer to an earlier attempt was lost.
     mine = opened.get("yielded_to") == owner
     if mine or ("yielded_to" in opened and may_take_over and opened["epoch"] == hand_over_from):
         return client.open_window(job.window, owner=owner, duration_ms=job.lease_ms, takeover=True)
@@ -283,7 +283,7 @@ def _open(client: Client, job: UpkeepJob, *, owner: str, hand_over_from: int) ->
 
 
 def _call_ends(client: Client, job: UpkeepJob, *, epoch: int) -> bool:
-    """Wait until the window is in no call, or gone, or its run is; whether that came in time."""
+    """Wait until the window is in no call, is closed or has no live run; False on timeout."""
     began_ms, renewed_at_ms, lease = None, 0, None
     while True:
         due = client.due()
@@ -307,5 +307,5 @@ def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float, overtime: 
         return result.slices[-1].work > 0 and result.seconds < seconds
     if result.seconds < seconds:
         return True
-    # Busy: the next window is on its way, and takes over.
+    # Busy: the next run is starting, and will take over.
     return result.seconds < seconds + overtime and result.work > 0

@@ -1,1 +1,1 @@
-"""Bulk consumers as Spark jobs: windows of micro-batches, settled one atomic frame at a time."""
+"""Consumers in Spark: windows of micro-batches, each settled in one atomic frame."""

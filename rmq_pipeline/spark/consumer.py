@@ -1,4 +1,4 @@
-"""A window of a Spark consumer."""
+"""Windows of a consumer that runs in Spark."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from rmq_pipeline.handling import run
 from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.run import Terms
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.verbs import Verbs
 from rmq_pipeline.spark.engine import SparkEngine
+from rmq_pipeline.verbs import Verbs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,15 +28,15 @@ def run_window(
     handoff: Path | None = None,
     **terms: Unpack[Terms],
 ) -> WindowReport:
-    """Handle a group's messages in Spark, in a window of ``handling.run``.
+    """Run a window of ``handling.run`` that handles a group's messages in Spark.
 
     Args:
         spec: the consumer.
         verbs: flight.client.Client, or the broker itself.
-        spark: gives the session; called when the first message is there.
+        spark: returns the session; called once the first message has been received.
         parallelism: tasks of a micro-batch.
         handoff: a folder that driver and tasks reach; None: below the sink, or a temporary one.
-        terms: as handling.run.Terms says.
+        terms: see handling.run.Terms.
     """
     parent = handoff or (spec.sink / "_handoff" if spec.sink else None)
     with SparkEngine(spark, parallelism=parallelism, handoff=parent) as engine:

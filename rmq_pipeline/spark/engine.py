@@ -1,4 +1,4 @@
-"""Spark as the engine of a window: a task for each part of a micro-batch."""
+"""Spark as the engine of a window: one task per part of a micro-batch."""
 
 import shutil
 import sys
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Final, Self
 from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.worked import Worked
 from rmq_pipeline.spark import job
-from rmq_pipeline.spark.parcel import Given, Parcel, pack
+from rmq_pipeline.spark.arrow_transport import Given, PackedTable, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Fewer messages are one task: a second one costs more than it saves.
+#: Up to this many messages a second task costs more than it saves.
 ROWS_PER_TASK: Final = 500
 
 
 class SparkEngine:
-    """A context manager: its folder goes with it. The session is asked for with the first batch."""
+    """Engine that runs a Spark job per micro-batch; a context manager that deletes its folder.
+
+    It asks for the session when the first batch comes.
+    """
 
     def __init__(
         self, spark: "Callable[[], SparkSession]", *, parallelism: int, handoff: Path | None
@@ -46,25 +49,25 @@ class SparkEngine:
 
     @property
     def first_rows(self) -> int:
-        """As many as may be: a small first batch would cost a job of its own."""
+        """No limit: a small first batch would cost a whole job."""
         return sys.maxsize
 
     @property
     def least_rows(self) -> int:
-        """A task's: a job has its price, the first one the most, whatever the messages take."""
+        """The rows of one task: each job has a fixed cost, however little the messages take."""
         return ROWS_PER_TASK
 
     @property
     def at_once(self) -> int:
-        """A task for each core."""
+        """One part per core."""
         return self._parallelism
 
     def parts(self, rows: int) -> int:
-        """A task for every ROWS_PER_TASK, as many as may be."""
+        """Return one part per ROWS_PER_TASK messages, at most ``parallelism``."""
         return min(self._parallelism, 1 + rows // ROWS_PER_TASK)
 
     def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:  # noqa: ARG002
-        """A Spark job, which nothing stops."""
+        """Return a function that runs the Spark job; ``stopping`` does not interrupt it."""
         spark = self._spark()
         number = work.batch.number
         folder = self._handoff() / f"{work.epoch}-{number}"
@@ -76,13 +79,13 @@ class SparkEngine:
             try:
                 return job.run(spark, parts, job=this)
             finally:
-                # What is mapped into memory stays there until it is let go.
+                # Tables that are still mapped stay readable after their files are deleted.
                 shutil.rmtree(folder, ignore_errors=True)
 
         return run
 
     def _handoff(self) -> Path:
-        """A folder for tables too large for a row."""
+        """Return the folder for tables too large for a row; created on first use."""
         if self._folder is None:
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
@@ -91,10 +94,10 @@ class SparkEngine:
 
 
 def _packed(work: Work, folder: Path) -> list[Given]:
-    """What each part's task is to be given."""
+    """Return the input of each part's task."""
     given = []
     for part, (messages, state) in enumerate(work.batch.given(work.state)):
-        known = Parcel(None, None)
+        known = PackedTable(None, None)
         if state is not None:
             known = pack(state, folder, label=f"{part}-state")
         given.append(Given(part, *pack(messages, folder, label=f"{part}-messages"), *known))

@@ -1,4 +1,4 @@
-"""The Spark job of a micro-batch: ``mapInArrow`` over its parts, a walk and a sink file in each."""
+"""The Spark job of a micro-batch: ``mapInArrow`` walks each part and stages its sink file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rmq_pipeline.handling.worked import (
     gathered,
     pieces,
 )
-from rmq_pipeline.spark.parcel import (
+from rmq_pipeline.spark.arrow_transport import (
     ANSWER,
     ANSWER_DDL,
     GIVEN,
@@ -39,7 +39,7 @@ _WORKER_DIED: Final = "Python worker exited unexpectedly"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every task of a micro-batch is told."""
+    """Constants of a micro-batch for all its tasks."""
 
     rules: Rules
     #: A folder that driver and tasks reach, for tables too large for a row.
@@ -50,11 +50,11 @@ class Job:
 
 
 def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> Worked:
-    """Walk the parts of a micro-batch, each in a task of its own.
+    """Walk the parts of a micro-batch, each in its own task.
 
     Raises:
-        WorkerDiedError: it may be a message's fault, nobody knows which one's.
-        RuntimeError: a part was not answered exactly once.
+        WorkerDiedError: a Python worker died; any of its messages may be the cause.
+        RuntimeError: a part has no answer, or several.
     """
 
     def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -62,19 +62,21 @@ def run(spark: "SparkSession", parts: list[Given], *, job: Job) -> Worked:
             for part in given(batch):
                 yield to_batch(_work(part, job), ANSWER)
 
-    # Spark makes a task of each record batch.
+    # Spark makes one task per record batch.
     rows = pa.Table.from_batches([to_batch([part], GIVEN) for part in parts])
     frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
     try:
         found = answers(frame.toArrow())
     except Exception as error:
-        # Spark has no class for it: classic and Connect raise different ones, with these words.
+        # Classic Spark and Spark Connect raise different classes, but with the same words.
         if _WORKER_DIED in str(error):
             raise WorkerDiedError("The Python worker died.") from error
         raise
     answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
     if answered != [given_part.part for given_part in parts]:
-        raise RuntimeError(f"{len(parts)} parts, and answers from {answered}.")
+        raise RuntimeError(
+            f"The {len(parts)} parts need one answer each; answers came from parts {answered}."
+        )
     return gathered(Piece(a.part, a.kind, a.name, unpack(a.payload, a.path)) for a in found)
 
 

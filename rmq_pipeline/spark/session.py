@@ -1,4 +1,4 @@
-"""The Spark session of a window: local and small by default, any master allowed."""
+"""The Spark session of a window: small and local by default, with any master on request."""
 
 import os
 import sys
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rmq_pipeline.checked_parquet import SPARK_OPTION
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_MASTER: Final = "local[2]"
 
-#: Settings of every session; a caller's win over them.
+#: Settings of every session; the caller's settings override them.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -21,22 +23,25 @@ SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.worker.reuse": "true",
-    # A worker that dies says where.
+    # A worker that crashes prints its traceback.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    # A small table would else be cut into a task a core, and a part lose its state to the other.
+    # Otherwise Spark splits a small table into a task per core, and separates a part from its
+    # state.
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     "spark.sql.catalogImplementation": "in-memory",
-    # Quick to start: no class cache to check, no second compiler for short plans.
+    # Spark checks the page checksums of Parquet files.
+    f"spark.hadoop.{SPARK_OPTION}": "true",
+    # Fast start: the serial collector, and no second compiler for short plans.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
 }
 
 
 def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Spark settings for a window, with ``overrides`` on top."""
+    """Return the Spark settings for a window, with ``overrides`` applied."""
     chosen = {"spark.master": LOCAL_MASTER, **SETTINGS, **(overrides or {})}
     if not chosen["spark.master"].startswith("local"):
         for name in ("spark.driver.host", "spark.driver.bindAddress"):
@@ -46,9 +51,9 @@ def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "SparkSession":
-    """The session of this process, started when there is none.
+    """Return the session of this process; start it if there is none.
 
-    Its workers find our modules, and it knows the format ``rocketmq``.
+    Its workers can import the library, and the format ``rocketmq`` is registered.
     """
     from pyspark.sql import SparkSession
 
@@ -64,9 +69,9 @@ def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "
 
 
 def prepare_environment() -> None:
-    """Let Spark's local workers be this Python, with its modules, and bind to the loopback.
+    """Make Spark's local workers use this Python and its modules, and bind to the loopback.
 
-    Spark reads these from the environment only; what is set there already is kept.
+    Spark reads these settings from the environment only. Variables that are set already win.
     """
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

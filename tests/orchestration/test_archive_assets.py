@@ -60,7 +60,7 @@ def test_sealing_says_what_is_in_the_archive(broker: Broker, resource: BrokerRes
     broker.create_topic("t", queues=2)
     broker.send("t", messages(100, body_bytes=1000))
     broker.create_group("readers")
-    broker.ack(broker.receive("t", "readers", limit=3)["receipt_handle"].to_pylist())
+    broker.ack(broker.receive("readers", "t", limit=3)["receipt_handle"].to_pylist())
 
     found = materialize(resource, "seal")
 
@@ -174,7 +174,7 @@ def test_what_is_held_back_is_not_asked_for_again_and_again(
 ) -> None:
     fill(broker, turns=1, queues=1)
     broker.create_group("g")
-    broker.receive("t", "g", limit=1, invisible_duration_ms=12 * HOUR_MS)
+    broker.receive("g", "t", limit=1, invisible_duration_ms=12 * HOUR_MS)
     client.alter_topic("t", retention_ms=1000)
     clock.advance(60_000)
     assert client.due()["jobs"]["expire"]["due"] == 1

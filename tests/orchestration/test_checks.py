@@ -16,7 +16,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.orchestration import queries
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.checks import Thresholds, consumer_checks, fallback_result
+from rmq_pipeline.orchestration.checks import Thresholds, fallback_result, watched_consumer
 from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from tests.conftest import Eventually
 from tests.orchestration.conftest import SMALL, Send
@@ -38,15 +38,20 @@ def _group(client: Client) -> None:
 
 
 def evaluate(resource: BrokerResource, **thresholds: Any) -> dict[str, dg.AssetCheckEvaluation]:
-    checks = consumer_checks(
-        "flights", flights.key, ordered=True, thresholds=Thresholds(**thresholds)
+    watched = watched_consumer(
+        "flights",
+        flights.key,
+        window="flights",
+        ordered=True,
+        thresholds=Thresholds(**thresholds),
     )
+    checks = watched.definitions()
     result = dg.materialize([flights, *checks], resources={"broker": resource})
     return {check.check_name: check for check in result.get_asset_check_evaluations()}
 
 
 def receive(client: Client, **window: Any) -> pa.Table:
-    return client.receive("departures", "flights", invisible_duration_ms=5 * MINUTE_MS, **window)
+    return client.receive("flights", "departures", invisible_duration_ms=5 * MINUTE_MS, **window)
 
 
 def test_all_are_green_after_ordinary_work(
@@ -61,6 +66,7 @@ def test_all_are_green_after_ordinary_work(
         "no_loss": True,
         "oldest_unread": True,
         "dead_letters": True,
+        "one_filter": True,
         "order": True,
     }
     assert checks["oldest_unread"].metadata["lag"].value == 0
@@ -76,6 +82,18 @@ def test_messages_that_wait_too_long_are_told(
 
     assert not check.passed
     assert check.metadata["lag"].value == 3
+
+
+def test_lag_is_told_with_what_the_filter_takes_of_it(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    client.receive("flights", "departures", filter="new")
+    send("departures", 3, message_group=["a", "b", "c"], tag=["new", "old", "old"])
+
+    told = evaluate(resource)["oldest_unread"].metadata
+
+    assert (told["lag"].value, told["matching_lag"].value) == (3, 1)
+    assert told["matching_lag_estimated"].value is False
 
 
 def test_dead_letters_are_told_with_their_reasons(
@@ -100,6 +118,24 @@ def test_expected_dead_letters_are_green(
     client.forward_to_dead_letter_queue(receive(client))
 
     assert evaluate(resource, dead_letters=1)["dead_letters"].passed
+
+
+def test_dead_letters_that_were_redriven_are_not_counted(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    send("departures", 2, message_group=["a", "b"])
+    client.forward_to_dead_letter_queue(receive(client), reason="no departure time")
+    letters = client.sql("SELECT queue_id, queue_offset FROM dead_letters ORDER BY ALL")
+    client.redrive("flights", letters.slice(0, 1), redrive_id="first")
+    client.ack(receive(client))
+    one_left = evaluate(resource)["dead_letters"]
+
+    client.redrive("flights", letters.slice(1), redrive_id="second")
+    client.ack(receive(client))
+    none_left = evaluate(resource)["dead_letters"]
+
+    assert (one_left.passed, one_left.metadata["dead_letters"].value) == (False, 1)
+    assert (none_left.passed, none_left.metadata["dead_letters"].value) == (True, 0)
 
 
 def test_messages_in_flight_and_released_are_not_lost(client: Client, send: Send) -> None:
@@ -131,7 +167,7 @@ def test_parked_messages_and_those_behind_them_are_not_lost(
 ) -> None:
     client.create_group("parking", order=order, max_attempts=1, on_failure="park")
     send("departures", 5, message_group=["a", "a", "b", "a", "b"])
-    received = client.receive("departures", "parking", limit=4).sort_by("queue_offset")
+    received = client.receive("parking", "departures", limit=4).sort_by("queue_offset")
     failed = pa.table({"receipt_handle": received["receipt_handle"][:1], "outcome": ["retry"]})
 
     client.settle("parking", failed)
@@ -174,7 +210,7 @@ def test_a_redrive_is_no_violation(client: Client, send: Send) -> None:
 def test_settling_out_of_order_is_a_violation(client: Client, send: Send) -> None:
     client.create_group("careless", order="none")
     send("departures", 2, message_group=["a", "a"])
-    received = client.receive("departures", "careless").sort_by("queue_offset")
+    received = client.receive("careless", "departures").sort_by("queue_offset")
     client.ack(received.slice(1))
     client.ack(received.slice(0, 1))
 
@@ -186,7 +222,7 @@ def test_fallback_by_the_broker_is_red_for_an_hour(
 ) -> None:
     with ExitStack() as stack:
         opened = Broker.open(tmp_path / "alone", clock=clock, upkeep="dagster", settings=SMALL)
-        door = stack.enter_context(FlightServer(stack.enter_context(opened), clock=clock))
+        door = stack.enter_context(FlightServer(stack.enter_context(opened)))
         client = stack.enter_context(Client(door.address))
         client.create_topic("later", type="delay")
         client.send("later", pa.table({"body": [b"x"], "delay_level": [1]}))
@@ -205,3 +241,20 @@ def test_fallback_by_the_broker_is_red_for_an_hour(
 
 def test_no_fallback_is_green(client: Client) -> None:
     assert fallback_result(client, "revive").passed
+
+
+def test_members_that_receive_with_different_filters_are_told(
+    client: Client, resource: BrokerResource, send: Send
+) -> None:
+    send("departures", 2, message_group=["a", "b"])
+    for client_id, tag in (("one", "new"), ("two", "old")):
+        client.receive("flights", "departures", filter=tag, client_id=client_id)
+
+    check = evaluate(resource)["one_filter"]
+
+    assert not check.passed
+    found: Any = check.metadata["filters"]
+    assert [record.data for record in found.records] == [
+        {"topic": "departures", "filter": "new"},
+        {"topic": "departures", "filter": "old"},
+    ]

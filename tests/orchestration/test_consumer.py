@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.consumer import Consumer, Declaration
+from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, Declaration
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.sensors import consumers_sensor
+from rmq_pipeline.orchestration.sink_resource import SinkResource
 from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
+from tests.orchestration import counting
 from tests.orchestration.conftest import Send
 from tests.orchestration.counting import NUMBERS, SQUARES, STATE, declared, handler, window
 
@@ -51,6 +56,13 @@ def of_engine(engine: str, *, spark: LazyPySparkResource) -> dict[str, Any]:
     return {"spark": spark} if engine == "pyspark" else {}
 
 
+def raising_line() -> int:
+    """The line of the file in which the counting handler raises."""
+    lines, first = inspect.getsourcelines(handler)
+    (at,) = [n for n, line in enumerate(lines, first) if 'ValueError("a bad message")' in line]
+    return at
+
+
 def test_decorator_takes_the_handlers_words(consumer: Consumer, engine: str) -> None:
     spec = consumer.asset.specs_by_key[dg.AssetKey("counter")]
 
@@ -62,6 +74,7 @@ def test_decorator_takes_the_handlers_words(consumer: Consumer, engine: str) -> 
         "no_loss",
         "oldest_unread",
         "dead_letters",
+        "one_filter",
     }
 
 
@@ -87,16 +100,21 @@ def test_pipeline_makes_topics_and_groups(consumer: Consumer, client: Client) ->
 
 
 def test_sensor_starts_a_window_when_there_are_messages(
-    consumer: Consumer, client: Client, resource: BrokerResource, send: Send
+    consumer: Consumer, client: Client, resource: BrokerResource, send: Send, engine: str
 ) -> None:
     consumer.group.ensure(client)
     send("numbers", 1, message_group=["a"])
 
+    sensor = consumers_sensor([consumer], name="sums_consumers")
+    resources = of_engine(engine, spark=LazyPySparkResource(spark_config={}))
+
     with (
         dg.DagsterInstance.ephemeral() as instance,
-        dg.build_sensor_context(instance=instance, resources={"broker": resource}) as context,
+        dg.build_sensor_context(
+            instance=instance, resources={"broker": resource, **resources}
+        ) as context,
     ):
-        result = consumer.sensor(context)
+        result = sensor(context)
 
     assert isinstance(result, dg.SensorResult)
     assert result.run_requests is not None
@@ -145,3 +163,53 @@ def test_window_counts_observes_and_draws(
     assert metadata["retried"] + metadata["dead_lettered"] == 2
     assert "data:image/svg+xml;base64," in metadata["chart"]
     assert client.due()["groups"]["counter"]["window"] is None
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("pyspark", marks=[pytest.mark.spark, pytest.mark.slow]), "python"],
+    indirect=True,
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_traceback_of_a_handler_is_logged_once_and_kept_with_the_delivery(
+    decorator: type[Declaration],
+    client: Client,
+    resource: BrokerResource,
+    tmp_path: Path,
+    engine: str,
+) -> None:
+    consumer = declared(decorator, backoff_ms=[600_000])(handler)
+    consumer.group.ensure(client)
+    client.send(
+        "numbers",
+        pa.table({"body": [b"bad"] * 3, "message_group": ["a", "b", "c"]}),
+    )
+    resources = of_engine(engine, spark=local()["spark"])
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize(
+            [consumer.asset],
+            instance=instance,
+            resources={"broker": resource, "sinks": SinkResource(root=str(tmp_path)), **resources},
+            run_config=dg.RunConfig(
+                ops={"counter": ConsumerConfig(idle_seconds=1.0, parallelism=1)}
+            ),
+        )
+        logged = [
+            entry for entry in instance.all_logs(result.run_id) if "failed" in entry.user_message
+        ]
+
+    (entry,) = [each for each in logged if "Traceback" in each.user_message]
+    told = entry.user_message
+    assert (entry.level, entry.step_key) == (logging.ERROR, "counter")
+    head, first, frame, raising, *marks, last = told.splitlines()
+    assert "the first of signature" in head
+    assert first == "Traceback (most recent call last):"
+    assert frame == f'  File "{counting.__file__}", line {raising_line()}, in handler'
+    assert raising.strip() == 'raise ValueError("a bad message")'
+    assert not "".join(marks).strip(" ^~")
+    assert last == "ValueError: a bad message"
+    kept = client.sql("SELECT reason, traceback FROM retrying").to_pylist()
+    assert [each["reason"] for each in kept] == ["ValueError: a bad message"] * 3
+    (where,) = [each["traceback"] for each in kept if each["traceback"]]
+    assert told == f"{head}\n{where}"

@@ -29,8 +29,13 @@ def test_a_point_lies_where_its_value_says() -> None:
 
 
 def test_titles_are_escaped() -> None:
-    ET.fromstring(plot.svg([plot.Series("a < b & c", [1.0], [1.0])]))
+    root = ET.fromstring(plot.svg([plot.Series("a < b & c", [1.0], [1.0])]))
+
+    assert any("a < b & c" in (text.text or "") for text in root.iter(f"{SVG}text"))
 
 
 def test_nothing_to_show_is_an_empty_chart() -> None:
-    ET.fromstring(plot.svg([plot.Series("done", [], [])]))
+    root = ET.fromstring(plot.svg([plot.Series("done", [], [])]))
+
+    assert any("done" in (text.text or "") for text in root.iter(f"{SVG}text"))
+    assert not list(root.iter(f"{SVG}circle"))

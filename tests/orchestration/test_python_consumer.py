@@ -56,3 +56,22 @@ def test_a_killed_run_leaves_rows_that_the_next_one_completes(
     ]  # fmt: skip
     assert metadata["epoch"] == 3
     assert metadata["dead_lettered"] == 0
+
+
+def test_a_window_tells_the_rows_of_the_whole_sink_and_its_hours(
+    client: Client, resource: BrokerResource, send: Send, tmp_path: Path
+) -> None:
+    consumer = counting.declared(python_consumer)(counting.handler)
+    consumer.group.ensure(client)
+    send("numbers", 3, message_group=list("aab"), born_at_ms=[0, 0, 3_600_000])
+    counting.window(consumer, resource, tmp_path, idle_s=0.5)
+    send("numbers", 1, message_group=["a"], born_at_ms=[3_600_000])
+
+    second = counting.window(consumer, resource, tmp_path, idle_s=0.5)
+
+    assert (second["rows"], second["dagster/row_count"]) == (1, 4)
+    hours = [record.data for record in second["hours"].records]
+    assert [(hour["partition"], hour["rows"], hour["files"]) for hour in hours] == [
+        ("1970-01-01T01", 2, 2),
+        ("1970-01-01T00", 2, 1),
+    ]

@@ -40,7 +40,7 @@ def dead(client: Client, send: Send) -> Callable[[int], None]:
         send(TOPIC, n, message_id=[f"m-{i}" for i in range(n)])
         left = n
         while left:
-            got = client.receive(TOPIC, GROUP, limit=n)
+            got = client.receive(GROUP, TOPIC, limit=n)
             client.forward_to_dead_letter_queue(got, reason="no price")
             left -= got.num_rows
 
@@ -74,7 +74,7 @@ def consuming(resource: BrokerResource, outcome: str = "ack") -> Iterator[None]:
     def consume() -> None:
         with resource.client() as client:
             while not over.is_set():
-                got = client.receive(TOPIC, GROUP, limit=100, wait_ms=100)
+                got = client.receive(GROUP, TOPIC, limit=100, wait_ms=100)
                 if got.num_rows:
                     rows = {
                         "receipt_handle": got["receipt_handle"],

@@ -51,7 +51,7 @@ def dead(client: Client) -> None:
     rows = {"body": [b"x"] * 10, "message_id": [f"m-{i}" for i in range(10)]}
     column = pa.array(properties, schema.PROPERTIES)
     client.send(TOPIC, pa.table(rows).append_column("properties", column))
-    client.forward_to_dead_letter_queue(client.receive(TOPIC, GROUP, limit=10))
+    client.forward_to_dead_letter_queue(client.receive(GROUP, TOPIC, limit=10))
 
 
 def redriven(client: Client) -> list[str]:

@@ -30,7 +30,6 @@ from tests.spark.handlers import SINK, kept, shouted_alone
 HOUR_MS = 3_600_000
 WORDS = topic(
     "words",
-    partition_time="born",
     log_from="1970-01-01-00:00",
     log_until="1970-01-02-00:00",
 )
@@ -114,6 +113,15 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return found[0]
 
 
+def dry_found(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """The metadata of a dry run, which materializes nothing."""
+    assert result.success
+    assert not result.asset_materializations_for_node("replay_readers")
+    [event] = [event for event in result.all_events if event.is_asset_observation]
+    found = event.asset_observation_data.asset_observation.metadata
+    return {name: value.value for name, value in found.items()}
+
+
 def bodies(root: Path, sink: str = "readers") -> list[str]:
     return sorted(row["body"].decode() for row in read_sink(root / sink).to_pylist())
 
@@ -130,7 +138,7 @@ def test_hours_are_replayed_in_one_run(
     fixed = replay_asset(consumer(shouted_alone))
     words = [f"word-{i}" for i in range(12)]
 
-    dry = shown(materialize(fixed, (2, 3)))
+    dry = dry_found(materialize(fixed, (2, 3)))
     untouched = bodies(tmp_path)
     tags = {"dagster/backfill": "fix-1", "rmq/replay_mode": "replace"}
     replaced = materialize(fixed, (2, 3), tags=tags)
@@ -170,8 +178,23 @@ def test_hours_are_replayed_in_one_run(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_messages_go_into_a_side_topic_once(
+def test_a_dry_run_says_why_a_replacement_would_be_refused(
     consumed: Consumer, materialize: Materialize, client: Client
+) -> None:
+    client.alter_topic("words", partition_time="stored")
+    config = ReplayConfig(mode="dry_run", side_sink="later", publish=True)
+
+    dry = dry_found(materialize(replay_asset(consumed), (2, 3), config))
+
+    assert "partitioned by born_at_ms, the topic by stored" in dry["replace_refused"]
+    assert dry["messages"] == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_messages_go_into_a_side_topic_once(
+    consumed: Consumer, materialize: Materialize, client: Client, instance: dg.DagsterInstance
 ) -> None:
     asset = replay_asset(consumed)
     config = ReplayConfig(
@@ -183,6 +206,11 @@ def test_messages_go_into_a_side_topic_once(
     second = shown(materialize(asset, (0, 5), config, tags))
     refused = materialize(asset, (0, 5), ReplayConfig(mode="side_topic", side_topic="words"))
 
+    ran = instance.get_runs(limit=2)[1]
+    inherited = {key: tag for key, tag in ran.tags.items() if key != "dagster/backfill"}
+    reexecuted = shown(materialize(asset, (0, 5), config, inherited))
+
+    assert (reexecuted["replay_id"], reexecuted["stored"]) == ("copy-1", 0)
     assert (first["messages"], first["wanted"], first["stored"]) == (12, 6, 6)
     assert (second["wanted"], second["stored"]) == (6, 0)
     assert not refused.success

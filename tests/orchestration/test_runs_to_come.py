@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -12,17 +13,18 @@ from dagster._core.storage.runs.schema import RunsTable
 
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration import sensors
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.sensors import (
     COMES_UP_WITHIN_S,
     STARTS_WITHIN_S,
-    consumer_sensor,
+    consumers_sensor,
     due_work_sensor,
 )
 from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
-from tests.orchestration.conftest import Send
+from tests.orchestration.conftest import Reads, Send
 
 STATUS = dg.DagsterRunStatus
 GROUP = DeclaredGroup("readers", topic("news"))
@@ -77,7 +79,9 @@ def ticks(
 def messages(instance: dg.DagsterInstance, resource: BrokerResource, client: Client) -> Tick:
     GROUP.ensure(client)
     job = dg.define_asset_job("readers_window", selection=[readers])
-    return ticks(consumer_sensor(GROUP, job, poll_s=0.0), instance, resource)
+    return ticks(
+        consumers_sensor([Reads(GROUP, job)], name="readers", poll_s=0.0), instance, resource
+    )
 
 
 @pytest.fixture
@@ -140,8 +144,14 @@ def test_work_that_came_while_a_run_was_to_come_is_seen_when_that_is_over(
     ],
 )
 def test_a_run_that_does_not_come_up_is_waited_for_no_longer_than_it_may_take(
-    messages: Tick, begin: Begin, send: Send, status: dg.DagsterRunStatus, within_s: float
+    messages: Tick,
+    begin: Begin,
+    send: Send,
+    monkeypatch: pytest.MonkeyPatch,
+    status: dg.DagsterRunStatus,
+    within_s: float,
 ) -> None:
+    monkeypatch.setattr(sensors, "code_since_s", lambda: 0.0)
     send("news")
 
     begin("readers", status, since_s=within_s + MARGIN_S)
@@ -151,3 +161,23 @@ def test_a_run_that_does_not_come_up_is_waited_for_no_longer_than_it_may_take(
 
     assert requested(given_up) == ["readers_window"]
     assert requested(waited_for) == []
+
+
+@pytest.mark.parametrize("status", [STATUS.NOT_STARTED, STATUS.STARTING, STATUS.STARTED])
+def test_a_run_of_an_earlier_code_server_is_not_waited_for(
+    messages: Tick,
+    begin: Begin,
+    send: Send,
+    monkeypatch: pytest.MonkeyPatch,
+    status: dg.DagsterRunStatus,
+) -> None:
+    """Runs are its children: after a restart of `rmq up` none of them comes up."""
+    monkeypatch.setattr(sensors, "code_since_s", lambda: time.time() - 5.0)
+    send("news")
+
+    begin("readers", status, since_s=10.0)
+    after_restart = messages()
+    begin("readers", status, since_s=1.0)
+
+    assert requested(after_restart) == ["readers_window"]
+    assert requested(messages()) == []

@@ -12,11 +12,17 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.due_work import HAND_OVER_AFTER_MS
-from rmq_pipeline.orchestration.sensors import consumer_sensor, due_work_sensor
+from rmq_pipeline.orchestration.sensors import (
+    POLL_S,
+    POLL_WORKERS,
+    consumers_sensor,
+    due_work_sensor,
+    tick_wait_s,
+)
 from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, upkeep_asset, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
-from tests.orchestration.conftest import Send
+from tests.orchestration.conftest import Reads, Send
 
 Tick = Callable[..., dg.SensorResult]
 MINUTE_MS = 60_000
@@ -53,7 +59,7 @@ def due_work(ticker: Callable[..., Tick]) -> Tick:
 @pytest.fixture
 def messages(ticker: Callable[..., Tick]) -> Tick:
     job = dg.define_asset_job("readers_window", selection=[readers])
-    return ticker(consumer_sensor(GROUP, job, poll_s=0.0))
+    return ticker(consumers_sensor([Reads(GROUP, job)], name="readers", poll_s=0.0))
 
 
 def requests(result: dg.SensorResult) -> list[tuple[str | None, str | None]]:
@@ -174,7 +180,7 @@ def test_revive_is_requested_for_ended_leases(
 ) -> None:
     GROUP.ensure(client)
     send("news")
-    client.receive("news", "readers", invisible_duration_ms=5_000)
+    client.receive("readers", "news", invisible_duration_ms=5_000)
     before = due_work()
     clock.advance(5_001)
 
@@ -251,8 +257,8 @@ def test_consumer_sensor_frees_what_a_dead_window_holds(
     send("news")
     window = client.open_window("consumer/readers", owner="run", duration_ms=MINUTE_MS)
     client.receive(
-        "news",
         "readers",
+        "news",
         invisible_duration_ms=60 * MINUTE_MS,
         window=("consumer/readers", window["epoch"]),
     )
@@ -265,3 +271,24 @@ def test_consumer_sensor_frees_what_a_dead_window_holds(
 
 def test_consumer_sensor_says_that_no_broker_answers(messages: Tick, away: BrokerResource) -> None:
     assert "rmq up" in str(messages(None, away).skip_reason)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wait_s"),
+    [
+        ({}, 0.0),
+        ({"use_threads": False, "num_workers": 8}, 0.0),
+        ({"use_threads": True, "num_workers": POLL_WORKERS - 1}, 0.0),
+        ({"use_threads": True, "num_workers": POLL_WORKERS}, POLL_S),
+        ({"use_threads": True}, POLL_S),
+    ],
+)
+def test_ticks_wait_for_work_only_where_threads_are_to_spare(
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    wait_s: float,
+) -> None:
+    monkeypatch.setattr(instance, "get_settings", lambda _key: settings)
+
+    assert tick_wait_s(instance) == wait_s

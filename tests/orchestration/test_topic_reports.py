@@ -44,8 +44,29 @@ def reported(result: dg.SensorResult) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_unknown_topic_is_not_reported(tick: Tick) -> None:
-    assert "news" not in reported(tick())
+def test_a_topic_that_nobody_reads_is_made(tick: Tick, client: Client) -> None:
+    found = reported(tick())
+
+    assert found["news"] == {"head": 0}
+    assert client.describe_topic("news")["type"] == "normal"
+
+
+def test_a_topic_that_is_gone_is_made_again(tick: Tick, client: Client, clock: ManualClock) -> None:
+    first = tick()
+    client.delete_topic("news")
+    clock.advance(MINUTE_MS)
+    second = tick(first.cursor)
+
+    tick(second.cursor)
+
+    assert client.describe_topic("news")["type"] == "normal"
+
+
+def test_a_topic_of_another_type_is_left_and_the_rest_reported(tick: Tick, client: Client) -> None:
+    client.create_topic("news", type="delay")
+
+    assert reported(tick())["news"] == {"head": 0}
+    assert client.describe_topic("news")["type"] == "delay"
 
 
 def test_head_and_backlog_are_reported(tick: Tick, client: Client, send: Send) -> None:
@@ -157,7 +178,7 @@ def test_dead_letters_are_reported(
     GROUP.ensure(client)
     first = tick()
     send("news")
-    client.forward_to_dead_letter_queue(client.receive("news", "readers"))
+    client.forward_to_dead_letter_queue(client.receive("readers", "news"))
     clock.advance(MINUTE_MS)
 
     assert reported(tick(first.cursor))["readers_dead_letters"]["head"] == 1

@@ -25,7 +25,7 @@ def parked(client: Client, send: Send) -> None:
     client.create_topic(TOPIC, type="fifo", queues=1)
     client.create_group(GROUP, order="message_group", max_attempts=1, on_failure="park")
     send(TOPIC, 4, message_group=["a", "b", "a", "b"])
-    got = client.receive(TOPIC, GROUP, limit=2)
+    got = client.receive(GROUP, TOPIC, limit=2)
     outcomes = {
         "receipt_handle": got["receipt_handle"],
         "outcome": ["retry"] * 2,
@@ -48,7 +48,7 @@ def execute(resource: BrokerResource, instance: dg.DagsterInstance) -> Execute:
 
 
 def offsets(client: Client) -> list[int]:
-    found: list[int] = client.receive(TOPIC, GROUP)["queue_offset"].to_pylist()
+    found: list[int] = client.receive(GROUP, TOPIC)["queue_offset"].to_pylist()
     return found
 
 

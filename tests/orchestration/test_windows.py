@@ -178,7 +178,7 @@ def test_revive_records_ended_leases(resource: BrokerResource, client: Client, s
     client.create_topic("news")
     client.create_group("readers")
     send("news", 2)
-    client.receive("news", "readers", invisible_duration_ms=1)
+    client.receive("readers", "news", invisible_duration_ms=1)
 
     _, metadata = materialize(resource, "revive", seconds=0.5)
 

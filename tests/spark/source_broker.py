@@ -29,7 +29,7 @@ class Served:
             reserve_bytes=1 << 20, log_file_bytes=1 << 20, seal_after_ms=0, compact_min_inputs=2
         )
         self.broker = Broker.open(home, clock=self.clock, upkeep="none", settings=settings)
-        self._server = FlightServer(self.broker, clock=self.clock)
+        self._server = FlightServer(self.broker)
         self.endpoint = self._server.address
         self._sent = 0
 

@@ -49,7 +49,7 @@ def test_a_window_handles_what_its_condition_is_true_for_and_passes_the_rest(
         )
 
         report = run_window(spec, broker, spark=lambda: spark, owner="test", idle_s=0.2)
-        left = broker.receive("steps", "western", limit=100).num_rows
+        left = broker.receive("western", "steps", limit=100).num_rows
 
     handled = sink.read_sink(tmp_path / "sink")["body"].to_pylist()
     assert sorted(handled) == [b"10", b"12", b"14", b"16", b"18"]

@@ -190,7 +190,7 @@ def test_what_is_not_settled_is_left_to_the_group(consumer: Consumer) -> None:
     consumer.send("a", "b", "c", hour=0)
     consumer.consume()
     consumer.send("d", "e", "f", hour=0)
-    held = consumer.broker.receive(TOPIC, GROUP, limit=1, invisible_duration_ms=3_600_000)
+    held = consumer.broker.receive(GROUP, TOPIC, limit=1, invisible_duration_ms=3_600_000)
 
     report = consumer.again(0, 1, handler=shouted)
     consumer.broker.change_invisible_duration(held, 1)

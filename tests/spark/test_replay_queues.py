@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.errors import IllegalOffsetError, RequestError
+from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.spark.replay.reading import Wanted, in_range
 from rmq_pipeline.spark.replay.topic_log import Range, Stored
 from tests.broker.sealed_home import seal_all
-from tests.spark.handlers import numbered, shouted
+from tests.spark.handlers import shouted
 from tests.spark.replayed import TOPIC, Consumer, replayed_broker
 
 if TYPE_CHECKING:
@@ -136,33 +136,3 @@ def test_messages_that_expire_while_they_are_read_are_an_error(tmp_path: Path) -
 
     with pytest.raises(IllegalOffsetError, match="expired while"):
         list(in_range([gone], wanted, columns=["queue_offset"]))
-
-
-def test_what_the_handler_publishes_is_sent_once_when_asked(consumer: Consumer) -> None:
-    consumer.broker.alter_topic("later", deduplicate="message_id")
-    consumer.send("on-a", "b", "on-a", "on-c", hour=0)
-    consumer.consume()
-    settings = {"mode": "side_sink", "side_sink": consumer.folder / "side", "handler": numbered}
-
-    usual = consumer.again(0, 1, **settings)
-    first = consumer.again(0, 1, publish=True, **settings)
-    again = consumer.again(0, 1, publish=True, **settings)
-    other = consumer.again(0, 1, publish=True, replay_id="another", **settings)
-
-    assert (usual.not_published, usual.published) == ({"later": 3}, {})
-    assert (first.not_published, first.published) == ({}, {"later": 3})
-    assert (again.published, other.published) == ({"later": 0}, {"later": 3})
-    # Three of the group itself, and twice those of replays.
-    scheduled = consumer.broker.sql("SELECT count(*) AS n FROM scheduled")["n"][0].as_py()
-    delivered = consumer.broker.describe_topic("later")["offsets"]
-    assert scheduled + sum(queue["max_offset"] for queue in delivered) == 9
-
-
-def test_publishing_is_refused_where_it_could_happen_twice(consumer: Consumer) -> None:
-    consumer.send("on-a", hour=0)
-    consumer.consume()
-
-    with pytest.raises(RequestError, match="stores repetitions"):
-        consumer.again(0, 1, publish=True)
-    with pytest.raises(RequestError, match="dry run"):
-        consumer.again(0, 1, publish=True, mode="dry_run")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.spark.parcel import write
+from rmq_pipeline.spark.arrow_transport import write
 from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
 from rmq_pipeline.spark.replay.settled import PLACE
 from rmq_pipeline.spark.replay.staged import HOUR_MS

@@ -32,7 +32,7 @@ def send(broker: Broker, *groups: str) -> None:
 
 
 def receive(broker: Broker) -> pa.Table:
-    return broker.receive(TOPIC, GROUP, limit=10, invisible_duration_ms=60_000)
+    return broker.receive(GROUP, TOPIC, limit=10, invisible_duration_ms=60_000)
 
 
 def settle(broker: Broker, received: pa.Table, *, batch: int, **outcomes: list[int]) -> None:

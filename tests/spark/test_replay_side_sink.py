@@ -156,3 +156,16 @@ def test_of_two_replays_of_one_range_the_slower_one_changes_nothing(folder: Path
         side_sink.publish(folder, slower, mine=mine)
 
     assert rows(folder) == [(5, "faster")]
+
+
+def test_files_whose_names_do_not_say_their_range_are_told_of(folder: Path) -> None:
+    """Those of an older version: their rows would be there beside the new ones."""
+    fill(folder, hours(0, 2), text="old", label="0123456789abcdef")
+
+    with pytest.raises(RequestError, match=r"2 files in the hours .* another folder"):
+        side_sink.check(folder, hours(0, 4))
+    with pytest.raises(RequestError, match="1 files in the hours"):
+        fill(folder, hours(1, 2), text="new")
+    fill(folder, hours(2, 4), text="new")
+
+    assert rows(folder) == [(0, "old"), (1, "old"), (2, "new"), (3, "new")]

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.spark.parcel import unpack, write
+from rmq_pipeline.spark.arrow_transport import unpack, write
 from rmq_pipeline.spark.replay.arranging import chunks
 from rmq_pipeline.spark.replay.reading import WALKED, Wanted
 from rmq_pipeline.spark.replay.task import Assignment, _Task

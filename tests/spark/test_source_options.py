@@ -21,7 +21,7 @@ from rmq_pipeline.spark.source.options import (
     for_write,
 )
 from rmq_pipeline.spark.source.planning import Span, cut
-from rmq_pipeline.spark.source.queues import Offsets, admitted, from_json, to_json
+from rmq_pipeline.spark.source.queues import Offsets, from_json, limited, to_json
 from tests.spark.source_broker import TOPIC, Served, places
 
 if TYPE_CHECKING:
@@ -61,21 +61,23 @@ def test_a_home_is_the_same_in_every_folder(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subscribe": ""}, "subscribe names the topics"),
-        ({"subscribe": "a,,b"}, "subscribe names the topics"),
+        ({"subscribe": ""}, "subscribe must name the topics"),
+        ({"subscribe": "a,,b"}, "subscribe must name the topics"),
         ({"startingOffset": "earliest"}, "Is startingOffsets meant"),
         ({"maxOffsetsPerTrigger": "5"}, "has no option maxOffsetsPerTrigger"),
-        ({"startingOffsets": "latest"}, "cannot begin at the latest"),
+        ({"startingOffsets": "latest"}, "cannot start at the latest"),
         ({"endingOffsets": "earliest"}, "cannot end at the earliest"),
-        ({"startingOffsets": "soon"}, "startingOffsets is earliest, latest, or JSON"),
-        ({"startingOffsets": '{"a": 3}'}, "startingOffsets is earliest, latest, or JSON"),
-        ({"startingOffsets": '{"a": {"0": -3}}'}, "startingOffsets is"),
-        ({"startingOffsets": '{"a": {"0": 1.5}}'}, "startingOffsets is"),
-        ({"startingOffsets": '{"b": {"0": 1}}'}, "given of b, not subscribed to"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
-        ({"minPartitions": "0"}, "minPartitions is a whole number from 1 on"),
-        ({"failOnDataLoss": "no"}, "failOnDataLoss is true or false"),
-        ({"home": "h"}, "one of endpoint and home"),
+        ({"startingOffsets": "soon"}, "startingOffsets must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"a": 3}'}, "startingOffsets must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"a": {"0": -3}}'}, "startingOffsets must be"),
+        ({"startingOffsets": '{"a": {"0": 1.5}}'}, "startingOffsets must be"),
+        ({"startingOffsets": '{"b": {"0": 1}}'}, "set for b, which subscribe does not name"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a whole number"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp must be a whole number of at least 0"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "startingOffsetsByTimestamp must be"),
+        ({"minPartitions": "0"}, "minPartitions must be a whole number of at least 1"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false"),
+        ({"home": "h"}, "either endpoint or home"),
     ],
 )
 def test_an_option_that_means_nothing_is_refused(options: dict[str, str], said: str) -> None:
@@ -93,7 +95,7 @@ def test_a_micro_batch_has_as_many_messages_as_it_may(
     first = {t: Offsets(1, {q: 10 * q for q in queues}) for t, queues in topics.items()}
     end = {t: Offsets(1, {q: 10 * q + n for q, n in qs.items()}) for t, qs in topics.items()}
 
-    found = admitted(first, end, limit=limit)
+    found = limited(first, end, limit=limit)
 
     steps = [
         (found[t].at[q] - first[t].at[q], n)
@@ -150,13 +152,13 @@ def served(tmp_path: Path, spark: SparkSession) -> Iterator[Served]:
     [
         ({"subscribe": "nowhere"}, "There is no topic nowhere"),
         ({"startingOffsets": f'{{"{TOPIC}": {{"0": 1}}}}'}, "has the queues 0, 1"),
-        ({"startingOffsets": f'{{"{TOPIC}": {{"0": 99, "1": 0}}}}'}, "ends before offset 99"),
+        ({"startingOffsets": f'{{"{TOPIC}": {{"0": 99, "1": 0}}}}'}, "before 99"),
         (
             {
                 "startingOffsets": f'{{"{TOPIC}": {{"0": 4, "1": 0}}}}',
                 "endingOffsets": f'{{"{TOPIC}": {{"0": 3, "1": 0}}}}',
             },
-            "would be read from 4 to 3",
+            "after its end 3",
         ),
         ({"group": "g"}, "no option group"),
     ],

@@ -158,7 +158,7 @@ def test_a_stream_begins_at_the_end_unless_it_is_told(served: Served, tmp_path: 
 
 def test_a_stream_and_a_consumer_do_not_share_a_group(served: Served, tmp_path: Path) -> None:
     served.send(10)
-    served.broker.receive(TOPIC, GROUP, limit=3)
+    served.broker.receive(GROUP, TOPIC, limit=3)
 
     with pytest.raises(StreamingQueryException, match="not settled"):
         Query(served, tmp_path).run()
@@ -188,7 +188,7 @@ def test_a_topic_made_again_is_another_one(served: Served, tmp_path: Path) -> No
     served.broker.create_topic(TOPIC, type="fifo", queues=2)
     served.send(30)
 
-    with pytest.raises(StreamingQueryException, match="made again"):
+    with pytest.raises(StreamingQueryException, match="created again"):
         query.run()
     query.source["failOnDataLoss"] = "false"
     query.run()

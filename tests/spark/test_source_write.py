@@ -215,7 +215,7 @@ def test_a_streamed_batch_that_comes_again_stores_nothing_twice(
     ("columns", "options", "said"),
     [
         ("'x' AS body", {"topic": "nowhere"}, "no topic nowhere"),
-        ("'x' AS text", {"topic": TOPIC}, "Column text is none of a message"),
+        ("'x' AS text", {"topic": TOPIC}, "Column text is not a column of a message"),
         ("'x' AS tag", {"topic": TOPIC}, "no column body"),
         ("'x' AS body", {"queues": "3"}, "no option queues"),
         ("'x' AS body, 't' AS topic", {"topic": TOPIC}, "Name the topic once"),

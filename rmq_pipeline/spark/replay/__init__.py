@@ -1,1 +1,1 @@
-"""Hours of a topic again, through a consumer's handler; the group's own progress stays."""
+"""Replay: hours of a topic are handled again, while the progress of the group is unchanged."""

@@ -1,8 +1,8 @@
-"""Messages of many groups, brought into the order of a walk, in bounded memory.
+"""Sort of messages by message group, in the order of a walk and in bounded memory.
 
-What fits is sorted in memory. What does not is dealt out to files by message group, and each file
-is arranged in its turn. A message group that does not fit alone is walked as it comes: in one queue
-it is in order already.
+Messages that fit are sorted in memory. Otherwise they are partitioned by message group into files,
+and each file is sorted by itself. A message group that does not fit alone is not sorted: the
+messages of one queue are already in order.
 """
 
 import secrets
@@ -21,14 +21,14 @@ from rmq_pipeline.handling.group_walk import group_starts
 from rmq_pipeline.message import hash64
 from rmq_pipeline.spark.replay.reading import WALKED
 
-#: Messages walked at a time, and about how large they are; a longer group takes several steps.
+#: Maximum number and approximate bytes of messages per chunk; a larger group takes several chunks.
 CHUNK_ROWS: Final = 20_000
 CHUNK_BYTES: Final = 64 << 20
-#: What a task sorts in memory, twice.
+#: Maximum bytes that a task sorts in memory; the sort needs twice as much.
 SORTED_BYTES: Final = 128 << 20
-#: Files that messages are dealt out to at a time.
+#: Number of files per partitioning step.
 _DEALT: Final = 16
-#: Message groups that are together after so many times have one hash.
+#: Message groups still together after this many steps have the same hash.
 _DEEPEST: Final = 20
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -38,10 +38,10 @@ Int64s = npt.NDArray[np.int64]
 def chunks(
     tables: Iterable[pa.Table], *, rows: int = CHUNK_ROWS
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """Sorted messages in tables of whole message groups; True: the last group may go on.
+    """Yield sorted messages in tables of whole message groups; True: the last group may continue.
 
-    Only a group of more than ``rows`` messages, or of as many bytes, is ever cut. A table that says
-    True has one group, which may end with it all the same.
+    Only a group of more than ``rows`` messages or CHUNK_BYTES is divided. A table with True
+    contains one group, which may nevertheless be complete.
     """
     pending: list[pa.Table] = []
     n = size = 0
@@ -69,13 +69,13 @@ def chunks(
 def arranged(
     tables: Iterator[pa.Table], *, folder: Path, most: int = SORTED_BYTES, depth: int = 0
 ) -> Iterator[pa.Table]:
-    """Messages of WALKED so that those of a group are adjacent, in the order they were stored.
+    """Yield messages of WALKED with groups contiguous, each group in the order it was stored.
 
     Args:
-        tables: of one queue in the order of its offsets, or of several queues.
-        folder: for files, which somebody else deletes should this not end.
-        most: bytes that are sorted in memory.
-        depth: how often these were dealt out before.
+        tables: messages of one queue in offset order, or of several queues.
+        folder: folder for temporary files; the caller deletes it after a failure.
+        most: maximum bytes to sort in memory.
+        depth: how often the messages were partitioned before.
     """
     held: list[pa.Table] = []
     size = 0
@@ -99,7 +99,7 @@ def arranged(
 
 
 def by_group(messages: pa.Table) -> pa.Table:
-    """Sorted by message group, and in each by order."""
+    """Sort by message group, and each group by order."""
     messages = messages.combine_chunks()
     encoded = messages["message_group"].combine_chunks().dictionary_encode()
     group = pc.fill_null(encoded.indices, -1).to_numpy()
@@ -118,14 +118,14 @@ class Dealt:
 
     path: str
     rows: int = 0
-    #: When the first of them was stored.
+    #: stored_at_ms of the first message.
     first_ms: int = 0
-    #: All are of one message group.
+    #: True if all messages have the same message group.
     alone: bool = True
     _group: str | None = None
 
     def note(self, messages: pa.Table) -> None:
-        """These are in it, too."""
+        """Record messages that were written to the file."""
         groups = pc.unique(messages["message_group"]).to_pylist()
         if not self.rows:
             self.first_ms, self._group = messages["stored_at_ms"][0].as_py(), groups[0]
@@ -133,17 +133,17 @@ class Dealt:
         self.rows += messages.num_rows
 
 
-#: What is told of ``Dealt``, and of which share.
+#: Columns in which a task reports its files to the driver; ``share`` is the number of the share.
 DEALT: Final = pa.schema([("share", pa.int32()), ("path", pa.string()), ("first_ms", pa.int64())])
 
 
 def deal(
     tables: Iterable[pa.Table], *, folder: Path, files: int, depth: int = 0
 ) -> dict[int, Dealt]:
-    """Write messages to files, those of a group to the same one, in their order.
+    """Partition messages into files by message group; each file keeps their order.
 
     Returns:
-        Which of the ``files`` -> what is in it; none of those without messages.
+        Number of the share -> its file; shares without messages are omitted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dealt: dict[int, Dealt] = {}
@@ -157,7 +157,7 @@ def deal(
             stops = [*starts[1:].tolist(), len(order)]
             for share, start, stop in zip(found.tolist(), starts.tolist(), stops, strict=True):
                 if share not in writers:
-                    # An attempt that is made again writes files of its own.
+                    # Unique names, because a repeated attempt of the task writes files of its own.
                     path = str(folder / f"dealt-{share}-{secrets.token_hex(8)}.arrow")
                     dealt[share] = Dealt(path)
                     writers[share] = pa.ipc.new_file(path, WALKED)
@@ -171,10 +171,10 @@ def deal(
 
 
 def shares(messages: pa.Table, n: int, *, depth: int = 0) -> Int64s:
-    """Which of ``n`` shares each message belongs to: all of a group to one."""
+    """Return the share in [0, n) of each message: one share per message group."""
     groups = messages["message_group"].combine_chunks()
     hashes = hash64(groups).view(np.uint64).copy()
-    # Messages without a group are strangers, and go anywhere.
+    # Messages without a message group may go to any share.
     strangers = pc.is_null(groups).to_numpy(zero_copy_only=False)
     hashes[strangers] = messages["queue_offset"].to_numpy()[strangers].view(np.uint64)
     mixed = (hashes ^ np.uint64(depth)) * _MIX
@@ -184,7 +184,7 @@ def shares(messages: pa.Table, n: int, *, depth: int = 0) -> Int64s:
 
 
 def stored(path: str) -> Iterator[pa.Table]:
-    """What ``deal`` wrote to a file, a part at a time; mapped into memory."""
+    """Yield the tables that ``deal`` wrote to a file, mapped into memory."""
     with pa.memory_map(path) as mapped:
         reader = pa.ipc.open_file(mapped)
         for i in range(reader.num_record_batches):
@@ -192,9 +192,9 @@ def stored(path: str) -> Iterator[pa.Table]:
 
 
 def _by_queue(path: str) -> Iterator[pa.Table]:
-    """One message group that is too large to be sorted.
+    """Yield one message group that is too large to be sorted, queue by queue.
 
-    It has left a queue for good when it goes on in another one.
+    A group that has moved to another queue does not return to the earlier one.
     """
     firsts: dict[int, int] = {}
     for table in stored(path):

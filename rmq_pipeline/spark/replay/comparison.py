@@ -1,4 +1,4 @@
-"""What a replay made, beside what there is: rows of sinks, and outcomes of messages."""
+"""Comparison of a replay with the present state: rows of sinks, and outcomes of messages."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -8,11 +8,11 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: The column that says what becomes of a row: ``added`` or ``removed``; and how often.
+#: Column with ``added`` or ``removed``, and column with the number of copies.
 CHANGE: Final = "change"
 COPIES: Final = "copies"
 
-#: Messages whose outcome is another one than it was.
+#: Columns of messages whose outcome has changed.
 OUTCOMES: Final = pa.schema(
     [
         ("queue_id", pa.int32()),
@@ -29,16 +29,16 @@ OUTCOMES: Final = pa.schema(
 def rows(
     spark: "SparkSession", *, old: list[Path], new: list[Path], columns: pa.Schema
 ) -> "DataFrame | None":
-    """Rows that only one side has: CHANGE, COPIES, and the sink's columns.
+    """Return the rows that only one side has: CHANGE, COPIES, and the sink's columns.
 
     Args:
         spark: the session.
         old: files of the sink.
         new: files of the replay.
-        columns: of the sink.
+        columns: columns of the sink.
 
     Returns:
-        None when there are no files.
+        None if there are no files.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -63,7 +63,7 @@ def _read(spark: "SparkSession", files: list[Path], *, columns: pa.Schema) -> "D
 
 
 def _comparable(read: "DataFrame", field: pa.Field) -> "Column":
-    """A column as it can be grouped by; a map has no order of its own."""
+    """Return a column in a form that can be grouped by; map entries are sorted."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if field.name not in read.columns:
@@ -75,12 +75,12 @@ def _comparable(read: "DataFrame", field: pa.Field) -> "Column":
 
 
 def partitions(changed: "DataFrame", *, partition_time: str, added_only: bool) -> dict[str, int]:
-    """Hour, as partitions are named -> rows that differ.
+    """Count differing rows by hour, in the form of partition names.
 
     Args:
-        changed: what ``rows`` gave.
-        partition_time: the column that chooses the hour.
-        added_only: rows that are only there do not count.
+        changed: result of ``rows``.
+        partition_time: the column that determines the hour.
+        added_only: count only rows that the replay adds.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -95,11 +95,11 @@ def partitions(changed: "DataFrame", *, partition_time: str, added_only: bool) -
 
 
 def outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> pa.Table:
-    """Messages whose outcome is another one than it was, OUTCOMES.
+    """Return the messages whose outcome has changed, as OUTCOMES.
 
     Args:
-        messages: of the range.
-        was: queue_id, queue_offset, reason of those that are dead letters.
+        messages: messages of the range.
+        was: queue_id, queue_offset and reason of the recorded dead letters.
         now: walk.FAILED.
     """
     place = ["queue_id", "queue_offset"]
@@ -132,9 +132,9 @@ def outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> pa.Table
 
 
 def write_report(changed: "DataFrame", path: Path) -> Path:
-    """Write rows that differ as one Parquet file; its path.
+    """Write differing rows to one Parquet file; return its path.
 
-    They are sorted by the sink's columns, so that what goes and what comes for it are neighbours.
+    They are sorted by the sink's columns, so a removed row is next to its replacement.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

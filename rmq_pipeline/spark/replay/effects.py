@@ -1,4 +1,4 @@
-"""What becomes of a replay's rows: compared, put in the place of others, or into another sink."""
+"""Effects of a replay's rows: comparison, replacement of sink files, or a side sink."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from rmq_pipeline import schema
+from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import publication
-from rmq_pipeline.spark import parcel
+from rmq_pipeline.spark import arrow_transport
 from rmq_pipeline.spark.replay import comparison, onward, side_sink, staged, stages
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.reading import Wanted
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The sink and the progress of the group, of one moment."""
+    """Sink files and progress of the group at the same moment."""
 
     #: schema.SINK_FILE of the partitions of the range.
     files: pa.Table
@@ -39,28 +38,28 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the tasks of a walk found."""
+    """Combined results of the tasks of a walk."""
 
-    #: schema.SINK_FILE of the range, and of the messages behind it.
+    #: schema.SINK_FILE: files of the range, and of messages behind the range.
     files: pa.Table
     behind: pa.Table
     #: walk.FAILED.
     failed: pa.Table
-    #: Message groups whose state is not the recorded one.
+    #: Message groups whose state differs from the recorded state.
     differ: pa.Array
     counts: dict[str, int]
-    #: topic -> messages to be sent onward, schema.SEND.
+    #: topic -> messages to publish, schema.SEND.
     onward: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls) -> "Found":
-        """Of no messages."""
+        """Return the result of a walk without messages."""
         files = schema.SINK_FILE.empty_table()
         return cls(files, files, FAILED.empty_table(), pa.array([], pa.string()), {})
 
 
 def done_before(plan: ReplayPlan, client: Client, *, report: ReplayReport) -> bool:
-    """Whether this replacement was made; the report then says what it was."""
+    """Return True if the replacement was made before; the report then contains its counts."""
     from sqlglot import exp
 
     query = exp.select("added", "removed").from_("sink_replacements")
@@ -77,7 +76,7 @@ def done_before(plan: ReplayPlan, client: Client, *, report: ReplayReport) -> bo
 
 
 class Effects:
-    """What one replay does once its range is walked."""
+    """Applies the rows of one replay after its range was walked."""
 
     def __init__(
         self,
@@ -93,16 +92,18 @@ class Effects:
         self._target, self._scratch, self._report = target, scratch, report
 
     def finish(self, source: Source, *, snapshot: Snapshot, found: Found) -> None:
-        """Do with the rows what the plan says.
+        """Apply the rows as the plan says.
 
         Raises:
-            RequestError: rows do not belong to the range, or messages of it are gone.
-            SinkChangedError: the files to be replaced do not count any more.
+            RequestError: rows do not belong to the range, or messages of the range have expired.
+            SinkChangedError: the files to replace are no longer current.
         """
         if self._plan.mode == "dry_run":
             messages = source.of(lambda segment: segment.may_hold(self._range))
             if messages is not None:
                 self._compare(messages, snapshot=snapshot, found=found)
+            if self._plan.spec.sink is not None and not self._report.replace_refused:
+                self._would_be_refused(snapshot, found)
         elif self._plan.mode == "side_sink":
             self._send(found)
             self._report.replaced_files = side_sink.publish(
@@ -118,7 +119,7 @@ class Effects:
         report.outcomes = comparison.outcomes(in_range, was=was, now=found.failed)
         if report.outcomes.num_rows:
             path = plan.folder / f"outcomes-{plan.label}.parquet"
-            pq.write_table(report.outcomes, path)
+            checked_parquet.write(report.outcomes, path)
             report.outcomes_report = str(path)
         changed = self._changed(
             messages.sparkSession,
@@ -159,7 +160,8 @@ class Effects:
         except RequestError:
             staged.delete(spec.sink, found.files)
             raise
-        # Before the replay counts as done: one that ends in between sends the same ids again.
+        # Publish before the replay counts as done: if it dies in between, the retry sends the same
+        # ids.
         self._send(found)
         removed = snapshot.files["path"].to_pylist()
         if removed or found.files.num_rows:
@@ -173,15 +175,20 @@ class Effects:
                 reason=f"replay {plan.replay_id}",
             )
         self._report.replaced_files = len(removed)
-        # Of earlier attempts; those of this one that lost a race were deleted.
+        # Delete files of earlier attempts; this attempt deleted its own files if it lost a race.
         known = [self._client.sink_files(spec.group, removed=gone) for gone in (False, True)]
         paths = [path for files in known for path in files["path"].to_pylist()]
         staged.sweep(spec.sink, label=plan.label, counting=paths)
 
     def _send(self, found: Found) -> None:
-        self._report.published = onward.send_onward(
-            self._client, found.onward, replay_id=self._plan.replay_id
-        )
+        self._report.published = onward.send_onward(self._client, found.onward)
+
+    def _would_be_refused(self, snapshot: Snapshot, found: Found) -> None:
+        try:
+            self._check_range(found.files)
+            self._check_expired(snapshot.files)
+        except RequestError as error:
+            self._report.replace_refused = error.message
 
     def _check_range(self, files: pa.Table) -> None:
         outside = set(files["partition"].to_pylist()) - set(self._plan.partitions)
@@ -192,7 +199,7 @@ class Effects:
             )
 
     def _check_expired(self, files: pa.Table) -> None:
-        """Refuse to replace rows of messages that the topic does not keep any more."""
+        """Refuse to replace rows of messages that the topic no longer retains."""
         topic = self._client.describe_topic(self._plan.spec.topic)
         kept = {queue["queue_id"]: queue["min_offset"] for queue in topic["offsets"]}
         if not any(kept.values()):
@@ -208,7 +215,7 @@ class Effects:
     def look_behind(
         self, source: Source, *, wanted: Wanted, stretches: pa.Table, found: Found
     ) -> None:
-        """Find the later partitions that the new state would change."""
+        """Find later partitions that the new state would change."""
         report = self._report
         report.states_differ = len(found.differ)
         if found.behind.num_rows:
@@ -231,18 +238,18 @@ class Effects:
             report.later = self._hours_behind(source, wanted, ends=ends)
 
     def _hours_behind(self, source: Source, wanted: Wanted, *, ends: pa.Table) -> list[str]:
-        """The hours of what these message groups have behind the range."""
+        """Return the hours of these groups' messages behind the range."""
         first: dict[int, int] = {}
         for queue_id, last in zip(
             ends["last_queue"].to_pylist(), ends["last"].to_pylist(), strict=True
         ):
             first[queue_id] = min(last, first.get(queue_id, last))
-        # A group that has moved since goes on in a queue that is not looked at before its end.
+        # A group that has moved continues in a queue that is not examined before its end.
         files = source.files(lambda segment: segment.end > first.get(segment.queue_id, -1))
         task = partial(
             hours_part,
             wanted=wanted,
-            ends=parcel.write(ends, self._scratch / "ends.arrow"),
+            ends=arrow_transport.write(ends, self._scratch / "ends.arrow"),
             scratch=self._scratch,
         )
         found = stages.run(source.spark, stages.by_length(files), task=task)

@@ -1,11 +1,11 @@
-"""Where the message groups of a range begin and end."""
+"""First and last messages of the message groups in a range."""
 
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: The first and the last message of a message group.
+#: Columns: the first and the last message of a message group.
 PLACES: Final = pa.schema(
     [
         ("message_group", pa.string()),
@@ -21,7 +21,7 @@ _ORDER: Final = ["stored_at_ms", "queue_id", "queue_offset"]
 
 
 def firsts_and_lasts(messages: pa.Table) -> pa.Table:
-    """PLACES of messages in the order they were stored; those without a group do not count."""
+    """Return PLACES of messages in stored order; messages without a message group are ignored."""
     messages = messages.filter(pc.is_valid(messages["message_group"]))
     wanted = [(name, end) for end in ("first", "last") for name in _ORDER]
     found = messages.group_by("message_group", use_threads=False).aggregate(wanted)
@@ -30,7 +30,7 @@ def firsts_and_lasts(messages: pa.Table) -> pa.Table:
 
 
 def together(tables: list[pa.Table]) -> pa.Table:
-    """PLACES of several parts, whose groups may be the same."""
+    """Merge PLACES of several parts, which may have groups in common."""
     found = pa.concat_tables([PLACES.empty_table(), *tables])
     ends = [
         found.select(["message_group", *names]).rename_columns(["message_group", *_ORDER])

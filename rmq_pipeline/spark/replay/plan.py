@@ -1,4 +1,4 @@
-"""What is to be replayed and how, and what a replay reports."""
+"""Plan of a replay, and its report."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from rmq_pipeline.spark.replay.comparison import OUTCOMES
 from rmq_pipeline.spark.replay.side_sink import SideRange
 from rmq_pipeline.spark.replay.staged import hours
 
-#: replace: the same partitions of the sink; side_sink: another folder; dry_run: what would change.
+#: replace: the sink's own partitions; side_sink: another folder; dry_run: only report changes.
 Mode = Literal["replace", "side_sink", "dry_run"]
 _COLUMNS: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
 
-#: What of a report is no number and no name.
+#: Fields of the report that are neither numbers nor names.
 _TABLES: Final = frozenset(
     {"outcomes", "changed", "later", "behind_rows", "not_published", "published"}
 )
@@ -25,10 +25,10 @@ _TABLES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """A range of a consumer's topic, and what becomes of its rows.
+    """A range of a consumer's topic, and how to apply its rows.
 
     Raises:
-        RequestError: what is asked for does not fit together.
+        RequestError: the plan is inconsistent.
     """
 
     spec: ConsumerSpec
@@ -36,19 +36,20 @@ class ReplayPlan:
     from_ms: int
     to_ms: int
     mode: Mode
-    #: The same again is the same replay: what it has done it does not do twice.
+    #: Identity of the replay: work done under an id is not repeated.
     replay_id: str
-    #: Reports lie here, and what tasks hand to each other; the driver and Spark reach it.
+    #: Folder for reports and for files exchanged by tasks; the driver and Spark must reach it.
     folder: Path
-    #: Of mode side_sink.
+    #: Folder of the side sink; only for mode side_sink.
     side_sink: Path | None = None
-    #: Calls of a message before its failure is final.
+    #: Number of calls for a message before its failure is final.
     tries: int = 1
-    #: The sink's partitions hold the rows of messages of the same hour, though names do not say so.
+    #: The sink's partitions contain the rows of messages of the same hour, although the names of
+    #: the times differ.
     partitions_match: bool = False
-    #: What the handler publishes is sent: to topics that drop repetitions, so it is there once.
+    #: Publish the handler's messages, to topics that suppress repetitions; each is stored once.
     publish: bool = False
-    #: Tasks, at least.
+    #: Minimum number of tasks.
     parallelism: int = 2
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class ReplayPlan:
 
     @property
     def label(self) -> str:
-        """The name of its files; of a side sink the same for every replay of the range."""
+        """Label in the file names; for a side sink, all replays of the range share the label."""
         if self.mode == "side_sink":
             return self.side_range.label
         text = f"{self.spec.group}/{self.replay_id}/{self.from_ms}/{self.to_ms}"
@@ -82,24 +83,38 @@ class ReplayPlan:
 
     @property
     def side_range(self) -> SideRange:
-        """The range as a side sink knows it."""
+        """The range in the form of a side sink."""
         return SideRange(self.spec.group, self.from_ms, self.to_ms)
 
     @property
     def replacement_id(self) -> str:
-        """Under which the broker knows the replacement."""
+        """Id of the replacement at the broker."""
         return f"replay/{self.replay_id}/{self.from_ms}-{self.to_ms}"
+
+    def publication_of(self, topic_id: int) -> str:
+        """Return the prefix of published messages' ids; empty if none are published.
+
+        The prefix does not contain the range: a replay of other hours with the same id publishes
+        each message once. A backfill may cover several groups, which share the replay's id.
+
+        Args:
+            topic_id: id of the replayed topic; a new topic of the same name has another id.
+        """
+        if not self.publish:
+            return ""
+        text = f"{self.replay_id}/{self.spec.group}/{topic_id}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def partitions(self) -> list[str]:
-        """The partitions of the sink that the range fills."""
+        """The sink's partitions that the range fills."""
         return hours(self.from_ms, self.to_ms)
 
     def check_partitions(self, partition_time: str) -> None:
-        """See to it that the sink's partitions are those of the topic.
+        """Check that the sink's partitions are those of the topic.
 
         Raises:
-            RequestError: nobody says that they are.
+            RequestError: the names differ, and ``partitions_match`` is not set.
         """
         named = _COLUMNS.get(partition_time, partition_time)
         same = self.spec.partition_time in (named, f"{named}_ms")
@@ -113,53 +128,57 @@ class ReplayPlan:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay did, or in a dry run would have done."""
+    """Results of a replay; of a dry run, what they would be."""
 
     mode: Mode
     replay_id: str
     from_ms: int
     to_ms: int
-    #: Settled messages of the range; walked before it to reach its state, and behind it.
+    #: Settled messages of the range, messages walked before it to build its state, and messages
+    #: behind it.
     messages: int = 0
     warm_up: int = 0
     behind: int = 0
-    #: Messages of the range that the group is not done with: they are left to it.
+    #: Messages of the range that are not settled; the group handles them itself.
     not_settled: int = 0
-    #: Messages that end as dead letters, parked, or behind a parked one.
+    #: Messages that end as dead letters, parked, or held behind a parked message.
     failed: int = 0
     rows: int = 0
     files: int = 0
     bytes: int = 0
-    #: Files that count no longer.
+    #: Files that were replaced.
     replaced_files: int = 0
-    #: topic -> messages that the handler would send, where the replay sends none.
+    #: topic -> messages that the handler would publish, if the replay publishes none.
     not_published: dict[str, int] = field(default_factory=dict)
-    #: topic -> messages sent now; those that an earlier attempt had sent are left out.
+    #: topic -> messages published now, without those published by an earlier attempt.
     published: dict[str, int] = field(default_factory=dict)
-    #: Rows that are only in the replay, and only in the sink, by partition; dry runs alone.
+    #: Dry run: why mode replace would be refused.
+    replace_refused: str = ""
+    #: Dry run: rows that only the replay or only the sink has; by partition in ``changed``.
     rows_added: int = 0
     rows_removed: int = 0
     changed: dict[str, int] = field(default_factory=dict)
     outcomes: pa.Table = field(default_factory=OUTCOMES.empty_table)
-    #: Partitions behind the range with messages of groups whose state is not the recorded one.
+    #: Partitions behind the range with messages of groups whose state differs from the recorded
+    #: state.
     later: list[str] = field(default_factory=list)
-    #: Rows of messages behind the range that this code and state would make and the sink lacks, by
-    #: partition; only what was settled together with the range was looked at.
+    #: Rows behind the range that this code and state would make and the sink lacks, by partition;
+    #: only messages settled together with the range were examined.
     behind_rows: dict[str, int] = field(default_factory=dict)
-    #: Message groups whose state at the end is not the recorded one.
+    #: Message groups whose final state differs from the recorded state.
     states_differ: int = 0
-    #: Message groups that begin without state, though earlier messages of theirs may have expired.
+    #: Message groups that begin without state although earlier messages of theirs may have expired.
     states_unknown: int = 0
-    #: Parquet: rows that differ, and outcomes that do.
+    #: Parquet files with differing rows and outcomes.
     rows_report: str = ""
     outcomes_report: str = ""
-    #: It was done before under its id; nothing was done now.
+    #: The replay was done before under its id; nothing was done now.
     repeated: bool = False
     spark_s: float = 0.0
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Its numbers and names, without tables."""
+        """Return its numbers and names, without tables."""
         return {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _TABLES
         }

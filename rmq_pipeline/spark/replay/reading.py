@@ -1,6 +1,6 @@
-"""What tasks of a replay read: messages in files, and which of them the replay wants.
+"""Reads of a replay's tasks: messages in files, and the selection of those to replay.
 
-A task reads the files itself, as Arrow: rows that pass through the JVM cost several times that.
+A task reads the files itself as Arrow: rows that pass through the JVM cost several times as much.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,21 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from rmq_pipeline import schema
+from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.handling.handler import MESSAGES
-from rmq_pipeline.spark.parcel import unpack
+from rmq_pipeline.spark.arrow_transport import unpack
 from rmq_pipeline.spark.replay.staged import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Stored, listed
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
 
-#: What is walked: a message as a handler is given it, and its role.
+#: Columns of a walk: a handler's message, and its role.
 WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
-#: What a file has of it.
+#: Those columns that are stored in a file.
 STORED: Final = [f.name for f in schema.READ if f.name != "queue_id"]
-#: Row groups that are read at once have about so many bytes before compression.
+#: Approximate uncompressed bytes of the row groups read at once.
 _READ_BYTES: Final = 8 << 20
-#: A property that is a time.
+#: A property with a time.
 _NUMBER: Final = r"^\s*[+-]?\d{1,18}\s*$"
 
 Mask = npt.NDArray[np.bool_]
@@ -37,23 +38,23 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which messages of the files a replay is about."""
+    """Selection of the messages to replay."""
 
     range: Range
-    #: The topic's folder, whose manifest says where a file has gone.
+    #: Folder of the topic, whose manifest lists the present files.
     root: str
-    #: queue_id -> the first offset that the group has not looked at; other queues are not read.
+    #: queue_id -> the first offset that the group has not examined; other queues are not read.
     cursors: dict[int, int]
-    #: Arrow file of the messages before the cursors that are not settled; None: there are none.
+    #: Arrow file of unsettled messages before the cursors; None if all are settled.
     open: str | None = None
-    #: Arrow file, surroundings.STRETCH; None: the consumer keeps no state.
+    #: Arrow file of surroundings.STRETCH; None if the consumer keeps no state.
     stretches: str | None = None
 
 
 def walked(files: list[Stored], wanted: Wanted) -> Iterator[pa.Table]:
-    """The wanted messages of some files with their roles, WALKED, in the order of the files."""
+    """Yield the selected messages with their roles as WALKED, in the order of the files."""
     choice = _Choice(wanted)
-    # What leads to the range is found by its offsets, whenever it was stored.
+    # Messages before the range are selected by offset, whatever their time.
     pruned = wanted.stretches is None
     for stored in files:
         for table in _rows(stored, wanted, columns=STORED, pruned=pruned):
@@ -63,7 +64,7 @@ def walked(files: list[Stored], wanted: Wanted) -> Iterator[pa.Table]:
 
 
 def in_range(files: list[Stored], wanted: Wanted, *, columns: list[str]) -> Iterator[pa.Table]:
-    """These columns, queue_offset among them, of what is settled in the range, file by file."""
+    """Yield these columns, with queue_offset, of settled messages in the range, file by file."""
     choice = _Choice(wanted)
     read = [*dict.fromkeys([*columns, wanted.range.column or "properties"])]
     for stored in files:
@@ -73,13 +74,12 @@ def in_range(files: list[Stored], wanted: Wanted, *, columns: list[str]) -> Iter
 
 
 def hours_behind(files: list[Stored], wanted: Wanted, *, ends: pa.Table) -> Int64s:
-    """Hours since 1970, behind the range, that have settled messages of some message groups.
+    """Return hours since 1970 behind the range with settled messages of some message groups.
 
     Args:
-        files: to be read.
-        wanted: the range, and what is settled.
-        ends: the last message in the range of each of those groups: message_group, last_queue,
-            last.
+        files: files to read.
+        wanted: the range, and the settled messages.
+        ends: the last message in the range of each group: message_group, last_queue, last.
     """
     choice, found = _Choice(wanted), [np.zeros(0, dtype=np.int64)]
     groups = ends["message_group"].combine_chunks()
@@ -89,7 +89,7 @@ def hours_behind(files: list[Stored], wanted: Wanted, *, ends: pa.Table) -> Int6
             at = pc.index_in(table["message_group"], groups)
             known = pc.is_valid(at).to_numpy() & choice.settled(table, stored.queue_id)
             rows = pc.fill_null(at, 0).to_numpy()
-            # A group that has moved since goes on in a queue that is not read before its end.
+            # A group that has moved continues in a queue that is not read before its end.
             known &= (ends["last_queue"].to_numpy()[rows] != stored.queue_id) | (
                 table["queue_offset"].to_numpy() > ends["last"].to_numpy()[rows]
             )
@@ -101,9 +101,9 @@ def hours_behind(files: list[Stored], wanted: Wanted, *, ends: pa.Table) -> Int6
 def _rows(
     stored: Stored, wanted: Wanted, *, columns: list[str], pruned: bool
 ) -> Iterator[pa.Table]:
-    """A file's messages before the cursor, some row groups at a time.
+    """Yield a file's messages before the cursor, some row groups at a time.
 
-    ``pruned``: without row groups that have nothing of the range.
+    With ``pruned``, row groups outside the range are skipped.
     """
     stop = min(stored.end, wanted.cursors.get(stored.queue_id, 0))
     if stop <= stored.base:
@@ -121,14 +121,14 @@ def _rows(
 
 def _open(path: str) -> pq.ParquetFile:
     files, inside = fs.FileSystem.from_uri(path)
-    return pq.ParquetFile(files.open_input_file(inside))
+    return open_segment(files.open_input_file(inside))
 
 
 def _paths(stored: Stored, root: str) -> list[str]:
-    """Where these messages are now: the file may have been merged with others, and be gone.
+    """Return the present files of these messages: compaction may have replaced the file.
 
     Raises:
-        IllegalOffsetError: they have expired meanwhile.
+        IllegalOffsetError: the messages have expired meanwhile.
     """
     files, inside = fs.FileSystem.from_uri(stored.path)
     if files.get_file_info(inside).type == fs.FileType.File:
@@ -146,7 +146,7 @@ def _paths(stored: Stored, root: str) -> list[str]:
 
 
 def _row_groups(footer: pq.FileMetaData, time: str | None, *, wanted: Range) -> Iterator[list[int]]:
-    """Numbers of row groups that are read at once, without those outside the range."""
+    """Yield lists of row groups to read at once, without those outside the range."""
     chosen: list[int] = []
     size = 0
     column = None if time is None else _index_of(footer, time)
@@ -173,7 +173,7 @@ def _index_of(footer: pq.FileMetaData, column: str) -> int | None:
 
 
 def _as_given(table: pa.Table, queue_id: int) -> pa.Table:
-    """As a handler is given messages."""
+    """Return the messages in the columns that a handler receives."""
     n = table.num_rows
     constants = {"queue_id": queue_id, "delivery_attempt": 1}
     columns = [
@@ -186,7 +186,7 @@ def _as_given(table: pa.Table, queue_id: int) -> pa.Table:
 
 
 class _Choice:
-    """Which messages count, and as what."""
+    """Selects messages, and assigns their roles."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._range = wanted.range
@@ -198,14 +198,14 @@ class _Choice:
         self._stretches = None if wanted.stretches is None else unpack(None, wanted.stretches)
 
     def settled(self, table: pa.Table, queue_id: int) -> Mask:
-        """Those of a queue before its cursor that the group is done with."""
+        """Return a mask of a queue's messages that are settled."""
         if queue_id not in self._open:
             return np.ones(table.num_rows, dtype=np.bool_)
         found: Mask = ~np.isin(table["queue_offset"].to_numpy(), self._open[queue_id])
         return found
 
     def time(self, table: pa.Table) -> pa.ChunkedArray:
-        """The partition times of messages, null where one has none."""
+        """Return the partition times of messages; null if a message has none."""
         if self._range.column is not None:
             return table[self._range.column]
         texts = pc.map_lookup(table["properties"], self._range.partition_time, "first")
@@ -214,14 +214,14 @@ class _Choice:
         return numbers.cast(pa.int64())
 
     def holds(self, table: pa.Table) -> Mask:
-        """Those whose partition time is in the range."""
+        """Return a mask of messages whose partition time is in the range."""
         wanted, time = self._range, self.time(table)
         mine = pc.and_(pc.greater_equal(time, wanted.from_ms), pc.less(time, wanted.to_ms))
         found: Mask = pc.fill_null(mine, False).to_numpy()
         return found
 
     def with_roles(self, messages: pa.Table) -> pa.Table:
-        """WALKED of the messages of one queue: those of the range, and what leads there and on."""
+        """Return WALKED of one queue: messages of the range, and those before and behind it."""
         queue_id = messages["queue_id"][0].as_py()
         settled, holds = self.settled(messages, queue_id), self.holds(messages)
         role = np.full(messages.num_rows, RANGE, dtype=np.int32)
@@ -235,7 +235,7 @@ class _Choice:
         return found if keep.all() else found.filter(pa.array(keep))
 
     def _leads(self, messages: pa.Table, queue_id: int) -> tuple[Mask, Mask]:
-        """Those on the stretch of their message group, and those before its last one in range."""
+        """Return masks: messages on their group's stretch, and those before its last in range."""
         table = self._stretches
         assert table is not None
         at = pc.index_in(messages["message_group"], table["message_group"].combine_chunks())
@@ -251,7 +251,7 @@ class _Choice:
 
 
 def _less(one: tuple[Int64s, ...], other: tuple[Int64s, ...]) -> Mask:
-    """One place before the other, by the first part that differs."""
+    """Compare places lexicographically; True where the first is smaller."""
     found: Mask = np.zeros(len(one[-1]), dtype=np.bool_)
     for left, right in zip(reversed(one), reversed(other), strict=True):
         found = (left < right) | ((left == right) & found)

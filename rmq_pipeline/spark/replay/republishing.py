@@ -1,4 +1,4 @@
-"""A range of a topic into another topic: messages again, as copies, at a rate and for a while."""
+"""Replay of a range into another topic: copies of messages, rate-limited, retained for a time."""
 
 import hashlib
 import shutil
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from rmq_pipeline import limits, schema
+from rmq_pipeline import checked_parquet, limits, schema
 from rmq_pipeline.errors import BusyError, RequestError, TopicNotFoundError
 from rmq_pipeline.filter.expression import Filter, compile_filter
 from rmq_pipeline.flight.client import Client
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, dict[str, Any]], None]
 
-#: Messages of one send, at most.
+#: Maximum number of messages per send.
 BATCH_ROWS: Final = 1_000
-#: What becomes of a type; times and transactions are of the past.
+#: Type of the side topic by type of the source. Scheduled times and transactions are not replayed,
+#: so other types become normal.
 _TYPES: Final = {"fifo": "fifo", "mixed": "mixed", "lite": "mixed"}
 _SENT: Final = ("body", "tag", "keys", "message_group", "born_at_ms", "properties")
 _TELL_EVERY_S: Final = 5.0
@@ -37,10 +37,10 @@ _TRIES: Final = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """Which messages go where.
+    """Selection of messages, and their target.
 
     Raises:
-        RequestError: it does not fit together.
+        RequestError: the plan is inconsistent.
     """
 
     topic: str
@@ -51,9 +51,9 @@ class TopicPlan:
     filter_type: str = "tag"
     #: 0: no limit.
     rate_per_s: float = 0.0
-    #: How long the side topic keeps what is sealed, when it is made here; 0: for good.
+    #: Retention of sealed messages in a side topic created here; 0: unlimited.
     ttl_ms: int = 0
-    #: Copies sent under an id are not stored twice within a day.
+    #: Copies sent under the same id within a day are stored once.
     replay_id: str
     folder: Path
 
@@ -65,18 +65,18 @@ class TopicPlan:
 
 @dataclass(slots=True)
 class TopicReport:
-    """What went into the side topic."""
+    """Results of a replay into a side topic."""
 
     side_topic: str
-    #: Messages of the range, those that the filter wanted, and those stored just now: the others
-    #: had been before.
+    #: Messages of the range, those that match the filter, and those stored now; the others were
+    #: stored before.
     messages: int = 0
     wanted: int = 0
     stored: int = 0
     seconds: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """All of it by name."""
+        """Return all fields by name."""
         return asdict(self)
 
 
@@ -89,22 +89,25 @@ def publish_again(
 ) -> TopicReport:
     """Send the messages of a range to the side topic, in the order they were stored.
 
-    The copies keep body, tag, keys, group, properties and birth; a message id is made of the
-    replay's and the place of the original, so that one is stored once however often this runs.
+    A copy keeps body, tag, keys, message group, properties and birth time. Its message id is
+    derived from the replay's id, the topic's id and the place of the original. A message is
+    therefore stored once, however often the replay runs, and a backfill may copy several topics
+    into one.
 
     Args:
-        plan: what and where to.
-        client: of the broker.
-        spark: gives the session.
-        on_progress: told of every step, with numbers.
+        plan: selection and target.
+        client: client of the broker.
+        spark: returns the session.
+        on_progress: called with every step and its counts.
 
     Raises:
-        RequestError: the side topic is there and would store repetitions.
+        RequestError: the side topic exists and stores repetitions.
     """
     started = time.monotonic()
     report = TopicReport(plan.side_topic)
     log = TopicLog(client, plan.topic)
     ensure_side_topic(client, plan, source=log.described)
+    origin = f"{plan.replay_id}/{log.described['topic_id']}"
     plan.folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder))
     pace = _Pace(plan.rate_per_s)
@@ -116,7 +119,7 @@ def publish_again(
             for batch in _batches(page, wanted, rows=pace.batch_rows):
                 report.wanted += batch.num_rows
                 pace.wait(batch.num_rows)
-                report.stored += send(client, plan.side_topic, messages=copies(batch, plan))
+                report.stored += send(client, plan.side_topic, messages=copies(batch, origin))
                 if time.monotonic() - told >= _TELL_EVERY_S:
                     told = time.monotonic()
                     on_progress("sent", {"messages": report.stored})
@@ -128,7 +131,7 @@ def publish_again(
 
 
 def ensure_side_topic(client: Client, plan: TopicPlan, *, source: dict[str, Any]) -> None:
-    """Make the side topic like its source, or see that the one there refuses repetitions."""
+    """Create the side topic like its source, or check that the existing one deduplicates."""
     try:
         found = client.describe_topic(plan.side_topic)
     except TopicNotFoundError:
@@ -149,9 +152,14 @@ def ensure_side_topic(client: Client, plan: TopicPlan, *, source: dict[str, Any]
         )
 
 
-def copies(messages: pa.Table, plan: TopicPlan) -> pa.Table:
-    """Messages as they are sent again, schema.SEND's columns."""
-    replay = hashlib.sha256(plan.replay_id.encode()).hexdigest()[:16]
+def copies(messages: pa.Table, origin: str) -> pa.Table:
+    """Return copies of messages to send, with columns of schema.SEND.
+
+    Args:
+        messages: messages of one topic.
+        origin: identifies the replay and the topic in the ids.
+    """
+    replay = hashlib.sha256(origin.encode()).hexdigest()[:16]
     places = zip(
         messages["queue_id"].to_pylist(), messages["queue_offset"].to_pylist(), strict=True
     )
@@ -161,7 +169,7 @@ def copies(messages: pa.Table, plan: TopicPlan) -> pa.Table:
 
 
 class _Pace:
-    """No more than so many messages per second, without bursts."""
+    """Rate limit in messages per second, without bursts."""
 
     def __init__(self, rate_per_s: float) -> None:
         self._rate = rate_per_s
@@ -172,7 +180,7 @@ class _Pace:
         self.batch_rows = min(BATCH_ROWS, tenth) if rate_per_s else BATCH_ROWS
 
     def wait(self, n: int) -> None:
-        """Wait until the next n may go."""
+        """Wait until the next n messages may be sent."""
         if self._rate:
             ahead_s = self._began + self._sent / self._rate - time.monotonic()
             if ahead_s > 0:
@@ -183,7 +191,7 @@ class _Pace:
 def _pages(
     plan: TopicPlan, log: TopicLog, *, spark: "Callable[[], SparkSession]", scratch: Path
 ) -> Iterator[pa.Table]:
-    """The messages of the range in the order they were stored."""
+    """Yield the messages of the range in the order they were stored."""
     wanted = Range(
         topic=plan.topic,
         from_ms=plan.from_ms,
@@ -198,7 +206,7 @@ def _pages(
     ordered = messages.filter(wanted.holds()).orderBy("stored_at_ms", "queue_id", "queue_offset")
     ordered.write.parquet(str(scratch / "sorted"))
     for part in sorted((scratch / "sorted").glob("part-*.parquet")):
-        with pq.ParquetFile(part) as file:
+        with checked_parquet.open_file(part) as file:
             for batch in file.iter_batches(10 * BATCH_ROWS):
                 yield pa.Table.from_batches([batch])
 
@@ -216,13 +224,13 @@ def _batches(page: pa.Table, wanted: Filter, *, rows: int) -> Iterator[pa.Table]
 
 
 def send(client: Client, topic: str, *, messages: pa.Table) -> int:
-    """Send messages to a topic that drops repetitions; how many had not been stored before."""
+    """Send to a topic that suppresses repetitions; return how many were not stored before."""
     pause = threading.Event()
     for tries_left in reversed(range(_TRIES)):
         try:
             sent = client.send(topic, messages)
         except BusyError:
-            # Repeating it is harmless: what was stored is known by its id.
+            # Repeating is safe: the topic recognizes stored messages by id.
             if not tries_left:
                 raise
             pause.wait(_PAUSE_S)

@@ -1,7 +1,7 @@
-"""Replay: a range of a topic through its consumer again, beside the living group.
+"""Replay: a range of a topic is handled again, next to the live group.
 
-The messages come from the segments, read by Spark's tasks; the group's progress, leases and state
-are not touched, and nothing that the handler publishes is sent unless the plan says so.
+Spark's tasks read the messages from the segments. The group's progress, leases and state are not
+changed. Messages that the handler publishes are sent only if the plan says so.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.group_walk import Rules
-from rmq_pipeline.spark import parcel
+from rmq_pipeline.spark import arrow_transport
 from rmq_pipeline.spark.replay import onward, side_sink, stages, surroundings
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
 from rmq_pipeline.spark.replay.places import together
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, dict[str, Any]], None]
 
-#: Times that sink and progress are looked at until they are of one moment.
+#: Maximum number of attempts to read sink and progress at the same moment.
 _LOOKS: Final = 100
 
 
 class Replay:
-    """One replay; ``run`` once."""
+    """One replay; call ``run`` once."""
 
     def __init__(
         self,
@@ -71,11 +71,19 @@ class Replay:
             to_ms=plan.to_ms,
             partition_time=str(self._log.described["partition_time"]),
         )
-        if plan.mode != "side_sink":
+        if plan.mode == "replace":
             plan.check_partitions(self._range.partition_time)
+        elif plan.mode == "dry_run":
+            self._would_be_refused()
+
+    def _would_be_refused(self) -> None:
+        try:
+            self._plan.check_partitions(self._range.partition_time)
+        except RequestError as error:
+            self.report.replace_refused = error.message
 
     def run(self) -> None:
-        """Walk the range, and do with its rows what the plan says."""
+        """Walk the range, and apply its rows as the plan says."""
         started = time.monotonic()
         plan = self._plan
         if plan.mode == "replace" and done_before(plan, self._client, report=self.report):
@@ -95,7 +103,7 @@ class Replay:
         if self._plan.publish:
             onward.check_topics(self._client, self._plan.spec.publishes)
         snapshot = self._snapshot()
-        # Listed after the snapshot: what is settled is stored, and must not be missed.
+        # Listed after the snapshot: the list then includes all settled messages.
         self._log = TopicLog(self._client, self._plan.spec.topic)
         started = time.monotonic()
         source = self._source(snapshot.settled)
@@ -138,10 +146,10 @@ class Replay:
             }
 
     def _snapshot(self) -> Snapshot:
-        """What counts, and what is settled: no settle with files lies between the two looks."""
+        """Return sink files and progress between which no settle with files has happened."""
         spec = self._plan.spec
         if self._plan.mode == "side_sink":
-            # Whatever the group has done: another sink is filled.
+            # The progress of the group does not matter for another sink.
             everything = Settled(dict(self._log.ends), PLACE.empty_table())
             return Snapshot(schema.SINK_FILE.empty_table(), everything)
         for _ in range(_LOOKS):
@@ -165,7 +173,7 @@ class Replay:
         return Source(self._spark(), self._log, tail=tail, folder=folder, settled=done)
 
     def _count_open(self, source: Source, done: Settled) -> None:
-        """Count the messages of the range that the group is not done with."""
+        """Count the messages of the range that the group has not settled."""
         unread = any(done.cursors.get(q, 0) < end for q, end in self._log.ends.items())
         if not unread and not done.open.num_rows:
             return
@@ -234,7 +242,9 @@ class Replay:
         )
 
     def _written(self, table: pa.Table | None, name: str) -> str | None:
-        return None if table is None else parcel.write(table, self._scratch / f"{name}.arrow")
+        return (
+            None if table is None else arrow_transport.write(table, self._scratch / f"{name}.arrow")
+        )
 
     def _assignment(
         self, course: surroundings.Surroundings | None, *, wanted: Wanted
@@ -250,14 +260,10 @@ class Replay:
             partition_time=spec.partition_time if spec.sink_schema is not None else "",
             origin=spec.origin,
             publishes=types,
+            publication=plan.publication_of(self._log.described["topic_id"]),
         )
         return Assignment(
-            Course(
-                rules,
-                on_failure=group["on_failure"],
-                tries=plan.tries,
-                publishes=plan.publish,
-            ),
+            Course(rules, on_failure=group["on_failure"], tries=plan.tries),
             wanted,
             filter=spec.filter,
             filter_type=spec.filter_type,
@@ -269,7 +275,7 @@ class Replay:
         )
 
     def _target(self) -> Path:
-        """Where the rows of the range go."""
+        """Return the folder of the range's rows."""
         plan = self._plan
         if plan.mode == "dry_run" or plan.spec.sink is None:
             return self._scratch / "rows"
@@ -286,14 +292,14 @@ def replay(
     """Replay a range.
 
     Args:
-        plan: what and how.
-        client: of the broker.
-        spark: gives the session; called when it is needed.
-        on_progress: told of every step, with numbers.
+        plan: the plan.
+        client: client of the broker.
+        spark: returns the session; called when it is needed.
+        on_progress: called with every step and its counts.
 
     Raises:
         RequestError: the plan does not fit the consumer, its sink or its rows; nothing was changed.
-        SinkChangedError: others have replaced the files meanwhile; nothing was changed.
+        SinkChangedError: another replay or compaction has replaced the files; nothing was changed.
     """
     one = Replay(plan, client, spark=spark, on_progress=on_progress)
     one.run()
@@ -301,7 +307,7 @@ def replay(
 
 
 def gathered(tables: stages.Tables) -> Found:
-    """What the tasks of a walk found, together."""
+    """Combine the results of the tasks of a walk."""
     counts: dict[str, int] = {}
     for table in tables.get("counts", []):
         for what, n in zip(table["what"].to_pylist(), table["n"].to_pylist(), strict=True):

@@ -1,4 +1,4 @@
-"""What a consumer group has settled of a topic, and what became of it."""
+"""Settled messages of a consumer group on a topic, and its dead letters."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 _DIALECT: Final = "duckdb"
-#: Messages that were looked at and are not settled: the views that list them.
+#: Views of messages that were examined and are not settled.
 _UNSETTLED: Final = ("in_flight", "retrying", "parked", "waiting")
-#: Where a message lies.
+#: Place of a message.
 PLACE: Final = pa.schema([("queue_id", pa.int32()), ("queue_offset", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A topic's messages that a group is done with: before the cursor, and not in ``open``."""
+    """A topic's messages that a group has settled: those before the cursor and not in ``open``."""
 
-    #: queue_id -> the first offset that was not looked at.
+    #: queue_id -> the first offset that was not examined.
     cursors: dict[int, int]
-    #: PLACE, of messages before the cursor that are not settled.
+    #: PLACE of unsettled messages before the cursor.
     open: pa.Table
 
 
 def settled(client: Client, group: str, *, topic: str) -> Settled:
-    """What a group has settled of a topic."""
+    """Return the messages of a topic that a group has settled."""
     from sqlglot import exp
 
     asked = exp.select("queue_id", '"cursor"').from_("progress").where(*_of(group, topic))
@@ -39,7 +39,7 @@ def settled(client: Client, group: str, *, topic: str) -> Settled:
 
 
 def dead_lettered(client: Client, group: str, *, topic: str) -> pa.Table:
-    """Messages of a topic that a group gave up, and that were not settled after a redrive.
+    """Return a group's dead letters of a topic that were not acked after a redrive.
 
     Returns:
         PLACE, reason, error_type.
@@ -73,14 +73,14 @@ def dead_lettered(client: Client, group: str, *, topic: str) -> pa.Table:
 def span(
     client: Client, topic: str, *, column: str, from_ms: int, to_ms: int
 ) -> dict[int, tuple[int, int]]:
-    """queue_id -> [base, end) of the messages whose time lies in a range.
+    """Return queue_id -> [base, end) of the messages whose time is in [from_ms, to_ms).
 
     Args:
-        client: of the broker.
-        topic: its name.
+        client: client of the broker.
+        topic: name of the topic.
         column: stored_at_ms or born_at_ms.
-        from_ms: the range,
-        to_ms: half-open.
+        from_ms: start of the range, inclusive.
+        to_ms: end of the range, exclusive.
     """
     from sqlglot import exp
 
@@ -95,7 +95,7 @@ def span(
 
 
 def stored_at(client: Client, topic: str, *, places: list[tuple[int, int]]) -> list[int | None]:
-    """When the messages at these (queue_id, queue_offset) were stored; None for what is gone."""
+    """Return stored_at_ms of messages at (queue_id, queue_offset); None for missing ones."""
     from sqlglot import exp
 
     if not places:

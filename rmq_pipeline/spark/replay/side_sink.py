@@ -1,7 +1,7 @@
-"""Side sinks: folders that replays fill range by range, in which the rows of an hour are once.
+"""Side sinks: folders that replays fill range by range; each hour's rows are there once.
 
-The names of their files say of which group and range they are, so that a later replay finds what
-its own files replace. Runs of one backfill may publish at the same time: one after the other.
+File names contain the group and range, so a later replay finds the files that it replaces. Runs of
+one backfill may publish concurrently; a lock serializes them.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.spark.replay import staged
 
-#: Whoever has locked it publishes. It begins as readers of folders expect of what is no data.
+#: File whose lock serializes publishing. The underscore marks it as no data for readers of folders.
 LOCK: Final = "_publish.lock"
 _LABEL: Final = r"(?P<group>[0-9a-f]{16})-(?P<first>[-\d]+T\d\d)-(?P<end>[-\d]+T\d\d)"
 _NAME: Final = re.compile(f"/{staged.prefix(_LABEL)}-")
@@ -37,12 +37,12 @@ class SideRange:
 
     @property
     def label(self) -> str:
-        """The name of its files, the same for every replay of the range."""
+        """Label in the file names, the same for every replay of the range."""
         return f"{_digest(self.group)}-{_hour(self.from_ms)}-{_hour(self.to_ms)}"
 
     def of(self, path: str) -> "SideRange | None":
-        """The range of a file; None when it is of another group."""
-        # Before names said the range, they were made of all of it.
+        """Return the range of a file; None if it belongs to another group."""
+        # Older versions named files by a digest of group and range.
         whole = _digest(f"{self.group}//{self.from_ms}/{self.to_ms}")
         if f"/{staged.prefix(whole)}-" in path:
             return self
@@ -52,11 +52,11 @@ class SideRange:
         return SideRange(self.group, _ms(found["first"]), _ms(found["end"]))
 
     def holds(self, other: "SideRange") -> bool:
-        """Whether all of the other range is in this one."""
+        """Return True if this range contains the other one."""
         return self.from_ms <= other.from_ms and other.to_ms <= self.to_ms
 
     def touches(self, other: "SideRange") -> bool:
-        """Whether they have hours in common."""
+        """Return True if the ranges have hours in common."""
         return self.from_ms < other.to_ms and other.from_ms < self.to_ms
 
     def __str__(self) -> str:
@@ -64,17 +64,18 @@ class SideRange:
 
 
 def replaced(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bool]:
-    """Which files of a side sink cease to count once those of a range do.
+    """Return a mask of the side sink's files that the files of a range replace.
 
     Args:
-        folder: of the side sink.
-        files: schema.SINK_FILE, those that count.
+        folder: folder of the side sink.
+        files: schema.SINK_FILE, the current files.
         mine: the range.
 
     Raises:
-        RequestError: a file has rows of hours in the range and of others: it can neither stay nor
-            go.
+        RequestError: a file has rows both inside and outside the range, or its range is unknown.
+            Such a file can be neither kept nor replaced.
     """
+    _check_names(folder, files, mine=mine)
     ranges = [mine.of(path) for path in files["path"].to_pylist()]
     wider = {each for each in ranges if each and mine.touches(each) and not mine.holds(each)}
     if wider:
@@ -90,8 +91,29 @@ def replaced(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bool]:
     return [each is not None and mine.holds(each) for each in ranges]
 
 
+def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
+    """Refuse files in hours of a range whose names do not contain their range.
+
+    An older version named files by a digest of group and range, which only the same range matches.
+    """
+    hours = set(staged.hours(mine.from_ms, mine.to_ms))
+    unknown = [
+        path
+        for path, hour in zip(
+            files["path"].to_pylist(), files["partition"].to_pylist(), strict=True
+        )
+        if hour in hours and mine.of(path) is None and _NAME.search(path) is None
+    ]
+    if unknown:
+        raise RequestError(
+            f"The side sink {folder} has {len(unknown)} files in the hours {mine} whose names do"
+            f" not say which replay wrote them, such as {unknown[0]}: their rows might be there"
+            " twice. Replay into another folder."
+        )
+
+
 def check(folder: Path, mine: SideRange) -> None:
-    """See to it that a side sink takes the rows of a range.
+    """Check that a side sink accepts the rows of a range.
 
     Raises:
         RequestError: it does not; see ``replaced``.
@@ -100,19 +122,19 @@ def check(folder: Path, mine: SideRange) -> None:
 
 
 def publish(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
-    """Let these files count in place of what the side sink has of their range.
+    """Publish files in place of the side sink's files of their range.
 
     Args:
-        folder: of the side sink.
+        folder: folder of the side sink.
         files: schema.SINK_FILE, staged under the range's label.
         mine: the range.
 
     Returns:
-        How many files count no longer.
+        The number of replaced files.
 
     Raises:
-        RequestError: the side sink does not take them; they were deleted.
-        SinkChangedError: another replay of the same range was faster, and deleted them.
+        RequestError: the side sink does not accept the files; they were deleted.
+        SinkChangedError: another replay of the same range was faster, and deleted the files.
     """
     with _alone(folder):
         before = manifest.read(folder)

@@ -1,4 +1,4 @@
-"""The messages of a topic that a replay may read, as of the moment it began."""
+"""The messages of a topic that a replay may read, as of its start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Segments, and the files that hold what was not sealed."""
+    """Segments, and the files of unsealed messages."""
 
     spark: "SparkSession"
     log: TopicLog
-    #: The files, and the folder they lie in.
+    #: The files, and their folder.
     tail: list[Stored]
     folder: Path
     settled: Settled
 
     def files(self, keep: Callable[[Segment], bool]) -> list[Stored]:
-        """Those segments, and the tail."""
+        """Return the files of the selected segments, and the tail."""
         kept = (segment for segment in self.log.segments if keep(segment))
         paths = (
             Stored(f"{self.log.root}/{each.path}", each.queue_id, each.base, each.end)
@@ -34,10 +34,10 @@ class Source:
         return [*paths, *self.tail]
 
     def of(self, keep: Callable[[Segment], bool]) -> "DataFrame | None":
-        """What is settled of those segments and of the tail, not read yet; None: there is nothing.
+        """Return settled messages of segments and the tail, not yet read; None if there are none.
 
         Args:
-            keep: which segments.
+            keep: selects the segments.
         """
         segments = [segment for segment in self.log.segments if keep(segment)]
         messages = frame(

@@ -1,8 +1,7 @@
-"""Files that a replay writes into sinks: what they are called, and what deletes them.
+"""Files that a replay stages in sinks: their names, and their deletion.
 
-Their names begin with ``replay-`` and the replay's label, so that a window of the consumer, which
-sweeps what other windows have left, passes over them, and the same replay finds those of its dead
-attempts.
+The names begin with ``replay-`` and the replay's label. A consumer's window, which deletes stale
+files of other windows, skips them. A repeated replay finds the files of its dead attempts.
 """
 
 from collections.abc import Iterable
@@ -12,30 +11,32 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline.lake.paths import within
+
 HOUR_MS: Final = 3_600_000
 
 
 def prefix(label: str) -> str:
-    """What the names of a replay's files begin with."""
+    """Return the prefix of a replay's file names."""
     return f"replay-{label}"
 
 
 def delete(folder: Path, files: pa.Table) -> None:
     """Delete staged files."""
     for path in files["path"].to_pylist():
-        (folder / path).unlink(missing_ok=True)
+        within(folder, path).unlink(missing_ok=True)
 
 
 def sweep(folder: Path, *, label: str, counting: Iterable[str]) -> list[str]:
-    """Delete what dead attempts of the same replay have left.
+    """Delete files left by dead attempts of the same replay.
 
     Args:
-        folder: of the sink.
-        label: of the replay.
-        counting: paths that stay.
+        folder: folder of the sink.
+        label: label of the replay.
+        counting: paths to keep.
 
     Returns:
-        The paths deleted.
+        The deleted paths.
     """
     named = set(counting)
     left = [
@@ -49,10 +50,10 @@ def sweep(folder: Path, *, label: str, counting: Iterable[str]) -> list[str]:
 
 
 def hours(from_ms: int, to_ms: int) -> list[str]:
-    """The partitions of [from_ms, to_ms), which begins and ends with an hour.
+    """Return the partitions of [from_ms, to_ms), which must be whole hours.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the range is not made of whole hours.
     """
     if from_ms % HOUR_MS or to_ms % HOUR_MS or from_ms >= to_ms:
         raise ValueError(f"[{from_ms}, {to_ms}) are no whole hours.")

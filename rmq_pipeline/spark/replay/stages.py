@@ -1,8 +1,8 @@
-"""The stages of a replay in Spark: which files each task reads, and what comes back of them.
+"""The stages of a replay in Spark: the files that each task reads, and the tasks' results.
 
-Where no message group changes its queue, tasks take queues, and nothing is moved between them.
-Else, and where queues are too few or too long, a stage before deals messages out to files by
-message group, and tasks take those.
+If no message group changes its queue, each task reads one queue, and no messages are moved.
+Otherwise, or if queues are too few or too long, an earlier stage partitions the messages by message
+group. Each task then reads the files of its partition.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rmq_pipeline.spark.parcel import ANSWER, ANSWER_DDL, Answer, answers, to_batch, unpack
+from rmq_pipeline.spark.arrow_transport import ANSWER, ANSWER_DDL, Answer, answers, to_batch, unpack
 from rmq_pipeline.spark.replay.topic_log import Stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Messages of one task, about.
+#: Approximate number of messages per task.
 ROWS_PER_TASK: Final = 500_000
-#: So few are one task's, however many could share the work.
+#: Up to this number, messages are not divided among more tasks.
 FEW_ROWS: Final = 20_000
 _PART: Final = pa.schema([("part", pa.int32())])
 
@@ -29,7 +29,7 @@ Tables = dict[str, list[pa.Table]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a task reads: messages in the files of the archive, or those that were dealt to it."""
+    """Input of a task: messages in archive files, or the files partitioned for it."""
 
     files: tuple[Stored, ...] = ()
     dealt: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Part:
 def run(
     spark: "SparkSession", parts: list[Part], *, task: Callable[[Part], list[Answer]]
 ) -> Tables:
-    """Run a task for each part; what they answer, by kind."""
+    """Run a task for each part; return the results by kind."""
     if not parts:
         return {}
 
@@ -47,7 +47,7 @@ def run(
             for number in batch.column("part").to_pylist():
                 yield to_batch(task(parts[number]), ANSWER)
 
-    # Spark makes a task of each record batch.
+    # Spark makes one task per record batch.
     rows = pa.Table.from_batches(
         [pa.RecordBatch.from_pylist([{"part": i}], schema=_PART) for i in range(len(parts))]
     )
@@ -59,7 +59,7 @@ def run(
 
 
 def by_queue(files: list[Stored]) -> list[Part]:
-    """A part for each queue, the longest first; its files in the order of their offsets."""
+    """Return one part per queue, longest first, with its files in offset order."""
     queues: dict[int, list[Stored]] = {}
     for each in sorted(files, key=lambda each: each.base):
         queues.setdefault(each.queue_id, []).append(each)
@@ -67,7 +67,7 @@ def by_queue(files: list[Stored]) -> list[Part]:
 
 
 def by_length(files: list[Stored]) -> list[Part]:
-    """Parts of about ROWS_PER_TASK, each of one queue."""
+    """Return parts of about ROWS_PER_TASK, each of one queue."""
     parts: list[Part] = []
     for queue in by_queue(files):
         some: list[Stored] = []
@@ -82,17 +82,17 @@ def by_length(files: list[Stored]) -> list[Part]:
 
 
 def rows_of(part: Part) -> int:
-    """How many messages its files have."""
+    """Return the number of messages in its files."""
     return sum(each.rows for each in part.files)
 
 
 def share_out(files: list[Stored], *, one_queue_a_group: bool, parallelism: int) -> int:
-    """How many files messages have to be dealt out to; 0: tasks may take queues as they are.
+    """Return the number of files for partitioning messages; 0 if tasks can read queues directly.
 
     Args:
-        files: to be read.
-        one_queue_a_group: no message group is in two queues.
-        parallelism: tasks, at least, where there is work for them.
+        files: files to read.
+        one_queue_a_group: True if no message group is in two queues.
+        parallelism: minimum number of tasks if there is enough work.
     """
     parts = by_queue(files)
     rows = sum(map(rows_of, parts))
@@ -103,7 +103,7 @@ def share_out(files: list[Stored], *, one_queue_a_group: bool, parallelism: int)
 
 
 def dealt_parts(dealt: list[pa.Table]) -> list[Part]:
-    """A part for each share, with its files in the order in which their messages were stored.
+    """Return one part per share, with its files in the order their messages were stored.
 
     Args:
         dealt: arranging.DEALT.

@@ -1,8 +1,8 @@
-"""Keyed state at the beginning of a range, and which messages lead there and away from it.
+"""Keyed state at the start of a range, and the messages to walk before and behind the range.
 
-Each message group begins from the last state that was recorded before its first message of the
-range; the messages in between are walked without effect, and so are those behind the range up to
-the next recorded state, with which the replayed one is compared.
+Each message group starts from the last state recorded before its first message of the range. The
+messages between that state and the range are walked without effects. So are messages behind the
+range, up to the next recorded state, which is compared with the replayed state.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from rmq_pipeline.handling.known_state import as_declared
 from rmq_pipeline.spark.replay.settled import stored_at
 from rmq_pipeline.spark.replay.topic_log import Segment
 
-#: Which messages of a group are walked: those behind ``low`` up to ``high`` of its queue; of a
-#: group in ``several`` queues, those behind ``low`` up to the last one in the range.
+#: Messages of a group to walk: those behind ``low``, up to ``high`` of its queue. For a group in
+#: ``several`` queues: those behind ``low``, up to the last one in the range.
 STRETCH: Final = pa.schema(
     [
         ("message_group", pa.string()),
@@ -36,27 +36,27 @@ STRETCH: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where the message groups of a range come from, and where they go."""
+    """Recorded states and stretches of the message groups in a range."""
 
     #: STRETCH.
     stretches: pa.Table
     #: ``message_group`` and the state's columns.
     before: pa.Table
     after: pa.Table
-    #: Message groups that have no state recorded before the range.
+    #: Message groups without a state recorded before the range.
     new: pa.Array
 
     def unknown(self, kept: Mapping[int, int]) -> int:
-        """How many message groups may have lost what came before them.
+        """Return the number of message groups whose earlier messages may have expired.
 
         Args:
-            kept: queue_id -> the first offset that the topic still has.
+            kept: queue_id -> the first offset that the topic retains.
         """
         mine = self.stretches.filter(pc.is_in(self.stretches["message_group"], self.new))
         return sum(bool(kept.get(queue, 0)) for queue in mine["low_queue"].to_pylist())
 
     def reads(self, segment: Segment) -> bool:
-        """Whether messages to be walked may be in a segment."""
+        """Return True if a segment may contain messages to walk."""
         if pc.any(self.stretches["several"]).as_py():
             return True
         mine = self.stretches.filter(pc.equal(self.stretches["low_queue"], segment.queue_id))
@@ -69,13 +69,13 @@ class Surroundings:
 def find_course(
     client: Client, places: pa.Table, *, group: str, topic: str, state: pa.Schema
 ) -> Surroundings:
-    """Find the states around the messages of a range.
+    """Find the states before and after the messages of a range.
 
     Args:
-        client: of the broker.
-        places: places.PLACES of what is settled in the range.
-        group: whose state.
-        topic: of the messages.
+        client: client of the broker.
+        places: places.PLACES of the settled messages in the range.
+        group: the consumer group.
+        topic: topic of the messages.
         state: the consumer's columns.
     """
     history = client.keyed_state_history(
@@ -146,5 +146,5 @@ def _stretch(place: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[
 
 
 def _states(rows: pa.Table, state: pa.Schema) -> pa.Table:
-    """The states that were not removed, in the consumer's columns."""
+    """Return the states that were not removed, in the consumer's columns."""
     return as_declared(rows.filter(pc.invert(rows["removed"])), state)

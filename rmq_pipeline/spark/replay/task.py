@@ -1,4 +1,4 @@
-"""A Spark task of a replay: messages in, files and findings out."""
+"""Spark tasks of a replay: from messages to files and results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.handling import sink
 from rmq_pipeline.handling.group_walk import rare_collections
-from rmq_pipeline.spark.parcel import Answer, pack, unpack
+from rmq_pipeline.spark.arrow_transport import Answer, pack, unpack
 from rmq_pipeline.spark.replay import staged
 from rmq_pipeline.spark.replay.arranging import DEALT, arranged, chunks, deal, stored
 from rmq_pipeline.spark.replay.places import PLACES, firsts_and_lasts, together
@@ -31,40 +31,41 @@ from rmq_pipeline.spark.replay.walk import (
     walk_again,
 )
 
-#: Rows of the sink that are kept before they go into files.
+#: Limits of buffered sink rows, above which they are written to files.
 FILE_ROWS: Final = 500_000
 FILE_BYTES: Final = 256 << 20
 
 _OF_PLACE: Final = ["message_group", "stored_at_ms", "queue_offset"]
 
-#: What answers with messages to be sent onward begin with; the topic follows.
+#: Prefix of the kind of results with messages to publish; the topic follows.
 ONWARD: Final = "onward/"
-#: What the driver is told of a task's messages.
+#: Columns of a task's message counts.
 COUNTS: Final = pa.schema([("what", pa.string()), ("n", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What every task of a replay is told."""
+    """Parameters of every task of a replay."""
 
     course: Course
     wanted: Wanted
-    #: As the consumer receives: which messages it wants.
+    #: Filter of the consumer's subscription.
     filter: str
     filter_type: str
-    #: Where files of the range go, None when rows are of no interest, and those of messages behind.
+    #: Folder of the range's files (None if rows are not needed), and folder for files of messages
+    #: behind the range.
     sink: Path | None
     scratch: Path
-    #: The name of its files, unique to the replay.
+    #: Label in the file names, unique to the replay.
     label: str
-    #: Arrow files of message_group and state: before the first message of each group, and after
-    #: the last one.
+    #: Arrow files of message_group and state: before the first message of each group, and after the
+    #: last one.
     before: str | None = None
     after: str | None = None
 
 
 def walk_part(part: Part, this: Assignment) -> list[Answer]:
-    """Walk what a part has: by message group where the consumer keeps order."""
+    """Walk the messages of a part; by message group if the consumer keeps order."""
     found = _read(part, this.wanted)
     task = _Task(this)
     with TemporaryDirectory(dir=this.scratch) as folder, rare_collections():
@@ -76,7 +77,7 @@ def walk_part(part: Part, this: Assignment) -> list[Answer]:
 
 
 def deal_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[Answer]:
-    """Deal the messages of a part out to files, by message group."""
+    """Partition the messages of a part by message group into files."""
     dealt = deal(walked(list(part.files), wanted), folder=scratch / "dealt", files=files)
     rows = [
         {"share": share, "path": each.path, "first_ms": each.first_ms}
@@ -87,14 +88,14 @@ def deal_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[
 
 
 def count_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
-    """How many messages of the range a part has."""
+    """Count the messages of the range in a part."""
     found = in_range(list(part.files), wanted, columns=["queue_offset"])
     n = pa.table({"n": [sum(table.num_rows for table in found)]})
     return [Answer(0, "count", "", *pack(n, scratch, label="count"))]
 
 
 def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
-    """The first and the last message of the range of each message group in a part."""
+    """Find the first and last message in the range for each message group of a part."""
     tables = [PLACES.empty_table()]
     for each in part.files:
         for table in in_range([each], wanted, columns=_OF_PLACE):
@@ -104,7 +105,7 @@ def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
 
 
 def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Path) -> list[Answer]:
-    """The hours behind the range in which message groups go on; ``ends``: an Arrow file of them."""
+    """Find the hours behind the range with messages of the groups in ``ends``, an Arrow file."""
     found = hours_behind(list(part.files), wanted, ends=unpack(None, ends))
     return [Answer(0, "hours", "", *pack(pa.table({"hour": found}), scratch, label="hours"))]
 
@@ -116,7 +117,7 @@ def _read(part: Part, wanted: Wanted) -> Iterator[pa.Table]:
 
 
 class _Task:
-    """What a task has found so far."""
+    """Results of a task so far."""
 
     def __init__(self, this: Assignment) -> None:
         self._this = this
@@ -128,11 +129,11 @@ class _Task:
         self._failed: list[pa.Table] = []
         self._counts: dict[str, int] = {}
         self._differ: list[pa.Array] = []
-        #: What was published, on its way to the driver.
+        #: Published messages, to be sent by the driver.
         self._onward: list[Answer] = []
         #: queue_id -> [base, end) of the messages in the range.
         self._span: dict[int, tuple[int, int]] = {}
-        #: A group that may go on in the next chunk, and its state.
+        #: A group that may continue in the next chunk, and its state.
         self._open: str | None = None
         self._carried: pa.Table | None = None
         self._stopped: set[str] = set()
@@ -140,7 +141,7 @@ class _Task:
     def take(self, messages: pa.Table, *, goes_on: bool) -> None:
         """Walk a chunk."""
         first = messages["message_group"][0].as_py()
-        # Before the filter, which may drop all that a group goes on with.
+        # Before the filter, which may drop all messages with which a group continues.
         if first != self._open:
             self._close()
         if self._filter is not None:
@@ -151,14 +152,14 @@ class _Task:
         self._widen(messages.filter(pc.equal(messages[ROLE], RANGE)))
         done = walk_again(messages, state, course=self._this.course, stopped=self._stopped)
         self._note(done)
-        # Only the one group of a table that goes on is met again.
+        # Only the single group of a table that continues can occur again.
         self._stopped = done.stopped | self._stopped if goes_on else set()
         if self._before is None:
             return
         if goes_on:
             self._open, self._carried = first, done.state
             return
-        # Compared with the others, unless the filter has dropped its last messages.
+        # Compare it with the others, unless the filter has dropped its last messages.
         if messages["message_group"][0].as_py() != self._open:
             self._close()
         self._open = self._carried = None
@@ -175,13 +176,13 @@ class _Task:
         return pa.concat_tables([found, self._carried.select(found.column_names)])
 
     def _close(self) -> None:
-        """The group that was carried has ended."""
+        """Compare the state of the carried group, which has ended."""
         if self._open is not None:
             self._compare(pa.array([self._open]), self._carried)
         self._open = self._carried = None
 
     def _compare(self, groups: pa.Array, state: pa.Table | None) -> None:
-        """Note the groups whose state is not what was recorded after the last message."""
+        """Record the groups whose state differs from the state recorded after the last message."""
         if self._after is None or self._before is None:
             return
         recorded = self._after.filter(pc.is_in(self._after["message_group"], groups))
@@ -232,12 +233,12 @@ class _Task:
         self._files[role].append(files)
 
     def _extremes(self) -> pa.Table:
-        """The first and the last message of each queue, which say where all of them lie."""
+        """Return the first and last message of each queue, which give the range of offsets."""
         ends = [(q, offset) for q, (base, end) in self._span.items() for offset in (base, end - 1)]
         return pa.table(list(zip(*ends, strict=True)), schema=PLACE)
 
     def answers(self) -> list[Answer]:
-        """Everything found, in parcels."""
+        """Return all results as Arrow transport."""
         self._close()
         for role in (RANGE, BEHIND):
             self._flush(role)
@@ -257,8 +258,8 @@ class _Task:
 
 
 def differing(one: pa.Table, other: pa.Table) -> pa.Array:
-    """The message groups whose rows are not the same in both tables."""
-    # As text: a NaN is no difference.
+    """Return the message groups whose rows differ between two tables."""
+    # Compared as text, so that NaN equals NaN.
     left = {row["message_group"]: repr(row) for row in one.to_pylist()}
     right = {row["message_group"]: repr(row) for row in other.to_pylist()}
     names = [g for g in left.keys() | right.keys() if left.get(g) != right.get(g)]

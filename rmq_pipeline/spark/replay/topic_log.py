@@ -1,7 +1,7 @@
-"""A topic as a Spark DataFrame: its segments as the manifest lists them, and what is not sealed.
+"""A topic as a Spark DataFrame: the segments of its manifest, and the unsealed messages.
 
-Segments are read by Spark itself. What the broker has not sealed yet is read through its door, by
-the driver, into a Parquet file of the same columns.
+Spark reads the segments itself. The driver reads unsealed messages from the broker, and writes them
+to Parquet files with the same columns.
 """
 
 import json
@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
-from rmq_pipeline import schema
+from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.replay.settled import span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: What is read of a message.
+#: Columns read of a message.
 COLUMNS_DDL: Final = (
     "queue_offset bigint, message_id string, tag string, keys array<string>,"
     " message_group string, properties map<string,string>, body binary,"
@@ -36,7 +35,7 @@ _TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The messages of a topic whose partition time lies in [from_ms, to_ms)."""
+    """The messages of a topic whose partition time is in [from_ms, to_ms)."""
 
     topic: str
     from_ms: int
@@ -46,15 +45,15 @@ class Range:
 
     @property
     def column(self) -> str | None:
-        """The column that is the partition time; None when it is a property."""
+        """The column with the partition time; None if it is a property."""
         return _TIMES.get(self.partition_time)
 
     def overlaps(self, low_ms: int, high_ms: int) -> bool:
-        """Whether some of these times, the last one included, lie in the range."""
+        """Return True if [low_ms, high_ms], both inclusive, overlaps the range."""
         return high_ms >= self.from_ms and low_ms < self.to_ms
 
     def time(self) -> "Column":
-        """The partition time of a message, null where it has none."""
+        """Return the partition time of a message; null if it has none."""
         from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
         if self.column is not None:
@@ -62,7 +61,7 @@ class Range:
         return F.col("properties").getItem(self.partition_time).try_cast("bigint")
 
     def holds(self) -> "Column":
-        """Whether a message is in the range."""
+        """Return a condition that a message is in the range."""
         time = self.time()
         return (time >= self.from_ms) & (time < self.to_ms)
 
@@ -78,7 +77,7 @@ class Stored:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of messages."""
         return self.end - self.base
 
 
@@ -93,7 +92,7 @@ class Segment:
     facts: Mapping[str, Any]
 
     def may_hold(self, wanted: Range) -> bool:
-        """Whether messages of a range may be in it, as far as its times tell."""
+        """Return True if the segment may contain messages of a range, judging by its times."""
         low = self.facts.get(f"min_{wanted.column}")
         high = self.facts.get(f"max_{wanted.column}")
         if low is None or high is None:
@@ -102,7 +101,7 @@ class Segment:
 
 
 class TopicLog:
-    """What a topic holds, at the moment this was made."""
+    """Contents of a topic when this object was created."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client = client
@@ -115,13 +114,13 @@ class TopicLog:
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Name of the topic."""
         return str(self.described["name"])
 
     def one_queue_a_group(self, files: list[Stored]) -> bool:
-        """Whether no message group has moved to another queue between these messages."""
+        """Return True if no message group has changed its queue between these messages."""
         growths = self.described["growths"]
-        # How often the topic had grown when they were stored.
+        # The number of times that the topic had grown when they were stored.
         eras = {
             sum(each.queue_id >= len(ends) or offset >= ends[each.queue_id] for ends in growths)
             for each in files
@@ -130,19 +129,19 @@ class TopicLog:
         return len(eras) <= 1
 
     def tail_begins(self) -> dict[int, int]:
-        """queue_id -> the first offset that is in no segment."""
+        """Return queue_id -> the first offset that is in no segment."""
         begins = {q["queue_id"]: int(q["min_offset"]) for q in self.described["offsets"]}
         for segment in self.segments:
             begins[segment.queue_id] = max(begins.get(segment.queue_id, 0), segment.end)
         return begins
 
     def tail(self, folder: Path, *, wanted: Range, whole: bool) -> list[Stored]:
-        """Write what is not sealed to files, a folder a queue.
+        """Write unsealed messages to files, one folder per queue.
 
         Args:
-            folder: to write to, reached by Spark too.
-            wanted: the range that messages are needed of.
-            whole: all of it is needed, not only the range.
+            folder: target folder, which Spark must reach.
+            wanted: the range of messages to write.
+            whole: write all unsealed messages, not only the range.
         """
         begins = self.tail_begins()
         spans = {queue: (begin, self.ends[queue]) for queue, begin in begins.items()}
@@ -169,7 +168,7 @@ class TopicLog:
         path = folder / f"queue_id={queue_id}" / "tail.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = pa.schema([f for f in schema.READ if f.name != "queue_id"])
-        with pq.ParquetWriter(path, columns, compression="lz4") as file:
+        with checked_parquet.writer(path, columns, compression="lz4") as file:
             for offset in range(base, end, _PAGE_ROWS):
                 limit = min(_PAGE_ROWS, end - offset)
                 page = self._client.read(self.topic, queue_id, offset=offset, limit=limit)
@@ -185,20 +184,20 @@ def frame(
     tail: list[Stored],
     folder: Path,
 ) -> "DataFrame | None":
-    """Segments and the tail as one DataFrame of COLUMNS_DDL; None when there is nothing to read.
+    """Return segments and tail as one DataFrame of COLUMNS_DDL; None if there is nothing to read.
 
     Args:
         spark: the session.
-        log: of the topic.
-        segments: those to read.
-        tail: what ``tail`` gave.
-        folder: that they lie in.
+        log: log of the topic.
+        segments: the segments to read.
+        tail: result of ``TopicLog.tail``.
+        folder: folder of the tail.
     """
     reader = spark.read.schema(COLUMNS_DDL)
     parts = []
     by_base = {str(folder): [each.path for each in tail]} if tail else {}
     for segment in segments:
-        # Below it, queue_id= becomes a column.
+        # Below this base path, queue_id= becomes a column.
         base = f"{log.root}/{segment.path}".partition("/queue_id=")[0]
         by_base.setdefault(base, []).append(f"{log.root}/{segment.path}")
     for base, paths in by_base.items():
@@ -207,13 +206,13 @@ def frame(
 
 
 def listed(root: str) -> list[Segment]:
-    """The segments that the manifest of a topic lists; none without a manifest.
+    """Return the segments in the manifest of a topic; none without a manifest.
 
     Args:
-        root: the folder of the topic.
+        root: folder of the topic.
 
     Raises:
-        ValueError: a newer version wrote it.
+        ValueError: a newer version wrote the manifest.
     """
     files, path = fs.FileSystem.from_uri(root)
     try:

@@ -1,14 +1,13 @@
-"""The walk of a replay: settled messages again, from a known state, with failures that are final.
+"""The walk of a replay: settled messages are handled again from a known state.
 
-Messages come sorted by message group and in each by order, a chunk of whole groups at a time. A
-message has a role: before the range it only brings the state up to date, in the range its effects
-count, behind it they only tell what else would change. A message that fails is tried again at once;
-the last failure is final, and what follows it in its group goes on as the consumer's ``on_failure``
-says.
+Messages are sorted by message group and in each group by order, and come in chunks of whole groups.
+Each message has a role. Before the range it only updates the state. In the range its effects count.
+Behind the range it only shows what else would change. A message that fails is retried at once. Its
+last failure is final, and ``on_failure`` of the consumer group decides about its successors.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -24,11 +23,11 @@ from rmq_pipeline.handling.harvest import Walked
 WARM_UP: Final = 0
 RANGE: Final = 1
 BEHIND: Final = 2
-#: A column of the messages walked.
+#: Additional column of the messages walked.
 ROLE: Final = "role"
 
-#: Messages of the range that are not acked. ``outcome``: dead_letter, parked, or held behind one
-#: that was parked.
+#: Messages of the range that are not acked. ``outcome``: dead_letter, parked, or held behind a
+#: parked message.
 FAILED: Final = pa.schema(
     [
         ("message_group", pa.string()),
@@ -46,38 +45,42 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a replay goes about failures."""
+    """Rules of a replay for calls and failures."""
 
     rules: Rules
     on_failure: OnFailure = "dead_letter"
-    #: Calls of a message before its failure is final.
+    #: Number of calls for a message before its failure is final.
     tries: int = 1
-    #: What the range sends onward is kept, not only counted.
-    publishes: bool = False
+
+    def rules_of(self, role: int) -> Rules:
+        """Return the rules for messages of a role: only publications of the range need ids."""
+        if role == RANGE or not self.rules.publication:
+            return self.rules
+        return replace(self.rules, publication="")
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a chunk."""
+    """Results of a chunk."""
 
     #: Tables of the sink's schema, by role.
     rows: dict[int, list[pa.Table]] = field(default_factory=lambda: {RANGE: [], BEHIND: []})
-    #: ``message_group`` and the state's columns of every group that has state at the end.
+    #: ``message_group`` and the state's columns of every group with state at the end.
     state: pa.Table | None = None
     #: FAILED, of messages in the range.
     failed: list[pa.Table] = field(default_factory=list)
-    #: Messages by role.
+    #: Number of messages by role.
     messages: dict[int, int] = field(default_factory=dict)
-    #: topic -> messages that the range would send onward.
+    #: topic -> number of messages that the range would publish.
     published: dict[str, int] = field(default_factory=dict)
-    #: These messages, schema.SEND, and their topics, where they are kept.
+    #: Those messages as schema.SEND, with their topics, if they must be sent.
     onward: list[tuple[str, pa.Table]] = field(default_factory=list)
-    #: Message groups that nothing follows any more.
+    #: Message groups whose later messages are not handled.
     stopped: set[str] = field(default_factory=set)
 
 
 class _Chunk:
-    """Messages of whole groups, and which of them are still to be walked."""
+    """Messages of whole groups, and which of them remain to be walked."""
 
     def __init__(self, messages: pa.Table) -> None:
         self.messages = messages.combine_chunks()
@@ -89,13 +92,13 @@ class _Chunk:
         self.group = np.cumsum(self.group) - 1
         begins = np.ones(n, dtype=bool)
         begins[1:] = (np.diff(self.role) != 0) | (np.diff(self.group) != 0)
-        #: Rows of one group and role without a break.
+        #: Number of each run of rows with the same group and role.
         self.stretch = np.cumsum(begins)
         self.left: Mask = np.ones(n, dtype=bool)
         self.tried = np.zeros(n, dtype=np.int32)
 
     def next_rows(self) -> npt.NDArray[np.int64]:
-        """The next stretch of every group that has one left."""
+        """Return the rows of the next run of every group that has one left."""
         rows = np.flatnonzero(self.left)
         _, firsts = np.unique(self.group[rows], return_index=True)
         first_stretch = np.zeros(int(self.group[-1]) + 1, dtype=np.int64)
@@ -104,7 +107,7 @@ class _Chunk:
         return chosen
 
     def rest_of_groups(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What is left of the message groups of these rows."""
+        """Return the remaining rows of the message groups of these rows."""
         return np.flatnonzero(self.left & np.isin(self.group, self.group[rows]))
 
 
@@ -115,13 +118,13 @@ def walk_again(
     course: Course,
     stopped: Collection[str] = (),
 ) -> Replayed:
-    """Give the messages of whole groups to the handler, each group from its state.
+    """Pass the messages of whole groups to the handler, each group from its state.
 
     Args:
-        messages: handler.MESSAGES and ROLE; groups adjacent, each in order.
+        messages: handler.MESSAGES and ROLE; groups contiguous, each in order.
         state: ``message_group`` and the state's columns before the first message of each group.
-        course: the handler, and what becomes of failures.
-        stopped: message groups of which earlier messages were given up or parked with the rest.
+        course: the handler, and the rules for failures.
+        stopped: message groups that an earlier message has stopped.
     """
     chunk, done = _Chunk(messages), Replayed(state=state)
     if stopped:
@@ -143,7 +146,7 @@ def _walk_rows(
     chunk: _Chunk, rows: npt.NDArray[np.int64], *, role: int, done: Replayed, course: Course
 ) -> None:
     given = _rows_of(chunk, rows)
-    walked = walk(given, done.state, rules=course.rules)
+    walked = walk(given, done.state, rules=course.rules_of(role))
     done.state = _merged(done.state, walked.state)
     _keep(walked, role=role, done=done, course=course)
     outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
@@ -175,7 +178,7 @@ def _give_up(
     done: Replayed,
     course: Course,
 ) -> None:
-    """Note what failed for good, and let its policy decide about what follows it."""
+    """Record final failures, and apply ``on_failure`` to their successors."""
     at = rows[failures["row"].to_numpy()]
     by_policy = failures["outcome"].to_numpy(zero_copy_only=False) == "retry"
     parks = course.on_failure == "park"
@@ -191,7 +194,7 @@ def _give_up(
 def _hold(
     chunk: _Chunk, followers: npt.NDArray[np.int64], *, done: Replayed, course: Course
 ) -> None:
-    """What follows a message that its group stops with is not given to the handler."""
+    """Mark the successors of a message that stops its group; the handler does not get them."""
     chunk.left[followers] = False
     in_range = followers[chunk.role[followers] == RANGE]
     held = np.full(len(in_range), "held" if course.on_failure == "park" else "dead_letter")
@@ -225,12 +228,12 @@ def _keep(walked: Walked, *, role: int, done: Replayed, course: Course) -> None:
     if role == RANGE:
         for topic, table in walked.publish.items():
             done.published[topic] = done.published.get(topic, 0) + table.num_rows
-        if course.publishes:
+        if course.rules.publication:
             done.onward += walked.publish.items()
 
 
 def _walk_unordered(chunk: _Chunk, done: Replayed, *, course: Course) -> None:
-    """Messages that do not know each other: a failure stops nobody."""
+    """Walk messages without order: a failure does not affect other messages."""
     while chunk.left.any():
         rows = np.flatnonzero(chunk.left)
         walked = walk(_rows_of(chunk, rows), None, rules=course.rules)
@@ -256,7 +259,7 @@ def _rows_of(chunk: _Chunk, rows: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def _merged(state: pa.Table | None, changed: pa.Table | None) -> pa.Table | None:
-    """The state with the groups that have changed as they are now."""
+    """Return the state, with changed groups updated."""
     if changed is None:
         return state
     kept = changed.filter(pc.invert(changed["removed"])).drop_columns(["removed"])

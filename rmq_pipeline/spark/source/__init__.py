@@ -1,4 +1,4 @@
-"""Spark's data source ``rocketmq``: topics read and written by any Spark job (docs)."""
+"""Spark's data source ``rocketmq``: any Spark job can read and write topics (docs)."""
 
 from rmq_pipeline.spark.source.data_source import RocketMQDataSource, register
 from rmq_pipeline.spark.source.writer import by_message_group

@@ -1,4 +1,4 @@
-"""``spark.read.format("rocketmq")``: topics as tables of Spark."""
+"""``spark.read.format("rocketmq")``: topics as tables in Spark."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ from rmq_pipeline.spark.source.writer import BatchWriter, StreamWriter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: schema.READ in Spark's words, and the topic.
+#: schema.READ as Spark types, and the topic.
 COLUMNS: Final = {
     "topic": "string",
     "queue_id": "int",
@@ -39,17 +39,17 @@ COLUMNS: Final = {
 
 
 class RocketMQDataSource(DataSource):
-    """Reads and writes topics; the options are those of Spark's Kafka source (docs)."""
+    """Data source for topics; its options are those of Spark's Kafka source (docs)."""
 
     @classmethod
     @override
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """Return the name for ``format``."""
         return "rocketmq"
 
     @override
     def schema(self) -> str:
-        """All columns; a read with a schema of its own gets fewer."""
+        """Return all columns; a read may choose fewer by a schema of its own."""
         wanted = dict(COLUMNS)
         if not options.includes_headers(self.options):
             del wanted["properties"]
@@ -57,33 +57,33 @@ class RocketMQDataSource(DataSource):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``."""
         _check_columns(schema)
         return BatchReader(options.for_batch(self.options), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For ``spark.readStream``."""
+        """Return the reader for ``spark.readStream``."""
         _check_columns(schema)
         return StreamReader(options.for_stream(self.options), schema)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For ``frame.write``."""
+        """Return the writer for ``frame.write``."""
         if overwrite:
-            raise RequestError("A topic is appended to, never overwritten: use mode append.")
+            raise RequestError("A topic cannot be overwritten. Use mode append.")
         return BatchWriter(options.for_write(self.options), schema.fieldNames())
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For ``frame.writeStream``."""
+        """Return the writer for ``frame.writeStream``."""
         if overwrite:
-            raise RequestError("A topic is appended to: use output mode append or update.")
+            raise RequestError("A topic cannot be overwritten. Use output mode append or update.")
         return StreamWriter(options.for_write(self.options), schema.fieldNames())
 
 
 def register(spark: "SparkSession") -> None:
-    """Let a session know the format ``rocketmq``."""
+    """Register the format ``rocketmq`` in a session."""
     spark.dataSource.register(RocketMQDataSource)
 
 

@@ -1,4 +1,4 @@
-"""The options of the data source, in the words of Spark's Kafka source, and what they must be."""
+"""Options of the data source, named and validated as in Spark's Kafka source."""
 
 import difflib
 import json
@@ -14,11 +14,11 @@ from rmq_pipeline.flight.target import Target
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-#: topic -> queue_id -> number; also EARLIEST and LATEST where it is an offset.
+#: topic -> queue_id -> number; an offset may also be EARLIEST or LATEST.
 PerQueue: TypeAlias = Mapping[str, Mapping[int, int]]
 
 _WHERE: Final = ("endpoint", "home")
-#: What Spark itself puts among the options.
+#: Options that Spark adds itself.
 _OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode", "batchId")
 _READ: Final = (
     *_WHERE,
@@ -38,62 +38,64 @@ _WRITE: Final = (*_WHERE, "topic", *_OF_SPARK)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the broker answers, for driver and tasks alike."""
+    """Address of the broker for driver and tasks."""
 
     endpoint: str | None
     home: str | None
 
     def connect(self) -> Client:
-        """A client; the caller closes it."""
+        """Return a client; the caller closes it."""
         return Client(self.endpoint, home=self.home)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends."""
+    """Start or end of a read."""
 
     kind: Literal["earliest", "latest", "offsets", "times"]
-    #: Offsets, or ms since 1970; a number alone is the time for all queues.
+    #: Offsets, or times in ms since 1970; a single number is the time for all queues.
     at: "PerQueue | int | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read."""
+    """Validated options of a read."""
 
     address: Address
     topics: tuple[str, ...]
     starting: Bound
     ending: Bound
-    #: Expired messages are an error, not a gap.
+    #: True: expired messages raise an error; False: they are skipped.
     fail_on_data_loss: bool
     min_partitions: int | None
-    #: Messages of one task, at most.
+    #: Maximum messages of one task.
     max_records: int | None
-    #: Messages of one micro-batch, at most.
+    #: Maximum messages of one micro-batch.
     max_offsets: int | None
-    #: The consumer group that a stream reports its progress as.
+    #: The consumer group under which a stream commits its progress.
     group: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where to write to; without a topic, every row names its own."""
+    """Validated options of a write; without a topic, every row names its own."""
 
     address: Address
     topic: str | None
 
 
 def for_batch(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a batch read.
+    """Return the options of a batch read.
 
     Raises:
-        RequestError: one is unknown, missing, or not what it must be.
+        RequestError: an option is unknown, missing or invalid.
     """
     _check_known(options, _BATCH, of="a batch read")
     starting = _bound(options, "starting", otherwise=Bound("earliest"))
     if starting.kind == "latest":
-        raise RequestError("A batch read cannot begin at the latest offsets: nothing is there yet.")
+        raise RequestError(
+            "A batch read cannot start at the latest offsets: no message follows them."
+        )
     ending = _bound(options, "ending", otherwise=Bound("latest"))
     if ending.kind == "earliest":
         raise RequestError("A batch read cannot end at the earliest offsets.")
@@ -101,10 +103,10 @@ def for_batch(options: Mapping[str, str]) -> ReadOptions:
 
 
 def for_stream(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a stream read.
+    """Return the options of a stream read.
 
     Raises:
-        RequestError: one is unknown, missing, or not what it must be.
+        RequestError: an option is unknown, missing or invalid.
     """
     _check_known(options, _STREAM, of="a stream read")
     starting = _bound(options, "starting", otherwise=Bound("latest"))
@@ -112,20 +114,20 @@ def for_stream(options: Mapping[str, str]) -> ReadOptions:
 
 
 def for_write(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write, batch or stream.
+    """Return the options of a batch or stream write.
 
     Raises:
-        RequestError: one is unknown.
+        RequestError: an option is unknown.
     """
     _check_known(options, _WRITE, of="a write")
     return WriteOptions(_address(options), options.get("topic") or None)
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    """Whether the properties are wanted.
+    """Return True if the read includes the properties.
 
     Raises:
-        RequestError: it is neither true nor false.
+        RequestError: the option is neither true nor false.
     """
     return _flag(options, "includeHeaders", otherwise=True)
 
@@ -133,10 +135,14 @@ def includes_headers(options: Mapping[str, str]) -> bool:
 def _read(options: Mapping[str, str], *, starting: Bound, ending: Bound) -> ReadOptions:
     topics = tuple(dict.fromkeys(name.strip() for name in options.get("subscribe", "").split(",")))
     if not all(topics):
-        raise RequestError("The option subscribe names the topics to read, joined by commas.")
+        raise RequestError(
+            "The option subscribe must name the topics to read, separated by commas."
+        )
     for bound in (starting, ending):
         if isinstance(bound.at, Mapping) and (odd := set(bound.at) - set(topics)):
-            raise RequestError(f"Offsets are given of {', '.join(sorted(odd))}, not subscribed to.")
+            raise RequestError(
+                f"Offsets are set for {', '.join(sorted(odd))}, which subscribe does not name."
+            )
     return ReadOptions(
         address=_address(options),
         topics=topics,
@@ -162,16 +168,16 @@ def _check_known(options: Mapping[str, str], known: tuple[str, ...], *, of: str)
 
 
 def _address(options: Mapping[str, str]) -> Address:
-    """As said, or as a client of this process would find it: tasks have another folder."""
+    """Return the given address, or this process's default as absolute: tasks have other folders."""
     endpoint, home = options.get("endpoint"), options.get("home")
     if endpoint and home:
-        raise RequestError("Give one of endpoint and home.")
+        raise RequestError("Set either endpoint or home, not both.")
     target = Target.find(endpoint, home=home, token=None)
     return Address(target.address, None if target.home is None else str(Path.absolute(target.home)))
 
 
 def _bound(options: Mapping[str, str], edge: str, *, otherwise: Bound) -> Bound:
-    """The most exact one wins, as with the Kafka source: a time, times of queues, offsets."""
+    """Return the most specific bound, as in the Kafka source: a time, times of queues, offsets."""
     if (time := options.get(f"{edge}Timestamp")) is not None:
         return Bound("times", _whole(f"{edge}Timestamp", time, low=0))
     if (times := options.get(f"{edge}OffsetsByTimestamp")) is not None:
@@ -187,17 +193,17 @@ def _bound(options: Mapping[str, str], edge: str, *, otherwise: Bound) -> Bound:
 
 
 def per_queue(name: str, text: str, *, low: int) -> PerQueue:
-    """Numbers of queues of topics, from JSON as the Kafka source takes it.
+    """Return the numbers of queues by topic, from the Kafka source's JSON.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the text is not such JSON.
     """
     try:
         found = json.loads(text)
         return {topic: _numbers(queues, low=low) for topic, queues in found.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise RequestError(
-            f'{name} is earliest, latest, or JSON as {{"topic": {{"0": 23, "1": -2}}}},'
+            f'{name} must be earliest, latest, or JSON like {{"topic": {{"0": 23, "1": -2}}}},'
             f" not {text!r}."
         ) from error
 
@@ -220,12 +226,12 @@ def _whole(name: str, said: str, *, low: int) -> int:
     except ValueError:
         number = low - 1
     if number < low:
-        raise RequestError(f"{name} is a whole number from {low} on, not {said!r}.")
+        raise RequestError(f"{name} must be a whole number of at least {low}, not {said!r}.")
     return number
 
 
 def _flag(options: Mapping[str, str], name: str, *, otherwise: bool) -> bool:
     said = options.get(name, str(otherwise)).lower()
     if said not in ("true", "false"):
-        raise RequestError(f"{name} is true or false, not {said!r}.")
+        raise RequestError(f"{name} must be true or false, not {said!r}.")
     return said == "true"

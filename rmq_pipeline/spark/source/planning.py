@@ -1,4 +1,4 @@
-"""Which stretches of a topic's queues the tasks of a read get, and where each piece of them is."""
+"""Planning of a read: the offset ranges of its tasks, and the location of each part."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog
 from rmq_pipeline.spark.source.options import ReadOptions
-from rmq_pipeline.spark.source.stretch import Piece, Stretch
+from rmq_pipeline.spark.source.partition import Piece, QueuePartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,25 @@ class Span:
 
     @property
     def rows(self) -> int:
-        """How many messages; negative when it ends before it starts."""
+        """Number of messages; negative if the end precedes the start."""
         return self.end - self.start
 
     def parts(self, n: int) -> Iterator["Span"]:
-        """Cut into ``n`` of about the same size, or into single messages."""
+        """Split into ``n`` spans of similar size, or into single messages if there are fewer."""
         n = min(n, self.rows)
         for i in range(n):
             low, high = (self.start + self.rows * k // n for k in (i, i + 1))
             yield Span(self.topic, self.queue_id, low, high)
 
 
-def planned(client: Client, spans: Iterable[Span], *, options: ReadOptions) -> list[Stretch]:
-    """The tasks of a read: one a queue, or as many more as the options ask for."""
+def plan(client: Client, spans: Iterable[Span], *, options: ReadOptions) -> list[QueuePartition]:
+    """Return the tasks of a read: one per queue, or more if the options ask for more."""
     found = []
     logs: dict[str, TopicLog] = {}
     for span in cut([span for span in spans if span.rows > 0], options=options):
         if span.topic not in logs:
             logs[span.topic] = TopicLog(client, span.topic)
-        stretch = Stretch(
+        partition = QueuePartition(
             options.address,
             span.topic,
             int(logs[span.topic].described["topic_id"]),
@@ -46,12 +46,12 @@ def planned(client: Client, spans: Iterable[Span], *, options: ReadOptions) -> l
             tuple(pieces(logs[span.topic], span)),
             options.fail_on_data_loss,
         )
-        found.append(stretch)
+        found.append(partition)
     return found
 
 
 def cut(spans: list[Span], *, options: ReadOptions) -> list[Span]:
-    """Into at least ``minPartitions``, of at most ``maxRecordsPerPartition`` messages each."""
+    """Split spans into at least ``minPartitions``, each of at most ``maxRecordsPerPartition``."""
     total = sum(span.rows for span in spans)
     most = options.max_records or max(1, total)
     parts = []
@@ -64,7 +64,7 @@ def cut(spans: list[Span], *, options: ReadOptions) -> list[Span]:
 
 
 def pieces(log: TopicLog, span: Span) -> Iterator[Piece]:
-    """Where a span is: in segments, and the rest at the broker."""
+    """Yield the pieces of a span: ranges in segments, and the others at the broker."""
     at = span.start
     for segment in sorted(log.segments, key=_base):
         if segment.queue_id != span.queue_id or segment.end <= at or segment.base >= span.end:

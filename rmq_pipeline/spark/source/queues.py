@@ -1,8 +1,9 @@
-"""Offsets of the message queues of topics: as a checkpoint has them, resolved, and in part.
+"""Offsets of message queues: their JSON in a checkpoint, bounds, and limits of a micro-batch.
 
     {"orders": {"topic_id": 7, "0": 120, "1": 98}}
 
-The id tells a topic from a later one of the same name, whose offsets are of other messages.
+The topic_id distinguishes a topic from a later one with the same name, whose offsets belong to
+other messages.
 """
 
 import logging
@@ -17,12 +18,12 @@ from rmq_pipeline.spark.source.options import EARLIEST, LATEST, Bound, ReadOptio
 log = logging.getLogger(__name__)
 
 _TOPIC_ID: Final = "topic_id"
-_GO_ON: Final = "Set failOnDataLoss to false to go on without them."
+_GO_ON: Final = "Set failOnDataLoss to false to continue without them."
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the queues of a topic keep now."""
+class TopicBounds:
+    """Offsets that the queues of a topic retain now."""
 
     topic: str
     topic_id: int
@@ -30,11 +31,11 @@ class Held:
     bounds: dict[int, tuple[int, int]]
 
     @classmethod
-    def of(cls, client: Client, topic: str) -> "Held":
-        """Ask the broker.
+    def of(cls, client: Client, topic: str) -> "TopicBounds":
+        """Return the present bounds from the broker.
 
         Raises:
-            TopicNotFoundError: there is none.
+            TopicNotFoundError: the topic does not exist.
         """
         described = client.describe_topic(topic)
         bounds = {
@@ -44,24 +45,24 @@ class Held:
         return cls(topic, int(described["topic_id"]), bounds)
 
     def ends(self) -> "Offsets":
-        """The offsets of the next messages."""
+        """Return the offsets of the next messages."""
         return Offsets(self.topic_id, {queue: high for queue, (_, high) in self.bounds.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """An offset of each queue of one topic."""
+    """An offset for each queue of one topic."""
 
     topic_id: int
     at: dict[int, int]
 
 
-#: By topic.
+#: Offsets by topic.
 Place: TypeAlias = Mapping[str, Offsets]
 
 
 def to_json(place: Place) -> dict[str, Any]:
-    """As a checkpoint has it; equal places give equal texts."""
+    """Return the offsets as JSON for a checkpoint; equal offsets give equal texts."""
     return {
         topic: {_TOPIC_ID: found.topic_id, **{str(q): found.at[q] for q in sorted(found.at)}}
         for topic, found in sorted(place.items())
@@ -69,19 +70,19 @@ def to_json(place: Place) -> dict[str, Any]:
 
 
 def from_json(said: Mapping[str, Mapping[str, int]]) -> dict[str, Offsets]:
-    """What ``to_json`` gave."""
+    """Return the offsets from the result of ``to_json``."""
     return {
         topic: Offsets(found[_TOPIC_ID], {int(q): at for q, at in found.items() if q != _TOPIC_ID})
         for topic, found in said.items()
     }
 
 
-def resolved(client: Client, held: Held, *, bound: Bound, options: ReadOptions) -> Offsets:
-    """The offsets that a bound names now.
+def resolve(client: Client, held: TopicBounds, *, bound: Bound, options: ReadOptions) -> Offsets:
+    """Return the offsets that a bound means now.
 
     Raises:
-        RequestError: it does not name every queue, or others.
-        IllegalOffsetError: an offset is not kept, and data loss is an error.
+        RequestError: the bound misses a queue, or names an unknown one.
+        IllegalOffsetError: an offset is not retained, and fail_on_data_loss is set.
     """
     if bound.kind in ("earliest", "latest"):
         edge = 0 if bound.kind == "earliest" else 1
@@ -92,7 +93,7 @@ def resolved(client: Client, held: Held, *, bound: Bound, options: ReadOptions) 
         wanted = dict((bound.at or {}).get(held.topic, {}))
     if wanted.keys() != held.bounds.keys():
         raise RequestError(
-            f"Topic {held.topic} has the queues {_listed(held.bounds)}: give a number for each,"
+            f"Topic {held.topic} has the queues {_listed(held.bounds)}: pass a number for each,"
             f" not for {_listed(wanted) or 'none'}."
         )
     if bound.kind == "times":
@@ -100,7 +101,7 @@ def resolved(client: Client, held: Held, *, bound: Bound, options: ReadOptions) 
             held.topic_id,
             {q: client.offset_at(held.topic, q, at_ms=at) for q, at in wanted.items()},
         )
-    found = {q: _kept(held, q, at=at, options=options) for q, at in wanted.items()}
+    found = {q: _retained(held, q, at=at, options=options) for q, at in wanted.items()}
     return Offsets(held.topic_id, found)
 
 
@@ -108,22 +109,22 @@ def _listed(queues: Mapping[int, Any]) -> str:
     return ", ".join(str(queue) for queue in sorted(queues))
 
 
-def _kept(held: Held, queue_id: int, *, at: int, options: ReadOptions) -> int:
+def _retained(held: TopicBounds, queue_id: int, *, at: int, options: ReadOptions) -> int:
     low, high = held.bounds[queue_id]
     if at in (EARLIEST, LATEST):
         return low if at == EARLIEST else high
     if at > high and options.fail_on_data_loss:
         raise IllegalOffsetError(
-            f"Queue {queue_id} of topic {held.topic} ends before offset {at}, at {high}."
+            f"Queue {queue_id} of topic {held.topic} ends at offset {high}, before {at}."
         )
     return begin(held, queue_id, at=min(at, high), options=options)
 
 
-def begin(held: Held, queue_id: int, *, at: int, options: ReadOptions) -> int:
-    """Where reading from an offset on begins: there, or after what has expired.
+def begin(held: TopicBounds, queue_id: int, *, at: int, options: ReadOptions) -> int:
+    """Return the offset at which reading begins: ``at``, or the first that has not expired.
 
     Raises:
-        IllegalOffsetError: messages have expired, and data loss is an error.
+        IllegalOffsetError: messages have expired, and fail_on_data_loss is set.
     """
     low, _ = held.bounds[queue_id]
     if at >= low:
@@ -135,20 +136,21 @@ def begin(held: Held, queue_id: int, *, at: int, options: ReadOptions) -> int:
     return low
 
 
-def is_same(held: Held, begun: Offsets, *, options: ReadOptions) -> bool:
-    """Whether a topic still is the one that offsets are of.
+def is_same(held: TopicBounds, begun: Offsets, *, options: ReadOptions) -> bool:
+    """Return True if offsets belong to the present topic of that name.
 
     Raises:
-        IllegalOffsetError: it is not, or ends before them, and data loss is an error.
+        IllegalOffsetError: the topic is another one, or ends before them, and fail_on_data_loss
+            is set.
     """
     same = held.topic_id == begun.topic_id
     short = [q for q, at in begun.at.items() if at > held.bounds.get(q, (0, 0))[1]]
     if same and not short:
         return True
     lost = (
-        f"Queue {short[0]} of topic {held.topic} ends before what was read of it."
+        f"Queue {short[0]} of topic {held.topic} ends before the offsets of the checkpoint."
         if same
-        else f"Topic {held.topic} was deleted and made again: its offsets begin anew."
+        else f"Topic {held.topic} was deleted and created again: its offsets restart at 0."
     )
     if options.fail_on_data_loss:
         raise IllegalOffsetError(f"{lost} {_GO_ON}")
@@ -156,10 +158,11 @@ def is_same(held: Held, begun: Offsets, *, options: ReadOptions) -> bool:
     return same
 
 
-def admitted(start: Place, end: Place, *, limit: int | None) -> dict[str, Offsets]:
-    """The way from ``start`` to ``end``, at most ``limit`` messages of it.
+def limited(start: Place, end: Place, *, limit: int | None) -> dict[str, Offsets]:
+    """Return the end of a micro-batch of at most ``limit`` messages.
 
-    Every queue goes on by its share of what waits; ``start`` has the topics and queues of ``end``.
+    Each queue advances in proportion to its waiting messages. ``start`` has all topics and queues
+    of ``end``.
     """
     waiting = {
         (topic, queue): at - start[topic].at[queue]
@@ -171,7 +174,7 @@ def admitted(start: Place, end: Place, *, limit: int | None) -> dict[str, Offset
         return dict(end)
     shares = {key: n * limit // total for key, n in waiting.items()}
     left = limit - sum(shares.values())
-    # Those with the most left over go on by one more: whoever waits comes some time.
+    # The largest remainders get one message more, so that no queue starves.
     order = sorted(waiting, key=lambda key: waiting[key] * limit % total, reverse=True)
     for key in order[:left]:
         shares[key] += 1

@@ -1,4 +1,4 @@
-"""Reading topics: once, and as a stream whose progress the broker knows."""
+"""Batch reads of topics."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,45 +11,45 @@ from typing_extensions import override
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.spark.source import queues
 from rmq_pipeline.spark.source.options import ReadOptions
-from rmq_pipeline.spark.source.planning import Span, planned
-from rmq_pipeline.spark.source.stretch import Stretch
+from rmq_pipeline.spark.source.partition import QueuePartition
+from rmq_pipeline.spark.source.planning import Span, plan
 
 
 def rows_of(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The messages of a task, in the columns and types that Spark was told."""
-    if not isinstance(partition, Stretch):
-        return  # Spark's own, where there is nothing to read
+    """Yield the messages of a task, in the columns and types of Spark's schema."""
+    if not isinstance(partition, QueuePartition):
+        return  # Spark's own empty partition: there is nothing to read
     wanted = to_arrow_schema(schema, timezone="UTC")
     for table in partition.batches(wanted.names):
         yield from table.cast(wanted).to_batches()
 
 
 class BatchReader(DataSourceReader):
-    """Reads what lies between two bounds when the read is planned."""
+    """Reader of the messages between two bounds; the planning of the read resolves the bounds."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        """Ask the broker what there is."""
+        """Return the tasks of the read; asks the broker for offsets and segments."""
         options = self._options
         with options.address.connect() as client:
             spans = []
             for topic in options.topics:
-                held = queues.Held.of(client, topic)
-                first = queues.resolved(client, held, bound=options.starting, options=options).at
-                last = queues.resolved(client, held, bound=options.ending, options=options).at
+                held = queues.TopicBounds.of(client, topic)
+                first = queues.resolve(client, held, bound=options.starting, options=options).at
+                last = queues.resolve(client, held, bound=options.ending, options=options).at
                 spans += [Span(topic, queue, at, last[queue]) for queue, at in first.items()]
             for span in spans:
                 if span.rows < 0:
                     raise RequestError(
-                        f"Queue {span.queue_id} of topic {span.topic} would be read from"
-                        f" {span.start} to {span.end}."
+                        f"The read of queue {span.queue_id} of topic {span.topic} starts at offset"
+                        f" {span.start}, after its end {span.end}."
                     )
-            return planned(client, spans, options=options)
+            return plan(client, spans, options=options)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
+        """Read a partition inside a task."""
         return rows_of(partition, self._schema)

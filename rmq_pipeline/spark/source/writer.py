@@ -1,4 +1,4 @@
-"""Writing to topics: the rows of a task in their order, those of a message group with it."""
+"""Writes to topics: each task sends its rows in order, hence a message group's rows in order."""
 
 import itertools
 import logging
@@ -28,52 +28,52 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Messages that are sent at once, and about how large their bodies are together.
+#: Messages of one send, and the approximate size of their bodies.
 _ROWS: Final = 20_000
 _BYTES: Final = 16 << 20
-#: How often a send without an answer is made again, where the topic drops repeated messages.
+#: Attempts of a send without an answer, if the topic drops repeated message ids.
 _TRIES: Final = 5
-#: What Spark calls a query and its micro-batch, in every task of it.
+#: Spark's local properties with the ids of the query and the micro-batch.
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):
-    """What a task has stored."""
+    """Counts of a task's messages."""
 
     messages: int
-    #: Not stored: an attempt before had stored them.
+    #: Messages that an earlier attempt had stored.
     duplicates: int
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Sends as the tasks run: what was sent stays, should the job fail later."""
+    """Batch writer; messages that were sent stay even if the job fails later."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         check_columns(options, columns)
         self._options = options
-        # The same in every attempt of a task.
+        # Constant over all attempts of a task.
         self._job = uuid.uuid4().hex
 
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task."""
+        """Send the rows of a task."""
         return send_all(self._options, iterator, job=self._job)
 
     @override
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """All is stored."""
+        """Log how many messages earlier attempts had stored."""
         _log_duplicates(messages)
 
     @override
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Nothing that was sent is taken back."""
+        """Log how many messages stay; the writer takes back no message."""
         _log_aborted(messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Sends as the tasks run; a repeated micro-batch has the message ids that it had before."""
+    """Streaming writer; a repeated micro-batch sends the same message ids."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         check_columns(options, columns)
@@ -81,40 +81,40 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task."""
+        """Send the rows of a task."""
         task = TaskContext.get()
         parts = [task.getLocalProperty(name) for name in (_QUERY, _BATCH)] if task else [None]
         if None in parts:
-            raise RuntimeError("Spark does not say which micro-batch this is.")
+            raise RuntimeError("Spark set no id of the query or micro-batch.")
         return send_all(self._options, iterator, job="-".join(map(str, parts)))
 
     @override
     def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
-        """All is stored."""
+        """Log how many messages earlier attempts had stored."""
         _log_duplicates(messages)
 
     @override
     def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
-        """Nothing that was sent is taken back; the batch comes again."""
+        """Log how many messages stay; Spark repeats the batch."""
         _log_aborted(messages)
 
 
 def by_message_group(
     frame: "DataFrame", *order: "str | Column", tasks: int | None = None
 ) -> "DataFrame":
-    """Rows as they are to be written: each message group in one task, in an order.
+    """Return the rows ready to be written: each message group in one task, in order.
 
-    Null ``keys`` and ``properties`` become empty ones, which mean the same to a topic: Spark takes
-    time with the square of a run of null lists or maps to hand them to Python.
+    Replaces null ``keys`` and ``properties`` by empty ones, which mean the same to a topic: a run
+    of null lists or maps takes Spark quadratic time on the way to Python.
 
     Args:
         frame: has the column message_group.
-        order: columns that say what comes first.
-        tasks: how many; by default as many as shuffles have.
+        order: columns to sort by.
+        tasks: number of tasks; None: spark.sql.shuffle.partitions.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-    # Messages without a group go anywhere, and not all to one task.
+    # Spread messages without a group over all tasks.
     alone = F.concat_ws("-", F.lit(" "), *(F.col(c) if isinstance(c, str) else c for c in order))
     where = F.coalesce("message_group", alone)
     empty = {"keys": F.array, "properties": F.create_map}
@@ -126,19 +126,19 @@ def by_message_group(
 
 
 def check_columns(options: WriteOptions, columns: Sequence[str]) -> None:
-    """Refuse rows that are no messages.
+    """Refuse columns that do not make messages.
 
     Raises:
-        RequestError: a column is missing, or means nothing.
+        RequestError: a column is missing or unknown.
     """
     known = [*schema.SEND.names, "topic"]
     odd = [name for name in columns if name not in known]
     if odd:
         raise RequestError(
-            f"Column {odd[0]} is none of a message to be sent; known are {', '.join(known)}."
+            f"Column {odd[0]} is not a column of a message; known are {', '.join(known)}."
         )
     if "body" not in columns:
-        raise RequestError("The rows to be sent have no column body.")
+        raise RequestError("The rows have no column body.")
     if (options.topic is None) == ("topic" not in columns):
         raise RequestError("Name the topic once: in the option topic, or in a column topic.")
 
@@ -146,7 +146,7 @@ def check_columns(options: WriteOptions, columns: Sequence[str]) -> None:
 def send_all(
     options: WriteOptions, batches: Iterator[pa.RecordBatch], *, job: str
 ) -> WriterCommitMessage:
-    """Send the rows of a task; their ids say which job, task and row they are of.
+    """Send the rows of a task; their message ids are made of job, task and row number.
 
     Raises:
         RocketMQError: the broker refused a message; those before it are stored.
@@ -171,7 +171,7 @@ def send_all(
 
 
 def with_ids(table: pa.Table, label: str, *, first: int) -> pa.Table:
-    """As schema.SEND, with an id for every message that has none."""
+    """Return the table as schema.SEND, with an id for every message that has none."""
     numbers = pa.array(np.arange(first, first + table.num_rows)).cast(pa.string())
     ids = pc.binary_join_element_wise(pa.scalar(label), numbers, "-")
     if "message_id" in table.column_names:
@@ -182,7 +182,7 @@ def with_ids(table: pa.Table, label: str, *, first: int) -> pa.Table:
     wanted = pa.schema([pa.field(name, known[name]) for name in table.column_names])
     table = table.cast(wanted)
     if "keys" in wanted.names:
-        # As they are stored: null for none.
+        # As stored: null for an empty list.
         some = pc.greater(pc.list_value_length(table["keys"]), 0)
         keys = pc.if_else(some, table["keys"], pa.scalar(None, schema.KEYS))
         table = table.set_column(wanted.get_field_index("keys"), wanted.field("keys"), keys)
@@ -195,13 +195,13 @@ def _by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Tabl
         return
     names = table["topic"]
     if names.null_count:
-        raise RequestError("A row has no topic.")
+        raise RequestError("A row has a null topic.")
     for name in pc.unique(names).to_pylist():
         yield name, table.filter(pc.equal(names, name)).drop_columns(["topic"])
 
 
 def pieces(table: pa.Table) -> Iterator[pa.Table]:
-    """Parts that may be sent at once: of so many rows, and of bodies of so many bytes."""
+    """Yield parts of at most _ROWS rows and about _BYTES of bodies."""
     bodies = pc.fill_null(pc.binary_length(table["body"]), 0).to_numpy()
     shares = np.cumsum(bodies / _BYTES + 1 / _ROWS)
     number = np.floor(shares)
@@ -212,19 +212,19 @@ def pieces(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def send(client: Client, topic: str, *, messages: pa.Table, repeatable: bool) -> pa.Table:
-    """Store messages; schema.SENT.
+    """Store messages; returns schema.SENT.
 
     Args:
         client: of the broker.
         topic: its name.
         messages: schema.SEND.
-        repeatable: the topic drops messages that it has, so that a lost answer is asked for again.
+        repeatable: the topic drops repeated message ids, so a send without an answer is repeated.
     """
     for tried in itertools.count(1):
         try:
             return client.send(topic, messages)
         except BrokerUnavailableError:
-            # It may have stored them. Where it drops what it knows, they are sent again.
+            # The broker may have stored them. A topic that drops repeated ids makes repeating safe.
             if not repeatable or tried == _TRIES:
                 raise
             client.ping()
@@ -234,7 +234,7 @@ def send(client: Client, topic: str, *, messages: pa.Table, repeatable: bool) ->
 def _log_duplicates(messages: "Sequence[WriterCommitMessage | None]") -> None:
     again = sum(each.duplicates for each in messages if isinstance(each, Sent))
     if again:
-        log.info("%d messages were stored by attempts before.", again)
+        log.info("%d messages were stored by earlier attempts.", again)
 
 
 def _log_aborted(messages: "Sequence[WriterCommitMessage | None]") -> None:

@@ -1,4 +1,4 @@
-"""A stretch of a message queue, as one task reads it: segments itself, the rest from the broker."""
+"""An offset range of a queue for one task, read from segment files and from the broker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,22 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql.datasource import InputPartition
 
+from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.source.options import Address
 
-#: The first page asked for, of bodies of any size; the next ones are of about so many bytes.
+#: Rows of the first page, as the size of bodies is unknown; later pages have about _PAGE_BYTES.
 _FIRST_ROWS: Final = 64
 _PAGE_ROWS: Final = 20_000
 _PAGE_BYTES: Final = 16 << 20
-#: The columns that no file has.
+#: Columns that segment files do not have.
 _OF_PLACE: Final = ("topic", "queue_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Offsets [start, end), in a file or, without one, at the broker."""
+    """Offsets [start, end) in one segment file or, without a file, at the broker."""
 
     start: int
     end: int
@@ -35,22 +36,22 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stretch(InputPartition):
-    """Messages of one queue, for one task; pieces in the order of offsets."""
+class QueuePartition(InputPartition):
+    """Messages of one queue for one task; pieces in offset order."""
 
     address: Address
     topic: str
     topic_id: int
     queue_id: int
     pieces: tuple[Piece, ...]
-    #: Expired messages are an error, not a gap.
+    #: True: expired messages raise an error; False: they are skipped.
     fail_on_data_loss: bool
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The messages by offset, a part at a time; ``columns`` in their order.
+        """Yield the messages by offset, in several tables with these columns in this order.
 
         Raises:
-            IllegalOffsetError: messages have expired meanwhile, and data loss is an error.
+            IllegalOffsetError: messages have expired since planning, and fail_on_data_loss is set.
         """
         stored = [name for name in columns if name not in _OF_PLACE]
         place = {"topic": self.topic, "queue_id": self.queue_id}
@@ -70,7 +71,8 @@ class Stretch(InputPartition):
     def _read(self, client: Client, piece: Piece, *, columns: list[str]) -> Iterator[pa.Table]:
         file = None if piece.file is None else opened(piece.file)
         if file is None:
-            # Replaced and past its grace, or not on this machine: the broker knows where it is.
+            # The segment was replaced and deleted, or is on another machine; the broker can read
+            # it.
             yield from self._pages(client, piece, columns=columns)
             return
         with file:
@@ -78,7 +80,7 @@ class Stretch(InputPartition):
 
     def _pages(self, client: Client, piece: Piece, *, columns: list[str]) -> Iterator[pa.Table]:
         if client.describe_topic(self.topic)["topic_id"] != self.topic_id:
-            raise IllegalOffsetError(f"Topic {self.topic} was deleted and made again.")
+            raise IllegalOffsetError(f"Topic {self.topic} was deleted and created again.")
         at, limit = piece.start, _FIRST_ROWS
         while at < piece.end:
             asked = min(limit, piece.end - at)
@@ -97,28 +99,29 @@ class Stretch(InputPartition):
             limit = max(1, min(_PAGE_ROWS, fitting, 8 * limit))
 
     def _skipped(self, client: Client, at: int) -> int:
-        """Where messages are kept again after ``at``; what was there has just expired."""
+        """Return the first retained offset; the messages before it have just expired."""
         queue = client.describe_topic(self.topic)["offsets"][self.queue_id]
         low = int(queue["min_offset"])
         if self.fail_on_data_loss or low <= at:
+            why = "has expired" if at < low else "is not there"
             raise IllegalOffsetError(
-                f"Offset {at} of queue {self.queue_id} of topic {self.topic} is not kept:"
-                f" those from {low} to {queue['max_offset']} are."
+                f"Offset {at} of queue {self.queue_id} of topic {self.topic} {why}; the queue"
+                f" retains offsets {low} to {queue['max_offset']}."
             )
         return low
 
 
 def opened(path: str) -> pq.ParquetFile | None:
-    """A segment; None when it is not there."""
+    """Open a segment; return None if it does not exist."""
     files, inside = fs.FileSystem.from_uri(path)
     try:
-        return pq.ParquetFile(files.open_input_file(inside))
+        return open_segment(files.open_input_file(inside))
     except FileNotFoundError:
         return None
 
 
 def rows_of(file: pq.ParquetFile, piece: Piece, *, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The messages of a piece, a row group at a time; only those that it touches are read."""
+    """Yield the messages of a piece by row group; reads only the row groups that it overlaps."""
     footer = file.metadata
     counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
     starts = piece.base + np.cumsum([0, *counts])

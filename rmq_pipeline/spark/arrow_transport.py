@@ -1,8 +1,8 @@
-"""Tables on their way between the driver and its tasks, inside rows that Spark moves.
+"""Arrow transport: tables between the driver and its tasks, inside rows that Spark moves.
 
-A table of any columns travels as Arrow IPC: a small one inside the row, a large one as a file
-beside it that the other side maps into memory. So no column passes through Spark's own types, and
-the large ones do not pass through the JVM.
+A table of any columns travels as Arrow IPC: a small one inside the row, a large one as a file that
+the other side maps into memory. No column is converted to Spark's types, and large tables do not
+pass through the JVM.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-#: What fits into a row; about 5,000 messages of 200 bytes.
+#: Largest table inside a row; about 5,000 messages of 200 bytes.
 INLINE_BYTES: Final = 1 << 20
 
 
-class Parcel(NamedTuple):
-    """A table as its bytes or as the path of its file."""
+class PackedTable(NamedTuple):
+    """A table as Arrow IPC bytes, or as the path of its file."""
 
     payload: bytes | None
     path: str | None
 
 
 class Given(NamedTuple):
-    """A part of a micro-batch for a task; one row, since Spark may spread rows as it likes."""
+    """Part of a micro-batch for a task, in one row because Spark may distribute rows freely."""
 
     part: int
     messages: bytes | None
@@ -35,11 +35,11 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A table that came of a part."""
+    """A table that the handling of a part produced."""
 
     part: int
     kind: str
-    #: The topic, of messages to publish.
+    #: The topic, if the table is messages to publish.
     name: str
     payload: bytes | None
     path: str | None
@@ -63,26 +63,26 @@ ANSWER: Final = pa.schema(
         ("path", pa.string()),
     ]
 )
-#: The same in Spark's words.
+#: ANSWER as a Spark schema.
 ANSWER_DDL: Final = "part int, kind string, name string, payload binary, path string"
 
 
-def pack(table: pa.Table, folder: Path, *, label: str) -> Parcel:
-    """Make a table ready to travel; ``folder`` is one that both sides reach."""
+def pack(table: pa.Table, folder: Path, *, label: str) -> PackedTable:
+    """Encode a table for the transport; both sides must reach ``folder``."""
     if table.nbytes <= INLINE_BYTES:
         buffer = pa.BufferOutputStream()
         _write(table, buffer)
-        return Parcel(buffer.getvalue().to_pybytes(), None)
-    # A task may be run twice: each attempt writes files of its own.
+        return PackedTable(buffer.getvalue().to_pybytes(), None)
+    # Spark may run a task twice: each attempt writes files of its own.
     with NamedTemporaryFile(
         "wb", dir=folder, prefix=f"{label}-", suffix=".arrow", delete=False
     ) as file:
         _write(table, file)
-    return Parcel(None, file.name)
+    return PackedTable(None, file.name)
 
 
 def unpack(payload: bytes | None, path: str | None) -> pa.Table:
-    """The table of a parcel; its bytes are not copied."""
+    """Return the table; its bytes are not copied."""
     if path is not None:
         with pa.memory_map(path) as mapped:
             return pa.ipc.open_file(mapped).read_all()
@@ -90,26 +90,26 @@ def unpack(payload: bytes | None, path: str | None) -> pa.Table:
 
 
 def write(table: pa.Table, path: Path) -> str:
-    """An Arrow file that tasks map into memory; its path."""
+    """Write a table to an Arrow file that tasks map into memory; return the path."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     return str(path)
 
 
 def to_batch(rows: Sequence[Given] | Sequence[Answer], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows, at least one, as a record batch of GIVEN or ANSWER."""
+    """Return one or more rows as a record batch of GIVEN or ANSWER."""
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def given(batch: pa.RecordBatch) -> list[Given]:
-    """The parts in a batch of GIVEN."""
+    """Return the parts in a batch of GIVEN."""
     return [Given(*row) for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
 
 
 def answers(table: pa.Table) -> list[Answer]:
-    """The answers in a table of ANSWER."""
+    """Return the answers in a table of ANSWER."""
     return [Answer(*row) for row in zip(*(c.to_pylist() for c in table.columns), strict=True)]
 
 

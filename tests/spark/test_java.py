@@ -1,0 +1,44 @@
+"""Java is looked for where Spark looks, and its absence comes with the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.spark.java import lacks
+
+
+@pytest.fixture
+def jdk(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    return tmp_path
+
+
+def test_java_on_the_path_is_enough(jdk: Path) -> None:
+    assert lacks({"PATH": str(jdk / "bin")}) == ""
+
+
+def test_no_java_anywhere(tmp_path: Path) -> None:
+    said = lacks({"PATH": str(tmp_path)})
+
+    assert said.startswith("Spark needs a JDK. There is no java on the PATH")
+    assert "apt-get install openjdk-17" in said
+
+
+def test_a_java_home_without_java_is_not_mended_by_the_path(jdk: Path, tmp_path: Path) -> None:
+    said = lacks({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(jdk / "bin")})
+
+    assert f"JAVA_HOME is {tmp_path / 'gone'}, which has no bin/java." in said
+
+
+@pytest.mark.parametrize(
+    ("version", "suffices"), [("1.8.0_292", False), ("11.0.2", False), ("17", True), ("25", True)]
+)
+def test_the_version_must_be_one_that_spark_runs_on(
+    jdk: Path, version: str, suffices: bool
+) -> None:
+    (jdk / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+
+    assert (lacks({"JAVA_HOME": str(jdk)}) == "") is suffices
