@@ -1,8 +1,8 @@
-"""The command line ``rmq``: a file per noun, each command a verb of the broker."""
+"""Command line ``rmq``: one module per noun, one command per verb of the broker."""
 
 
 def main() -> None:
-    """Run the command of this process's arguments; what the script ``rmq`` calls."""
+    """Run the command line of this process; the script ``rmq`` calls this function."""
     from rmq_pipeline.cli.app import run
 
     run()

@@ -1,4 +1,4 @@
-"""``rmq acl``: what users may do with topics, consumer groups, namespaces and the broker."""
+"""``rmq acl``: policies of users on topics, consumer groups, namespaces and the cluster."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -10,8 +10,8 @@ from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_row
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Policies: what users may do. What no policy allows is refused; the nearest one decides, "
-    "and of two as near the one that denies.",
+    help="Policies of users. Access is denied unless a policy allows it. The most specific policy "
+    "wins; on a tie, deny wins.",
 )
 
 COLUMNS = ("user", "resource", "effect", "actions", "sources", "tier")
@@ -21,14 +21,14 @@ Resource = Annotated[
     str,
     typer.Argument(
         metavar="RESOURCE",
-        help="topic:NAME, group:NAME, namespace:NAME or cluster:DefaultCluster; a star may end the "
-        "name, or be it; a star alone is everything.",
+        help="topic:NAME, group:NAME, namespace:NAME or cluster:DefaultCluster. NAME may end with "
+        "a star, which matches any rest; * alone matches every resource.",
     ),
 ]
 Actions = Annotated[
     str,
     typer.Option(
-        metavar="ACTION,…", help="Of pub, sub, create, update, delete, get, list; or all."
+        metavar="ACTION,…", help="Some of pub, sub, create, update, delete, get, list; or all."
     ),
 ]
 Sources = Annotated[
@@ -36,17 +36,17 @@ Sources = Annotated[
     typer.Option(
         "--from",
         metavar="ADDRESS",
-        help="Only for calls from there: 10.1.2.3 or 10.1.0.0/16. Repeat it for more.",
+        help="Only for calls from this address or network: 10.1.2.3, 10.1.0.0/16. Repeatable.",
     ),
 ]
 IsDefault = Annotated[
     bool,
-    typer.Option("--default", help="Counts only where no policy without this option fits."),
+    typer.Option("--default", help="Applies only if no policy without this option applies."),
 ]
 
 
 def _put_as(effect: str) -> Callable[..., None]:
-    """The command that writes policies of one effect."""
+    """Make the command that writes policies with this effect."""
 
     def put(
         user: User,
@@ -75,7 +75,7 @@ def _put_as(effect: str) -> Callable[..., None]:
 
 app.command(
     "allow",
-    help="Let a user do something; in the place of what it was allowed on the same resource.",
+    help="Allow a user actions on a resource. Replaces the user's allow policy on that resource.",
     epilog=examples(
         "rmq acl allow billing topic:orders --actions sub",
         "rmq acl allow billing group:billing --actions sub",
@@ -85,7 +85,7 @@ app.command(
 )(_put_as("allow"))
 app.command(
     "deny",
-    help="Forbid a user something; in the place of what it was denied on the same resource.",
+    help="Deny a user actions on a resource. Replaces the user's deny policy on that resource.",
     epilog=examples("rmq acl deny shop topic:shop-ledger --actions pub"),
 )(_put_as("deny"))
 
@@ -98,7 +98,7 @@ def list_(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """List policies, of one user or of all."""
+    """List the policies of a user, or of all users."""
     with connected(home, flight) as client:
         rows = rows_of(client.list_policies(user))
     if not as_json:
@@ -116,19 +116,19 @@ def delete(
     resource: Resource,
     *,
     effect: Annotated[
-        str | None, typer.Option(metavar="allow|deny", help="Only what allows, or denies.")
+        str | None, typer.Option(metavar="allow|deny", help="Only policies with this effect.")
     ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a user's policies of a resource, as they were written."""
+    """Delete a user's policies on a resource, written exactly as in `rmq acl list`."""
     with connected(home, flight) as client:
         gone = client.delete_policy(user, resource=resource, effect=effect)
     if as_json:
         show_fields({"user": user, "resource": resource, **gone}, as_json=True)
     else:
-        show_message(f"{gone['deleted']} of user {user}'s policies of {resource} are deleted.")
+        show_message(f"Deleted {gone['deleted']} policies of user {user} on {resource}.")
 
 
 @app.command(
@@ -142,17 +142,17 @@ def explain(
     user: User,
     *,
     resource: Annotated[
-        str, typer.Argument(metavar="RESOURCE", help="One thing: TYPE:NAME, without a star.")
+        str, typer.Argument(metavar="RESOURCE", help="One resource: TYPE:NAME, without a star.")
     ],
     action: Annotated[str, typer.Argument(metavar="ACTION")],
     source: Annotated[
-        str, typer.Option("--from", metavar="ADDRESS", help="Where the call would come from.")
+        str, typer.Option("--from", metavar="ADDRESS", help="The caller's IP address.")
     ] = "",
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether a user may do something, and which policy decides it; exit code 1: it may not."""
+    """Test whether a user may do an action, and show the deciding policy. Exit code 1: denied."""
     with connected(home, flight) as client:
         verdict = client.explain_access(user, resource=resource, action=action, source=source)
     if as_json:

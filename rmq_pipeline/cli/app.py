@@ -1,5 +1,6 @@
-"""The command ``rmq`` put together, and what becomes of an error."""
+"""Assembly of the command ``rmq``, and the reporting of errors."""
 
+import codecs
 import itertools
 import sys
 
@@ -21,6 +22,7 @@ from rmq_pipeline.cli import (
     topics,
     up,
     users,
+    verifying,
 )
 from rmq_pipeline.cli.options import examples
 from rmq_pipeline.cli.output import show_error
@@ -32,7 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="A message broker with RocketMQ's semantics, for people who run Dagster and Spark.",
+    help="A message broker with RocketMQ's semantics, for teams that run Dagster and Spark.",
     epilog=examples(
         "rmq up",
         "rmq topic create orders --type fifo",
@@ -94,14 +96,21 @@ app.command(
         "rmq sql - --format parquet --output lag.parquet < lag.sql",
     )
 )(sql.sql)
+app.command(
+    epilog=examples(
+        "rmq stop && rmq verify",
+        "rmq verify --home /backup/rmq --json | jq -r '.damaged[].file'",
+        "rmq verify --sink /srv/sinks/flights",
+    )
+)(verifying.verify)
 app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(demo.demo)
 
 
 def run() -> None:
-    """Run the command of this process's arguments, and exit.
+    """Run the command line of this process, and exit.
 
-    A refusal is one line on stderr, JSON when JSON was asked for, and exit code 1; a command line
-    that cannot be read is exit code 2.
+    An error is one line on stderr (a JSON object with --json), and exit code 1. A malformed
+    command line has exit code 2.
     """
     open_closed()
     try:
@@ -109,12 +118,19 @@ def run() -> None:
     except RocketMQError as error:
         _fail(error)
     except OSError as error:
-        # A folder that cannot be made, a file that cannot be read: the system's words say it.
+        # For example a folder that cannot be created: the text of the system says why.
         what = f": {error.filename}" if error.filename is not None else ""
         _fail(RequestError(f"{error.strerror or error}{what}"))
     except UnicodeError as error:
-        # An argument or stdin that is no UTF-8, as another encoding's é is none.
-        _fail(RequestError(f"There is text that cannot be read or written: {error}."))
+        if isinstance(error, UnicodeEncodeError) and codecs.lookup(error.encoding).name != "utf-8":
+            what = f"The output cannot be written in {error.encoding}."
+            _fail(RequestError(what, remedy="Set PYTHONIOENCODING=utf-8."))
+        # An argument or stdin is not UTF-8.
+        _fail(
+            RequestError(
+                f"An argument or the input is not UTF-8: {error}.", remedy="Encode it in UTF-8."
+            )
+        )
 
 
 def _fail(error: RocketMQError) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from rmq_pipeline.cli.options import AsJson, Flight, Home, connected
+from rmq_pipeline.cli.options import AsJson, Flight, Home, LogFormat, LogLevel, connected
 from rmq_pipeline.cli.output import show_fields, show_message, show_progress
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ ServedFlight = Annotated[
     typer.Option(
         "--flight",
         metavar="HOST:PORT",
-        help="Where the table door listens; port 0 picks a free one. Default: RMQ_FLIGHT, then "
-        f"what the home had the last time, then {DEFAULT_FLIGHT}.",
+        help="Address of the Flight endpoint; port 0 picks a free port. Default: RMQ_FLIGHT, then "
+        f"the address of the last run, then {DEFAULT_FLIGHT}.",
     ),
 ]
 ServedGrpc = Annotated[
@@ -29,8 +29,9 @@ ServedGrpc = Annotated[
     typer.Option(
         "--grpc",
         metavar="HOST:PORT",
-        help="Where the door for RocketMQ clients listens; port 0 picks a free one, none keeps it "
-        f"shut. Default: RMQ_GRPC, then what the home had the last time, then {DEFAULT_GRPC}.",
+        help="Address of the gRPC endpoint for RocketMQ clients; port 0 picks a free port, none "
+        "turns it off. Default: RMQ_GRPC, then the address of the last run, then "
+        f"{DEFAULT_GRPC}.",
     ),
 ]
 ServedTls = Annotated[
@@ -38,8 +39,8 @@ ServedTls = Annotated[
     typer.Option(
         "--tls",
         metavar="self-made|none",
-        help="self-made: encrypt the table door with a certificate that the broker makes and keeps "
-        "in the home, tls/certificate.pem. Default: as the last time, at first none.",
+        help="self-made: encrypt the Flight endpoint with a certificate that the broker makes and "
+        "stores in the home, tls/certificate.pem. Default: as in the last run, at first none.",
     ),
 ]
 TlsCertificate = Annotated[
@@ -47,26 +48,26 @@ TlsCertificate = Annotated[
     typer.Option(
         "--tls-cert",
         metavar="FILE.pem",
-        help="Encrypt with this certificate, and those that vouch for it.",
+        help="Encrypt with this certificate, followed by its issuers.",
     ),
 ]
 TlsKey = Annotated[
-    Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="The key of --tls-cert.")
+    Path | None, typer.Option("--tls-key", metavar="FILE.pem", help="Private key of --tls-cert.")
 ]
 GrpcTls = Annotated[
     str | None,
     typer.Option(
         "--grpc-tls",
         metavar="HOST:PORT",
-        help="Where the door for RocketMQ clients listens encrypted, too; none: nowhere. Default: "
-        "as the last time, at first none.",
+        help="Address of an additional encrypted gRPC endpoint; none turns it off. Default: as in "
+        "the last run, at first none.",
     ),
 ]
 Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure",
-        help="Listen beyond loopback even without users: everybody may do everything.",
+        help="Listen beyond loopback even without users: every caller may do everything.",
     ),
 ]
 SettingsFile = Annotated[
@@ -74,8 +75,9 @@ SettingsFile = Annotated[
     typer.Option(
         "--settings",
         metavar="FILE.toml",
-        help="Settings, one name = value a line; those it does not name get their defaults. "
-        "Default: RMQ_SETTINGS, then what the home had the last time. rmq status --json shows all.",
+        help="A settings file replaces all stored settings; omitted settings return to their "
+        "defaults. One name = value per line. Default: RMQ_SETTINGS, then the settings of the last "
+        "run. rmq status --json shows all.",
     ),
 ]
 SetSettings = Annotated[
@@ -83,8 +85,8 @@ SetSettings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="One setting, on top of the file or of what the home had; NAME=default gives it its "
-        "default. Repeat it for more.",
+        help="Change one setting of the file or of the last run; NAME=default resets it. "
+        "Repeatable.",
     ),
 ]
 
@@ -98,7 +100,7 @@ def broker(
         Literal["self", "dagster"] | None,
         typer.Option(
             help="Who delivers scheduled messages, revives and seals: the broker itself, or runs "
-            "of Dagster. Default: as the last time, at first self."
+            "of Dagster. Default: as in the last run, at first self."
         ),
     ] = None,
     tls: ServedTls = None,
@@ -109,26 +111,25 @@ def broker(
     flush: Annotated[
         Literal["sync", "async"] | None,
         typer.Option(
-            help="Answer a send once it is on the disk, or before. Default: as the last time, at "
-            "first sync."
+            help="sync: answer a send after its sync to disk. async: answer before. Default: as in "
+            "the last run, at first sync."
         ),
     ] = None,
     settings: SettingsFile = None,
     set_: SetSettings = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
-    """Serve a home in this process until Ctrl-C or `rmq stop`.
+    """Run a broker in this process until Ctrl-C or `rmq stop`.
 
-    Prints one line when it serves: ready grpc=HOST:PORT flight=HOST:PORT home=DIR.
+    Prints one line once it accepts calls: ready grpc=HOST:PORT flight=HOST:PORT home=DIR.
     """
-    import logging
-
+    from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
     from rmq_pipeline.serving.serve import serve
 
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.set_up(log_level, log_format)
     where = home or default_home()
     serve(
         where,
@@ -146,21 +147,28 @@ def broker(
 
 
 def tls_to_serve(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":
-    """What was said about certificates, for the home to keep."""
+    """Return the TLS option that the flags select; None if no flag was given.
+
+    Raises:
+        RequestError: the flags are incomplete or contradict each other.
+    """
     from rmq_pipeline.errors import RequestError
     from rmq_pipeline.flight.flags import NO_TLS, SELF_MADE
 
     if certificate is not None or key is not None:
         if certificate is None or key is None or kind is not None:
-            raise RequestError("Give --tls-cert and --tls-key, or --tls.")
+            raise RequestError(
+                "--tls-cert and --tls-key belong together and exclude --tls.",
+                remedy="Give --tls-cert and --tls-key, or only --tls.",
+            )
         return [str(certificate.absolute()), str(key.absolute())]
     if kind not in {None, NO_TLS, SELF_MADE}:
-        raise RequestError(f"--tls is {SELF_MADE} or {NO_TLS}, not {kind!r}.")
+        raise RequestError(f"--tls {kind!r} is unknown.", remedy=f"Use {SELF_MADE} or {NO_TLS}.")
     return kind
 
 
 def stop(*, home: Home = None, as_json: AsJson = False) -> None:
-    """End the broker of a home and wait until it is gone; that there is none is no error."""
+    """Stop the broker and wait until it has exited. Succeeds if no broker is running."""
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import process
 
@@ -170,13 +178,13 @@ def stop(*, home: Home = None, as_json: AsJson = False) -> None:
         pid = stopped.pid if stopped else None
         show_fields({"stopped": stopped is not None, "pid": pid, "home": str(where)}, as_json=True)
     elif stopped:
-        show_message(f"The broker of {where}, process {stopped.pid}, has ended.")
+        show_message(f"The broker of {where}, process {stopped.pid}, has exited.")
     else:
         show_message(f"No broker serves {where}.")
 
 
 def status(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
-    """Where the broker answers, and how it is."""
+    """Show the broker's addresses, state and changed settings."""
     with connected(home, flight) as client:
         facts = client.status()
     if not as_json:
@@ -185,7 +193,7 @@ def status(*, home: Home = None, flight: Flight = None, as_json: AsJson = False)
 
 
 def _changed(settings: dict[str, Any]) -> dict[str, str]:
-    """The settings that are not as every broker has them."""
+    """Return the settings that differ from their defaults."""
     from rmq_pipeline.settings import Settings
 
     usual = Settings().model_dump(mode="json")
@@ -193,7 +201,7 @@ def _changed(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _doors(facts: dict[str, Any]) -> dict[str, Any]:
-    """What the broker has written down in its home about itself, but its token."""
+    """Return the endpoint file of the broker's home, without its token."""
     from dataclasses import asdict
 
     from rmq_pipeline.endpoint import Endpoint
@@ -201,7 +209,7 @@ def _doors(facts: dict[str, Any]) -> dict[str, Any]:
     try:
         endpoint = Endpoint.read(Path(facts["home"]))
     except OSError:
-        # Another user's home, which need not be readable here: the broker has answered anyhow.
+        # The home of another user may be unreadable here; the broker's own reply suffices.
         return {}
     if endpoint is None:
         return {}
@@ -216,10 +224,10 @@ def listening_to_serve(
     tls: "Tls | None",
     insecure: bool,
 ) -> "Listening":
-    """What was asked for, else what RMQ_FLIGHT and RMQ_GRPC say.
+    """Return the addresses of the flags, or those of RMQ_FLIGHT and RMQ_GRPC.
 
     Raises:
-        RequestError: an address is no HOST:PORT; nothing has been made yet.
+        RequestError: an address is malformed; the home is not created then.
     """
     from rmq_pipeline.flight.flags import Listening
 
@@ -233,7 +241,7 @@ def _flight_to_serve(flight: str | None) -> str | None:
     address = flight or os.environ.get("RMQ_FLIGHT") or None
     if not address:
         return None
-    # What is in the environment for clients may name the protocol.
+    # RMQ_FLIGHT also serves clients, so it may start with grpc+tls://.
     split_address(bare(address))
     return bare(address)
 

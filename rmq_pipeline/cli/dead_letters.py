@@ -1,4 +1,4 @@
-"""``rmq dead-letters``: messages that a consumer group has given up."""
+"""``rmq dead-letters``: messages that exhausted their attempts or were rejected."""
 
 import math
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +45,7 @@ def list_(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the messages that failed for good, and why."""
+    """List the dead letters of a consumer group, with the reasons."""
     query = statement("cli_dead_letters", consumer_group=group)
     if where is not None:
         from rmq_pipeline.redriving import condition
@@ -70,35 +70,38 @@ def redrive(
     *,
     where: Where = None,
     filter_: Annotated[
-        str, typer.Option("--filter", metavar="EXPR", help="A SQL92 filter, as for receive.")
+        str, typer.Option("--filter", metavar="EXPR", help="A SQL92 filter, as in `rmq receive`.")
     ] = "",
     rate: Annotated[
         float, typer.Option(metavar="N", help="Messages per second; 0 for no limit.")
     ] = 0.0,
     max_failed_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Stop when more of them than this fail again.")
+        float, typer.Option(metavar="SHARE", help="Stop if a larger share of them fails again.")
     ] = 0.2,
     limit: Annotated[int, typer.Option(metavar="N", help="At most this many; 0 for all.")] = 0,
     wait: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="End when no outcome has come for this long."),
+        typer.Option(metavar="SECONDS", help="Stop waiting when no message was settled this long."),
     ] = 60.0,
     redrive_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Go on with an earlier redrive.")
+        str | None, typer.Option("--id", metavar="ID", help="Continue an earlier redrive.")
     ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters to their group again, each once, where they lie.
+    """Redeliver dead letters to their consumer group, each once, without copying them.
 
-    They come in order, before what follows them in their message group. It waits until each has
-    come to an outcome. Exit code 1 when too many failed again.
+    A message group receives them in order, before its later messages. The command waits until
+    every message is settled. Exit code 1: too many failed again.
     """
     from rmq_pipeline.redriving import Plan, manifest, new_id
 
     if not math.isfinite(rate):
-        raise RequestError(f"--rate is a number of messages per second, not {rate}.")
+        raise RequestError(
+            f"--rate is a number of messages per second, not {rate}.",
+            remedy="Give a number; 0 means no limit.",
+        )
     plan = Plan(
         group=group,
         where=where or "",

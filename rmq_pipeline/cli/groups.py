@@ -5,6 +5,7 @@ from typing import Annotated, get_args
 import typer
 
 from rmq_pipeline import limits
+from rmq_pipeline.cli.lag import by_topic
 from rmq_pipeline.cli.members import show_group
 from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
@@ -18,18 +19,18 @@ FAILURES = list(get_args(OnFailure))
 COLUMNS = ("name", "order", "max_attempts", "on_failure", "created_at_ms")
 
 ORDER_HELP = f"One of {', '.join(ORDERS)}."
-ATTEMPTS_HELP = "Deliveries of a message, the first one counted."
-REMEMBERED_HELP = "How long the idempotency keys of its acks are remembered."
-RATE_HELP = "Messages it is given per second at most; 0: as many as it asks for."
+ATTEMPTS_HELP = "Maximum deliveries of a message, including the first."
+REMEMBERED_HELP = "How long the broker remembers the idempotency keys of acks."
+RATE_HELP = "Maximum messages per second for the group; 0: no limit."
 FAILURE_HELP = f"After the last attempt: {', '.join(FAILURES)}."
 BACKOFF_HELP = (
-    "Delays after the first, second, … failure in ms, joined by commas; the last repeats."
+    "Delays in ms after the first, second, … failure, joined by commas; the last one repeats."
 )
 POLICIES = ["customized", "exponential"]
 POLICY_HELP = "customized: the delays of --backoff-ms. exponential: delays that grow."
 INITIAL_HELP = "First delay of an exponential backoff."
 MAX_HELP = "Longest delay of an exponential backoff."
-MULTIPLIER_HELP = "By which an exponential backoff grows."
+MULTIPLIER_HELP = "Factor between two delays of an exponential backoff."
 Policy = Annotated[str | None, typer.Option(help=POLICY_HELP, autocompletion=lambda: POLICIES)]
 Initial = Annotated[
     int | None,
@@ -120,7 +121,7 @@ def alter(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change settings of a consumer group: those given; the rest stays."""
+    """Change the given settings of a consumer group; omitted settings stay as they are."""
     with connected(home, flight) as client:
         group = client.alter_group(
             name,
@@ -143,7 +144,9 @@ def alter(
 def delete(
     name: Group,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Even with messages in flight.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it even with messages in flight.")
+    ] = False,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
@@ -154,7 +157,7 @@ def delete(
     if as_json:
         show_fields({"name": name, **dropped}, as_json=True)
     else:
-        show_message(f"Consumer group {name} is deleted.")
+        show_message(f"Deleted consumer group {name}.")
 
 
 @app.command("list", epilog=examples("rmq group list", "rmq group list --json"))
@@ -167,31 +170,42 @@ def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) 
 
 @app.command(epilog=examples("rmq group show billing", "rmq group show billing --json"))
 def show(name: Group, *, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
-    """Show a consumer group: its settings, its members, who has which queue, how they fare."""
+    """Show a consumer group: settings, members with their queues, and lag."""
     with connected(home, flight) as client:
         group = client.describe_group(name)
+        group["lag"] = by_topic(rows_of(client.lag(name)))
     show_group(group, as_json=as_json)
 
 
 def _delays(text: str | None) -> tuple[int, ...] | None:
-    """Raises: RequestError, when a part is no number."""
+    """Parse numbers joined by commas.
+
+    Raises:
+        RequestError: a part is not a number.
+    """
     if text is None:
         return None
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise RequestError(f"--backoff-ms {text!r} is not numbers joined by commas.") from None
+        raise RequestError(
+            f"--backoff-ms {text!r} has a part that is not a number.",
+            remedy="Give numbers joined by commas, such as 1000,5000.",
+        ) from None
 
 
 def _growing(policy: str | None, **numbers: float | None) -> str | dict[str, float] | None:
-    """The backoff policy that the options say; its numbers make it exponential.
+    """Return the backoff policy that the options select; any number makes it exponential.
 
     Raises:
-        RequestError: numbers of an exponential backoff for another policy.
+        RequestError: a number was given for a policy other than exponential.
     """
     given = {name: number for name, number in numbers.items() if number is not None}
     if not given:
         return policy
     if policy not in (None, "exponential"):
-        raise RequestError(f"--backoff {policy} takes no {', '.join(given)}.")
+        raise RequestError(
+            f"--backoff {policy} does not use {', '.join(given)}.",
+            remedy="Use --backoff exponential, or omit these options.",
+        )
     return given

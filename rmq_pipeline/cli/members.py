@@ -1,11 +1,11 @@
-"""How the members of a consumer group are shown: who they are, what they have, how they fare."""
+"""Display of a consumer group: settings, members, queues, statistics and filters."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rmq_pipeline.cli.output import show_fields, show_message, show_rows
 
-#: What a member says of each topic, and how it is called in a narrow column.
+#: Statistics that a member reports per topic, with their column titles.
 _STATISTICS: Final = {
     "consume_rt_ms": "consume ms",
     "consume_ok_per_s": "ok/s",
@@ -16,15 +16,18 @@ _STATISTICS: Final = {
     "cached_bytes": "cached bytes",
 }
 
+#: Columns of a topic's lag.
+_LAG: Final = ("topic", "lag", "matching_lag", "estimated", "filters", "oldest_unread_at_ms")
+
 Row = dict[str, Any]
 
 
 def show_group(group: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print a consumer group: its settings, then tables of its members and queues."""
+    """Print a consumer group: its settings, then tables of members, queues, filters and lag."""
     if as_json:
         show_fields(group, as_json=True)
         return
-    aside = ("members", "locks")
+    aside = ("members", "locks", "filters", "mixed_filters", "lag")
     show_fields({name: value for name, value in group.items() if name not in aside}, as_json=False)
     members: Mapping[str, Any] = group.get("members", {})
     locks: list[Mapping[str, Any]] = group.get("locks", [])
@@ -32,11 +35,19 @@ def show_group(group: Mapping[str, Any], *, as_json: bool) -> None:
         "Members": list(_members(members)),
         "Queues": _queues(members, locks),
         "Statistics": list(_statistics(members)),
+        "Filters": list(_filters(group)),
+        "Lag": [{name: row[name] for name in _LAG} for row in group.get("lag", [])],
     }
     for title, rows in listings.items():
         if rows or title == "Members":
             show_message(f"\n{title}")
-            show_rows(rows, as_json=False, empty="Nobody is there.")
+            show_rows(rows, as_json=False, empty="The group has no members.")
+    for topic, filters in _part(group, "mixed_filters").items():
+        show_message(
+            f"\nWARNING: topic {topic} is received with {len(filters)} filters: a message that one "
+            "member filters out is lost for the others. Use one filter in all members, or one "
+            "consumer group per filter."
+        )
 
 
 def _members(members: Mapping[str, Any]) -> Iterator[Row]:
@@ -52,7 +63,7 @@ def _members(members: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _queues(members: Mapping[str, Any], locks: list[Mapping[str, Any]]) -> list[Row]:
-    """A row a queue that a member says it has, or that is locked."""
+    """Return a row for each queue that a member reports or that is locked."""
     rows: dict[tuple[str, int], Row] = {}
     for client_id, member in members.items():
         for topic, queue_ids in _part(_part(member, "details"), "queues").items():
@@ -80,7 +91,15 @@ def _statistics(members: Mapping[str, Any]) -> Iterator[Row]:
             yield {"client_id": client_id, "topic": topic, **shown}
 
 
+def _filters(group: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a row for each filter; none for topics that are received without a filter."""
+    for topic, filters in _part(group, "filters").items():
+        for filter_, clients in filters.items():
+            if set(filters) != {"*"}:
+                yield {"topic": topic, "filter": filter_, "clients": clients}
+
+
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A mapping in what a member has said; it may have said anything."""
+    """Return a nested mapping; empty if it is missing or malformed, as members report freely."""
     part = whole.get(name)
     return part if isinstance(part, Mapping) else {}

@@ -38,6 +38,10 @@ RECEIVED_FIELDS: Final = (
     "receipt_handle",
     "properties",
 )
+QueueId = Annotated[
+    int | None, typer.Option(help="Message queue; by default the broker chooses one.")
+]
+Keys = Annotated[list[str] | None, typer.Option(help="Key for `rmq find`; repeatable.")]
 RECEIVED_COLUMNS: Final = (
     "queue_id",
     "queue_offset",
@@ -48,11 +52,11 @@ RECEIVED_COLUMNS: Final = (
     "keys",
     "body",
 )
-#: A receipt lives this long: time to look at what was received, and to settle it.
+#: Lease of a receive without --ack: time to inspect the messages and to settle them.
 INVISIBLE_S: Final = 60.0
-#: Who receives here; its lite topics are those of the last `rmq receive --lite-topic`.
+#: Client id of the command line. Its lite topics are those of the last `--lite-topic`.
 CLIENT_ID: Final = "rmq"
-#: A tag may have these; more likely a SQL92 condition does.
+#: Characters that suggest a SQL92 condition, although a tag may have them.
 _SQL_SIGNS: Final = frozenset("'=<>()")
 
 
@@ -64,36 +68,35 @@ def send(
         Path | None,
         typer.Option(
             metavar="NDJSON",
-            help="A message a line, a JSON object: body or body_base64, and optionally "
+            help="One message per line, each a JSON object: body or body_base64, and optionally "
             f"{', '.join(ndjson.OPTIONAL)}. - is stdin. "
-            "The options below are for lines that do not say.",
+            "The options below apply to lines that omit the field.",
         ),
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="What consumers filter by.")] = None,
-    key: Annotated[
-        list[str] | None, typer.Option(help="What `rmq find` finds it by; may be repeated.")
-    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag, for filters of consumers.")] = None,
+    key: Keys = None,
     message_group: Annotated[
         str | None, typer.Option(help="Messages of one group are consumed in order.")
     ] = None,
     lite_topic: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For a topic of type lite: which one of it.")
+        str | None, typer.Option(metavar="NAME", help="Lite topic, in a topic of type lite.")
     ] = None,
     delay_level: Annotated[
         int | None, typer.Option(help="Deliver after a delay: level 1 (1 s) to 18 (2 h).")
     ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Deliver not before: {MOMENT}.")
+        str | None, typer.Option(metavar="TIME", help=f"Deliver at this time: {MOMENT}.")
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="The highest is consumed first.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher priorities come first.")] = None,
+    queue_id: QueueId = None,
     property: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Property; repeatable.")
     ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message, or a file of messages in batches; a batch is stored whole or not at all."""
+    """Send a message, or a file of messages in batches. A batch is stored completely or not."""
     defaults = {
         "tag": tag,
         "keys": key or None,
@@ -102,10 +105,10 @@ def send(
         "delay_level": delay_level,
         "deliver_at_ms": parse_ms(deliver_at) if deliver_at else None,
         "priority": priority,
+        "queue_id": queue_id,
         "properties": _properties(property or []),
     }
-    if (body is None) == (file is None):
-        raise RequestError("Give either --body or --file.")
+    _check_source(body, file)
     ndjson.check_all(defaults)
     with connected(home, flight) as client:
         if file is None:
@@ -119,7 +122,7 @@ def send(
 
 
 def _sent_columns(sent: list[dict[str, Any]]) -> tuple[str, ...]:
-    """What there is to say; most messages are neither scheduled nor repeated."""
+    """Return the columns to show: recall_handle and duplicate only if some message has one."""
     places = ("message_id", "queue_id", "queue_offset")
     return (
         *places,
@@ -131,28 +134,28 @@ def receive(
     topic: Topic,
     group: Group,
     *,
-    limit: Annotated[int, typer.Option("-n", "--limit", help="At most this many.")] = 32,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="Maximum messages.")] = 32,
     ack: Annotated[
-        bool, typer.Option("--ack", help="Acknowledge them once they are printed.")
+        bool, typer.Option("--ack", help="Acknowledge the messages after printing them.")
     ] = False,
     filter: Annotated[
         str,
-        typer.Option(metavar="EXPR", help="Tags joined by ||, or a SQL92 condition; * is any."),
+        typer.Option(metavar="EXPR", help="Tags joined by ||, or a SQL92 condition; * is all."),
     ] = "*",
     filter_type: Annotated[
-        str | None, typer.Option(metavar="tag|sql92", help="What --filter is; tag by default.")
+        str | None, typer.Option(metavar="tag|sql92", help="Type of --filter. Default: tag.")
     ] = None,
     lite_topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Of a topic of type lite: these; may be repeated."),
+        typer.Option(metavar="NAME", help="Lite topic, in a topic of type lite; repeatable."),
     ] = None,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Wait for the first this long.")
+        float, typer.Option(metavar="SECONDS", help="Wait this long for the first message.")
     ] = 0.0,
     invisible: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="Without --ack they are delivered again after this long."
+            metavar="SECONDS", help="Without --ack, messages are redelivered after this time."
         ),
     ] = INVISIBLE_S,
     home: Home = None,
@@ -160,15 +163,13 @@ def receive(
     as_json: AsJson = False,
 ) -> None:
     """Receive messages of a topic for a consumer group."""
-    if filter_type is None and _SQL_SIGNS.intersection(filter):
-        # As tags it would match nothing, and pass over every message for good.
-        raise FilterExpressionError(f"Say whether {filter!r} is --filter-type sql92 or tag.")
+    _check_filter(filter, filter_type)
     invisible_ms, wait_ms = to_ms(invisible, "--invisible"), to_ms(wait, "--wait")
     with connected(home, flight) as client:
         _subscribe(client, topic, group=group, lite_topics=lite_topic or [])
         received = client.receive(
-            topic,
             group,
+            topic,
             limit=limit,
             invisible_duration_ms=invisible_ms,
             filter=filter,
@@ -180,12 +181,28 @@ def receive(
         if as_json:
             print_json([_as_json(row) for row in rows])
         else:
-            empty = f"There is nothing for {group} to receive from {topic} now."
+            empty = f"{topic} has no messages for {group} now."
             show_rows(rows, as_json=False, columns=RECEIVED_COLUMNS, empty=empty)
-        # Printed first: what is lost on the way to the reader comes again.
+        # Print before the ack: messages that the reader did not get are redelivered.
         sys.stdout.flush()
         if ack and rows:
             client.ack(received)
+
+
+def _check_source(body: str | None, file: Path | None) -> None:
+    if (body is None) == (file is None):
+        raise RequestError(
+            "The command needs one of --body and --file.", remedy="Give either --body or --file."
+        )
+
+
+def _check_filter(filter: str, filter_type: str | None) -> None:
+    if filter_type is None and _SQL_SIGNS.intersection(filter):
+        # As a tag expression it would match nothing and skip every message permanently.
+        raise FilterExpressionError(
+            f"The filter {filter!r} may be SQL92 or a tag.",
+            remedy="Add --filter-type sql92, or --filter-type tag.",
+        )
 
 
 def _subscribe(client: "Client", topic: str, *, group: str, lite_topics: list[str]) -> None:
@@ -196,7 +213,7 @@ def _subscribe(client: "Client", topic: str, *, group: str, lite_topics: list[st
 
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as a program gets it; a body that is no text comes as body_base64, as in a file."""
+    """Return a row for --json; a body that is not UTF-8 becomes body_base64, as in a file."""
     fields = {name: row[name] for name in RECEIVED_FIELDS}
     fields["body"] = text_of(row["body"])
     fields["keys"] = row["keys"] or []
@@ -206,17 +223,23 @@ def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(text: str) -> bytes:
-    # What the shell passed that was no UTF-8 goes on as the bytes it was.
+    # Arguments that are not UTF-8 are sent as the bytes that the shell passed.
     return text.encode("utf-8", "surrogateescape")
 
 
 def _properties(pairs: list[str]) -> dict[str, str] | None:
-    """Raises: RequestError, when there is no = in one."""
+    """Parse KEY=VALUE pairs.
+
+    Raises:
+        RequestError: a pair has no =.
+    """
     properties = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise RequestError(f"--property {pair!r} is not KEY=VALUE.")
+            raise RequestError(
+                f"--property {pair!r} has no =.", remedy="Write --property KEY=VALUE."
+            )
         properties[name] = value
     return properties or None
 
@@ -224,7 +247,7 @@ def _properties(pairs: list[str]) -> dict[str, str] | None:
 def _send_file(
     client: "Client", topic: str, *, file: Path, defaults: Mapping[str, Any], keep: bool
 ) -> list[dict[str, Any]]:
-    """Send all lines; what was answered for each, if it is to be kept."""
+    """Send all lines; return the reply for each message if ``keep`` is set."""
     answers: list[dict[str, Any]] = []
     stored = 0
     with _opened(file) as lines, progress(unit="messages") as bar:
@@ -258,21 +281,33 @@ def _send_batch(client: "Client", topic: str, *, batch: ndjson.Batch) -> list[di
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Iterable[bytes]]:
-    """Raises: RequestError, when there is no such file or it cannot be read."""
+    """Open a file of messages, or stdin for -.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
     if str(file) == "-":
         yield _lines(file, stdin().buffer)
         return
     try:
         opened = file.open("rb")
     except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
+        raise RequestError(
+            f"{file} cannot be read: {error.strerror}.", remedy="Check the path and its rights."
+        ) from error
     with opened:
         yield _lines(file, opened)
 
 
 def _lines(file: Path, opened: BinaryIO) -> Iterator[bytes]:
-    """Raises: RequestError, when it cannot be read any further."""
+    """Yield the lines of a file.
+
+    Raises:
+        RequestError: reading failed.
+    """
     try:
         yield from opened
     except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
+        raise RequestError(
+            f"{file} cannot be read: {error.strerror}.", remedy="Check the path and its rights."
+        ) from error

@@ -1,22 +1,22 @@
-"""Moments and durations as people write and read them."""
+"""Parsing and formatting of times and durations."""
 
 from datetime import UTC, datetime
 from typing import Final
 
 from rmq_pipeline.errors import RequestError
 
-#: No option takes a longer time: about 285 years, beyond which timers of the system overflow.
+#: Longest duration of an option: about 285 years; timers of the system overflow beyond it.
 LONGEST_S: Final = 9_000_000_000
 _END_MS: Final = 1 << 63
-#: Python reads no number of any length.
+#: Longer texts are out of range; Python refuses to parse numbers of thousands of digits.
 _MOST_DIGITS: Final = 20
 
 
 def parse_ms(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time (local when it names no zone), or of itself.
+    """Parse an ISO 8601 time, local if it names no zone, or a number of ms since 1970.
 
     Raises:
-        RequestError: it is neither, or no number of 64 bits has it.
+        RequestError: the text is neither, or is out of range of 64 bits.
     """
     if text.isdecimal():
         at_ms = int(text) if len(text) <= _MOST_DIGITS else _END_MS
@@ -27,17 +27,20 @@ def parse_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise RequestError(
-            f"{text!r} is no time: give ISO 8601, such as 2030-01-31T09:00:00Z, or ms since 1970."
+            f"{text!r} is not a time.",
+            remedy="Give ISO 8601, such as 2030-01-31T09:00:00Z, or ms since 1970.",
         ) from None
     try:
         return int(moment.timestamp() * 1000)
     except (ValueError, OverflowError, OSError):
-        # The local time of the first year or the last may be in another one in UTC.
-        raise RequestError(f"{text!r} is out of range: no calendar has it in UTC.") from None
+        # A local time in year 1 or 9999 can be in year 0 or 10000 in UTC.
+        raise RequestError(
+            f"{text!r} is out of range in UTC.", remedy="Give a time in the years 1 to 9999."
+        ) from None
 
 
 def format_ms(at_ms: int) -> str:
-    """ISO 8601 in UTC, to the millisecond; the number itself when no calendar has it."""
+    """Format ms since 1970 as ISO 8601 in UTC; times out of range remain numbers."""
     try:
         moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -46,10 +49,10 @@ def format_ms(at_ms: int) -> str:
 
 
 def seconds(given: float, option: str) -> float:
-    """The seconds that an option was given.
+    """Check the seconds given for an option and return them.
 
     Raises:
-        RequestError: they are no number, below 0, or above LONGEST_S.
+        RequestError: the value is NaN, negative, or above LONGEST_S.
     """
     if not 0 <= given <= LONGEST_S:
         raise RequestError(f"{option} is a number of seconds from 0 to {LONGEST_S}, not {given:g}.")
@@ -57,5 +60,5 @@ def seconds(given: float, option: str) -> float:
 
 
 def to_ms(given_s: float, option: str) -> int:
-    """The seconds that an option was given, in ms; raises as ``seconds`` does."""
+    """Convert the seconds given for an option to ms; raises as ``seconds`` does."""
     return round(seconds(given_s, option) * 1000)

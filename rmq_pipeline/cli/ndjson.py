@@ -1,4 +1,4 @@
-"""Messages as lines of JSON: body (text) or body_base64, and what else a message has."""
+"""Messages as lines of JSON, each an object with body or body_base64 and optional fields."""
 
 import base64
 import json
@@ -13,14 +13,14 @@ from rmq_pipeline.text import is_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A batch is cut when it has this many messages, or this many bytes of lines.
+#: A batch ends at this many messages, or at this many bytes of lines.
 BATCH_ROWS: Final = 1_000
 BATCH_BYTES: Final = 8 * MIB
 
 
 @dataclass
 class Batch:
-    """Messages that are sent together, and the lines they were."""
+    """Messages that are sent together, with their range of lines."""
 
     first_line: int
     last_line: int = 0
@@ -28,12 +28,12 @@ class Batch:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def table(self) -> "pa.Table":
-        """schema.SEND."""
+        """Return the messages as a table, schema.SEND."""
         return to_table(self.rows)
 
 
 def to_table(rows: list[dict[str, Any]]) -> "pa.Table":
-    """schema.SEND of messages by column; what is left out is null."""
+    """Build a table, schema.SEND, from messages by column; missing columns are null."""
     import pyarrow as pa
 
     from rmq_pipeline.schema import SEND
@@ -42,13 +42,14 @@ def to_table(rows: list[dict[str, Any]]) -> "pa.Table":
 
 
 def batches(lines: Iterable[bytes], defaults: Mapping[str, Any]) -> Iterator[Batch]:
-    """Messages in batches, in the order of the lines; blank lines are passed over.
+    """Yield messages in batches, in the order of the lines; blank lines are skipped.
 
     Args:
-        defaults: what a line that does not say gets, by column.
+        lines: UTF-8, one JSON object per line.
+        defaults: values of the fields that a line omits, by column.
 
     Raises:
-        RequestError: a line is no message; names the line and what is wrong with it.
+        RequestError: a line is not a valid message; the error has the line number and the reason.
     """
     batch = Batch(first_line=1)
     for number, line in enumerate(lines, start=1):
@@ -64,10 +65,10 @@ def batches(lines: Iterable[bytes], defaults: Mapping[str, Any]) -> Iterator[Bat
 
 
 def parse(line: bytes, number: int) -> dict[str, Any]:
-    """The columns of a message.
+    """Parse a line; return the message by column, with the body as bytes.
 
     Raises:
-        RequestError: it is no message; names the line and what is wrong with it.
+        RequestError: the line is not a valid message; the error has its number and the reason.
     """
     try:
         fields = json.loads(line)
@@ -89,29 +90,34 @@ def parse(line: bytes, number: int) -> dict[str, Any]:
 
 
 def check_all(fields: Mapping[str, object]) -> None:
-    """See that a message can have these values; raises as ``check`` does."""
+    """Check the values of several fields; raises as ``check`` does."""
     for name, value in fields.items():
         check(name, value)
 
 
 def check(name: str, value: object, *, where: str = "") -> None:
-    """See that a message can have this value in a field; None is no value.
+    """Check that a field of a message may have this value; None passes.
+
+    Args:
+        name: the field.
+        value: as parsed from JSON.
+        where: the start of the error message.
 
     Raises:
-        RequestError: it cannot; says what is wrong, after ``where``.
+        RequestError: the value has the wrong type, or is not valid UTF-8.
     """
     if value is None:
         return
     what, fits = _FIELDS[name]
     if not fits(value):
         raise RequestError(f"{where}{name} is {what}, not {json.dumps(value)}.")
-    # A body is bytes: it takes halves of pairs of surrogates, which JSON can escape.
+    # JSON can escape lone surrogates. A body, being bytes, may have them; texts may not.
     if name != "body" and not all(map(is_text, _texts(value))):
         raise RequestError(f"{where}{name} cannot be written in UTF-8: {json.dumps(value)}.")
 
 
 def _texts(value: object) -> Iterable[str]:
-    """The texts in a value that fits its field."""
+    """Return the strings in a value of the right type."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, dict):
@@ -161,9 +167,10 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "delay_level": ("a whole number of 32 bits", _is_whole),
     "deliver_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
     "priority": ("a whole number of 32 bits", _is_whole),
+    "queue_id": ("a whole number of 32 bits", _is_whole),
     "born_at_ms": ("ms since 1970, a whole number of 64 bits", _is_ms),
     "properties": ("an object of texts", _is_string_map),
 }
 
-#: Fields that a line may leave out.
+#: Fields that a line may omit.
 OPTIONAL: Final = tuple(name for name in _FIELDS if not name.startswith("body"))

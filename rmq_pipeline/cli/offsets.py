@@ -1,4 +1,4 @@
-"""``rmq offset``: where consumer groups go on."""
+"""``rmq offset``: committed offsets of consumer groups."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ def show(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where a consumer group is in each queue, and how often it was put elsewhere."""
+    """Show the committed offset of a consumer group in each queue, and its number of resets."""
     with connected(home, flight) as client:
         places = client.committed_offsets(group, topic)
     rows = [
@@ -62,19 +62,22 @@ def reset(
         str | None,
         typer.Option(metavar="TIME", help=f"To the first message stored at or after: {MOMENT}."),
     ] = None,
-    to_offset: Annotated[int | None, typer.Option(help="To this offset of every queue.")] = None,
+    to_offset: Annotated[int | None, typer.Option(help="To this offset in every queue.")] = None,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="Past all messages.")] = False,
     to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="To the first message kept.")
+        bool, typer.Option("--to-earliest", help="To the first retained message.")
     ] = False,
     queue: Annotated[int | None, typer.Option(help="Only this queue.")] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a consumer group go on from elsewhere; what it has in flight is given up."""
+    """Move a consumer group to other offsets. Its leases end, and their receipts become invalid."""
     if sum([to_time is not None, to_offset is not None, to_latest, to_earliest]) != 1:
-        raise RequestError("Give one of --to-time, --to-offset, --to-latest, --to-earliest.")
+        raise RequestError(
+            "The command needs exactly one target.",
+            remedy="Give one of --to-time, --to-offset, --to-latest, --to-earliest.",
+        )
     with connected(home, flight) as client:
         offsets = client.reset_offset(
             group,
@@ -92,10 +95,12 @@ def reset(
 def clone(
     from_group: Annotated[
         str,
-        typer.Argument(metavar="FROM", help="It shows where.", autocompletion=group_names),
+        typer.Argument(
+            metavar="FROM", help="Group whose offsets are copied.", autocompletion=group_names
+        ),
     ],
     to_group: Annotated[
-        str, typer.Argument(metavar="TO", help="It is put there.", autocompletion=group_names)
+        str, typer.Argument(metavar="TO", help="Group that moves.", autocompletion=group_names)
     ],
     *,
     topic: Topic,
@@ -103,7 +108,7 @@ def clone(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a consumer group go on from where another one is; what it has in flight is given up."""
+    """Move a consumer group to the offsets of another group. Its leases end."""
     with connected(home, flight) as client:
         offsets = client.clone_offsets(from_group, to_group, topic=topic)
     rows = [{"queue_id": queue, "queue_offset": offset} for queue, offset in offsets.items()]

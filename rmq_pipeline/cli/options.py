@@ -1,4 +1,4 @@
-"""Options and arguments that several commands take, and the client they lead to."""
+"""Options and arguments that several commands share, and the client that they select."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def examples(*commands: str) -> str:
-    """The end of a help text."""
+    """Format example commands for the end of a help text."""
     lines = [command.replace("[", r"\[") for command in commands]
     return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
 def topic_names(incomplete: str) -> list[str]:
-    """Completions of a topic's name; none when no broker answers."""
+    """Complete the name of a topic; no completions if the broker does not answer."""
     return _names("list_topics", incomplete)
 
 
 def group_names(incomplete: str) -> list[str]:
-    """Completions of a consumer group's name; none when no broker answers."""
+    """Complete the name of a consumer group; no completions if the broker does not answer."""
     return _names("list_groups", incomplete)
 
 
 def user_names(incomplete: str) -> list[str]:
-    """Completions of a user's name; none when no broker answers."""
+    """Complete the name of a user; no completions if the broker does not answer."""
     return _names("list_users", incomplete)
 
 
@@ -57,25 +57,43 @@ Flight = Annotated[
     typer.Option(
         "--flight",
         metavar="HOST:PORT",
-        help="The broker's table door; grpc+tls://HOST:PORT is an encrypted one. Default: that of "
-        "--home, then RMQ_FLIGHT, then that of the default home. RMQ_USER and RMQ_PASSWORD say who "
-        "calls, RMQ_CERTIFICATE names what to trust.",
+        help="The broker's Flight endpoint; grpc+tls://HOST:PORT if it is encrypted. Default: the "
+        "one of --home, then RMQ_FLIGHT, then the one of the default home. RMQ_USER and "
+        "RMQ_PASSWORD are the credentials, RMQ_CERTIFICATE is the trusted certificate.",
+    ),
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help="debug, info, warning or error. Default: RMQ_LOG_LEVEL, then warning.",
+    ),
+]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="FORMAT",
+        help="human or json, on stderr. Default: RMQ_LOG_FORMAT, then human.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_names)]
 Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names)]
 
-MOMENT: Final = "ISO 8601 (without a zone: this machine's), or ms since 1970"
+MOMENT: Final = "ISO 8601 (local time if it has no zone), or ms since 1970"
 
 
 @contextmanager
 def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
-    """A client of the broker that --home and --flight name; it does not wait for one to start.
+    """Yield a client of the broker that --home and --flight select.
+
+    The client does not wait for a broker to start. Its first call raises BrokerUnavailableError
+    if no broker answers.
 
     Raises:
-        RequestError: the address is none.
-        BrokerUnavailableError: no broker answers, when the first call is made.
+        RequestError: the address is malformed.
     """
     import os
 
@@ -86,7 +104,7 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
 
     address = flight or (None if home else os.environ.get("RMQ_FLIGHT"))
     if address and split_address(bare(address))[1] == 0:
-        # Any free port was asked for, so only the home knows which one it became.
+        # Port 0 means that the broker chose a free port; only the home has its number.
         address = None
     with Client(address, home=None if address else home or default_home(), retry_s=0) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What commands print: rich tables for people, JSON for programs, progress on stderr."""
+"""Output of commands: tables for people, JSON for programs, progress on stderr."""
 
 import base64
 import json
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-#: Wider than any table, so that a line in a file or pipe is never folded.
+#: Wider than any table, so that lines in files and pipes are never folded.
 _NO_TERMINAL_WIDTH: Final = 10_000
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """The terminal; as wide as need be when it is none."""
+    """Open a console on stdout or stderr; without a terminal its width is unlimited."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -36,10 +36,10 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def rows_of(table: "pa.Table") -> list[dict[str, Any]]:
-    """The rows of a table; a map is a dict, and no column hides another one of its name.
+    """Return the rows of a table as dicts; maps become dicts, repeated column names get numbers.
 
     Raises:
-        RequestError: a column has a value that Python has no form of.
+        RequestError: a column has a value that Python cannot represent.
     """
     names = distinct(table.column_names)
     columns = [_values(name, column) for name, column in zip(names, table.columns, strict=True)]
@@ -47,9 +47,9 @@ def rows_of(table: "pa.Table") -> list[dict[str, Any]]:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Names of columns that differ, also without regard to case.
+    """Make column names unique without regard to case.
 
-    Those that are there twice get numbers, as in a table that DuckDB makes of a query.
+    Repeated names get numbers, as in a table that DuckDB creates from a query.
     """
     numbers: dict[str, int] = {}
     found = []
@@ -69,13 +69,15 @@ def _values(name: str, column: "pa.ChunkedArray") -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError) as error:
-        # A date after the year 9999, say, or infinity.
-        raise RequestError(f"Column {name} cannot be shown: {error}; cast it to text.") from error
+        # For example a date after the year 9999, or infinity.
+        raise RequestError(
+            f"Column {name} cannot be shown: {error}.", remedy="Cast the column to text."
+        ) from error
     return [_as_dict(pairs) for pairs in values] if pa.types.is_map(column.type) else values
 
 
 def _as_dict(pairs: list[tuple[Any, Any]] | None) -> Any:
-    """The pairs themselves where a key is a list, which no dict takes."""
+    """Return the pairs as a dict, or unchanged if a key is not hashable."""
     try:
         return dict(pairs or ())
     except TypeError:
@@ -89,7 +91,14 @@ def show_rows(
     empty: str,
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Print a listing: a JSON list, or a table of these columns (all those of the first row)."""
+    """Print rows as a JSON list or as a table.
+
+    Args:
+        rows: the rows; all have the same columns.
+        as_json: print all columns as JSON.
+        empty: the text that replaces a table without rows.
+        columns: the columns of the table; all columns of the first row by default.
+    """
     if as_json:
         print_json(rows)
         return
@@ -112,7 +121,7 @@ def show_rows(
 
 
 def show_fields(fields: Row, *, as_json: bool) -> None:
-    """Print one thing: a JSON object, or a line for each of its fields."""
+    """Print fields as a JSON object, or one per line."""
     if as_json:
         print_json(fields)
         return
@@ -127,19 +136,19 @@ def show_fields(fields: Row, *, as_json: bool) -> None:
 
 
 def show_message(text: str) -> None:
-    """Print a line that says what was done; at once, also where stdout is a pipe."""
+    """Print a line on stdout and flush it, so that a reader of a pipe gets it at once."""
     print(text, flush=True)
 
 
 def show_progress(text: str) -> None:
-    """Print, to stderr, a line that says what takes so long; the answer on stdout is another."""
+    """Print a line about the progress on stderr; stdout is reserved for the result."""
     print(_printable(text), file=sys.stderr, flush=True)
 
 
 def show_error(error: RocketMQError, *, as_json: bool) -> None:
-    """Print a refusal to stderr: one line, or a JSON object with error, message and remedy.
+    """Print an error on stderr: one line, or a JSON object with error, message and remedy.
 
-    Only a filter takes more lines: it is shown with the place that is wrong.
+    The error of a filter has more lines: it shows the position.
     """
     message = error.message
     if not isinstance(error, FilterExpressionError):
@@ -155,17 +164,17 @@ def show_error(error: RocketMQError, *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; bytes are text, or base64 where they are none."""
+    """Print a value as JSON; bytes become text, or base64 if they are not UTF-8."""
     print(json.dumps(_jsonable(value), indent=2, ensure_ascii=False))
 
 
 def progress(*, unit: str) -> "Progress":
-    """A bar on stderr for long work, with counts in this unit; nothing where it is no terminal."""
+    """Create a progress bar on stderr with counts in this unit; hidden without a terminal."""
     from rich import progress as bars
 
     screen = console(stderr=True)
     return bars.Progress(
-        # No markup: it may have the name of a topic, as it was typed.
+        # No markup: the description contains user input, such as the name of a topic.
         bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(),
         bars.TextColumn("{task.fields[done]:,} " + unit),
@@ -188,7 +197,7 @@ def _is_moment(name: str) -> bool:
 
 
 def _title(name: str) -> str:
-    """A moment is shown as a date, so its title has no unit."""
+    """Return the title of a column; times are shown as dates, so they lose the unit ``_ms``."""
     return name.removesuffix("_ms") if _is_moment(name) else name
 
 
@@ -209,19 +218,19 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _plain(text: str) -> "Text":
-    """Text that rich shows as it is: what looks like markup is none."""
+    """Return text that rich prints without interpreting markup."""
     from rich.text import Text
 
     return Text(_printable(text))
 
 
 def _printable(text: str) -> str:
-    """No message may write to the terminal what is no text."""
+    """Replace control characters, so that no message can control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def text_of(body: bytes) -> str | None:
-    """The text that these bytes are in UTF-8; None when they are none."""
+    """Decode UTF-8; None if the bytes are not UTF-8."""
     try:
         return body.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""``rmq parked``: what is held after a final failure, and letting it go on."""
+"""``rmq parked``: messages and message groups parked after a final failure."""
 
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ def list_(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what is parked, with how many messages wait behind, and message groups given up."""
+    """List parked messages, with the number of messages waiting behind, and quarantined groups."""
     with connected(home, flight) as client:
         if group is not None:
             client.describe_group(group)
@@ -45,30 +45,31 @@ def unpark(
     group: Group,
     *,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="What is parked of this topic only.")
+        str | None, typer.Option(metavar="TOPIC", help="Only messages of this topic.")
     ] = None,
     message_group: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="This message group; may be given several times."),
+        typer.Option(metavar="NAME", help="Only this message group; repeatable."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All of them, and messages without a message group.")
+        bool, typer.Option("--all", help="All groups, and messages without a message group.")
     ] = False,
     skip: Annotated[
         bool,
-        typer.Option(
-            "--skip", help="Send the failed messages to the dead letters, go on behind them."
-        ),
+        typer.Option("--skip", help="Dead-letter the failed messages and continue behind them."),
     ] = False,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver what failed again, from its first attempt on, then what waits behind it."""
+    """Deliver parked messages again, from their first attempt, then the messages behind them."""
     import pyarrow as pa
 
     if everything == bool(message_group):
-        raise RequestError("Name what is to be unparked: --message-group, or --all.")
+        raise RequestError(
+            "The command needs either --message-group or --all.",
+            remedy="Give the message groups to unpark, or --all.",
+        )
     chosen: Any = None
     if message_group:
         chosen = pa.table({"message_group": pa.array(message_group, pa.string())})
@@ -79,6 +80,6 @@ def unpark(
         return
     show_message(
         f"{done['skipped'] if skip else done['unparked']} messages are"
-        f" {'dead letters' if skip else 'delivered again'},"
-        f" {done['pardoned']} message groups pardoned."
+        f" {'dead-lettered' if skip else 'redelivered'};"
+        f" the quarantine of {done['pardoned']} message groups is lifted."
     )

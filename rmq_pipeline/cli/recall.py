@@ -12,14 +12,14 @@ def recall(
     topic: Topic,
     handles: Annotated[
         list[str],
-        typer.Argument(metavar="HANDLE", help="recall_handle, as `rmq send` printed it."),
+        typer.Argument(metavar="HANDLE", help="The recall_handle that `rmq send` printed."),
     ],
     *,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call back scheduled messages before they are delivered: all of them, or none."""
+    """Recall scheduled messages before their delivery: all of them, or none."""
     import pyarrow as pa
 
     from rmq_pipeline.schema import RECALL

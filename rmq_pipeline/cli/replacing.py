@@ -1,4 +1,4 @@
-"""A file that takes the place of another one, if there is one, once it is complete."""
+"""Atomic replacement of an output file."""
 
 import errno
 import os
@@ -9,29 +9,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-#: Why a file that may be written has none beside it, or cannot be exchanged for that: its folder is
-#: not ours to write, it is mounted by itself, or what was to take its place is on another disk.
+#: Errors after which a writable file is overwritten in place: the folder is not writable, the
+#: file is a mount point of its own, or the temporary file is on another disk.
 _IN_PLACE: Final = {errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS, errno.EXDEV}
-#: Of a file's name, in that of its part: a name has 255 bytes at most.
+#: Characters of the file's name in the temporary name, which is limited to 255 bytes.
 _NAME_LETTERS: Final = 50
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which nobody else may read until it is complete.
+    """Yield a temporary file that replaces ``path`` when the block ends without an error.
 
-    The mode stays as it was, and a link stays one. Where nothing may take the place of the file, it
-    is written over, then, too, only once the rest is there.
+    Other users cannot read the temporary file. The replacement keeps the mode of the old file
+    and follows symbolic links. If the file cannot be replaced, it is overwritten with the
+    complete content.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if path.exists() and not path.is_file():
-        # A pipe or a device: nothing is lost, and nothing may take its place.
+        # A pipe or a device has no content to preserve and cannot be replaced.
         with path.open("wb") as file:
             yield file
         return
-    # A link stays one; what it leads to is replaced.
+    # Replace the target of a symbolic link, not the link.
     place = path.resolve()
     descriptor, name = _part_of(place)
     part = Path(name)
@@ -54,7 +55,7 @@ def _part_of(place: Path) -> tuple[int, str]:
 
 
 def _put(part: Path, place: Path) -> None:
-    with suppress(OSError):  # a file system of another kind may know of no modes
+    with suppress(OSError):  # some file systems have no modes
         if place.exists():
             shutil.copymode(place, part)
         else:
@@ -69,7 +70,7 @@ def _put(part: Path, place: Path) -> None:
 
 
 def _umask() -> int:
-    """What new files are not allowed; the system tells it only to who sets it."""
+    """Return the umask; POSIX can read it only by setting it."""
     found = os.umask(0o077)
     os.umask(found)
     return found

@@ -24,7 +24,7 @@ FOUND_COLUMNS = (
 
 
 class MessageNotFoundError(NotFoundError):
-    """The broker knows of no message with this id."""
+    """No message with this id is in the broker."""
 
     remedy = "Check the id, and that this broker still has the message."
 
@@ -32,22 +32,24 @@ class MessageNotFoundError(NotFoundError):
 def find(
     topic: Topic,
     *,
-    key: Annotated[str | None, typer.Option(help="One of its keys.")] = None,
-    message_id: Annotated[str | None, typer.Option("--id", help="Its message id.")] = None,
+    key: Annotated[str | None, typer.Option(help="One of the message's keys.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="The message id.")] = None,
     from_: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help=f"Stored at or after: {MOMENT}.")
     ] = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help=f"Stored before: {MOMENT}.")
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", help="At most this many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="Maximum messages.")] = 100,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Find messages of a topic by key, by id, or by the time they were stored."""
     if key is None and message_id is None and from_ is None and to is None:
-        raise RequestError("Say what to find: --key, --id, or --from and --to.")
+        raise RequestError(
+            "The search has no condition.", remedy="Give --key, --id, --from or --to."
+        )
     with connected(home, flight) as client:
         found = client.find(
             topic,
@@ -66,15 +68,15 @@ def trace(
     *,
     sink: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Show the message's rows in this sink, too."),
+        typer.Option(metavar="FOLDER", help="Also show the message's rows in this sink."),
     ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every station of a message: stored, delivered in which run, why it failed, settled, where.
+    """Show the history of a message: stored, delivered and by which run, failed and why, settled.
 
-    Last come the sink files that may hold what became of it.
+    The last rows are the sink files that may contain its results.
     """
     with connected(home, flight) as client:
         rows = rows_of(client.sql(statement("cli_trace", message_id=message_id)))
@@ -87,7 +89,7 @@ def trace(
 
 
 def _rows_in(sink: Path, stations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A station a row of a sink, of the files that count and hold the message."""
+    """Return a history row for each sink row of the message, from the sink's current files."""
     from rmq_pipeline.lake.rows import rows_of_message
 
     places = {(s["queue_id"], s["queue_offset"]): s for s in stations if s["what"] == "sink_file"}

@@ -25,30 +25,35 @@ Format = Literal["table", "json", "csv", "parquet"]
 def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT; - reads stdin.")],
     *,
-    format: Annotated[Format, typer.Option(help="How the answer is printed.")] = "table",
+    format: Annotated[Format, typer.Option(help="Format of the result.")] = "table",
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write csv or parquet to a file."),
+        typer.Option("-o", "--output", metavar="FILE", help="Write csv or parquet to this file."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up after this long.")
+        float, typer.Option(metavar="SECONDS", help="Cancel the query after this time.")
     ] = QUERY_TIMEOUT_S,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the broker: one SELECT over its views.
+    """Run one SELECT over the broker's views.
 
     topics, consumer_groups, messages, lite_subscriptions, queue_locks, in_flight, waiting,
     retrying, parked, condemned, dead_letters, redrives, progress, lag, scheduled, half, windows,
-    events, message_trace, window_history, segments, sink_files, sink_replacements; and as of a
-    moment in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md has their columns.
+    events, message_trace, window_history, segments, sink_files, sink_replacements; and at a past
+    time in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md lists their columns.
     """
     form = "json" if as_json else format
     if output is not None and form not in _WRITERS:
-        raise RequestError("--output takes csv or parquet: give --format.")
+        raise RequestError(
+            f"--output cannot be used with format {form}.",
+            remedy=f"{'Omit --json, and add' if as_json else 'Add'} --format csv or parquet.",
+        )
     if form == "parquet" and output is None and sys.stdout.isatty():
-        raise RequestError("Parquet is not for a terminal: give --output, or redirect it.")
+        raise RequestError(
+            "Parquet cannot be printed on a terminal.", remedy="Give --output, or redirect stdout."
+        )
     timeout = seconds(timeout, "--timeout")
     text = stdin().read() if query == "-" else query
     with connected(home, flight) as client:
@@ -62,7 +67,11 @@ def sql(
 
 
 def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:
-    """Raises: RequestError, when the file cannot be written, or the answer in this form."""
+    """Write the result to a file or to stdout.
+
+    Raises:
+        RequestError: the file cannot be written, or the format cannot represent a value.
+    """
     import pyarrow as pa
 
     writer = _WRITERS[form]
@@ -75,12 +84,16 @@ def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:
             writer(answer, file)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise RequestError(
-            f"The answer cannot be written as {form}: {error}; cast that column to text."
+            f"The result cannot be written as {form}: {error}.",
+            remedy="Cast the column to text.",
         ) from error
     except OSError as error:
         if output is None:
             raise
-        raise RequestError(f"{output} cannot be written: {error.strerror or error}.") from error
+        raise RequestError(
+            f"{output} cannot be written: {error.strerror or error}.",
+            remedy="Check the path, its permissions, and the free space of the disk.",
+        ) from error
 
 
 def _write_csv(answer: "pa.Table", file: BinaryIO) -> None:
@@ -90,13 +103,13 @@ def _write_csv(answer: "pa.Table", file: BinaryIO) -> None:
 
 
 def _write_parquet(answer: "pa.Table", file: BinaryIO) -> None:
-    import pyarrow.parquet as pq
+    from rmq_pipeline import checked_parquet
 
-    pq.write_table(answer, file)
+    checked_parquet.write(answer, file)
 
 
 def _without_nesting(answer: "pa.Table") -> "pa.Table":
-    """CSV has no lists: they become JSON."""
+    """Convert nested columns to JSON text, because CSV has no lists."""
     import pyarrow as pa
 
     for index, field in enumerate(answer.schema):

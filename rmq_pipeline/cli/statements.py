@@ -1,4 +1,4 @@
-"""SQL that commands ask of the broker, with values in their places."""
+"""SQL statements of commands, with literal values."""
 
 import re
 from typing import Final
@@ -10,17 +10,16 @@ _PARAMETER: Final = re.compile(r"\$([a-z_]+)")
 
 
 def statement(name: str, **values: str | int | None) -> str:
-    """The statement of that name in store/sql/command_line.sql, as the door takes it.
+    """Return a named statement of store/sql/command_line.sql with values in place of parameters.
 
-    The door takes a query's text alone, so values become literals; a text in single quotes has no
-    other escape than the doubled quote.
+    The sql verb takes only text, so values become literals.
     """
     text = _COMMENT.sub("", named(name)).rstrip().removesuffix(";")
     return _PARAMETER.sub(lambda found: literal(values[found[1]]), text)
 
 
 def literal(value: str | int | None) -> str:
-    """A value as SQL writes it."""
+    """Return a value as a SQL literal; a doubled quote is the only escape in a string."""
     if value is None:
         return "NULL"
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Standard streams where some are closed: under cron, after ``<&-`` or ``>&-``."""
+"""Standard streams that may be closed, as under cron or after ``<&-`` or ``>&-``."""
 
 import os
 import sys
@@ -9,16 +9,16 @@ from rmq_pipeline.errors import RequestError
 
 
 def open_closed() -> None:
-    """Have what is printed where nobody is go to nobody; for the start of a command.
+    """Connect closed standard streams to /dev/null; call it at the start of a command.
 
-    Python has None in place of such a stream. Its number goes to nobody as well: the next file that
-    is opened would get it, one of a home perhaps, and with it what a library prints.
+    Python sets a closed stream to None. Its descriptor must be taken too. Otherwise the next
+    opened file, perhaps one of a home, would get the number, and output of libraries with it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one, and what this process starts gets it, too.
+            # open returns the lowest free number, which is this one. Child processes inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -27,11 +27,13 @@ def open_closed() -> None:
 
 
 def stdin() -> TextIO:
-    """What a - on the command line means.
+    """Return stdin, for the argument -.
 
     Raises:
-        RequestError: it is closed.
+        RequestError: stdin is closed.
     """
     if sys.stdin is None:
-        raise RequestError("There is no stdin to read: it is closed.")
+        raise RequestError(
+            "- reads stdin, but stdin is closed.", remedy="Redirect stdin from a file or a pipe."
+        )
     return sys.stdin

@@ -1,4 +1,4 @@
-"""Who keeps the broker of a home running: one process at a time."""
+"""Lock that makes one process at a time the supervisor of a home's broker."""
 
 import contextlib
 import fcntl
@@ -6,34 +6,35 @@ import os
 from pathlib import Path
 from typing import Final, Self
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.errors import HomeLockedError
 
-#: Beside the broker's own lock: a broker may die, and its supervisor keeps this one.
+#: Separate from the broker's lock: the supervisor holds it also while the broker is down.
 LOCK_FILE: Final = "supervisor.lock"
 
 
 class SupervisedError(HomeLockedError):
-    """Another process keeps the broker of the home running, and would lose it to a second one."""
+    """Another process supervises the broker of the home."""
 
-    remedy = "Use that one, or end it first with Ctrl-C where it runs."
+    remedy = "Use that one, or stop it first with Ctrl-C where it runs."
 
 
 class Supervision:
-    """The lock that says who keeps a home's broker; it goes with its process, however that ends."""
+    """Lock of the home's supervisor; the system releases it when the process ends."""
 
     def __init__(self, lock: int) -> None:
         self._lock = lock
 
     @classmethod
     def begin(cls, home: Path) -> Self:
-        """Lock the home against other supervisors; a new home is made.
+        """Lock the home against other supervisors; creates a missing home.
 
         Raises:
-            SupervisedError: another supervisor has it; names its process.
+            SupervisedError: another supervisor has the lock; the error has its process id.
         """
-        home.mkdir(parents=True, exist_ok=True)
-        # Python closes it in whatever this process starts: a broker that is left running when its
-        # supervisor is killed must not keep the next one out.
+        durable_files.make_folder(home)
+        # Child processes do not inherit the descriptor: a broker that survives its supervisor
+        # must not hold the lock.
         lock = os.open(home / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,14 +44,14 @@ class Supervision:
             if not isinstance(error, BlockingIOError):
                 raise
             raise SupervisedError(
-                f"Process {holder} keeps the broker of {home} running already."
+                f"Process {holder} already supervises the broker of {home}."
             ) from None
-        # Only for that sentence, which a full disk may do without.
+        # The process id serves only that error message; a full disk must not prevent the lock.
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(lock)
 
     def end(self) -> None:
-        """Let another supervisor have the home."""
+        """Release the lock."""
         os.close(self._lock)

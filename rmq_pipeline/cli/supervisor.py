@@ -1,4 +1,4 @@
-"""A broker of our own: started, started again when it dies, and ended."""
+"""Supervisor of a broker process: starts it, restarts it after a crash, and stops it."""
 
 import logging
 import threading
@@ -29,20 +29,21 @@ from rmq_pipeline.flight.target import Target
 
 log = logging.getLogger(__name__)
 
-#: A dead broker is noticed within this time.
+#: Interval between two checks of the broker process.
 WATCH_S: Final = 0.1
-#: A broker that does not start is tried again, with a pause, until it has failed this often.
+#: Failed starts after which the supervisor gives up, with a pause after each one.
 TRIES: Final = 5
 RETRY_S: Final = 2.0
-#: A broker that has just been found is asked for its settings for this long.
+#: Time for a running broker to report its settings.
 ASK_S: Final = 10.0
 
 
 class Supervisor:
-    """Keeps the broker of a home running, with its background work left to Dagster, until ``stop``.
+    """Supervisor of a home's broker, which leaves its background work to Dagster.
 
-    A broker that was stopped on purpose stays stopped; one that somebody starts then is watched.
-    A home has one supervisor: a second one would end the broker of the first.
+    A broker that was stopped on purpose stays stopped. If another process then starts a broker,
+    the supervisor watches that one. A home has one supervisor: a second one would stop the
+    broker of the first.
     """
 
     def __init__(
@@ -55,15 +56,16 @@ class Supervisor:
         on_failure: Callable[[RocketMQError], None] = lambda _: None,
         retry_s: float = RETRY_S,
     ) -> None:
-        """Nothing is started yet.
+        """Prepare a supervisor; ``start`` starts the broker.
 
         Args:
-            listening: where and how; what it leaves open is as the home remembers it.
-            settings: changes to those that the home keeps.
-            tell: told what became of the broker, in the watching thread, and whom its end waits
-                for, a sentence each time.
-            on_failure: told that the broker does not start again, and nobody tries any more.
-            retry_s: the pause after a start that failed.
+            home: the directory of the broker's files.
+            listening: addresses and TLS; omitted values come from the last run.
+            settings: changes to the stored settings.
+            tell: receives sentences about crashes, restarts and a slow stop. The watching
+                thread calls it.
+            on_failure: receives the error after the last failed start.
+            retry_s: the pause after a failed start.
         """
         self.home = home.absolute()
         self.restarts = 0
@@ -73,21 +75,23 @@ class Supervisor:
         self._on_failure = on_failure
         self._retry_s = retry_s
         self._stopping = threading.Event()
-        #: From the start until the broker is gone; without it the broker is nothing to us.
+        #: Held from ``start`` until the broker has exited; without it, ``stop`` leaves any broker.
         self._supervision: Supervision | None = None
         self._watcher = threading.Thread(target=self._watch, name="rmq-supervisor", daemon=True)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the broker answers, or did before it died."""
+        """Endpoint of the running broker, or of the last one if it died."""
         return self._endpoint
 
     def start(self) -> Endpoint:
-        """The endpoint of the home's broker; one that was left running for Dagster is taken over.
+        """Start the home's broker and return its endpoint.
+
+        A broker with upkeep "dagster" that is already running is taken over.
 
         Raises:
-            HomeLockedError: another supervisor keeps the home's broker, which is left alone.
-            ConflictError: a broker with another upkeep, or other settings, serves the home.
+            HomeLockedError: another supervisor has the home; its broker is left alone.
+            ConflictError: a broker with another upkeep or other settings serves the home.
             OperatorError: the broker does not start.
         """
         supervision = Supervision.begin(self.home)
@@ -109,16 +113,16 @@ class Supervisor:
         )
         if endpoint.upkeep != "dagster":
             raise ConflictError(
-                f"A broker with upkeep {endpoint.upkeep} serves {self.home}; end it with "
-                "`rmq stop` first."
+                f"A broker with upkeep {endpoint.upkeep} serves {self.home}, not dagster.",
+                remedy="Stop it with `rmq stop` first.",
             )
         self._check_settings()
         return endpoint
 
     def _check_settings(self) -> None:
-        """Refuse a broker whose settings are not those that were given.
+        """Refuse a running broker whose settings differ from the given ones.
 
-        The broker itself is asked: on a full disk the home may not say what it was started with.
+        The broker reports them itself: on a full disk the home may have older settings.
         """
         if not self._settings:
             return
@@ -130,13 +134,14 @@ class Supervisor:
             connection.close()
         if any(found.get(name) != wanted[name] for name in self._settings):
             raise ConflictError(
-                f"A broker with other settings serves {self.home}; end it with `rmq stop` first."
+                f"A broker with other settings serves {self.home}.",
+                remedy="Stop it with `rmq stop` first.",
             )
 
     def stop(self) -> None:
-        """End the broker and wait until it is gone; nothing, unless it was started.
+        """Stop the broker and wait until it has exited; does nothing before ``start``.
 
-        A stop that fails can be tried again: the broker is still ours.
+        After a failed stop the supervisor still has the home, so ``stop`` can be called again.
         """
         self._stopping.set()
         if self._watcher.is_alive():
@@ -164,19 +169,19 @@ class Supervisor:
                 if not self._look():
                     return
             except (OSError, psutil.Error) as error:
-                # Too many open files, say, or a process that may not be looked at: nobody else
-                # would notice a dead broker.
+                # For example too many open files. The watch must go on: no other process would
+                # notice a dead broker.
                 log.warning("the broker cannot be watched: %s", error)
                 self._stopping.wait(self._retry_s)
 
     def _look(self) -> bool:
-        """See that the broker runs; False when it does not start again."""
+        """Check the broker and restart it if it died; return False if it does not start."""
         if self._endpoint.is_alive():
             return True
-        # A broker takes its endpoint with it when it ends in order, not when it dies.
+        # A broker removes its endpoint file when it stops in order, not when it dies.
         left = Endpoint.read(self.home)
         if left is None:
-            self._say("The broker was stopped; it stays so until `rmq broker` starts it.")
+            self._say("The broker was stopped. `rmq broker` starts it again.")
             left = self._wait_for_another()
         if left is not None and left.is_alive():
             self._take_over(left)
@@ -184,33 +189,33 @@ class Supervisor:
         return self._stopping.is_set() or self._restart()
 
     def _take_over(self, endpoint: Endpoint) -> None:
-        """Watch somebody else's broker, which our settings and addresses are nothing to."""
+        """Watch a broker that another process started; our settings and addresses do not apply."""
         self._endpoint = endpoint
         self._settings = None
         self._listening = Listening(insecure=self._listening.insecure)
 
     def _say(self, sentence: str) -> None:
-        """Tell, to whom there may be nobody left: a pipe that is closed ends no watch."""
+        """Report a sentence; a closed pipe must not end the watch."""
         try:
             self._tell(sentence)
         except Exception:
-            log.warning("nobody could be told: %s", sentence, exc_info=True)
+            log.warning("could not report: %s", sentence, exc_info=True)
 
     def _wait_for_another(self) -> Endpoint | None:
-        """The endpoint that somebody else's broker has left; None when we are to end."""
+        """Wait until another process has started a broker; None if the supervisor stops."""
         while not self._stopping.wait(WATCH_S):
             if found := Endpoint.read(self.home):
                 return found
         return None
 
     def _restart(self) -> bool:
-        """Start the broker again; False when it will not."""
+        """Restart the broker; return False after the last failed start."""
         died_s = time.monotonic()
         for attempt in range(1, TRIES + 1):
             try:
                 self._endpoint = self._start_as_before(is_last=attempt == TRIES)
-            # RuntimeError: a thread more than the system allows. ValueError: what the home
-            # remembers is no JSON.
+            # RuntimeError: the system allows no more threads. ValueError: the stored flags are not
+            # JSON.
             except (RocketMQError, OSError, psutil.Error, RuntimeError, ValueError) as error:
                 log.warning("the broker does not start: %s", error)
                 if attempt == TRIES:
@@ -221,16 +226,17 @@ class Supervisor:
             self.restarts += 1
             away_s = time.monotonic() - died_s
             self._say(
-                f"The broker died; it is back as process {self._endpoint.pid} after {away_s:.1f} s."
+                f"The broker died; restarted as process {self._endpoint.pid} after {away_s:.1f} s."
             )
             return True
         return False
 
     def _start_as_before(self, *, is_last: bool) -> Endpoint:
-        """Start a broker that is as the dead one was, whatever RMQ_SETTINGS says by now.
+        """Start a broker with the flags of the dead one, regardless of RMQ_SETTINGS.
 
-        What the home remembers is not given again: a port that is taken is exchanged then. But on
-        a full disk it may remember an earlier broker; the last try does without the addresses.
+        Addresses equal to the stored ones are omitted, so that a free port can replace a taken
+        one. On a full disk the home may have the flags of an earlier run, so differing addresses
+        are given explicitly. The last try omits all addresses.
         """
         was, kept = self._endpoint, Flags.remembered(self.home)
         doors = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
@@ -251,4 +257,4 @@ class Supervisor:
     def _as_refusal(self, error: Exception) -> RocketMQError:
         if isinstance(error, RocketMQError):
             return error
-        return OperatorError(f"The broker of {self.home} cannot be started: {error}.")
+        return OperatorError(f"The broker of {self.home} does not start: {error}.")

@@ -8,7 +8,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.cli.moments import to_ms
 from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
-from rmq_pipeline.topic import Deduplicate, TopicType
+from rmq_pipeline.topic import PARTITION_TIME, Deduplicate, TopicType
 
 app = typer.Typer(no_args_is_help=True, help="Topics: create, alter, delete, list, show.")
 
@@ -19,16 +19,16 @@ COLUMNS = ("name", "type", "queues", "partition_time", "created_at_ms")
 WINDOW = "--deduplicate-window"
 RETENTION = "--retention"
 PARTITION_HELP = (
-    "What time means for its partitions: stored, born, or the name of a property that holds ms "
-    "since 1970."
+    "Time of a message for partitions: stored, born, or the name of a property that has ms since "
+    "1970."
 )
 DEDUPLICATE_HELP = (
-    "What two messages have in common when the second repeats the first and is not stored: "
+    "Do not store a message with the id or the key of an earlier one: "
     f"one of {', '.join(DEDUPLICATE)}."
 )
-WINDOW_HELP = "How long a message is remembered for that."
-RETENTION_HELP = "Sealed messages that are older go; 0: never."
-BYTES_HELP = "When there are more bytes of segments, the oldest go; 0: never."
+WINDOW_HELP = "How long messages are remembered for deduplication."
+RETENTION_HELP = "Delete sealed messages older than this; 0: never."
+BYTES_HELP = "Delete the oldest segments above this size; 0: never."
 
 
 @app.command(
@@ -42,9 +42,9 @@ def create(
         typer.Option(help=f"One of {', '.join(TYPES)}.", autocompletion=lambda: TYPES),
     ] = "normal",
     queues: Annotated[
-        int, typer.Option(help="Message queues: how far consumers can share its work.")
+        int, typer.Option(help="Number of message queues, the limit of parallel consumers.")
     ] = limits.DEFAULT_QUEUES,
-    partition_time: Annotated[str, typer.Option(help=PARTITION_HELP)] = "stored",
+    partition_time: Annotated[str, typer.Option(help=PARTITION_HELP)] = PARTITION_TIME,
     deduplicate: Annotated[
         str, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
     ] = "none",
@@ -84,7 +84,7 @@ def create(
 def alter(
     name: Topic,
     *,
-    queues: Annotated[int | None, typer.Option(help="More queues; never fewer.")] = None,
+    queues: Annotated[int | None, typer.Option(help="Number of queues; can only grow.")] = None,
     partition_time: Annotated[str | None, typer.Option(help=PARTITION_HELP)] = None,
     deduplicate: Annotated[
         str | None, typer.Option(help=DEDUPLICATE_HELP, autocompletion=lambda: DEDUPLICATE)
@@ -102,7 +102,7 @@ def alter(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change settings of a topic: those given; the rest stays."""
+    """Change the given settings of a topic; omitted settings stay as they are."""
     with connected(home, flight) as client:
         topic = client.alter_topic(
             name,
@@ -121,7 +121,7 @@ def delete(
     name: Topic,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Even with messages in flight or scheduled.")
+        bool, typer.Option("--force", help="Delete it even with messages in flight or scheduled.")
     ] = False,
     home: Home = None,
     flight: Flight = None,
@@ -133,7 +133,7 @@ def delete(
     if as_json:
         show_fields({"name": name, **dropped}, as_json=True)
     else:
-        show_message(f"Topic {name} is deleted.")
+        show_message(f"Deleted topic {name}.")
 
 
 @app.command("list", epilog=examples("rmq topic list", "rmq topic list --json"))
@@ -146,7 +146,7 @@ def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) 
 
 @app.command(epilog=examples("rmq topic show orders"))
 def show(name: Topic, *, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
-    """Show a topic's settings, and the offsets of its queues."""
+    """Show the settings of a topic and the offsets of its queues."""
     with connected(home, flight) as client:
         topic = client.describe_topic(name)
     if as_json:

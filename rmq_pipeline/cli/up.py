@@ -1,9 +1,11 @@
-"""``rmq up``: a broker and Dagster, kept running together."""
+"""``rmq up``: a supervised broker and a Dagster server."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,13 +23,32 @@ from rmq_pipeline.cli.broker import (
     listening_to_serve,
     tls_to_serve,
 )
-from rmq_pipeline.cli.options import Home
+from rmq_pipeline.cli.options import Home, LogFormat, LogLevel
 from rmq_pipeline.cli.output import show_message
 from rmq_pipeline.errors import RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
     from rmq_pipeline.flight.flags import Listening, Values
+
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        "-m",
+        metavar="MODULE",
+        help="The Python module with your `defs`. Default: definitions, in the project.",
+    ),
+]
+WorkingDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--working-directory",
+        "-d",
+        metavar="DIR",
+        help="Folder of --module. Default: the current folder.",
+    ),
+]
 
 
 def up(
@@ -40,27 +61,29 @@ def up(
     tls_key: TlsKey = None,
     grpc_tls: GrpcTls = None,
     insecure: Insecure = False,
-    port: Annotated[int, typer.Option(help="Of Dagster's UI; 0 picks a free one.")] = 3000,
+    port: Annotated[int, typer.Option(help="Port of Dagster's UI; 0 picks a free port.")] = 3000,
     dagster_home: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", help="Default: DAGSTER_HOME, then dagster_home in the project."
         ),
     ] = None,
+    module: Module = None,
+    working_directory: WorkingDirectory = None,
     settings: SettingsFile = None,
     set_: SetSettings = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
-    """Run a broker and Dagster, each started again when it dies; Ctrl-C ends both.
+    """Run a broker and Dagster; each is restarted if it dies. Ctrl-C stops both.
 
     Dagster does the broker's background work, and its sensors start the consumers.
     """
-    import logging
-
+    from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
-    from rmq_pipeline.orchestration.dev_server import project_root
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logs.set_up(log_level, log_format)
     where = (home or default_home()).absolute()
     listening = listening_to_serve(
         flight=flight,
@@ -72,19 +95,49 @@ def up(
     values = flags.given(settings, set_ or ())
     if listening.flight is None and not (where / flags.SETTINGS_FILE).exists():
         listening = replace(listening, flight=DEFAULT_FLIGHT)
-    # Everything below finds the broker through its home, which knows where a restarted one is.
+    # Dagster's processes must find the broker through its home: a restart may change the port.
     os.environ.pop("RMQ_FLIGHT", None)
-    folder = dagster_home or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
-    _run(where, listening, settings=values, folder=folder, port=port)
+    code = _code(module, working_directory)
+    folder = _dagster_home(dagster_home)
+    _run(where, listening, settings=values, folder=folder, port=port, code=code)
+
+
+def _dagster_home(given: Path | None) -> Path:
+    from rmq_pipeline.orchestration.dev_server import project_root
+
+    return given or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
+
+
+def _code(module: str | None, working_directory: Path | None) -> dict[str, Any]:
+    """Return the DevServer options for the code location; empty for the project's own."""
+    if module is None:
+        return {} if working_directory is None else {"working_directory": working_directory}
+    return {"module": module, "working_directory": working_directory or Path.cwd()}
 
 
 def _run(
-    home: Path, listening: "Listening", *, settings: "Values | None", folder: Path, port: int
+    home: Path,
+    listening: "Listening",
+    *,
+    settings: "Values | None",
+    folder: Path,
+    port: int,
+    code: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Both, until Ctrl-C, or until the broker cannot be started again."""
+    """Run both until Ctrl-C, or until the broker cannot be restarted.
+
+    Args:
+        home: the home of the broker.
+        listening: addresses and TLS of the broker.
+        settings: changes to the broker's stored settings.
+        folder: the DAGSTER_HOME.
+        port: the port of Dagster's UI; 0 picks a free one.
+        code: ``module`` and ``working_directory`` of the DevServer.
+    """
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.interruption import Interruption
     from rmq_pipeline.orchestration.dev_server import DevServer
+    from rmq_pipeline.orchestration.failure_watch import FailureWatch
 
     interruption = Interruption()
     failures: list[RocketMQError] = []
@@ -99,11 +152,15 @@ def _run(
     with supervisor as broker:
         show_message(_doors(broker.endpoint, home))
         show_message("Dagster  starting …")
-        with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}) as dagster:
+        with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, **code) as dagster:
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
-            show_message("Ctrl-C ends both.")
-            interruption.wait()
-            show_message("Ending …")
+            show_message("Ctrl-C stops both.")
+            watch = FailureWatch(
+                folder, url=dagster.url, tell=show_message, code_since_s=dagster.code_since_s
+            )
+            with watch:
+                interruption.wait()
+            show_message("Stopping …")
     if failures:
         raise failures[0]
 

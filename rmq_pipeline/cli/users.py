@@ -11,8 +11,8 @@ from rmq_pipeline.errors import RequestError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Users: create, alter, delete, list. With the first one, callers have to say who they "
-    "are; who can read the broker's home need not.",
+    help="Users: create, alter, delete, list. The first user turns access control on: calls then "
+    "need credentials, except from users who can read the broker's home.",
 )
 
 COLUMNS = ("name", "type", "disabled", "created_at_ms", "altered_at_ms")
@@ -23,8 +23,8 @@ PasswordFile = Annotated[
     typer.Option(
         "--password-file",
         metavar="FILE",
-        help="Its first line is the password; - is stdin. Left out, the broker makes one, which is "
-        "shown this once.",
+        help="File with the password in its first line; - is stdin. If omitted, the broker "
+        "generates a password and shows it once.",
     ),
 ]
 
@@ -40,7 +40,7 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     *,
     is_super: Annotated[
-        bool, typer.Option("--super", help="May do everything; policies do not count.")
+        bool, typer.Option("--super", help="May do everything, without policies.")
     ] = False,
     password_file: PasswordFile = None,
     home: Home = None,
@@ -65,18 +65,18 @@ def alter(
     name: User,
     *,
     new_password: Annotated[
-        bool, typer.Option("--new-password", help="Have the broker make one, shown this once.")
+        bool, typer.Option("--new-password", help="Generate a new password and show it once.")
     ] = False,
     password_file: PasswordFile = None,
     is_super: Annotated[bool | None, typer.Option("--super/--normal")] = None,
     disabled: Annotated[
-        bool | None, typer.Option("--disable/--enable", help="Whether it is let in.")
+        bool | None, typer.Option("--disable/--enable", help="Refuse or accept the user's calls.")
     ] = None,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a user: what is given; the rest stays."""
+    """Change the given fields of a user; omitted fields stay as they are."""
     password = _password(password_file)
     kind = None if is_super is None else "super" if is_super else "normal"
     with connected(home, flight) as client:
@@ -90,13 +90,13 @@ def alter(
 def delete(
     name: User, *, home: Home = None, flight: Flight = None, as_json: AsJson = False
 ) -> None:
-    """Delete a user and its policies; without users everybody may do everything."""
+    """Delete a user and the user's policies. Without users, every caller may do everything."""
     with connected(home, flight) as client:
         gone = client.delete_user(name)
     if as_json:
         show_fields({"name": name, **gone}, as_json=True)
     else:
-        show_message(f"User {name} is deleted, with {gone['policies']} policies.")
+        show_message(f"Deleted user {name} with {gone['policies']} policies.")
 
 
 @app.command("list", epilog=examples("rmq user list", "rmq user list --json"))
@@ -104,18 +104,18 @@ def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) 
     """List users; passwords are never shown."""
     with connected(home, flight) as client:
         rows = rows_of(client.list_users())
-    empty = "There are no users: everybody may do everything."
+    empty = "There are no users: every caller may do everything."
     show_rows(rows, as_json=as_json, columns=COLUMNS, empty=empty)
 
 
 def _show(user: dict[str, Any], *, as_json: bool) -> None:
     show_fields(user, as_json=as_json)
     if "password" in user and not as_json:
-        show_message("Keep the password: nobody can show it again.")
+        show_message("Keep the password: the broker does not show it again.")
 
 
 def _password(file: str | None) -> str | None:
-    """The first line of a file, or of stdin."""
+    """Read a password from the first line of a file, or of stdin; None without a file."""
     if file is None:
         return None
     if file == "-":
@@ -125,5 +125,7 @@ def _password(file: str | None) -> str | None:
             line = source.readline()
     password = line.rstrip("\r\n")
     if not password:
-        raise RequestError(f"There is no password in {file}.")
+        raise RequestError(
+            f"The first line of {file} is empty.", remedy="Write the password in its first line."
+        )
     return password

@@ -183,3 +183,21 @@ def test_a_home_that_cannot_be_made_is_one_line() -> None:
     assert told.returncode == 1
     assert told.stderr.count("\n") == 1
     assert "/dev/null/home" in told.stderr
+
+
+def test_the_log_is_json_when_that_was_said(tmp_path: Path) -> None:
+    home = tmp_path / "json"
+    command = [RMQ, "broker", "--home", str(home), "--flight", "127.0.0.1:0", "--grpc", "none"]
+    command += ["--log-format", "json", "--log-level", "info"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    process.terminate()
+    _, said = process.communicate(timeout=30)
+
+    (stopping,) = [
+        each for each in map(json.loads, said.splitlines()) if "stopping" in each["message"]
+    ]
+    assert stopping["level"] == "info"
+    assert stopping["logger"] == "rmq_pipeline.serving.serve"

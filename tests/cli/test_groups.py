@@ -28,7 +28,7 @@ def test_backoff_is_the_delay_levels_by_default(rmq: Rmq, name: Name) -> None:
     created = rmq("group", "create", name("billing"), "--json").json
 
     assert created["max_attempts"] == 17
-    assert created["backoff_ms"][:2] == [10_000, 30_000]
+    assert created["backoff_ms"][:2] == [1_000, 5_000]
 
 
 def test_delete(rmq: Rmq, group: str) -> None:

@@ -46,8 +46,27 @@ def test_members_their_queues_and_statistics_are_shown(
 def test_a_group_without_members_says_so(rmq: Rmq, group: str) -> None:
     text = rmq("group", "show", group).text
 
-    assert "Nobody is there." in text
+    assert "The group has no members." in text
     assert "Queues" not in text
+
+
+def test_lag_is_shown_with_what_the_filter_takes(
+    rmq: Rmq, client: Client, topic: str, group: str
+) -> None:
+    client.receive(group, topic, filter="wanted")
+    for tag in ("wanted", "other", "other"):
+        assert rmq("send", topic, "--body", "x", "--tag", tag).code == 0
+
+    text = rmq("group", "show", group).text
+    shown = rmq("group", "show", group, "--json").json
+    (told,) = rmq("lag", group, "--json").json
+    queues = rmq("lag", group, "--by-queue", "--json").json
+
+    assert "Lag" in text.splitlines()
+    assert shown["lag"] == [told]
+    assert (told["lag"], told["matching_lag"], told["estimated"]) == (3, 1, False)
+    assert told["filters"] == ["wanted"]
+    assert sum(queue["matching_lag"] for queue in queues) == 1
 
 
 def test_whatever_a_member_says_of_itself_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,3 +100,16 @@ def test_where_a_group_is(rmq: Rmq, client: Client, topic: str, group: str) -> N
     shown = rmq("offset", "show", group, topic, "--json").json
 
     assert shown[0] == {"queue_id": 0, "queue_offset": 0, "resets": 1}
+
+
+def test_members_that_receive_with_different_filters_are_warned_of(
+    rmq: Rmq, client: Client, topic: str, group: str
+) -> None:
+    for client_id, tag in (("one", "new"), ("two", "old")):
+        client.receive(group, topic, filter=tag, client_id=client_id)
+
+    text = rmq("group", "show", group).text
+
+    assert "Filters" in text.splitlines()
+    assert f"WARNING: topic {topic} is received with 2 filters" in text
+    assert rmq("group", "show", group, "--json").json["mixed_filters"] == {topic: ["new", "old"]}

@@ -229,7 +229,7 @@ def test_a_line_that_is_no_message_is_refused(rmq: Rmq, topic: str, line: bytes,
         (["--file", "/nowhere/at.all"], "cannot be read"),
         (["--body", ""], "body is empty"),
         (["--body", "a", "--property", "x"], "KEY=VALUE"),
-        (["--body", "a", "--deliver-at", "soon"], "is no time"),
+        (["--body", "a", "--deliver-at", "soon"], "is not a time"),
         (["--body", "a", "--message-group", "g"], "message_group"),
         (["--body", "a", "--tag", "a|b"], "tag"),
         (["--body", "a", "--delay-level", "19"], "delay"),
@@ -324,6 +324,20 @@ def test_lite_topics_are_sent_to_and_received_from(rmq: Rmq, name: Name, group: 
     assert nothing == []
     assert [(row["body"], row["message_group"]) for row in of_a] == [("0", "a"), ("1", "a")]
     assert [(row["body"], row["message_group"]) for row in both] == [("2", "b")]
+
+
+def test_the_queue_of_a_message_may_be_chosen(rmq: Rmq, name: Name) -> None:
+    topic = name("topic")
+    rmq("topic", "create", topic, "--queues", "4")
+    lines = ndjson({"body": "1", "queue_id": 3}, {"body": "2"})
+
+    (sent,) = rmq("send", topic, "--body", "0", "--queue-id", "2", "--json").json
+    both = rmq("send", topic, "--file", "-", "--queue-id", "1", "--json", stdin=lines).json
+    refused = rmq("send", topic, "--body", "0", "--queue-id", "4")
+
+    assert [sent["queue_id"], *(row["queue_id"] for row in both)] == [2, 3, 1]
+    assert refused.code == 1
+    assert f"topic {topic} has no queue 4" in refused.err
 
 
 def test_a_message_of_a_lite_topic_must_name_it(rmq: Rmq, name: Name) -> None:

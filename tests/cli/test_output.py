@@ -38,7 +38,7 @@ def test_a_moment_is_iso_or_ms(text: str, ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "2026-13-01"])
 def test_anything_else_is_no_moment(text: str) -> None:
-    with pytest.raises(RequestError, match="is no time"):
+    with pytest.raises(RequestError, match="is not a time"):
         parse_ms(text)
 
 
@@ -81,7 +81,7 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     show_error(QueryError("Parser Error:\n  near [b]"), as_json=False)
 
     assert capsys.readouterr().err == (
-        "QueryError: Parser Error: near [b]. Give one SELECT over the documented views.\n"
+        "QueryError: Parser Error: near [b]. Send one SELECT over the documented views.\n"
     )
 
 

@@ -62,7 +62,7 @@ def test_unpark_one_message_group_and_skip_the_other(rmq: Rmq, parked: tuple[str
     assert of_a == ["2", "4"]
     assert len(rmq("dead-letters", "list", group, "--json").json) == 1
     assert rmq("parked", "list", group).text.strip() == "Nothing is parked."
-    assert "0 messages are delivered again" in rmq("parked", "unpark", group, "--all").text
+    assert "0 messages are redelivered" in rmq("parked", "unpark", group, "--all").text
 
 
 @pytest.mark.parametrize("chosen", [(), ("--all", "--message-group", "a")])
@@ -87,7 +87,8 @@ def test_a_group_has_a_backoff_that_grows(rmq: Rmq, name: Name) -> None:
 
     assert created["backoff"] == {"initial_ms": 5_000, "max_ms": 7_200_000, "multiplier": 2}
     assert altered["backoff"] == {"initial_ms": 10, "max_ms": 70, "multiplier": 3}
-    assert shown == {**altered, "members": {}, "locks": []}
+    nothing: dict[str, object] = {"members": {}, "filters": {}, "mixed_filters": {}, "lag": []}
+    assert shown == {**altered, **nothing, "locks": []}
     assert back["backoff"] == "customized"
     assert refused.code == 1
 

@@ -34,7 +34,7 @@ def test_find_by_key_id_and_time(rmq: Rmq, topic: str) -> None:
     [
         (["nothing", "--key", "k"], "no topic nothing"),
         (["{topic}"], "--key, --id"),
-        (["{topic}", "--from", "yesterday"], "'yesterday' is no time"),
+        (["{topic}", "--from", "yesterday"], "'yesterday' is not a time"),
         (["{topic}", "--to", "9" * 5_000], "is out of range"),
     ],
 )
@@ -94,6 +94,10 @@ def test_offset_reset(rmq: Rmq, topic: str, group: str) -> None:
     assert keys() == ["b", "c"]
     rmq("offset", "reset", group, topic, "--to-latest")
     assert keys() == []
+    for none in ("1969-12-31T23:59:59Z", "1893456000000000"):  # before 1970; µs taken for ms
+        refused = rmq("offset", "reset", group, topic, "--to-time", none)
+        assert refused.code == 1
+        assert "is a time in ms since 1970" in refused.err
     rmq("offset", "reset", group, topic, "--to-time", "1970-01-02T00:00:00Z")
     assert keys() == ["a", "b", "c"]
 

@@ -155,7 +155,7 @@ def test_a_query_that_is_no_text_is_refused(rmq: Rmq) -> None:
     told = rmq("sql", "-", stdin=b"SELECT '\xff'")
 
     assert told.code == 1
-    assert told.err.startswith("RequestError: There is text that cannot be read")
+    assert told.err.startswith("RequestError: An argument or the input is not UTF-8")
     assert told.err.count("\n") == 1
 
 

@@ -25,7 +25,7 @@ def test_a_closed_stdin_is_one_line(served: Served, topic: str, command: str) ->
     told = run(served, "<&-", *shlex.split(command.format(topic=topic)))
 
     assert told.returncode == 1
-    assert told.stderr.startswith("RequestError: There is no stdin to read")
+    assert told.stderr.startswith("RequestError: - reads stdin, but stdin is closed")
     assert told.stderr.count("\n") == 1
 
 

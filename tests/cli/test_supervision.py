@@ -58,10 +58,12 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
     with Supervisor(home, free_doors(), tell=told.append) as first:
         before = first.endpoint
 
-        with pytest.raises(HomeLockedError, match=f"Process {os.getpid()} keeps the broker") as no:
+        with pytest.raises(
+            HomeLockedError, match=f"Process {os.getpid()} already supervises the broker"
+        ) as no:
             _run(home, Listening(), settings=None, folder=folder, port=0)
 
-        assert "end it first with Ctrl-C" in str(no.value)
+        assert "stop it first with Ctrl-C" in str(no.value)
         assert process.serving(home) == before
     assert not told
 
@@ -112,3 +114,4 @@ def test_a_supervisor_that_has_stopped_leaves_the_home_free(home: Path) -> None:
         pass
 
     Supervision.begin(home).end()
+    assert process.serving(home) is None

@@ -60,7 +60,7 @@ def test_a_broker_that_dies_is_started_again_at_its_address(
     assert supervisor.endpoint.upkeep == "dagster"
     assert supervisor.endpoint.pid != first.pid
     eventually(lambda: told)
-    assert told[0].startswith("The broker died; it is back as process")
+    assert told[0].startswith("The broker died; restarted as process")
 
 
 def test_a_broker_that_was_stopped_stays_stopped(
@@ -205,8 +205,8 @@ def test_a_broker_that_does_not_start_is_given_up(
 def dead(home: Path) -> Endpoint:
     """What a broker has left that died: no process has its number."""
     home.mkdir(parents=True, exist_ok=True)
-    flags = {"upkeep": "dagster", "flush": "sync"}
-    endpoint = Endpoint(1 << 22, 1, "token", "127.0.0.1:1", None, str(home.absolute()), **flags)
+    said = (1 << 22, 1, "token", "127.0.0.1:1", None, str(home.absolute()), "dagster", "sync")
+    endpoint = Endpoint(*said)
     endpoint.write()
     return endpoint
 

@@ -19,7 +19,7 @@ def test_trace_names_the_file_the_run_and_the_rows(
     with Client(home=served.home) as client:
         window = f"consumer/{group}"
         epoch = client.open_window(window, owner="run-7", duration_ms=60_000)["epoch"]
-        got = client.receive(topic, group, window=(window, epoch))
+        got = client.receive(group, topic, window=(window, epoch))
         rows = got.select(["queue_id", "queue_offset", "born_at_ms"])
         files = sink.stage(
             tmp_path, rows, partition_time="born_at_ms", epoch=epoch, batch=0, messages=got

@@ -57,7 +57,7 @@ def test_up_keeps_both_running_until_ctrl_c(
 
     os.kill(first.pid, signal.SIGKILL)
 
-    assert "it is back as process" in lines_until(up, "The broker died")
+    assert "restarted as process" in lines_until(up, "The broker died")
     assert process(RMQ, "status", "--home", str(home)).returncode == 0
     assert (endpoint(home).grpc_tls, endpoint(home).certificate) == (
         first.grpc_tls,
@@ -69,7 +69,7 @@ def test_up_keeps_both_running_until_ctrl_c(
 
     rest, _ = up.communicate(timeout=60)
     assert up.returncode == 0
-    assert "Ending" in rest
+    assert "Stopping" in rest
     assert Endpoint.read(home) is None
     eventually(lambda: not any(child.is_running() for child in children))
 
