@@ -17,7 +17,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
-from rmq_pipeline.rocketmq.door import GrpcDoor
+from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.settings import Settings
 from tests.behaviour.over_grpc import OverGrpc
 from tests.behaviour.speakable import MODULES, OTHERWISE
@@ -58,11 +58,11 @@ class Door:
         self.inside = broker
         self.broker = broker
         if self.name == "flight":
-            server = self._stack.enter_context(FlightServer(broker, clock=self.clock))
+            server = self._stack.enter_context(FlightServer(broker))
             client = self._stack.enter_context(Client(server.address))
             self.broker = cast(Broker, client)
         if self.name == "grpc":
-            self.grpc = GrpcDoor(broker)
+            self.grpc = GrpcEndpoint(broker)
             self._stack.callback(self.grpc.shutdown)
             self.broker = cast(
                 Broker, self._stack.enter_context(OverGrpc(self.grpc.address, broker))
@@ -126,7 +126,7 @@ class Door:
     def drain(self, topic: str, group: str, *, limit: int = 10_000) -> list[bytes]:
         """Receive and acknowledge until nothing comes; the bodies as they came."""
         found: list[bytes] = []
-        while (got := self.broker.receive(topic, group, limit=limit)).num_rows:
+        while (got := self.broker.receive(group, topic, limit=limit)).num_rows:
             self.broker.ack(got)
             found += got["body"].to_pylist()
         return found
@@ -137,20 +137,25 @@ class Door:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try a promise through every door that has words for it."""
+    """Try a promise at the endpoints that have words for it, as tests/README.md says."""
     module = metafunc.module.__name__.rpartition(".")[2]
     speakable = module in MODULES and metafunc.function.__name__ not in OTHERWISE
     doors = [door for door in DOORS if door != "grpc" or speakable]
-    for name in ("door", "shared_door"):
-        if name in metafunc.fixturenames and not (
-            name == "door" and "shared_door" in metafunc.fixturenames
-        ):
-            metafunc.parametrize(name, doors, indirect=True)
+    if "shared_door" in metafunc.fixturenames:
+        metafunc.parametrize("shared_door", doors, indirect=True)
+    elif "door" in metafunc.fixturenames:
+        usual = set(
+            doors if metafunc.definition.get_closest_marker("every_endpoint") else doors[:1]
+        )
+        cases = [
+            pytest.param(each, marks=[pytest.mark.long] * (each not in usual)) for each in doors
+        ]
+        metafunc.parametrize("door", cases, indirect=True)
 
 
 @pytest.fixture
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
-    """Every door in turn, over a home of its own."""
+    """A door over a home of its own."""
     door = Door(request.param, tmp_path / "home")
     yield door
     door.end()
@@ -304,7 +309,7 @@ def dead(request: pytest.FixtureRequest, topic: Make, group: Make, messages: Mak
         ids = [f"m-{i}" for i in range(n + more)]
         door.broker.send(name, messages(n + more, groups=groups, message_id=ids))
         while n:
-            got = door.broker.receive(name, readers, limit=n)
+            got = door.broker.receive(readers, name, limit=n)
             door.broker.forward_to_dead_letter_queue(got, reason="boom")
             n -= got.num_rows
         return name, readers

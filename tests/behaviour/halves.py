@@ -11,6 +11,9 @@ from rmq_pipeline import schema
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
+#: The property of a committed message.
+TRANSACTION_ID = "__transactionId__"
+
 
 class Producer:
     """``begin(n, producer_group=…, immunity_ms=…, **columns)``: half messages for a topic."""

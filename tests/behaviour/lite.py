@@ -28,7 +28,7 @@ class Clients:
         return list(found)
 
     def receive(self, client: str, **how: Any) -> pa.Table:
-        return self.door.broker.receive(self.topic, self.group, client_id=client, **how)
+        return self.door.broker.receive(self.group, self.topic, client_id=client, **how)
 
     def drain(self, client: str, *, limit: int = 1_000) -> dict[str, list[int]]:
         """All that comes and is acknowledged, by lite topic."""

@@ -115,7 +115,9 @@ class OverGrpc:
         if not isinstance(messages, pa.Table) or not messages.num_rows:
             return False
         names = set(messages.column_names)
-        if "body" not in names or "delay_level" in names or not names <= set(schema.SEND.names):
+        if "body" not in names or not names <= set(schema.SEND.names):
+            return False
+        if names & {"delay_level", "queue_id"}:
             return False
         typed = all(messages.field(name).type == schema.SEND.field(name).type for name in names)
         return typed and not messages["body"].null_count
@@ -169,8 +171,8 @@ class OverGrpc:
 
     def receive(
         self,
-        topic: str,
         group: str,
+        topic: str,
         *,
         limit: int = 32,
         invisible_duration_ms: int = 60_000,
@@ -179,7 +181,7 @@ class OverGrpc:
     ) -> pa.Table:
         own: dict[str, Any] = {"limit": limit, "invisible_duration_ms": invisible_duration_ms}
         if "window" in more or limit < 1 or not 1 <= invisible_duration_ms <= 12 * 3_600_000:
-            return self._inside.receive(topic, group, client_id=client_id, **own, **more)
+            return self._inside.receive(group, topic, client_id=client_id, **own, **more)
         rows: list[Any] = []
         while len(rows) < limit:
             n = min(MOST, limit - len(rows))
@@ -357,7 +359,9 @@ def _received(messages: list[Any]) -> pa.Table:
 
 def _row(message: Any, own: Any) -> dict[str, Any]:
     group = own.message_group or own.lite_topic
-    user = {k: v for k, v in message.user_properties.items() if not k.startswith("__")}
+    user = {k: v for k, v in message.user_properties.items() if k != "__SHARDINGKEY"}
+    if own.HasField("priority"):
+        user["__PRIORITY"] = str(own.priority)
     return {
         "queue_id": own.queue_id,
         "queue_offset": own.queue_offset,

@@ -30,6 +30,7 @@ GROUPS = {
     "ordered": {"order": "message_group"},
     "parking": {"order": "message_group", "on_failure": "park"},
     "burying": {"order": "message_group", "on_failure": "dead_letter_group"},
+    "by-queue": {"order": "queue", "on_failure": "park"},
 }
 
 
@@ -135,8 +136,8 @@ class RandomHistory:
     def receive(self) -> None:
         group = self.random.choice(self.groups)
         got = self.door.broker.receive(
-            self.random.choice(self.topics),
             group,
+            self.random.choice(self.topics),
             limit=self.random.randint(1, 12),
             invisible_duration_ms=self.random.choice((300, 2_000, 30_000)),
             client_id=self.random.choice(("", "alice", "bob")),
@@ -264,12 +265,12 @@ def test_expired_messages_were_there_before(inside: Door, topic: Make, messages:
     name = topic(queues=1, retention_ms=10_000)
     inside.broker.create_group("readers")
     inside.broker.send(name, messages(20))
-    inside.broker.ack(inside.broker.receive(name, "readers", limit=10))
+    inside.broker.ack(inside.broker.receive("readers", name, limit=10))
     before, at_ms = inside.sql("FROM progress"), inside.clock.now_ms()
     inside.broker.seal()
     inside.advance(20_000)
     inside.broker.send(name, messages(5))
-    inside.broker.ack(inside.broker.receive(name, "readers", limit=15))
+    inside.broker.ack(inside.broker.receive("readers", name, limit=15))
     inside.broker.seal()
     inside.broker.expire()
     after, later_ms = inside.sql("FROM progress"), inside.clock.now_ms()
@@ -294,3 +295,23 @@ def test_offsets_that_a_reader_keeps_itself_are_known_of_any_moment(
 
     for at_ms, lag in moments.items():
         assert [row["lag"] for row in inside.sql(f"FROM lag_at({at_ms})")] == [lag]
+
+
+def test_what_waited_behind_a_parked_message_is_known_after_its_group_is_deleted(
+    inside: Door, topic: Make, messages: Make
+) -> None:
+    name = topic(queues=1)
+    inside.broker.create_group("readers", order="queue", max_attempts=1, on_failure="park")
+    inside.broker.send(name, messages(5))
+    received = inside.broker.receive("readers", name, limit=1)
+    retry = [{"receipt_handle": received["receipt_handle"][0].as_py(), "outcome": "retry"}]
+    inside.broker.settle("readers", pa.Table.from_pylist(retry, schema=schema.OUTCOME))
+    before, at_ms = inside.sql("FROM parked"), inside.clock.now_ms()
+    inside.advance(10)
+
+    inside.broker.delete_group("readers", force=True)
+    inside.broker.create_group("readers", order="none")
+    inside.broker.delete_topic(name, force=True)
+
+    assert [row["waiting"] for row in before] == [4]
+    assert inside.sql(f"FROM parked_at({at_ms})") == before

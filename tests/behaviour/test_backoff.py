@@ -24,11 +24,11 @@ def test_exponential_backoff_doubles_from_five_seconds_to_two_hours(
     door.broker.send(name, messages(1))
 
     for seconds in (5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 7200, 7200, 7200, 7200):
-        fail(readers, door.broker.receive(name, readers))
+        fail(readers, door.broker.receive(readers, name))
         door.advance(seconds * 1000 - 1)
-        assert door.broker.receive(name, readers).num_rows == 0
+        assert door.broker.receive(readers, name).num_rows == 0
         door.advance(1)
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [16]
+    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [16]
 
 
 def test_exponential_backoff_may_have_its_own_numbers(
@@ -39,9 +39,9 @@ def test_exponential_backoff_may_have_its_own_numbers(
     door.broker.send(name, messages(1))
 
     for milliseconds in (100, 300, 900, 1_000, 1_000):
-        fail(readers, door.broker.receive(name, readers))
+        fail(readers, door.broker.receive(readers, name))
         door.advance(milliseconds - 1)
-        assert door.broker.receive(name, readers).num_rows == 0
+        assert door.broker.receive(readers, name).num_rows == 0
         door.advance(1)
     assert door.broker.describe_group(readers)["backoff"] == policy
 
@@ -55,9 +55,9 @@ def test_exponential_backoff_grows_no_further_after_32_failures(
 
     for failures in range(1, 37):
         wait = int(1_000 * 1.1 ** min(failures - 1, 32))
-        fail(readers, door.broker.receive(name, readers))
+        fail(readers, door.broker.receive(readers, name))
         door.advance(wait - 1)
-        assert door.broker.receive(name, readers).num_rows == 0, failures
+        assert door.broker.receive(readers, name).num_rows == 0, failures
         door.advance(1)
 
 
@@ -66,16 +66,16 @@ def test_a_backoff_altered_live_holds_from_the_next_failure_on(
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[1_000])
     door.broker.send(name, messages(1))
-    fail(readers, door.broker.receive(name, readers))
+    fail(readers, door.broker.receive(readers, name))
 
     door.broker.alter_group(readers, backoff={"initial_ms": 50})
 
     door.advance(1_000)
-    fail(readers, door.broker.receive(name, readers))
+    fail(readers, door.broker.receive(readers, name))
     door.advance(99)
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.advance(1)
-    fail(readers, door.broker.receive(name, readers))
+    fail(readers, door.broker.receive(readers, name))
     altered = door.broker.alter_group(readers, backoff_ms=[7])
     assert (altered["backoff"], altered["backoff_ms"]) == ("customized", [7])
 

@@ -24,7 +24,7 @@ NO_OUTCOMES = schema.OUTCOME.empty_table()
 #: Verbs with an unknown topic and this group.
 UNKNOWN_TOPIC: dict[str, Callable[[Broker, str], object]] = {
     "send": lambda b, _: b.send("nowhere", ONE),
-    "receive": lambda b, g: b.receive("nowhere", g),
+    "receive": lambda b, g: b.receive(g, "nowhere"),
     "read": lambda b, _: b.read("nowhere", 0, offset=0, limit=1),
     "offset_at": lambda b, _: b.offset_at("nowhere", 0, at_ms=0),
     "reset_offset": lambda b, g: b.reset_offset(g, "nowhere", to_latest=True),
@@ -47,7 +47,7 @@ UNKNOWN_TOPIC: dict[str, Callable[[Broker, str], object]] = {
 
 #: Verbs with an unknown group and this topic.
 UNKNOWN_GROUP: dict[str, Callable[[Broker, str], object]] = {
-    "receive": lambda b, t: b.receive(t, "nobody"),
+    "receive": lambda b, t: b.receive("nobody", t),
     "settle": lambda b, _: b.settle("nobody", NO_OUTCOMES),
     "reset_offset": lambda b, t: b.reset_offset("nobody", t, to_latest=True),
     "update_offsets": lambda b, t: b.update_offsets("nobody", t, offsets={0: 0}),
@@ -163,7 +163,7 @@ def test_receipts_without_their_column_are_refused(
     door: Door, source: str, readers: str, messages: Make
 ) -> None:
     door.broker.send(source, messages(1))
-    got = door.broker.receive(source, readers)
+    got = door.broker.receive(readers, source)
     wrong = got.rename_columns([*got.column_names[:-1], "receipt"])
 
     verbs: list[Callable[[], object]] = [
@@ -183,7 +183,7 @@ def test_outcomes_without_a_column_are_refused(
     door: Door, source: str, readers: str, messages: Make, outcomes: Make, column: str
 ) -> None:
     door.broker.send(source, messages(1))
-    got = door.broker.receive(source, readers)
+    got = door.broker.receive(readers, source)
 
     with pytest.raises(errors.TableSchemaError, match=column):
         door.broker.settle(readers, outcomes(got, "ack").drop_columns([column]))
@@ -195,17 +195,17 @@ def test_outcomes_may_leave_out_what_may_be_null(
     door: Door, source: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
     door.broker.send(source, messages(1))
-    got = door.broker.receive(source, readers)
+    got = door.broker.receive(readers, source)
 
     door.broker.settle(readers, outcomes(got, "ack").select(["receipt_handle", "outcome"]))
 
     door.advance(60_000)
-    assert door.broker.receive(source, readers).num_rows == 0
+    assert door.broker.receive(readers, source).num_rows == 0
 
 
 def test_a_null_receipt_is_refused(door: Door, source: str, readers: str, messages: Make) -> None:
     door.broker.send(source, messages(1))
-    got = door.broker.receive(source, readers)
+    got = door.broker.receive(readers, source)
     handles = pa.array([got["receipt_handle"][0].as_py(), None], pa.string())
 
     with pytest.raises((errors.ReceiptHandleError, errors.TableSchemaError)):
@@ -265,6 +265,16 @@ def test_sql_has_a_time_limit(door: Door, source: str) -> None:
         door.broker.sql(endless, timeout_s=0.2)
 
     assert door.sql("SELECT 1 AS one") == [{"one": 1}]
+
+
+def test_sql_ends_at_its_limit_within_a_function_too(door: Door, source: str) -> None:
+    del source
+    endless = "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000))"
+
+    with pytest.raises(errors.QueryError, match=r"did not end within 0\.5 s"):
+        door.broker.sql(endless, timeout_s=0.5)
+
+    assert door.sql("SELECT levenshtein('ab', 'ac') AS n") == [{"n": 1}]
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, 1e12, "soon", None, True])
@@ -330,8 +340,8 @@ def test_an_error_crosses_the_door_with_its_class_and_its_words(door: Door, sour
 
 #: Verbs with this topic, group, and a client of this id.
 NAMES_A_CLIENT: dict[str, Callable[[Broker, str, str, str], object]] = {
-    "receive": lambda b, t, g, c: b.receive(t, g, client_id=c),
-    "receive again": lambda b, t, g, c: b.receive(t, g, attempt_id=c),
+    "receive": lambda b, t, g, c: b.receive(g, t, client_id=c),
+    "receive again": lambda b, t, g, c: b.receive(g, t, attempt_id=c),
     "lock_queues": lambda b, t, g, c: b.lock_queues(g, t, queue_ids=[0], client_id=c),
     "unlock_queues": lambda b, t, g, c: b.unlock_queues(g, t, queue_ids=[0], client_id=c),
     "heartbeat": lambda b, t, g, c: b.heartbeat(g, c, topics=[t], details={}),

@@ -27,13 +27,14 @@ def condemn(door: Door, topic: Make, group: Make, messages: Make, fail: Make) ->
         name = topic(type="fifo", queues=1)
         readers = group(order="message_group", max_attempts=1, on_failure="dead_letter_group")
         door.broker.send(name, messages(n, groups=["a", "b"]))
-        got = door.broker.receive(name, readers, limit=limit)
+        got = door.broker.receive(readers, name, limit=limit)
         fail(readers, got.slice(0, 1), **SAID)
         return name, readers
 
     return make
 
 
+@pytest.mark.every_endpoint
 def test_what_follows_the_failed_message_goes_to_the_dead_letters_in_order(
     door: Door, condemn: Condemn
 ) -> None:
@@ -66,7 +67,7 @@ def test_what_waited_behind_the_cursor_goes_too(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="dead_letter_group")
     door.broker.send(name, messages(5_000, groups=["a", "b"]))
-    first = door.broker.receive(name, readers, limit=1)
+    first = door.broker.receive(readers, name, limit=1)
     door.drain(name, readers, limit=500)
 
     fail(readers, first)
@@ -82,7 +83,7 @@ def test_what_follows_is_copied_when_nothing_before_it_is_with_a_receiver_any_mo
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", on_failure="dead_letter_group")
     door.broker.send(name, messages(4, groups=["a"]))
-    got = door.broker.receive(name, readers, limit=2)
+    got = door.broker.receive(readers, name, limit=2)
     door.broker.settle(readers, outcomes(got.slice(1), "dead_letter"))
 
     assert door.drain(name, readers) == []
@@ -103,7 +104,7 @@ def test_the_last_ended_lease_gives_the_message_group_up(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="dead_letter_group")
     door.broker.send(name, messages(4, groups=["a"]))
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
     door.advance(1_000)
 
     door.broker.revive()
@@ -163,7 +164,7 @@ def test_only_tagged_messages_that_are_wanted_are_given_up(
     name, readers = condemn(2)
     door.broker.send(name, messages(4, start=2, groups=["a"], tag=["x", "y", "x", "y"]))
 
-    while (got := door.broker.receive(name, readers, filter="x")).num_rows:
+    while (got := door.broker.receive(readers, name, filter="x")).num_rows:
         door.broker.ack(got)
 
     assert dead(door, readers) == [0, 2, 4]
@@ -174,7 +175,7 @@ def test_without_order_the_message_goes_alone(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=1, on_failure="dead_letter_group")
     door.broker.send(name, messages(3))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     assert door.drain(name, readers) == [b"1", b"2"]
     assert dead(door, readers) == [0]
@@ -186,7 +187,7 @@ def test_a_message_the_consumer_calls_hopeless_gives_its_group_up(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", on_failure="dead_letter_group")
     door.broker.send(name, messages(4, groups=["a"]))
-    got = door.broker.receive(name, readers, limit=3)
+    got = door.broker.receive(readers, name, limit=3)
 
     settled = outcomes(got, ["ack", "dead_letter", "retry"])
     answer = door.broker.settle(readers, settled)

@@ -41,6 +41,7 @@ def test_there_are_eighteen_levels_from_a_second_to_two_hours() -> None:
     assert len(table) == 18
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("level", [19, 1_000, 2**31 - 1])
 def test_a_level_above_the_highest_counts_as_the_highest(
     door: Door, later: str, group: Make, messages: Make, level: int
@@ -67,11 +68,12 @@ def test_a_delayed_message_comes_with_the_properties_it_was_sent_with_and_no_oth
     door.advance(5 * SECOND)
     door.broker.deliver_scheduled()
 
-    got = door.broker.receive(later, readers).to_pylist()
+    got = door.broker.receive(readers, later).to_pylist()
 
     assert [row["properties"] for row in got] == [given, None]
 
 
+@pytest.mark.every_endpoint
 def test_a_delayed_message_keeps_when_it_was_born_and_is_stored_when_it_is_delivered(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -81,13 +83,14 @@ def test_a_delayed_message_keeps_when_it_was_born_and_is_stored_when_it_is_deliv
     door.advance(10 * SECOND)
     door.broker.deliver_scheduled()
 
-    got = door.broker.receive(later, readers)
+    got = door.broker.receive(readers, later)
 
     assert got["born_at_ms"].to_pylist() == [17, start]
     assert got["stored_at_ms"].to_pylist() == [start + 10 * SECOND] * 2
     assert got["deliver_at_ms"].to_pylist() == [start + 10 * SECOND] * 2
 
 
+@pytest.mark.every_endpoint
 def test_a_time_months_ahead_is_kept_over_restarts(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -106,6 +109,7 @@ def test_a_time_months_ahead_is_kept_over_restarts(
     assert door.drain(later, readers) == [b"0"]
 
 
+@pytest.mark.every_endpoint
 def test_a_broker_may_allow_less_far_ahead_than_a_year(
     door: Door, later: str, messages: Make
 ) -> None:
@@ -123,6 +127,7 @@ def test_a_broker_may_allow_less_far_ahead_than_a_year(
 # ------------------------------------------------------------------------------------ other tables
 
 
+@pytest.mark.every_endpoint
 def test_a_broker_may_have_another_table_of_levels(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -139,6 +144,7 @@ def test_a_broker_may_have_another_table_of_levels(
         assert door.drain(later, readers) == bodies
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("table", [(1,) * 18, (TWO_HOURS * 24,) * 18, (500,)])
 def test_stored_messages_keep_their_moment_when_the_table_changes(
     door: Door, later: str, group: Make, messages: Make, table: tuple[int, ...]
@@ -159,6 +165,7 @@ def test_stored_messages_keep_their_moment_when_the_table_changes(
     assert door.drain(later, readers) == [b"0", b"1"]
 
 
+@pytest.mark.every_endpoint
 def test_a_level_that_was_added_is_delivered_and_still_drains_once_it_is_removed(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:

@@ -21,6 +21,7 @@ def later(topic: Make) -> str:
     return str(topic(type="delay", queues=1))
 
 
+@pytest.mark.every_endpoint
 def test_a_delivered_message_is_found_by_its_tag_and_its_properties(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -31,13 +32,14 @@ def test_a_delivered_message_is_found_by_its_tag_and_its_properties(
     door.advance(SECOND)
     door.broker.deliver_scheduled()
 
-    tagged = door.broker.receive(later, by_tag, filter="t")
-    chosen = door.broker.receive(later, by_property, filter="p = 2", filter_type="sql92")
+    tagged = door.broker.receive(by_tag, later, filter="t")
+    chosen = door.broker.receive(by_property, later, filter="p = 2", filter_type="sql92")
 
     assert tagged["body"].to_pylist() == [b"0"]
     assert chosen["body"].to_pylist() == [b"1"]
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("from_the_log", [False, True])
 def test_what_was_delivered_does_not_come_twice_after_a_restart(
     door: Door, later: str, group: Make, messages: Make, from_the_log: bool
@@ -57,6 +59,7 @@ def test_what_was_delivered_does_not_come_twice_after_a_restart(
     assert door.drain(later, readers) == [b"%d" % i for i in range(30)]
 
 
+@pytest.mark.every_endpoint
 def test_a_full_level_does_not_hold_up_another_that_is_due_before_it(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -71,6 +74,7 @@ def test_a_full_level_does_not_hold_up_another_that_is_due_before_it(
     assert door.drain(later, readers) == [b"50"]
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize(
     "name",
     [
@@ -92,6 +96,7 @@ def test_a_delay_or_a_transaction_is_no_property_of_a_message(
 # ----------------------------------------------------------------------------------------- recall
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("ahead_ms", [3 * DAY, 3 * DAY + 1, 365 * DAY])
 def test_a_message_may_be_recalled_however_far_ahead_it_is(
     door: Door, later: str, messages: Make, ahead_ms: int
@@ -106,6 +111,7 @@ def test_a_message_may_be_recalled_however_far_ahead_it_is(
     assert door.bodies(later) == [b"1"]
 
 
+@pytest.mark.every_endpoint
 def test_a_message_of_the_same_id_is_not_recalled_with_another(
     door: Door, later: str, topic: Make, messages: Make
 ) -> None:

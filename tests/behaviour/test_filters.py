@@ -43,7 +43,7 @@ def test_receive_gives_what_a_condition_is_true_for(
     name, readers = topic(queues=3), group()
     door.broker.send(name, messages(100, properties=numbered(100)))
 
-    got = door.broker.receive(name, readers, limit=100, filter=LIKED, **SQL)
+    got = door.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
 
     assert Counter(got["body"].to_pylist()) == Counter(liked(100))
 
@@ -55,7 +55,7 @@ def test_a_condition_sees_tag_and_keys_too(
     keys = [["k1", "k2"], ["k2"], None, ["k1", "k2"]]
     door.broker.send(name, messages(4, tag=["t", "t", "t", None], keys=keys))
 
-    got = door.broker.receive(name, readers, filter="TAGS = 't' AND KEYS = 'k1 k2'", **SQL)
+    got = door.broker.receive(readers, name, filter="TAGS = 't' AND KEYS = 'k1 k2'", **SQL)
 
     assert got["body"].to_pylist() == [b"0"]
 
@@ -68,7 +68,7 @@ def test_small_receives_give_every_wanted_message_once(
         door.broker.send(name, messages(250, start=start, properties=numbered(250, start=start)))
 
     found: list[bytes] = []
-    while (got := door.broker.receive(name, readers, limit=7, filter=LIKED, **SQL)).num_rows:
+    while (got := door.broker.receive(readers, name, limit=7, filter=LIKED, **SQL)).num_rows:
         door.broker.ack(got)
         found += got["body"].to_pylist()
 
@@ -80,10 +80,10 @@ def test_what_a_condition_passed_over_is_done_with(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(100, properties=numbered(100)))
-    got = door.broker.receive(name, readers, limit=100, filter="a = 3", **SQL)
+    got = door.broker.receive(readers, name, limit=100, filter="a = 3", **SQL)
     door.broker.ack(got)
 
-    again = door.broker.receive(name, readers, limit=100)
+    again = door.broker.receive(readers, name, limit=100)
 
     assert got.num_rows == 10
     assert again.num_rows == 0
@@ -96,7 +96,7 @@ def test_a_rare_message_is_found_far_into_a_queue(
     rows = [{"a": "no"}] * 79_999 + [{"a": "yes"}]
     door.broker.send(name, messages(80_000, properties=rows))
 
-    got = door.broker.receive(name, readers, filter="a = 'yes'", **SQL)
+    got = door.broker.receive(readers, name, filter="a = 'yes'", **SQL)
 
     assert got["body"].to_pylist() == [b"79999"]
 
@@ -107,8 +107,8 @@ def test_groups_with_other_conditions_do_not_meddle(
     name, one, other = topic(queues=2), group(), group()
     door.broker.send(name, messages(40, properties=numbered(40)))
 
-    low = door.broker.receive(name, one, limit=40, filter="a < 5", **SQL)
-    high = door.broker.receive(name, other, limit=40, filter="a >= 5", **SQL)
+    low = door.broker.receive(one, name, limit=40, filter="a < 5", **SQL)
+    high = door.broker.receive(other, name, limit=40, filter="a >= 5", **SQL)
 
     assert {int(body) % 10 for body in low["body"].to_pylist()} == {0, 1, 2, 3, 4}
     assert {int(body) % 10 for body in high["body"].to_pylist()} == {5, 6, 7, 8, 9}
@@ -120,10 +120,10 @@ def test_what_failed_comes_again_whatever_the_condition_is_then(
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[1_000])
     door.broker.send(name, messages(10, properties=numbered(10)))
-    fail(readers, door.broker.receive(name, readers, filter="a = 7", **SQL))
+    fail(readers, door.broker.receive(readers, name, filter="a = 7", **SQL))
     door.advance(1_000)
 
-    again = door.broker.receive(name, readers, filter="a = 7", **SQL)
+    again = door.broker.receive(readers, name, filter="a = 7", **SQL)
 
     assert again["body"].to_pylist() == [b"7"]
     assert again["delivery_attempt"].to_pylist() == [2]
@@ -138,7 +138,7 @@ def test_a_condition_keeps_the_order_of_a_message_group(
     name, readers = topic(type="fifo", queues=2), group(order="message_group")
     door.broker.send(name, messages(60, groups=["g", "h", "i"], properties=numbered(60)))
 
-    got = door.broker.receive(name, readers, limit=100, filter="a BETWEEN 2 AND 4", **SQL)
+    got = door.broker.receive(readers, name, limit=100, filter="a BETWEEN 2 AND 4", **SQL)
 
     for index, message_group in enumerate("ghi"):
         mine = [r["body"] for r in got.to_pylist() if r["message_group"] == message_group]
@@ -153,13 +153,13 @@ def test_a_condition_holds_for_messages_that_waited_behind_a_blocked_group(
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
     rows = [{"a": "1"}, *[{"a": str(i % 2)} for i in range(1, 21)]]
     door.broker.send(name, messages(21, groups=["g"], properties=rows))
-    first = door.broker.receive(name, readers, limit=1, filter="a = 0 OR a = 1", **SQL)
-    assert door.broker.receive(name, readers, limit=100, filter="a = 1", **SQL).num_rows == 0
+    first = door.broker.receive(readers, name, limit=1, filter="a = 0 OR a = 1", **SQL)
+    assert door.broker.receive(readers, name, limit=100, filter="a = 1", **SQL).num_rows == 0
     if reopened:
         door.reopen()
 
     door.broker.ack(first)
-    got = door.broker.receive(name, readers, limit=100, filter="a = 1", **SQL)
+    got = door.broker.receive(readers, name, limit=100, filter="a = 1", **SQL)
 
     assert got["body"].to_pylist() == [str(i).encode() for i in range(1, 21, 2)]
 
@@ -172,11 +172,11 @@ def test_a_condition_goes_on_where_it_was_after_a_restart(
 ) -> None:
     name, readers = topic(queues=2), group()
     door.broker.send(name, messages(100, properties=numbered(100)))
-    first = door.broker.receive(name, readers, limit=5, filter=LIKED, **SQL)
+    first = door.broker.receive(readers, name, limit=5, filter=LIKED, **SQL)
     door.broker.ack(first)
     door.reopen()
 
-    rest = door.broker.receive(name, readers, limit=100, filter=LIKED, **SQL)
+    rest = door.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
 
     both = first["body"].to_pylist() + rest["body"].to_pylist()
     assert Counter(both) == Counter(liked(100))
@@ -190,17 +190,17 @@ def test_a_long_poll_sleeps_through_what_its_condition_refuses(
 ) -> None:
     name, readers = topic(queues=1), group()
     poll = door.begin(
-        lambda: door.broker.receive(name, readers, wait_ms=30_000, filter="a > 5", **SQL)
+        lambda: door.broker.receive(readers, name, wait_ms=30_000, filter="a > 5", **SQL)
     )
 
     for i, a in enumerate(["1", "3.5", "none", "6"]):
         door.broker.send(name, messages(1, start=i, properties=[{"a": a}]))
 
-    assert poll.result(20)["body"].to_pylist() == [b"3"]
+    assert poll.result(60)["body"].to_pylist() == [b"3"]
 
 
 def test_a_condition_wants_nothing_where_nothing_is(door: Door, topic: Make, group: Make) -> None:
-    got = door.broker.receive(topic(), group(), filter="a IS NULL", **SQL)
+    got = door.broker.receive(group(), topic(), filter="a IS NULL", **SQL)
 
     assert got.num_rows == 0
 
@@ -243,7 +243,7 @@ BAD: dict[str, tuple[str, str]] = {
     "a number in a list of texts": ("a IN (5)", "at character 7"),
     "an order of texts": ("a > 'x'", "at character 5"),
     "limits the wrong way round": ("a BETWEEN 5 AND 1", "Nothing is between 5 and 1"),
-    "no condition": ("5", "compare it with something"),
+    "no condition": ("5", "not a condition"),
     "an open text": ("a = 'x", "quote"),
     "too much": ("a = 1 b", "at character 7"),
     "too long": ("a = 1 OR " * limits.FILTER_LENGTH + "a = 1", "characters"),
@@ -259,7 +259,7 @@ def test_a_condition_that_does_not_parse_is_refused_and_the_place_is_shown(
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(3))
     verbs: dict[str, Callable[[], object]] = {
-        "receive": lambda: door.broker.receive(name, readers, filter=expression, **SQL),
+        "receive": lambda: door.broker.receive(readers, name, filter=expression, **SQL),
         "read": lambda: door.broker.read(name, 0, offset=0, limit=9, filter=expression, **SQL),
     }
 
@@ -271,7 +271,7 @@ def test_a_condition_that_does_not_parse_is_refused_and_the_place_is_shown(
 
 def test_the_place_of_an_error_is_marked_by_a_caret(door: Door, topic: Make, group: Make) -> None:
     with pytest.raises(errors.FilterExpressionError) as refused:
-        door.broker.receive(topic(), group(), filter="a = 1 AND\n  b IN (5)", **SQL)
+        door.broker.receive(group(), topic(), filter="a = 1 AND\n  b IN (5)", **SQL)
 
     assert refused.value.message.splitlines()[1:3] == ["    b IN (5)", "          ^"]
 
@@ -281,7 +281,7 @@ def test_a_filter_of_an_unknown_type_is_refused(
     door: Door, topic: Make, group: Make, kind: str
 ) -> None:
     with pytest.raises(errors.FilterExpressionError, match="tag or sql92"):
-        door.broker.receive(topic(), group(), filter="a = 1", filter_type=kind)
+        door.broker.receive(group(), topic(), filter="a = 1", filter_type=kind)
 
 
 # -------------------------------------------------------------------------- inside the broker
@@ -296,7 +296,7 @@ def test_messages_are_judged_once_for_all_receives_of_a_condition(
 
     sizes = []
     for _ in range(20):
-        inside.broker.receive(name, readers, limit=10, filter="a = 1", **SQL)
+        inside.broker.receive(readers, name, limit=10, filter="a = 1", **SQL)
         sizes.append(len(verdicts))
 
     assert sizes == [1] * 20
@@ -313,7 +313,7 @@ def test_verdicts_stay_within_their_bound(inside: Door, topic: Make, group: Make
     )
 
     found: list[int] = []
-    while (got := inside.broker.receive(name, readers, filter="TAGS = 't'", **SQL)).num_rows:
+    while (got := inside.broker.receive(readers, name, filter="TAGS = 't'", **SQL)).num_rows:
         assert len(verdicts) <= 2
         found += got["queue_offset"].to_pylist()
 
@@ -325,7 +325,7 @@ def test_verdicts_of_messages_that_a_failed_write_took_back_are_forgotten(
 ) -> None:
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(1, properties=[{"a": "1"}]))
-    inside.broker.receive(name, readers, filter="a = 2", **SQL)
+    inside.broker.receive(readers, name, filter="a = 2", **SQL)
     verdicts = inside.inside.engine.verdicts
     assert len(verdicts) == 1
 
@@ -343,7 +343,7 @@ def test_more_queues_than_are_judged_at_once_all_give_their_messages(
 
     found: Counter[int] = Counter()
     while (
-        got := inside.broker.receive(name, readers, limit=100_000, filter="TAGS = 't'", **SQL)
+        got := inside.broker.receive(readers, name, limit=100_000, filter="TAGS = 't'", **SQL)
     ).num_rows:
         found.update(got["queue_id"].to_pylist())
 

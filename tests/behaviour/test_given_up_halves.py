@@ -25,6 +25,7 @@ def begin(door: Door, orders: str, messages: Make) -> Producer:
     return Producer(door, orders, messages)
 
 
+@pytest.mark.every_endpoint
 def test_after_15_checks_it_goes_to_the_topic_of_those_given_up(
     door: Door, orders: str, begin: Producer, group: Make
 ) -> None:

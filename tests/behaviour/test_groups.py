@@ -84,7 +84,7 @@ def test_a_group_name_within_the_rules_is_taken(
     door.broker.create_group(name)
     door.broker.send(source, messages(1))
 
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(source, name))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, source))
 
     assert door.bodies(f"%DLQ%{name}") == [b"0"]
 
@@ -123,13 +123,13 @@ def test_altered_attempts_and_backoff_hold_from_then_on(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=9, backoff_ms=[60_000])
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     door.broker.alter_group(readers, max_attempts=2, backoff_ms=[10])
 
     fail(readers, got)
     door.advance(10)
-    last = door.broker.receive(name, readers)
+    last = door.broker.receive(readers, name)
     fail(readers, last)
     assert last["delivery_attempt"].to_pylist() == [2]
     assert door.bodies(f"%DLQ%{readers}") == [b"0"]
@@ -140,7 +140,7 @@ def test_the_order_of_a_group_that_has_read_does_not_change(
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="none")
     door.broker.send(name, messages(2, groups=["a"]))
-    door.broker.receive(name, readers, limit=1)
+    door.broker.receive(readers, name, limit=1)
 
     with pytest.raises(errors.RocketMQError):
         door.broker.alter_group(readers, order="message_group")
@@ -153,7 +153,7 @@ def test_a_group_with_messages_in_flight_is_in_use(
 ) -> None:
     name, readers = topic(), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     with pytest.raises(errors.InUseError):
         door.broker.delete_group(readers)
@@ -161,7 +161,7 @@ def test_a_group_with_messages_in_flight_is_in_use(
     door.broker.ack(got)
     door.broker.delete_group(readers)
     with pytest.raises(errors.ConsumerGroupNotFoundError):
-        door.broker.receive(name, readers)
+        door.broker.receive(readers, name)
 
 
 def test_a_group_made_again_shares_nothing_with_the_deleted_one(
@@ -172,7 +172,7 @@ def test_a_group_made_again_shares_nothing_with_the_deleted_one(
     door.broker.send(name, messages(4, groups=["a"]))
     door.drain(name, unused, limit=2)
     door.broker.send(name, messages(2, start=4, groups=["a"]))
-    late = door.broker.receive(name, unused, limit=1)
+    late = door.broker.receive(unused, name, limit=1)
     door.broker.delete_group(unused, force=True)
 
     new = door.broker.create_group(unused, order="message_group")
@@ -180,7 +180,7 @@ def test_a_group_made_again_shares_nothing_with_the_deleted_one(
     assert new["group_id"] != old["group_id"]
     with pytest.raises((errors.ReceiptHandleError, errors.ConsumerGroupNotFoundError)):
         door.broker.ack(late)
-    got = door.broker.receive(name, unused)
+    got = door.broker.receive(unused, name)
     assert got["body"].to_pylist() == [str(i).encode() for i in range(6)]
     assert got["delivery_attempt"].to_pylist() == [1] * 6
 
@@ -191,7 +191,7 @@ def test_deleting_a_group_leaves_the_others_alone(
     name, mine, theirs = topic(queues=1), group(), group()
     door.broker.send(name, messages(3))
     door.drain(name, mine)
-    got = door.broker.receive(name, theirs, limit=1)
+    got = door.broker.receive(theirs, name, limit=1)
 
     door.broker.delete_group(mine)
 

@@ -53,7 +53,7 @@ class History:
         self.door.broker.alter_topic("t", queues=self.queues)
 
     def receive(self, limit: int) -> int:
-        got = self.door.broker.receive("t", "g", limit=limit, invisible_duration_ms=3_000)
+        got = self.door.broker.receive("g", "t", limit=limit, invisible_duration_ms=3_000)
         for one in set(got["message_group"].to_pylist()):
             rows = got.to_pylist()
             mine = [int(row["body"]) for row in rows if row["message_group"] == one]

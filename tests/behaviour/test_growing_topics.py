@@ -78,16 +78,16 @@ def test_a_moved_group_comes_only_after_what_it_left_behind(
 ) -> None:
     name = topic(type=kind, queues=4)
     door.broker.send(name, messages(4, groups=[MOVES]))
-    first = door.broker.receive(name, readers, limit=2)
+    first = door.broker.receive(readers, name, limit=2)
 
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(2, start=4, groups=[MOVES]))
-    while_held = door.broker.receive(name, readers)
+    while_held = door.broker.receive(readers, name)
     door.broker.ack(first)
-    second = door.broker.receive(name, readers)
-    again = door.broker.receive(name, readers)
+    second = door.broker.receive(readers, name)
+    again = door.broker.receive(readers, name)
     door.broker.ack(second)
-    third = door.broker.receive(name, readers)
+    third = door.broker.receive(readers, name)
 
     assert (numbers(first), numbers(second), numbers(third)) == ([0, 1], [2, 3], [4, 5])
     assert (while_held.num_rows, again.num_rows) == (0, 0)
@@ -100,7 +100,7 @@ def test_only_the_group_that_is_held_waits(
 ) -> None:
     name = topic(type="fifo", queues=4)
     door.broker.send(name, messages(2, groups=[MOVES]))
-    held = door.broker.receive(name, readers)
+    held = door.broker.receive(readers, name)
     door.broker.alter_topic(name, queues=16)
     others = [f"g{i}" for i in range(40)]
     assert 15 in {home_of(one, 16) for one in others}
@@ -125,7 +125,7 @@ def test_a_group_that_never_read_gets_old_before_new(
     for limit in (7, 50, 1_000):
         late = group(order="message_group")
         seen = defaultdict(list)
-        while (got := door.broker.receive(name, late, limit=limit)).num_rows:
+        while (got := door.broker.receive(late, name, limit=limit)).num_rows:
             door.broker.ack(got)
             for row in got.to_pylist():
                 seen[row["message_group"]].append(int(row["body"]))
@@ -138,14 +138,14 @@ def test_each_consumer_group_waits_for_itself_only(
     name = topic(type="fifo", queues=4)
     quick, slow = group(order="message_group"), group(order="message_group")
     door.broker.send(name, messages(3, groups=[MOVES]))
-    held = door.broker.receive(name, slow)
+    held = door.broker.receive(slow, name)
     door.drain(name, quick)
 
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(3, start=3, groups=[MOVES]))
 
     assert door.drain(name, quick) == [b"3", b"4", b"5"]
-    assert door.broker.receive(name, slow).num_rows == 0
+    assert door.broker.receive(slow, name).num_rows == 0
     door.broker.ack(held)
     assert door.drain(name, slow) == [b"3", b"4", b"5"]
 
@@ -155,11 +155,11 @@ def test_a_group_without_order_takes_everything_at_once(
 ) -> None:
     name, readers = topic(type="fifo", queues=4), group()
     door.broker.send(name, messages(3, groups=[MOVES]))
-    door.broker.receive(name, readers, limit=1)
+    door.broker.receive(readers, name, limit=1)
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(3, start=3, groups=[MOVES]))
 
-    assert sorted(numbers(door.broker.receive(name, readers))) == [1, 2, 3, 4, 5]
+    assert sorted(numbers(door.broker.receive(readers, name))) == [1, 2, 3, 4, 5]
 
 
 def test_a_poisoned_group_is_not_overtaken_in_its_new_queue(
@@ -167,15 +167,15 @@ def test_a_poisoned_group_is_not_overtaken_in_its_new_queue(
 ) -> None:
     name = topic(type="fifo", queues=4)
     door.broker.send(name, messages(2, groups=[MOVES]))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(2, start=2, groups=[MOVES]))
 
     seen = []
     for _ in range(2):
-        assert door.broker.receive(name, readers).num_rows == 0
+        assert door.broker.receive(readers, name).num_rows == 0
         door.advance(1_000)
-        got = door.broker.receive(name, readers, limit=1)
+        got = door.broker.receive(readers, name, limit=1)
         seen += numbers(got)
         fail(readers, got)
     rest = door.drain(name, readers, limit=1)
@@ -191,7 +191,7 @@ def test_a_parked_group_is_held_in_its_new_queue_too(
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
     door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
-    parked = door.broker.receive(name, readers, limit=1)
+    parked = door.broker.receive(readers, name, limit=1)
     fail(readers, parked)
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
@@ -212,7 +212,7 @@ def test_a_group_that_was_given_up_is_in_its_new_queue_too_until_it_is_pardoned(
     readers = group(order="message_group", max_attempts=1, on_failure="dead_letter_group")
     door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
     door.broker.alter_topic(name, queues=16)
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
 
     around = door.drain(name, readers)
@@ -231,10 +231,10 @@ def test_a_redriven_message_of_the_old_queue_comes_before_the_new_ones(
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group", max_attempts=1)
     door.broker.send(name, messages(2, groups=[MOVES]))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(2, start=2, groups=[MOVES]))
-    door.broker.ack(door.broker.receive(name, readers, limit=1))
+    door.broker.ack(door.broker.receive(readers, name, limit=1))
     dead = pa.table({"queue_id": pa.array([0], pa.int32()), "queue_offset": [0]})
 
     door.broker.redrive(readers, dead, redrive_id="once")
@@ -247,16 +247,16 @@ def test_a_lease_that_ends_in_the_old_queue_comes_again_before_the_new_one(
 ) -> None:
     name = topic(type="fifo", queues=4)
     door.broker.send(name, messages(2, groups=[MOVES]))
-    door.broker.receive(name, readers, invisible_duration_ms=5_000)
+    door.broker.receive(readers, name, invisible_duration_ms=5_000)
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(2, start=2, groups=[MOVES]))
 
     door.advance(5_000)
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert numbers(again) == [0, 1]
     door.broker.ack(again)
 
-    assert numbers(door.broker.receive(name, readers)) == [2, 3]
+    assert numbers(door.broker.receive(readers, name)) == [2, 3]
 
 
 def test_several_growths_in_a_row_keep_the_order(
@@ -275,7 +275,7 @@ def test_several_growths_in_a_row_keep_the_order(
     last = dict.fromkeys(groups, -12)
     count = 0
 
-    while (got := door.broker.receive(name, readers, limit=5)).num_rows:
+    while (got := door.broker.receive(readers, name, limit=5)).num_rows:
         for row in got.to_pylist():
             one, number = row["message_group"], int(row["body"])
             assert number == (last[one] + 12 if last[one] >= 0 else groups.index(one))
@@ -292,7 +292,7 @@ def test_what_waits_for_an_old_queue_waits_across_a_restart(
 ) -> None:
     name = topic(type="fifo", queues=4)
     door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
-    held = door.broker.receive(name, readers, limit=1)
+    held = door.broker.receive(readers, name, limit=1)
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
     how(door)
@@ -302,11 +302,11 @@ def test_what_waits_for_an_old_queue_waits_across_a_restart(
 
     assert numbers(held) == [0]
     assert in_between == [b"1", b"3", b"5", b"7"]
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.broker.ack(held)
-    assert numbers(door.broker.receive(name, readers)) == [2]
+    assert numbers(door.broker.receive(readers, name)) == [2]
     how(door)
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.advance(MINUTE)
     assert door.drain(name, readers) == [b"2", b"4", b"6"]
 
@@ -316,14 +316,14 @@ def test_a_waiting_receive_wakes_when_the_old_queue_is_done(
 ) -> None:
     name = topic(type="fifo", queues=4)
     door.broker.send(name, messages(1, groups=[MOVES]))
-    held = door.broker.receive(name, readers)
+    held = door.broker.receive(readers, name)
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(1, start=1, groups=[MOVES]))
-    poll = door.begin(lambda: door.broker.receive(name, readers, wait_ms=30_000))
+    poll = door.begin(lambda: door.broker.receive(readers, name, wait_ms=30_000))
 
     door.broker.ack(held)
 
-    assert numbers(poll.result(20)) == [1]
+    assert numbers(poll.result(60)) == [1]
 
 
 def test_one_receive_gets_past_an_old_queue_that_holds_nothing_wanted(
@@ -334,7 +334,7 @@ def test_one_receive_gets_past_an_old_queue_that_holds_nothing_wanted(
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(1, start=10, groups=[MOVES], tag="good"))
 
-    assert numbers(door.broker.receive(name, readers, filter="good")) == [10]
+    assert numbers(door.broker.receive(readers, name, filter="good")) == [10]
 
 
 def test_a_group_put_back_to_the_beginning_takes_both_queues_in_order_again(
@@ -356,12 +356,12 @@ def test_a_topic_without_message_groups_grows_and_nothing_waits(
 ) -> None:
     name, readers = topic(queues=2), group(order="message_group")
     door.broker.send(name, messages(4))
-    door.broker.receive(name, readers, limit=2)
+    door.broker.receive(readers, name, limit=2)
 
     door.broker.alter_topic(name, queues=6)
     door.broker.send(name, messages(6, start=4))
 
-    assert door.broker.receive(name, readers, limit=100).num_rows == 8
+    assert door.broker.receive(readers, name, limit=100).num_rows == 8
 
 
 def test_a_topic_that_may_not_grow_so_is_left_as_it_is(
@@ -383,10 +383,10 @@ def test_messages_that_wait_for_an_old_queue_are_not_due(
 ) -> None:
     name = topic(type="fifo", queues=4)
     inside.broker.send(name, messages(1, groups=[MOVES]))
-    held = inside.broker.receive(name, readers)
+    held = inside.broker.receive(readers, name)
     inside.broker.alter_topic(name, queues=16)
     inside.broker.send(name, messages(2, start=1, groups=[MOVES]))
-    inside.broker.receive(name, readers)
+    inside.broker.receive(readers, name)
 
     waiting = inside.broker.due()["groups"][readers]["topics"][name]["ready"]
     inside.broker.ack(held)

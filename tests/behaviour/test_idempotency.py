@@ -36,12 +36,13 @@ def settle(
     door.broker.settle(group, pa.table(columns))
 
 
+@pytest.mark.every_endpoint
 def test_an_ack_remembers_its_key_and_a_failure_does_not(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(4))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     settle(door, readers, got, ["ack", "retry", "dead_letter", "ack"], ["a", "b", "c", None])
     door.advance(7)
@@ -52,7 +53,7 @@ def test_an_ack_remembers_its_key_and_a_failure_does_not(
 def test_keys_belong_to_their_group(door: Door, topic: Make, group: Make, messages: Make) -> None:
     name, readers, others = topic(queues=1), group(), group()
     door.broker.send(name, messages(1))
-    settle(door, readers, door.broker.receive(name, readers), ["ack"], ["a"])
+    settle(door, readers, door.broker.receive(readers, name), ["ack"], ["a"])
 
     assert seen(door, others, "a") == [None]
 
@@ -63,7 +64,7 @@ def test_a_key_is_remembered_for_a_day_unless_the_group_says_otherwise(
     name, readers, brief = topic(queues=1), group(), group(idempotency_window_ms=1_000)
     door.broker.send(name, messages(1))
     for each in (readers, brief):
-        settle(door, each, door.broker.receive(name, each), ["ack"], ["a"])
+        settle(door, each, door.broker.receive(each, name), ["ack"], ["a"])
 
     door.advance(999)
     assert (seen(door, readers, "a"), seen(door, brief, "a")) == ([999], [999])
@@ -78,7 +79,7 @@ def test_a_key_is_remembered_for_a_day_unless_the_group_says_otherwise(
 def test_the_window_can_be_altered(door: Door, topic: Make, group: Make, messages: Make) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    settle(door, readers, door.broker.receive(name, readers), ["ack"], ["a"])
+    settle(door, readers, door.broker.receive(readers, name), ["ack"], ["a"])
     door.advance(5_000)
     before = seen(door, readers, "a")
 
@@ -105,7 +106,7 @@ def test_keys_beyond_the_window_are_forgotten_on_disk_too(
     name, readers = topic(queues=1), group(idempotency_window_ms=1_000)
     for key in ("a", "b", "c"):
         inside.broker.send(name, messages(1))
-        settle(inside, readers, inside.broker.receive(name, readers), ["ack"], [key])
+        settle(inside, readers, inside.broker.receive(readers, name), ["ack"], [key])
         inside.inside.engine.dispatched()
         inside.advance(60_000)
 
@@ -122,7 +123,7 @@ def test_keys_are_remembered_across_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    settle(door, readers, door.broker.receive(name, readers), ["ack", "ack"], ["a", "b"])
+    settle(door, readers, door.broker.receive(readers, name), ["ack", "ack"], ["a", "b"])
     if dispatched:
         seen(door, readers, "a")
 
@@ -136,7 +137,7 @@ def test_a_refused_settle_remembers_nothing(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     door.broker.ack(got.slice(1))
 
     with pytest.raises(errors.ReceiptHandleError):
@@ -151,7 +152,7 @@ def test_a_key_that_is_empty_or_too_long_is_refused(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     with pytest.raises(errors.RequestError, match="row 0"):
         settle(door, readers, got, ["ack"], [key])
@@ -169,7 +170,7 @@ def test_a_message_sent_twice_has_its_effect_once(
 
     for _ in range(2):
         door.broker.send(name, messages(3, keys=[["a"], ["b"], ["a"]]))
-        got = mark(door.broker, door.broker.receive(name, readers), group=readers, key="keys")
+        got = mark(door.broker, door.broker.receive(readers, name), group=readers, key="keys")
         fresh = got.filter([not known for known in got["seen_before"].to_pylist()])
         effects += [keys[0] for keys in fresh["keys"].to_pylist()]
         door.broker.settle(readers, acks(got))
@@ -182,12 +183,12 @@ def test_a_redriven_message_whose_effect_was_carried_out_is_seen(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2, keys=[["order-1"]] * 2))
-    first, second = (door.broker.receive(name, readers, limit=1) for _ in range(2))
+    first, second = (door.broker.receive(readers, name, limit=1) for _ in range(2))
     door.broker.settle(readers, acks(mark(door.broker, first, group=readers, key="keys")))
     door.broker.forward_to_dead_letter_queue(second)
 
     letter = pa.table([[0], [0]], schema=schema.DEAD_LETTER)
     door.broker.redrive(readers, letter, redrive_id="r")
-    again = mark(door.broker, door.broker.receive(name, readers), group=readers, key="keys")
+    again = mark(door.broker, door.broker.receive(readers, name), group=readers, key="keys")
 
     assert again["seen_before"].to_pylist() == [True]

@@ -55,7 +55,7 @@ class Night:
 
     def receive(self, group: str, limit: int, **how: Any) -> list[tuple[int, str]]:
         """Number and receipt of each order received."""
-        got = self.broker.receive("orders", group, limit=limit, **how)
+        got = self.broker.receive(group, "orders", limit=limit, **how)
         ids = [int(name.removeprefix("order-")) for name in got["message_id"].to_pylist()]
         return list(zip(ids, got["receipt_handle"].to_pylist(), strict=True))
 

@@ -141,7 +141,7 @@ def test_the_queue_of_another_client_is_not_committed(door: Door, name: str, rea
 def test_nothing_is_taken_out_of_the_hands_of_a_consumer(
     door: Door, name: str, readers: str
 ) -> None:
-    got = door.broker.receive(name, readers, limit=2, queue_ids=[0])
+    got = door.broker.receive(readers, name, limit=2, queue_ids=[0])
 
     with pytest.raises(errors.InUseError, match="not settled"):
         door.broker.commit_offsets(readers, name, offsets={1: (-1, 5), 0: (-1, 9)})
@@ -227,7 +227,7 @@ def test_a_group_is_put_where_another_one_is(
 ) -> None:
     other = group()
     door.broker.commit_offsets(readers, name, offsets={0: (-1, 4), 1: (-1, 9)})
-    in_flight = door.broker.receive(name, other, limit=100)
+    in_flight = door.broker.receive(other, name, limit=100)
 
     cloned = door.broker.clone_offsets(readers, other, topic=name)
 

@@ -54,6 +54,7 @@ def settle_state(door: Door, state: pa.Table) -> None:
     door.broker.settle("readers", nothing, state=state, topic="source")
 
 
+@pytest.mark.every_endpoint
 def test_keyed_state_is_read_back_as_last_written(door: Door, source: str, readers: str) -> None:
     del source, readers
     before = state_of(door)
@@ -164,7 +165,7 @@ def test_sink_files_are_listed_in_the_order_settled(
     window = open_window(door)
     for i, names in enumerate([("b.parquet", "a.parquet"), ("c.parquet",)]):
         door.broker.send(source, messages(1, groups=["a"]))
-        got = door.broker.receive(source, readers, window=window)
+        got = door.broker.receive(readers, source, window=window)
         door.broker.settle(
             readers,
             outcomes(got, "ack"),

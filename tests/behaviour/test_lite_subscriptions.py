@@ -213,7 +213,7 @@ def test_a_receive_that_names_no_client_or_has_a_filter_is_refused(
     door: Door, chats: str, clients: Clients
 ) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.receive(chats, clients.group)
+        door.broker.receive(clients.group, chats)
     with pytest.raises(errors.FilterExpressionError):
         clients.receive("one", filter="tag")
 

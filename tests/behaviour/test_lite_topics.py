@@ -183,7 +183,7 @@ def test_a_waiting_client_wakes_when_it_is_given_a_lite_topic(
 
     clients.sync("one", "add", "b")
 
-    assert bodies(poll.result(20)) == [b"0"]
+    assert bodies(poll.result(60)) == [b"0"]
 
 
 def test_a_final_failure_goes_to_the_dead_letters_and_the_lite_topic_goes_on(

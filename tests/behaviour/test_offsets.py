@@ -80,6 +80,36 @@ def test_the_offset_at_a_time_is_the_first_stored_then_or_later(
     assert found == [0, 0, 2, 2, 2, 4, 8, 10, 10]
 
 
+#: Wrongly computed: below 0, and µs taken for ms. RocketMQ takes the first for the end.
+NO_TIMES = [-1, -1_893_456_000_000, 1_893_456_000_000_000]
+
+
+@pytest.mark.parametrize("at_ms", NO_TIMES)
+def test_a_time_that_is_none_moves_nobody_and_names_no_offset(
+    door: Door, name: str, group: Make, messages: Make, at_ms: int
+) -> None:
+    readers, beginners = group(), group()
+    door.broker.send(name, messages(10))
+
+    refused = []
+    for ask in (
+        lambda: door.broker.offset_at(name, 0, at_ms=at_ms),
+        lambda: door.broker.reset_offset(readers, name, to_time_ms=at_ms),
+        lambda: door.broker.start_offsets(beginners, name, where=at_ms),
+        lambda: door.broker.find(name, from_ms=at_ms),
+        lambda: door.broker.find(name, to_ms=at_ms),
+    ):
+        with pytest.raises(errors.RequestError, match="in ms since 1970") as refusal:
+            ask()
+        refused.append(refusal.value.remedy)
+
+    assert set(refused) == {
+        "Check how the time was computed; the end of a queue is asked for by its name."
+    }
+    assert door.broker.committed_offsets(beginners, name) == {0: (-1, 0)}
+    assert len(door.drain(name, readers)) == 10
+
+
 def test_the_offset_of_an_empty_queue_is_its_end(door: Door, name: str) -> None:
     assert door.broker.offset_at(name, 0, at_ms=door.clock.now_ms()) == 0
 
@@ -106,7 +136,7 @@ def test_a_group_reads_on_from_where_it_was_set(
     for i in range(5):
         door.broker.send(name, messages(2, start=2 * i))
         door.advance(100)
-    half = door.broker.receive(name, readers, limit=5)
+    half = door.broker.receive(readers, name, limit=5)
     door.broker.ack(half)
 
     if "to_time_ms" in target:
@@ -122,13 +152,13 @@ def test_a_reset_ends_the_leases_in_flight(
 ) -> None:
     readers = group()
     door.broker.send(name, messages(5))
-    got = door.broker.receive(name, readers, limit=3)
+    got = door.broker.receive(readers, name, limit=3)
 
     door.broker.reset_offset(readers, name, to_earliest=True)
 
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(got)
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert again["body"].to_pylist() == [b"0", b"1", b"2", b"3", b"4"]
     assert again["delivery_attempt"].to_pylist() == [1] * 5
 
@@ -138,14 +168,14 @@ def test_a_reset_to_the_end_leaves_nothing_to_retry(
 ) -> None:
     readers = group()
     door.broker.send(name, messages(5))
-    fail(readers, door.broker.receive(name, readers, limit=2))
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
+    fail(readers, door.broker.receive(readers, name, limit=2))
+    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
 
     door.broker.reset_offset(readers, name, to_latest=True)
     door.advance(10 * MINUTE)
     door.broker.revive()
 
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.broker.send(name, messages(1, start=5))
     assert door.drain(name, readers) == [b"5"]
 
@@ -155,14 +185,14 @@ def test_a_reset_unlocks_message_groups_and_forgets_their_backlog(
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
     door.broker.send(name, messages(10, groups=["a", "b"]))
-    door.broker.receive(name, readers, limit=1, invisible_duration_ms=10 * MINUTE)
+    door.broker.receive(readers, name, limit=1, invisible_duration_ms=10 * MINUTE)
     door.drain(name, readers)
 
     door.broker.reset_offset(readers, name, to_offset=6)
 
     assert door.drain(name, readers) == [b"6", b"7", b"8", b"9"]
     door.broker.reset_offset(readers, name, to_offset=2)
-    got = door.broker.receive(name, readers).to_pylist()
+    got = door.broker.receive(readers, name).to_pylist()
     assert [r["body"] for r in got if r["message_group"] == "a"] == [b"2", b"4", b"6", b"8"]
     assert [r["body"] for r in got if r["message_group"] == "b"] == [b"3", b"5", b"7", b"9"]
 
@@ -173,7 +203,7 @@ def test_a_reset_concerns_one_group_only(
     mine, theirs = group(), group()
     door.broker.send(name, messages(4))
     door.drain(name, mine)
-    got = door.broker.receive(name, theirs)
+    got = door.broker.receive(theirs, name)
 
     door.broker.reset_offset(mine, name, to_earliest=True)
 
@@ -189,7 +219,7 @@ def test_one_queue_may_be_reset_alone(door: Door, topic: Make, group: Make, mess
     answer = door.broker.reset_offset(readers, name, to_earliest=True, queue_id=1)
 
     assert answer.to_pylist() == [{"queue_id": 1, "queue_offset": 0}]
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     assert got["queue_id"].to_pylist() == [1, 1, 1]
 
 
@@ -215,7 +245,7 @@ def test_a_reset_outside_the_queue_is_refused(
 ) -> None:
     readers = group()
     door.broker.send(name, messages(3))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     with pytest.raises(errors.RequestError):
         door.broker.reset_offset(readers, name, to_offset=offset)
@@ -229,7 +259,7 @@ def test_a_reset_names_one_target(
 ) -> None:
     readers = group()
     door.broker.send(name, messages(3))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     with pytest.raises(errors.RequestError):
         door.broker.reset_offset(readers, name, **target)

@@ -33,6 +33,7 @@ def test_the_numbers_of_the_check_are_rocketmqs() -> None:
     assert limits.TRANSACTION_IMMUNITY_MAX_MS == HOUR
 
 
+@pytest.mark.every_endpoint
 def test_half_messages_lie_in_the_one_queue_of_the_half_topic(door: Door, begin: Producer) -> None:
     sent = begin(3)
 
@@ -42,6 +43,7 @@ def test_half_messages_lie_in_the_one_queue_of_the_half_topic(door: Door, begin:
         assert len(door.broker.describe_topic(name)["offsets"]) == 1
 
 
+@pytest.mark.every_endpoint
 def test_a_half_message_has_a_transaction_id_of_its_own(begin: Producer) -> None:
     halves = begin(3, message_id=["same", "same", "other"])
 
@@ -51,6 +53,7 @@ def test_a_half_message_has_a_transaction_id_of_its_own(begin: Producer) -> None
 # -------------------------------------------------------------------------------------- late ends
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("resolution", ["commit", "rollback"])
 def test_an_end_is_taken_as_long_as_the_half_message_is_open(
     door: Door, orders: str, begin: Producer, resolution: str
@@ -68,6 +71,7 @@ def test_an_end_is_taken_as_long_as_the_half_message_is_open(
     assert door.sql("SELECT checks FROM half") == [{"checks": 15}]
 
 
+@pytest.mark.every_endpoint
 def test_an_answer_to_an_older_check_ends_it(door: Door, orders: str, begin: Producer) -> None:
     begin(1)
     door.advance(6_000)
@@ -85,6 +89,7 @@ def test_an_answer_to_an_older_check_ends_it(door: Door, orders: str, begin: Pro
         door.broker.end_transactions(ends(newer, "rollback"))
 
 
+@pytest.mark.every_endpoint
 def test_a_committed_message_is_found_by_its_tag_and_its_properties(
     door: Door, orders: str, group: Make, begin: Producer
 ) -> None:
@@ -92,8 +97,8 @@ def test_a_committed_message_is_found_by_its_tag_and_its_properties(
 
     door.broker.end_transactions(ends(halves, "commit"))
 
-    by_tag = door.broker.receive(orders, group(), filter="t")
-    by_property = door.broker.receive(orders, group(), filter="p = 2", filter_type="sql92")
+    by_tag = door.broker.receive(group(), orders, filter="t")
+    by_property = door.broker.receive(group(), orders, filter="p = 2", filter_type="sql92")
     assert by_tag["body"].to_pylist() == [b"0"]
     assert by_property["body"].to_pylist() == [b"1"]
 
@@ -101,6 +106,7 @@ def test_a_committed_message_is_found_by_its_tag_and_its_properties(
 # ----------------------------------------------------------------------------------------- checks
 
 
+@pytest.mark.every_endpoint
 def test_age_counts_from_when_it_was_stored_and_not_from_its_birth(
     door: Door, begin: Producer
 ) -> None:
@@ -115,6 +121,7 @@ def test_age_counts_from_when_it_was_stored_and_not_from_its_birth(
     assert sweep(door)["checked"] == 3
 
 
+@pytest.mark.every_endpoint
 def test_an_own_immunity_counts_no_check_and_then_there_are_fifteen(
     door: Door, begin: Producer
 ) -> None:
@@ -136,6 +143,7 @@ def test_an_own_immunity_counts_no_check_and_then_there_are_fifteen(
     assert sweep(door)["given_up"] == 1
 
 
+@pytest.mark.every_endpoint
 def test_checks_count_though_nobody_is_there_to_answer(door: Door, begin: Producer) -> None:
     begin(1)
     door.advance(6_000)
@@ -150,6 +158,7 @@ def test_checks_count_though_nobody_is_there_to_answer(door: Door, begin: Produc
     assert door.stored("TRANS_CHECK_MAX_TIME_TOPIC") == 1
 
 
+@pytest.mark.every_endpoint
 def test_a_half_message_that_is_older_than_72_h_is_asked_about_fifteen_times(
     door: Door, begin: Producer
 ) -> None:

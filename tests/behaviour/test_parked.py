@@ -35,7 +35,7 @@ def poison(door: Door, topic: Make, group: Make, messages: Make, fail: Make) -> 
         how = {"order": "message_group", "max_attempts": 1, "on_failure": "park", **settings}
         name, readers = topic(type="fifo", queues=1), group(**how)
         door.broker.send(name, messages(n, groups=["a", "b"]))
-        first = door.broker.receive(name, readers, limit=1)
+        first = door.broker.receive(readers, name, limit=1)
         assert bodies(first) == [b"0"]
         fail(readers, first, **SAID)
         return name, readers
@@ -43,6 +43,7 @@ def poison(door: Door, topic: Make, group: Make, messages: Make, fail: Make) -> 
     return make
 
 
+@pytest.mark.every_endpoint
 def test_the_last_failure_parks_the_message_and_all_that_follows_it(
     door: Door, poison: Poison
 ) -> None:
@@ -51,7 +52,7 @@ def test_the_last_failure_parks_the_message_and_all_that_follows_it(
     assert door.drain(name, readers) == [b"1", b"3", b"5", b"7"]
     door.advance(limits.INVISIBLE_MAX_MS)
     door.broker.revive()
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     assert door.stored(f"%DLQ%{readers}") == 0
 
 
@@ -64,7 +65,7 @@ def test_a_message_parks_after_its_last_attempt_and_not_before(
 
     answers = []
     for attempt in (1, 2, 3):
-        got = door.broker.receive(name, readers)
+        got = door.broker.receive(readers, name)
         assert got["delivery_attempt"].to_pylist() == [attempt]
         answers.append(fail(readers, got, retry_after_ms=0))
 
@@ -75,7 +76,7 @@ def test_a_message_parks_after_its_last_attempt_and_not_before(
         "parked": 1,
         "published": 0,
     }
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
 
 
 def test_the_last_ended_lease_parks_the_message(
@@ -85,17 +86,17 @@ def test_the_last_ended_lease_parks_the_message(
     readers = group(order="message_group", max_attempts=2, on_failure="park")
     door.broker.send(name, messages(4, groups=["a"]))
     for _ in range(2):
-        assert door.broker.receive(name, readers, invisible_duration_ms=1_000).num_rows == 4
+        assert door.broker.receive(readers, name, invisible_duration_ms=1_000).num_rows == 4
         door.advance(1_000)
 
     report = door.broker.revive()
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
 
     assert (report["parked"], report["dead_lettered"], again.num_rows) == (1, 0, 0)
     [parked] = door.sql("SELECT queue_offset, waiting, reason FROM parked")
     assert parked == {"queue_offset": 0, "waiting": 3, "reason": "no attempt left"}
     assert door.broker.unpark(readers)["unparked"] == 1
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     assert bodies(got) == [b"0", b"1", b"2", b"3"]
     # Those behind were only waiting: nothing of it is their fault.
     assert got["delivery_attempt"].to_pylist() == [1, 1, 1, 1]
@@ -109,7 +110,7 @@ def test_unpark_delivers_the_failed_message_first_and_counts_from_one_again(
 
     assert door.broker.unpark(readers) == {"unparked": 1, "skipped": 0, "pardoned": 0}
 
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     assert bodies(got)[0] == b"0"
     assert got["delivery_attempt"].to_pylist() == [1] * got.num_rows
     door.broker.ack(got)
@@ -122,16 +123,16 @@ def test_what_was_delivered_with_the_failed_message_is_held_and_its_receipts_are
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
     door.broker.send(name, messages(4, groups=["a"]))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     door.broker.ack(got.slice(0, 1))
     fail(readers, got.slice(1, 1))
 
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(got.slice(2, 1))
 
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.broker.unpark(readers)
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert bodies(again) == [b"1", b"2", b"3"]
     assert again["delivery_attempt"].to_pylist() == [1, 1, 1]
 
@@ -154,7 +155,7 @@ def test_unparking_one_message_group_leaves_the_others_parked(
     door: Door, poison: Poison, fail: Make
 ) -> None:
     name, readers = poison()
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     answer = door.broker.unpark(readers, message_groups=named("b", "no such group"))
 
@@ -169,7 +170,7 @@ def test_unparking_one_topic_leaves_the_others_parked(
     name, readers = poison()
     other = topic(type="fifo", queues=1)
     door.broker.send(other, messages(2, groups=["a"]))
-    fail(readers, door.broker.receive(other, readers, limit=1))
+    fail(readers, door.broker.receive(readers, other, limit=1))
 
     assert door.broker.unpark(readers, topic=other)["unparked"] == 1
 
@@ -195,7 +196,7 @@ def test_without_order_only_the_message_is_parked(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=1, on_failure="park")
     door.broker.send(name, messages(3))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     assert door.drain(name, readers) == [b"1", b"2"]
     assert [row["waiting"] for row in door.sql("FROM parked")] == [0]
@@ -209,7 +210,7 @@ def test_a_message_without_a_group_is_parked_alone(
     name = topic(queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
     door.broker.send(name, messages(3))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     assert door.drain(name, readers) == [b"1", b"2"]
     assert door.broker.unpark(readers, message_groups=named("x"))["unparked"] == 0
@@ -241,7 +242,7 @@ def test_a_consumer_may_still_send_a_hopeless_message_to_the_dead_letters(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", on_failure="park")
     door.broker.send(name, messages(2, groups=["a"]))
-    got = door.broker.receive(name, readers, limit=1)
+    got = door.broker.receive(readers, name, limit=1)
 
     answer = door.broker.settle(readers, outcomes(got, "dead_letter", reason="unreadable"))
 
@@ -255,7 +256,7 @@ def test_an_earlier_message_of_the_delivery_may_still_be_settled(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
     door.broker.send(name, messages(3, groups=["a"]))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     fail(readers, got.slice(1, 1))
 
     fail(readers, got.slice(0, 1))
@@ -319,11 +320,11 @@ def test_parked_messages_are_no_work_that_is_due(door: Door, poison: Poison) -> 
 
 def test_unpark_wakes_a_receiver_that_waits(door: Door, poison: Poison) -> None:
     name, readers = poison(1)
-    waiting = door.begin(lambda: door.broker.receive(name, readers, wait_ms=MINUTE))
+    waiting = door.begin(lambda: door.broker.receive(readers, name, wait_ms=MINUTE))
 
     door.broker.unpark(readers)
 
-    assert bodies(waiting.result(10)) == [b"0"]
+    assert bodies(waiting.result(60)) == [b"0"]
 
 
 def test_a_group_altered_to_park_parks_from_then_on(
@@ -331,10 +332,10 @@ def test_a_group_altered_to_park_parks_from_then_on(
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group", max_attempts=1)
     door.broker.send(name, messages(2, groups=["a"]))
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     door.broker.alter_group(readers, on_failure="park")
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.broker.alter_group(readers, on_failure="dead_letter")
 
     assert door.bodies(f"%DLQ%{readers}") == [b"0"]

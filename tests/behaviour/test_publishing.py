@@ -89,7 +89,7 @@ def test_everything_about_a_message_is_kept(door: Door, topic: Make, group: Make
     door.broker.send(name, table)
 
     read = door.broker.read(name, 0, offset=0, limit=1)
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     assert read.schema.equals(schema.READ)
     assert got.schema.equals(schema.RECEIVED)
     for found in (read.to_pylist()[0], got.to_pylist()[0]):

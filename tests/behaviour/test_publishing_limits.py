@@ -79,6 +79,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[errors.RocketMQError]]] = {
     "a blank tag": ({"tag": ["  "]}, errors.IllegalMessageTagError),
     "a tag with a bar": ({"tag": ["a|b"]}, errors.IllegalMessageTagError),
     "a tag with a control character": ({"tag": ["a\n"]}, errors.IllegalMessageTagError),
+    "C1 in a tag": ({"tag": ["a\x85"]}, errors.IllegalMessageTagError),
+    "C1 in a key": ({"keys": [["a\x80"]]}, errors.IllegalMessageKeyError),
+    "C1 in a property name": (
+        {"properties": [[("\x9f", "v")]]},
+        errors.IllegalMessagePropertyError,
+    ),
+    "C1 in a property value": (
+        {"properties": [[("a", "é\x9f")]]},
+        errors.IllegalMessagePropertyError,
+    ),
     "a blank key": ({"keys": [["ok", " "]]}, errors.IllegalMessageKeyError),
     "a key with a control character": ({"keys": [["a\x7f"]]}, errors.IllegalMessageKeyError),
     "a blank message id": ({"message_id": [" "]}, errors.IllegalMessageIdError),
@@ -148,7 +158,7 @@ def test_a_message_group_under_64_bytes_is_taken(
     assert found["message_group"].to_pylist() == [text]
 
 
-@pytest.mark.parametrize("text", ["x" * 64, "é" * 32, " ", "a\tb", None])
+@pytest.mark.parametrize("text", ["x" * 64, "é" * 32, " ", "a\tb", "a\x9b", None])
 def test_a_message_group_that_breaks_the_rules_is_refused(
     door: Door, topic: Make, messages: Make, text: str | None
 ) -> None:

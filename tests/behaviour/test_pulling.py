@@ -26,6 +26,7 @@ def places(pulled: Pulled) -> list[tuple[int, int]]:
     return list(zip(*columns.values(), strict=True))
 
 
+@pytest.mark.every_endpoint
 def test_messages_come_by_queue_and_offset_and_it_says_where_to_go_on(
     door: Door, name: str
 ) -> None:
@@ -108,6 +109,7 @@ def test_what_the_filter_does_not_want_is_passed_over(
     assert sorted(seen) == sorted(t for t in (f"t{i % 3}" for i in range(40)) if t in wanted)
 
 
+@pytest.mark.every_endpoint
 def test_a_position_behind_the_end_is_refused_and_both_are_named(door: Door, name: str) -> None:
     with pytest.raises(errors.IllegalOffsetError) as refused:
         door.broker.pull(name, {0: 10, 2: 11})
@@ -115,6 +117,7 @@ def test_a_position_behind_the_end_is_refused_and_both_are_named(door: Door, nam
     assert all(word in refused.value.message for word in ("Queue 2", name, "10", "11"))
 
 
+@pytest.mark.every_endpoint
 def test_a_position_that_has_expired_is_moved_to_what_is_kept(
     door: Door, topic: Make, messages: Make
 ) -> None:
@@ -156,6 +159,7 @@ def test_what_is_not_for_readers_is_refused(door: Door) -> None:
         door.broker.pull("nowhere", {0: 0})
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("wait_ms", [900, 30_000])
 def test_a_waiting_pull_is_woken_by_what_arrives_in_any_of_its_queues(
     door: Door, name: str, messages: Make, wait_ms: int
@@ -166,7 +170,7 @@ def test_a_waiting_pull_is_woken_by_what_arrives_in_any_of_its_queues(
 
     door.broker.send(name, messages(1, start=99))
 
-    pulled = waiting.result(10)
+    pulled = waiting.result(60)
     assert pulled.messages["body"].to_pylist() == [b"99"]
     assert sum(pulled.next_offsets.values()) == 41
 
@@ -177,7 +181,7 @@ def test_a_waiting_pull_goes_past_what_it_does_not_want(door: Door, name: str) -
 
     door.advance(900)
 
-    pulled = waiting.result(10)
+    pulled = waiting.result(60)
     assert pulled.messages.num_rows == 0
     assert pulled.next_offsets == dict.fromkeys(range(4), 10)
 

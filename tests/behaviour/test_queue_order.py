@@ -36,7 +36,7 @@ def readers(group: Make) -> str:
 def batch(door: Door, line: str, readers: str, messages: Make) -> pa.Table:
     """The first three of six messages of two message groups, with a receiver for a minute."""
     door.broker.send(line, messages(6, groups=["a", "b"]))
-    got = door.broker.receive(line, readers, limit=3, invisible_duration_ms=MINUTE)
+    got = door.broker.receive(readers, line, limit=3, invisible_duration_ms=MINUTE)
     assert (bodies(got), attempts(got)) == ([b"0", b"1", b"2"], [1, 1, 1])
     return got
 
@@ -51,10 +51,10 @@ def test_a_batch_blocks_its_queue_whatever_the_message_groups(
     door: Door, line: str, readers: str, batch: pa.Table
 ) -> None:
     door.broker.ack(batch.take([0, 2]))
-    blocked = door.broker.receive(line, readers)
+    blocked = door.broker.receive(readers, line)
 
     door.broker.ack(batch.take([1]))
-    free = door.broker.receive(line, readers)
+    free = door.broker.receive(readers, line)
 
     assert blocked.num_rows == 0
     assert (bodies(free), attempts(free)) == ([b"3", b"4", b"5"], [1, 1, 1])
@@ -66,9 +66,9 @@ def test_the_other_queues_of_the_topic_go_on(
     name = topic(queues=2)
     door.broker.send(name, messages(8))
 
-    first = door.broker.receive(name, readers, limit=2)
-    second = door.broker.receive(name, readers, limit=2)
-    third = door.broker.receive(name, readers, limit=2)
+    first = door.broker.receive(readers, name, limit=2)
+    second = door.broker.receive(readers, name, limit=2)
+    third = door.broker.receive(readers, name, limit=2)
 
     taken = [set(got["queue_id"].to_pylist()) for got in (first, second, third)]
     assert sorted(taken[0] | taken[1]) == [0, 1]
@@ -99,7 +99,7 @@ def test_all_comes_again_from_the_first_gap_on_with_what_was_acked_behind_it(
     door.broker.ack(batch.take([0, 2]))
     door.advance(MINUTE)
 
-    again = door.broker.receive(line, readers, limit=3)
+    again = door.broker.receive(readers, line, limit=3)
 
     assert (bodies(again), attempts(again)) == ([b"1", b"2", b"3"], [2, 2, 1])
     door.broker.ack(again)
@@ -112,10 +112,10 @@ def test_a_shorter_batch_leaves_the_rest_for_the_next_one(
     door.broker.ack(batch.take([2]))
     door.advance(MINUTE)
 
-    first = door.broker.receive(line, readers, limit=1)
-    blocked = door.broker.receive(line, readers)
+    first = door.broker.receive(readers, line, limit=1)
+    blocked = door.broker.receive(readers, line)
     door.broker.ack(first)
-    rest = door.broker.receive(line, readers)
+    rest = door.broker.receive(readers, line)
 
     assert (bodies(first), attempts(first)) == ([b"0"], [2])
     assert blocked.num_rows == 0
@@ -128,7 +128,7 @@ def test_the_receipts_of_an_earlier_batch_are_refused(
 ) -> None:
     door.broker.ack(batch.take([1]))
     door.advance(MINUTE)
-    again = door.broker.receive(line, readers, limit=3)
+    again = door.broker.receive(readers, line, limit=3)
 
     for old in range(3):
         with pytest.raises(errors.ReceiptHandleError):
@@ -153,12 +153,12 @@ def test_each_message_has_its_own_end_and_the_last_one_opens_the_queue(
     door.broker.change_invisible_duration(batch.take([0]), 1_000)
     longest = door.broker.change_invisible_duration(batch.take([1]), 2 * MINUTE)
     door.advance(MINUTE)
-    ended = door.broker.receive(line, readers)
+    ended = door.broker.receive(readers, line)
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(batch.take([2]))
 
     door.broker.ack(longest)
-    free = door.broker.receive(line, readers, limit=3)
+    free = door.broker.receive(readers, line, limit=3)
 
     assert ended.num_rows == 0
     assert (bodies(free), attempts(free)) == ([b"0", b"1", b"2"], [2, 2, 2])
@@ -171,7 +171,7 @@ def test_a_message_that_was_acked_holds_up_nobody_by_its_own_end(
     door.broker.ack(longest)
     door.advance(MINUTE)
 
-    again = door.broker.receive(line, readers, limit=3)
+    again = door.broker.receive(readers, line, limit=3)
 
     assert (bodies(again), attempts(again)) == ([b"0", b"1", b"2"], [2, 2, 2])
 
@@ -179,7 +179,7 @@ def test_a_message_that_was_acked_holds_up_nobody_by_its_own_end(
 def test_a_waiting_receive_wakes_when_the_batch_is_settled(
     door: Door, line: str, readers: str, batch: pa.Table
 ) -> None:
-    waiting = door.begin(lambda: door.broker.receive(line, readers, wait_ms=20_000))
+    waiting = door.begin(lambda: door.broker.receive(readers, line, wait_ms=20_000))
     door.broker.ack(batch.take([2]))
     door.broker.ack(batch.take([0]))
     assert not waiting.done()
@@ -195,7 +195,7 @@ def test_a_waiting_receive_wakes_when_the_last_lease_of_the_batch_ends(
     door.broker.change_invisible_duration(batch.take([0]), 11_000)
     door.broker.change_invisible_duration(batch.take([1]), 13_000)
     door.broker.change_invisible_duration(batch.take([2]), 12_000)
-    waiting = door.begin(lambda: door.broker.receive(line, readers, limit=3, wait_ms=20_000))
+    waiting = door.begin(lambda: door.broker.receive(readers, line, limit=3, wait_ms=20_000))
     door.advance(12_999)
     assert not waiting.done()
 
@@ -209,7 +209,7 @@ def test_a_waiting_receive_wakes_earlier_when_what_blocks_longest_is_acked(
 ) -> None:
     door.broker.change_invisible_duration(batch.take([0]), 11_000)
     door.broker.change_invisible_duration(batch.take([1]), 12_000)
-    waiting = door.begin(lambda: door.broker.receive(line, readers, limit=3, wait_ms=20_000))
+    waiting = door.begin(lambda: door.broker.receive(readers, line, limit=3, wait_ms=20_000))
     door.broker.ack(batch.take([2]))
 
     door.advance(12_000)
@@ -222,10 +222,10 @@ def test_what_a_filter_leaves_out_blocks_nothing(
 ) -> None:
     tags = ["x", "y", "x", "y", "y", "x"]
     door.broker.send(line, messages(6, groups=["a"], tag=tags))
-    got = door.broker.receive(line, readers, limit=2, filter="x")
+    got = door.broker.receive(readers, line, limit=2, filter="x")
     door.broker.ack(got)
 
-    rest = door.broker.receive(line, readers, filter="x")
+    rest = door.broker.receive(readers, line, filter="x")
     door.broker.ack(rest)
 
     assert (bodies(got), bodies(rest)) == ([b"0", b"2"], [b"5"])
@@ -236,16 +236,16 @@ def test_a_repeated_attempt_is_given_its_batch_again(
     door: Door, line: str, readers: str, messages: Make
 ) -> None:
     door.broker.send(line, messages(5))
-    lost = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    lost = door.broker.receive(readers, line, limit=3, attempt_id="one")
 
-    other = door.broker.receive(line, readers, limit=3, attempt_id="two")
-    without = door.broker.receive(line, readers, limit=3)
-    again = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    other = door.broker.receive(readers, line, limit=3, attempt_id="two")
+    without = door.broker.receive(readers, line, limit=3)
+    again = door.broker.receive(readers, line, limit=3, attempt_id="one")
 
     assert (other.num_rows, without.num_rows) == (0, 0)
     assert (bodies(again), attempts(again)) == (bodies(lost), [1, 1, 1])
     door.broker.ack(again)
-    next_one = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    next_one = door.broker.receive(readers, line, limit=3, attempt_id="one")
     assert bodies(next_one) == [b"3", b"4"]
 
 
@@ -253,10 +253,10 @@ def test_a_repeated_attempt_is_not_given_what_it_has_settled(
     door: Door, line: str, readers: str, messages: Make
 ) -> None:
     door.broker.send(line, messages(4))
-    got = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    got = door.broker.receive(readers, line, limit=3, attempt_id="one")
     door.broker.ack(got.take([0]))
 
-    again = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    again = door.broker.receive(readers, line, limit=3, attempt_id="one")
 
     assert (bodies(again), attempts(again)) == ([b"1", b"2"], [1, 1])
 
@@ -268,14 +268,14 @@ def test_an_attempt_that_is_no_text_or_of_a_window_is_refused(
     window = (f"consumer/{readers}", opened["epoch"])
 
     with pytest.raises(errors.RequestError, match="attempt_id"):
-        door.broker.receive(line, readers, attempt_id="one", window=window)
+        door.broker.receive(readers, line, attempt_id="one", window=window)
 
 
 def test_a_reset_opens_the_queue(door: Door, line: str, readers: str, batch: pa.Table) -> None:
     door.broker.ack(batch.take([1]))
     door.broker.reset_offset(readers, line, to_offset=1)
 
-    got = door.broker.receive(line, readers, limit=3)
+    got = door.broker.receive(readers, line, limit=3)
 
     assert (bodies(got), attempts(got)) == ([b"1", b"2", b"3"], [1, 1, 1])
     with pytest.raises(errors.ReceiptHandleError):
@@ -288,11 +288,11 @@ def test_a_newer_window_has_the_batch_at_once_and_no_attempt_counted(
     door.broker.send(line, messages(4))
     name = f"consumer/{readers}"
     old = door.broker.open_window(name, owner="run-1", duration_ms=MINUTE)["epoch"]
-    got = door.broker.receive(line, readers, limit=3, window=(name, old))
+    got = door.broker.receive(readers, line, limit=3, window=(name, old))
     door.broker.ack(got.take([1]))
 
     new = door.broker.open_window(name, owner="run-2", duration_ms=MINUTE, takeover=True)["epoch"]
-    again = door.broker.receive(line, readers, limit=3, window=(name, new))
+    again = door.broker.receive(readers, line, limit=3, window=(name, new))
 
     assert bodies(again) == [b"0", b"1", b"2"]
     assert attempts(again) == [1, 2, 1]
@@ -336,8 +336,8 @@ def test_lite_topics_keep_their_own_order(door: Door, topic: Make, readers: str)
         readers, name, client_id="me", action="add", lite_topics=["a", "b"]
     )
 
-    first = door.broker.receive(name, readers, limit=1, client_id="me")
-    second = door.broker.receive(name, readers, limit=1, client_id="me")
+    first = door.broker.receive(readers, name, limit=1, client_id="me")
+    second = door.broker.receive(readers, name, limit=1, client_id="me")
 
     assert sorted(bodies(first) + bodies(second)) == [b"0", b"1"]
 

@@ -35,20 +35,21 @@ def reopen(door: Door, *, dispatched: bool) -> None:
     door.reopen()
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("dispatched", [True, False])
 def test_a_batch_and_what_is_acked_of_it_outlive_a_restart(
     door: Door, line: str, readers: str, *, dispatched: bool
 ) -> None:
-    got = door.broker.receive(line, readers, limit=4, invisible_duration_ms=MINUTE)
+    got = door.broker.receive(readers, line, limit=4, invisible_duration_ms=MINUTE)
     door.broker.ack(got.take([0, 2]))
 
     reopen(door, dispatched=dispatched)
 
-    assert door.broker.receive(line, readers).num_rows == 0
+    assert door.broker.receive(readers, line).num_rows == 0
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(got["receipt_handle"].to_pylist()[2:3])
     door.advance(MINUTE)
-    again = door.broker.receive(line, readers, limit=3)
+    again = door.broker.receive(readers, line, limit=3)
     assert (bodies(again), attempts(again)) == ([b"1", b"2", b"3"], [2, 2, 2])
 
 
@@ -56,13 +57,13 @@ def test_a_batch_and_what_is_acked_of_it_outlive_a_restart(
 def test_a_gap_is_closed_by_an_ack_after_a_restart(
     door: Door, line: str, readers: str, *, dispatched: bool
 ) -> None:
-    got = door.broker.receive(line, readers, limit=3)
+    got = door.broker.receive(readers, line, limit=3)
     door.broker.ack(got.take([1, 2]))
 
     reopen(door, dispatched=dispatched)
     door.broker.ack(got.take([0]))
 
-    assert bodies(door.broker.receive(line, readers)) == [b"3", b"4", b"5"]
+    assert bodies(door.broker.receive(readers, line)) == [b"3", b"4", b"5"]
     query = "SELECT count(*) AS n FROM events WHERE kind = 'ack'"
     assert door.sql(query) == [{"n": 3}]
 
@@ -72,20 +73,20 @@ def test_an_attempt_may_be_repeated_after_a_restart(
     door: Door, line: str, readers: str, *, dispatched: bool
 ) -> None:
     who: dict[str, Any] = {"limit": 2, "client_id": "me"}
-    door.broker.receive(line, readers, attempt_id="one", **who)
+    door.broker.receive(readers, line, attempt_id="one", **who)
 
     reopen(door, dispatched=dispatched)
-    other = door.broker.receive(line, readers, attempt_id="two", **who)
-    again = door.broker.receive(line, readers, attempt_id="one", **who)
+    other = door.broker.receive(readers, line, attempt_id="two", **who)
+    again = door.broker.receive(readers, line, attempt_id="one", **who)
     door.broker.ack(again)
 
     assert other.num_rows == 0
     assert (bodies(again), attempts(again)) == ([b"0", b"1"], [1, 1])
-    assert bodies(door.broker.receive(line, readers)) == [b"2", b"3", b"4", b"5"]
+    assert bodies(door.broker.receive(readers, line)) == [b"2", b"3", b"4", b"5"]
 
 
 def test_the_tables_tell_of_a_batch_as_it_was(door: Door, line: str, readers: str) -> None:
-    got = door.broker.receive(line, readers, limit=3, attempt_id="one")
+    got = door.broker.receive(readers, line, limit=3, attempt_id="one")
     door.advance(10)
     door.broker.ack(got.take([2]))
     at_ms = door.clock.now_ms()
@@ -111,7 +112,7 @@ def test_the_tables_tell_what_waits_behind_a_parked_message_as_it_was(
     door: Door, line: str, group: Make, fail: Make
 ) -> None:
     parking = group(order="queue", max_attempts=1, on_failure="park")
-    got = door.broker.receive(line, parking, limit=3)
+    got = door.broker.receive(parking, line, limit=3)
     fail(parking, got.take([0]))
     door.broker.ack(got.take([1]))
     at_ms = door.clock.now_ms()

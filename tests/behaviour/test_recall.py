@@ -33,6 +33,7 @@ def of(sent: pa.Table, *rows: int) -> pa.Table:
     return sent.select(["recall_handle"]).take(list(rows)) if rows else sent.select([3])
 
 
+@pytest.mark.every_endpoint
 def test_a_scheduled_message_has_a_recall_handle_and_others_have_none(
     door: Door, later: str, topic: Make, messages: Make
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_scheduled_message_has_a_recall_handle_and_others_have_none(
     assert plain["recall_handle"].to_pylist() == [None, None]
 
 
+@pytest.mark.every_endpoint
 def test_a_recalled_message_is_never_delivered(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_recalled_message_is_never_delivered(
     assert sorted(door.drain(later, readers)) == [b"1", b"3"]
 
 
+@pytest.mark.every_endpoint
 def test_a_message_may_be_recalled_up_to_the_moment_of_its_delivery(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:
@@ -76,6 +79,7 @@ def test_a_message_may_be_recalled_up_to_the_moment_of_its_delivery(
     assert door.drain(later, readers) == []
 
 
+@pytest.mark.every_endpoint
 def test_a_delivered_message_cannot_be_recalled(door: Door, later: str, messages: Make) -> None:
     sent = door.broker.send(later, messages(2, delay_level=[1, 2]))
     door.advance(SECOND)
@@ -101,6 +105,7 @@ def test_a_message_is_recalled_once(door: Door, later: str, messages: Make) -> N
     assert door.broker.deliver_scheduled()["delivered"] == 1
 
 
+@pytest.mark.every_endpoint
 def test_a_message_of_another_topic_is_not_recalled(
     door: Door, later: str, topic: Make, messages: Make
 ) -> None:
@@ -157,6 +162,7 @@ def test_recalling_nothing_is_no_fault(door: Door, later: str) -> None:
     assert door.broker.recall(later, handles()).num_rows == 0
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("dispatched", [True, False], ids=["from_tables", "from_log"])
 def test_after_a_restart_what_was_recalled_stays_recalled(
     door: Door, later: str, group: Make, messages: Make, dispatched: bool
@@ -190,9 +196,14 @@ def test_a_recall_is_in_the_trace_of_the_message(door: Door, later: str, message
 
 def test_what_is_recalled_holds_no_topic(door: Door, later: str, messages: Make) -> None:
     sent = door.broker.send(later, messages(2, delay_level=1))
+    with pytest.raises(errors.InUseError):
+        door.broker.delete_topic(later)
     door.broker.recall(later, of(sent))
 
     door.broker.delete_topic(later)
+
+    with pytest.raises(errors.TopicNotFoundError):
+        door.broker.describe_topic(later)
 
 
 # ----------------------------------------------------------------------------------- exactly once
@@ -244,6 +255,7 @@ def test_in_one_frame_the_first_of_recall_and_delivery_wins(
     assert inside.broker.deliver_scheduled()["delivered"] == 0
 
 
+@pytest.mark.every_endpoint
 def test_in_a_race_each_message_is_recalled_or_delivered_and_never_both(
     door: Door, later: str, group: Make, messages: Make
 ) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make
 
 
+@pytest.mark.every_endpoint
 def test_redriven_messages_keep_their_order_before_what_follows_them(
     door: Door, dead: Make
 ) -> None:
@@ -29,10 +30,10 @@ def test_a_redriven_message_waits_for_those_of_its_group_that_are_with_a_receive
     door: Door, dead: Make
 ) -> None:
     name, readers = dead(1, groups=["a"], more=2)
-    held = door.broker.receive(name, readers, limit=1)
+    held = door.broker.receive(readers, name, limit=1)
     redrive(door, readers, 0)
 
-    meanwhile = door.broker.receive(name, readers)
+    meanwhile = door.broker.receive(readers, name)
     door.broker.ack(held)
 
     assert bodies(held) == [b"1"]
@@ -44,13 +45,13 @@ def test_when_their_lease_ends_the_group_comes_again_from_the_redriven_message_o
     door: Door, dead: Make
 ) -> None:
     name, readers = dead(1, groups=["a"], more=3)
-    held = door.broker.receive(name, readers, limit=2, invisible_duration_ms=10_000)
+    held = door.broker.receive(readers, name, limit=2, invisible_duration_ms=10_000)
     redrive(door, readers, 0)
     door.advance(9_999)
-    early = door.broker.receive(name, readers)
+    early = door.broker.receive(readers, name)
     door.advance(1)
 
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     assert bodies(held) == [b"1", b"2"]
     assert early.num_rows == 0
@@ -64,13 +65,13 @@ def test_when_their_lease_ends_the_group_comes_again_from_the_redriven_message_o
 
 def test_revive_counts_a_lease_that_ended_behind_a_redriven_message(door: Door, dead: Make) -> None:
     name, readers = dead(1, groups=["a"], more=1)
-    door.broker.receive(name, readers, invisible_duration_ms=10_000)
+    door.broker.receive(readers, name, invisible_duration_ms=10_000)
     redrive(door, readers, 0)
     door.advance(10_000)
 
     door.broker.revive()
 
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     assert bodies(got) == [b"0", b"1"]
     assert got["delivery_attempt"].to_pylist() == [1, 2]
 
@@ -79,13 +80,13 @@ def test_a_failure_behind_a_redriven_message_lets_it_come_first(
     door: Door, dead: Make, fail: Make
 ) -> None:
     name, readers = dead(1, groups=["a"], more=2, backoff_ms=[60_000])
-    held = door.broker.receive(name, readers, limit=1)
+    held = door.broker.receive(readers, name, limit=1)
     redrive(door, readers, 0)
     fail(readers, held)
 
-    first = door.broker.receive(name, readers)
+    first = door.broker.receive(readers, name)
     door.broker.ack(first)
-    waiting = door.broker.receive(name, readers)
+    waiting = door.broker.receive(readers, name)
     door.advance(60_000)
 
     assert (bodies(first), waiting.num_rows) == ([b"0"], 0)
@@ -97,10 +98,10 @@ def test_other_groups_go_on_while_a_redriven_message_is_with_a_receiver(
 ) -> None:
     name, readers = dead(1, groups=["a"])
     redrive(door, readers, 0)
-    door.broker.receive(name, readers)
+    door.broker.receive(readers, name)
     door.broker.send(name, messages(4, start=1, groups=["a", "b"]))
 
-    assert bodies(door.broker.receive(name, readers)) == [b"2", b"4"]
+    assert bodies(door.broker.receive(readers, name)) == [b"2", b"4"]
 
 
 def test_a_redriven_message_that_waits_behind_its_blocked_group_comes_once(
@@ -108,8 +109,8 @@ def test_a_redriven_message_that_waits_behind_its_blocked_group_comes_once(
 ) -> None:
     name, readers = dead(4, groups=["a"])
     door.broker.reset_offset(readers, name, to_earliest=True)
-    first = door.broker.receive(name, readers, limit=1)
-    door.broker.receive(name, readers)
+    first = door.broker.receive(readers, name, limit=1)
+    door.broker.receive(readers, name)
 
     redrive(door, readers, 0, 1, 2, 3)
     door.broker.ack(first)
@@ -122,7 +123,7 @@ def test_a_redriven_message_before_a_parked_one_comes_and_the_hold_stays(
 ) -> None:
     name, readers = dead(1, groups=["a"], more=3, max_attempts=1)
     door.broker.alter_group(readers, on_failure="park")
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     redrive(door, readers, 0)
     before = door.drain(name, readers)
@@ -138,7 +139,7 @@ def test_a_redriven_message_behind_a_parked_one_is_held_until_it_is_unparked(
     name, readers = dead(3, groups=["a"], more=1, max_attempts=1)
     door.broker.alter_group(readers, on_failure="park")
     redrive(door, readers, 1)
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     redrive(door, readers, 2, 0)
 
     first = door.drain(name, readers)
@@ -156,7 +157,7 @@ def test_dead_letters_of_a_message_group_that_was_given_up_are_redriven_in_order
 ) -> None:
     name, readers = dead(0, groups=["a"], more=3, max_attempts=1)
     door.broker.alter_group(readers, on_failure="dead_letter_group")
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.drain(name, readers)
 
     redrive(door, readers, 0, 1, 2)
@@ -175,11 +176,11 @@ def test_a_redriven_message_that_fails_again_gives_its_message_group_up_again(
 ) -> None:
     name, readers = dead(0, groups=["a"], more=3, max_attempts=1)
     door.broker.alter_group(readers, on_failure="dead_letter_group")
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
     door.drain(name, readers)
 
     redrive(door, readers, 0, 1, 2)
-    fail(readers, door.broker.receive(name, readers, limit=1))
+    fail(readers, door.broker.receive(readers, name, limit=1))
 
     assert door.drain(name, readers) == []
     assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"] * 2

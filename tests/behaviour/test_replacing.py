@@ -58,6 +58,7 @@ def counting(door: Door, readers: str) -> list[str]:
     return list(door.broker.sink_files(readers)["path"].to_pylist())
 
 
+@pytest.mark.every_endpoint
 def test_files_count_instead_of_others(door: Door, readers: str) -> None:
     settle(door, readers, "h1/a", "h1/b", "h2/c")
     door.advance(1_000)
@@ -153,6 +154,7 @@ CONFLICTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("case", CONFLICTS)
 def test_a_replacement_of_another_sink_than_there_is_changes_nothing(
     door: Door, readers: str, case: str
@@ -226,7 +228,7 @@ def test_a_window_settles_on_beside_a_replacement(
     name = f"consumer/{readers}"
     window = (name, door.broker.open_window(name, owner="run", duration_ms=60_000)["epoch"])
     for number, path in enumerate(["h1/a", "h1/c"]):
-        got = door.broker.receive(source, readers, limit=1, window=window)
+        got = door.broker.receive(readers, source, limit=1, window=window)
         if number:
             replace(door, readers, "r", add=["h1/b"], remove=["h1/a"])
         door.broker.settle(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MINUTE = 60_000
 
 
+@pytest.mark.every_endpoint
 def test_messages_are_there_after_a_restart(door: Door, topic: Make, messages: Make) -> None:
     name = topic(queues=3)
     door.broker.send(name, messages(100, tag="t", properties=[[("p", "v")]] * 100))
@@ -60,7 +61,7 @@ def test_progress_is_there_after_a_restart(
     door.broker.send(name, messages(10))
     door.drain(name, readers, limit=6)
     door.broker.send(name, messages(4, start=10))
-    door.broker.receive(name, others, limit=3)
+    door.broker.receive(others, name, limit=3)
 
     door.reopen()
 
@@ -73,7 +74,7 @@ def test_a_receipt_is_good_across_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     door.reopen()
 
@@ -81,7 +82,7 @@ def test_a_receipt_is_good_across_a_restart(
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(got.slice(0, 1))
     door.advance(MINUTE)
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert again["body"].to_pylist() == [b"1"]
     assert again["delivery_attempt"].to_pylist() == [2]
 
@@ -91,16 +92,16 @@ def test_a_lease_is_not_extended_by_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers, invisible_duration_ms=10_000)
+    got = door.broker.receive(readers, name, invisible_duration_ms=10_000)
     door.advance(9_999)
 
     door.reopen()
 
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.advance(1)
     with pytest.raises(errors.ReceiptHandleError):
         door.broker.ack(got)
-    assert door.broker.receive(name, readers).num_rows == 1
+    assert door.broker.receive(readers, name).num_rows == 1
 
 
 def test_a_backoff_goes_on_across_a_restart(
@@ -108,14 +109,14 @@ def test_a_backoff_goes_on_across_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[5_000])
     door.broker.send(name, messages(1))
-    fail(readers, door.broker.receive(name, readers))
+    fail(readers, door.broker.receive(readers, name))
 
     door.advance(4_999)
     door.reopen()
 
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.advance(1)
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2]
+    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2]
 
 
 def test_blocked_groups_and_their_backlog_are_there_after_a_restart(
@@ -125,13 +126,13 @@ def test_blocked_groups_and_their_backlog_are_there_after_a_restart(
     door.broker.send(name, messages(300, groups=["a", "b", "c"]))
     held = {}
     for _ in range(2):
-        got = door.broker.receive(name, readers, limit=1)
+        got = door.broker.receive(readers, name, limit=1)
         held[got["message_group"][0].as_py()] = got
     door.drain(name, readers)
 
     door.reopen()
 
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     for one, got in held.items():
         door.broker.ack(got)
         start = "abc".index(one)
@@ -145,14 +146,14 @@ def test_an_order_inside_a_delivery_is_kept_across_a_restart(
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", backoff_ms=[1_000])
     door.broker.send(name, messages(6, groups=["a"]))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     door.broker.ack(got.take([0, 1, 4]))
     fail(readers, got.take([2]))
 
     door.reopen()
     door.advance(1_000)
 
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert again["body"].to_pylist() == [b"2", b"3", b"5"]
     assert again["delivery_attempt"].to_pylist() == [2, 1, 1]
 
@@ -175,6 +176,7 @@ def test_the_schedule_is_there_after_a_restart(
     assert door.drain(name, readers) == [b"0", b"2"]
 
 
+@pytest.mark.every_endpoint
 def test_attempts_are_counted_across_restarts(
     door: Door, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
@@ -182,7 +184,7 @@ def test_attempts_are_counted_across_restarts(
     door.broker.send(name, messages(1))
 
     for attempt in (1, 2, 3, 4):
-        got = door.broker.receive(name, readers, invisible_duration_ms=1_000)
+        got = door.broker.receive(readers, name, invisible_duration_ms=1_000)
         assert got["delivery_attempt"].to_pylist() == [attempt]
         if attempt % 2:
             fail(readers, got)  # else nobody answers: its lease ends while the broker is away
@@ -198,13 +200,13 @@ def test_why_a_delivery_failed_is_there_after_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=2)
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     fail(readers, got, retry_after_ms=0, reason="no engine", error_type="EngineError")
     door.sql("FROM retrying")  # the tables have it, and the log is not needed for it
 
     door.reopen()
 
-    door.broker.receive(name, readers, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, invisible_duration_ms=1_000)
     door.advance(1_000)
     door.broker.revive()
     dead = door.sql("SELECT reason, error_type FROM dead_letters")
@@ -216,7 +218,7 @@ def test_dead_letters_are_there_after_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     door.broker.forward_to_dead_letter_queue(got.slice(1), reason="why")
 
     door.reopen()
@@ -232,7 +234,7 @@ def test_windows_and_settle_ids_are_there_after_a_restart(
     door.broker.send(name, messages(2))
     opened = door.broker.open_window("consumer/readers", owner="run-1", duration_ms=MINUTE)
     window = ("consumer/readers", opened["epoch"])
-    got = door.broker.receive(name, readers, window=window)
+    got = door.broker.receive(readers, name, window=window)
 
     def settle() -> object:
         return door.broker.settle(
@@ -280,12 +282,12 @@ def test_a_reset_holds_across_a_restart(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(5))
-    door.broker.receive(name, readers)
+    door.broker.receive(readers, name)
     door.broker.reset_offset(readers, name, to_offset=3)
 
     door.reopen()
 
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     assert again["body"].to_pylist() == [b"3", b"4"]
     assert again["delivery_attempt"].to_pylist() == [1, 1]
 
@@ -295,7 +297,7 @@ def test_a_deleted_topic_stays_deleted(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(5))
-    door.broker.receive(name, readers)
+    door.broker.receive(readers, name)
     door.broker.delete_topic(name, force=True)
     door.broker.create_topic(name, queues=1)
     door.broker.send(name, messages(1, start=9))
@@ -346,7 +348,7 @@ def test_opening_twenty_times_changes_nothing(
     seen = []
 
     for _ in range(20):
-        got = inside.broker.receive(name, readers, limit=2)
+        got = inside.broker.receive(readers, name, limit=2)
         inside.broker.ack(got)
         seen += [int(b) for b in got["body"].to_pylist()]
         inside.reopen()

@@ -30,35 +30,47 @@ def test_a_failed_message_returns_after_the_groups_backoff(
     door.broker.send(name, messages(1))
 
     for attempt, backoff_ms in [(1, 1_000), (2, 5_000), (3, 5_000), (4, 5_000)]:
-        got = door.broker.receive(name, readers)
+        got = door.broker.receive(readers, name)
         assert got["delivery_attempt"].to_pylist() == [attempt]
         fail(readers, got)
         door.advance(backoff_ms - 1)
-        assert door.broker.receive(name, readers).num_rows == 0
+        assert door.broker.receive(readers, name).num_rows == 0
         door.advance(1)
 
 
-def test_the_default_is_seventeen_deliveries_ten_seconds_to_two_hours_apart(
+def test_the_default_is_seventeen_deliveries_one_second_to_half_an_hour_apart(
     door: Door, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    waits = [10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200]
+    waits = [1, 5, 10, 30, *range(60, 601, 60), 1200, 1800]
 
     for attempt, seconds in enumerate(waits, start=1):
-        got = door.broker.receive(name, readers)
+        got = door.broker.receive(readers, name)
         assert got["delivery_attempt"].to_pylist() == [attempt]
         fail(readers, got)
         door.advance(seconds * 1000 - 1)
-        assert door.broker.receive(name, readers).num_rows == 0
+        assert door.broker.receive(readers, name).num_rows == 0
         door.advance(1)
-    last = door.broker.receive(name, readers)
+    last = door.broker.receive(readers, name)
     fail(readers, last)
 
     assert last["delivery_attempt"].to_pylist() == [17]
     assert door.stored(f"%DLQ%{readers}") == 1
     door.advance(limits.INVISIBLE_MAX_MS)
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
+
+
+def test_a_group_that_was_declared_with_the_former_default_keeps_it(
+    door: Door, group: Make
+) -> None:
+    readers = group(backoff_ms=limits.FORMER_BACKOFF_MS)
+
+    again = door.broker.ensure_group(readers)
+
+    assert tuple(again["backoff_ms"]) == limits.FORMER_BACKOFF_MS
+    with pytest.raises(errors.AlreadyExistsError):
+        door.broker.ensure_group(readers, backoff_ms=[1])
 
 
 @pytest.mark.parametrize("retry_after_ms", [0, 1, 777])
@@ -67,16 +79,16 @@ def test_a_failure_may_name_its_own_delay(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    fail(readers, door.broker.receive(name, readers), retry_after_ms=retry_after_ms)
+    fail(readers, door.broker.receive(readers, name), retry_after_ms=retry_after_ms)
 
     early = 0
     if retry_after_ms:
         door.advance(retry_after_ms - 1)
-        early = door.broker.receive(name, readers).num_rows
+        early = door.broker.receive(readers, name).num_rows
         door.advance(1)
 
     assert early == 0
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2]
+    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2]
 
 
 def test_a_negative_delay_is_refused(
@@ -84,7 +96,7 @@ def test_a_negative_delay_is_refused(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     with pytest.raises(errors.RequestError):
         fail(readers, got, retry_after_ms=-1)
@@ -97,11 +109,11 @@ def test_an_ended_lease_has_no_backoff(
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[3_600_000])
     door.broker.send(name, messages(1))
-    door.broker.receive(name, readers, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, invisible_duration_ms=1_000)
 
     door.advance(1_000)
 
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2]
+    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2]
 
 
 def test_a_failed_receipt_has_ended(
@@ -109,7 +121,7 @@ def test_a_failed_receipt_has_ended(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
     fail(readers, got)
 
     with pytest.raises(errors.ReceiptHandleError):
@@ -121,11 +133,11 @@ def test_a_retry_is_the_same_message_in_its_place(
 ) -> None:
     name, readers = topic(queues=2), group(backoff_ms=[1])
     door.broker.send(name, messages(2, tag="t", properties=[[("p", "v")]] * 2))
-    first = door.broker.receive(name, readers)
+    first = door.broker.receive(readers, name)
     fail(readers, first)
     door.advance(1)
 
-    second = door.broker.receive(name, readers)
+    second = door.broker.receive(readers, name)
 
     assert second.select(schema.READ.names).equals(first.select(schema.READ.names))
     assert door.stored(name) == 2
@@ -136,7 +148,7 @@ def test_a_retry_does_not_hold_up_new_messages(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(1))
-    fail(readers, door.broker.receive(name, readers))
+    fail(readers, door.broker.receive(readers, name))
     door.broker.send(name, messages(2, start=1))
 
     assert door.drain(name, readers) == [b"1", b"2"]
@@ -148,7 +160,7 @@ def test_a_retry_does_not_hold_up_new_messages(
 def fail_to_the_end(door: Door, topic: str, group: str, fail: Make, attempts: int) -> pa.Table:
     got = None
     for _ in range(attempts):
-        got = door.broker.receive(topic, group)
+        got = door.broker.receive(group, topic)
         fail(
             *(group, got),
             retry_after_ms=0,
@@ -179,7 +191,7 @@ def test_the_last_failure_sends_the_message_to_the_dead_letters(
     last = fail_to_the_end(door, name, readers, fail, 3)
 
     assert last["delivery_attempt"].to_pylist() == [3]
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     [dead] = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=10).to_pylist()
     assert {n: dead[n] for n in ("body", "tag", "keys", "born_at_ms")} == {
         n: row[n] for n in ("body", "tag", "keys", "born_at_ms")
@@ -210,10 +222,10 @@ def test_the_last_ended_lease_sends_the_message_to_the_dead_letters(
     name, readers = topic(queues=1), group(max_attempts=2)
     door.broker.send(name, messages(1))
     for _ in range(2):
-        assert door.broker.receive(name, readers, invisible_duration_ms=1_000).num_rows == 1
+        assert door.broker.receive(readers, name, invisible_duration_ms=1_000).num_rows == 1
         door.advance(1_000)
 
-    again = door.broker.receive(name, readers)
+    again = door.broker.receive(readers, name)
     door.broker.revive()
 
     assert again.num_rows == 0
@@ -228,10 +240,10 @@ def test_max_attempts_of_one_gives_no_second_delivery(
     name, readers = topic(queues=1), group(max_attempts=1)
     door.broker.send(name, messages(3))
 
-    answer = fail(readers, door.broker.receive(name, readers), retry_after_ms=0)
+    answer = fail(readers, door.broker.receive(readers, name), retry_after_ms=0)
 
     assert answer == {"acked": 0, "retried": 0, "dead_lettered": 3, "published": 0}
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
 
 
@@ -240,7 +252,7 @@ def test_a_message_may_be_forwarded_to_the_dead_letters_at_once(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     door.broker.forward_to_dead_letter_queue(got.slice(0, 1), reason="unreadable")
 
@@ -258,7 +270,7 @@ def test_a_settle_may_dead_letter_with_a_reason(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(2))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     answer = door.broker.settle(readers, outcomes(got, ["ack", "dead_letter"], reason="why"))
 
@@ -281,7 +293,7 @@ def test_a_settle_may_say_that_it_was_the_last_attempt(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=9, on_failure=on_failure)
     door.broker.send(name, messages(1))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     door.broker.settle(readers, outcomes(got, "give_up", reason="enough"))
 
@@ -295,7 +307,7 @@ def test_however_many_are_forwarded_at_once_all_are_there_when_it_returns(
     name, readers = topic(queues=1), group()
     for _ in range(2):
         door.broker.send(name, pa.table({"body": [b"x"] * 12_000}))
-    parts = [door.broker.receive(name, readers, limit=12_000) for _ in range(2)]
+    parts = [door.broker.receive(readers, name, limit=12_000) for _ in range(2)]
 
     door.broker.forward_to_dead_letter_queue(pa.concat_tables(parts))
 
@@ -308,7 +320,7 @@ def test_dead_letters_can_be_consumed_like_any_topic(
 ) -> None:
     name, readers, doctors = topic(queues=1), group(), group()
     door.broker.send(name, messages(3))
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, readers))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(readers, name))
 
     assert door.drain(f"%DLQ%{readers}", doctors) == [b"0", b"1", b"2"]
 
@@ -327,7 +339,7 @@ def test_a_dead_letter_keeps_what_it_was_and_may_be_sent_again_without_where_it_
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group()
     door.broker.send(name, messages(1, groups=["g"], message_id="m-0", properties=[{"p": "v"}]))
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, readers))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(readers, name))
     dead = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=1).select(MESSAGE)
     own = [[pair for pair in row if pair[0] == "p"] for row in dead["properties"].to_pylist()]
     at = MESSAGE.index("properties")
@@ -336,7 +348,7 @@ def test_a_dead_letter_keeps_what_it_was_and_may_be_sent_again_without_where_it_
         door.broker.send(name, dead)
     door.broker.send(name, dead.set_column(at, dead.schema.field(at), pa.array(own, PROPERTIES)))
 
-    [got] = door.broker.receive(name, readers).to_pylist()
+    [got] = door.broker.receive(readers, name).to_pylist()
     assert (got["message_id"], got["body"], got["message_group"]) == ("m-0", b"0", "g")
     assert got["properties"] == [("p", "v")]
     assert (got["delivery_attempt"], got["queue_offset"]) == (1, 1)
@@ -348,7 +360,7 @@ def test_a_message_one_group_gave_up_is_still_there_for_another(
     name, one, other = topic(queues=1), group(), group()
     door.broker.send(name, messages(1))
 
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, one))
+    door.broker.forward_to_dead_letter_queue(door.broker.receive(one, name))
 
     assert door.drain(name, other) == [b"0"]
     assert door.stored(f"%DLQ%{other}") == 0

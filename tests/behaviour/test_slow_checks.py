@@ -40,6 +40,7 @@ def next_sweep(door: Door, *, after_ms: int = INTERVAL_MS) -> int:
     return int(sweep(door)["given_up"])
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("who", ["producer", "anyone"])
 def test_each_is_asked_about_fifteen_times_before_it_is_given_up(
     door: Door, orders: str, begin: Producer, who: str
@@ -120,6 +121,7 @@ def test_it_counts_where_nobody_asks_who_would_get_it(
     assert [report["given_up"] for report in reports] == [0] * CHECKS + [1]
 
 
+@pytest.mark.every_endpoint
 def test_a_window_in_a_long_call_is_waited_for(door: Door, orders: str, begin: Producer) -> None:
     begin(3)
     door.advance(limits.TRANSACTION_IMMUNITY_MS)

@@ -29,7 +29,7 @@ def wanted(door: Door, topic: Make, group: Make, messages: Make) -> Wanted:
     def ask(condition: str, *rows: Row, **columns: Any) -> list[bool]:
         name, readers = topic(queues=1), group()
         door.broker.send(name, messages(len(rows), properties=list(rows), **columns))
-        received = door.broker.receive(name, readers, filter=condition, **SQL)
+        received = door.broker.receive(readers, name, filter=condition, **SQL)
         read = door.broker.read(name, 0, offset=0, limit=100, filter=condition, **SQL)
         assert received["queue_offset"].equals(read["queue_offset"])
         return [i in received["queue_offset"].to_pylist() for i in range(len(rows))]
@@ -39,7 +39,7 @@ def wanted(door: Door, topic: Make, group: Make, messages: Make) -> Wanted:
 
 def refusal(door: Door, topic: str, group: str, condition: str) -> errors.FilterExpressionError:
     with pytest.raises(errors.FilterExpressionError) as refused:
-        door.broker.receive(topic, group, filter=condition, **SQL)
+        door.broker.receive(group, topic, filter=condition, **SQL)
     return refused.value
 
 

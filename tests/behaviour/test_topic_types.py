@@ -40,7 +40,7 @@ def ranked(topic: Make) -> str:
 
 
 def receive(door: Door, topic: str, group: str, limit: int) -> list[bytes]:
-    got = door.broker.receive(topic, group, limit=limit)
+    got = door.broker.receive(group, topic, limit=limit)
     door.broker.ack(got)
     bodies: list[bytes] = got["body"].to_pylist()
     return bodies
@@ -71,6 +71,28 @@ def test_a_priority_chooses_the_queue(door: Door, ranked: str, messages: Make) -
 
     assert sent["queue_id"].to_pylist() == [0, 1, 2, 3, 3, 3]
     assert sent["queue_offset"].to_pylist() == [0, 0, 0, 0, 1, 2]
+
+
+def priority_of(row: dict[str, Any]) -> int:
+    return int(dict(row["properties"])["__PRIORITY"])
+
+
+def test_a_priority_is_kept_whatever_queue_it_lies_in(
+    door: Door, ranked: str, group: Make, messages: Make
+) -> None:
+    readers = group(max_attempts=1)
+    given = [9, 5, 2**31 - 1, 0]
+    properties = [[("p", "v")], [("__PRIORITY", "forged")], None, []]
+    door.broker.send(ranked, messages(4, priority=given, properties=properties))
+
+    received = door.broker.receive(readers, ranked)
+
+    got = {row["body"]: row for row in received.to_pylist()}
+    assert [priority_of(got[b"%d" % i]) for i in range(4)] == given
+    assert dict(got[b"0"]["properties"])["p"] == "v"
+    door.broker.forward_to_dead_letter_queue(received, reason="boom")
+    dead = door.broker.read(f"%DLQ%{readers}", 0, offset=0, limit=4).to_pylist()
+    assert sorted(map(priority_of, dead)) == sorted(given)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +140,7 @@ def test_an_urgent_message_that_failed_comes_again_before_the_others(
 ) -> None:
     readers = group(backoff_ms=[SECOND])
     door.broker.send(ranked, messages(4, priority=[3, 0, 0, 0]))
-    fail(readers, door.broker.receive(ranked, readers, limit=1))
+    fail(readers, door.broker.receive(readers, ranked, limit=1))
     assert receive(door, ranked, readers, 1) == [b"1"]
 
     door.advance(SECOND)
@@ -149,8 +171,8 @@ def test_a_filter_does_not_let_lower_priorities_through_before_higher_ones(
     door.broker.send(ranked, messages(80_001, priority=3, tag=tags))
     door.broker.send(ranked, messages(1, start=80_001, priority=0, tag="yes"))
 
-    first = door.broker.receive(ranked, readers, limit=1, filter="yes")
-    second = door.broker.receive(ranked, readers, limit=1, filter="yes")
+    first = door.broker.receive(readers, ranked, limit=1, filter="yes")
+    second = door.broker.receive(readers, ranked, limit=1, filter="yes")
 
     assert (first["body"].to_pylist(), second["body"].to_pylist()) == ([b"80000"], [b"80001"])
 
@@ -179,7 +201,7 @@ def test_a_mixed_topic_keeps_each_promise(
     other = topic(type="fifo", queues=4)
     fifo = door.broker.send(other, messages(2, groups=["a", "b"]))["queue_id"].to_pylist()
 
-    got = door.broker.receive(name, readers, limit=10).to_pylist()
+    got = door.broker.receive(readers, name, limit=10).to_pylist()
 
     queues = {row["message_group"]: row["queue_id"] for row in got if row["message_group"]}
     assert queues == dict(zip(("a", "b"), fifo, strict=True))
@@ -187,7 +209,7 @@ def test_a_mixed_topic_keeps_each_promise(
     assert [int(row["body"]) for row in got if row["message_group"] == "a"] == [0, 4]
     door.advance(SECOND)
     door.broker.deliver_scheduled()
-    assert door.broker.receive(name, readers)["body"].to_pylist() == [b"3"]
+    assert door.broker.receive(readers, name)["body"].to_pylist() == [b"3"]
 
 
 def test_a_delayed_message_of_a_group_joins_its_group_when_it_is_delivered(
@@ -195,15 +217,15 @@ def test_a_delayed_message_of_a_group_joins_its_group_when_it_is_delivered(
 ) -> None:
     name, readers = topic(type="mixed", queues=4), group(order="message_group")
     door.broker.send(name, messages(2, message_group="a", delay_level=[1, None]))
-    held = door.broker.receive(name, readers)
+    held = door.broker.receive(readers, name)
     door.advance(SECOND)
     door.broker.deliver_scheduled()
     door.broker.send(name, messages(1, start=2, message_group="a"))
 
     assert held["body"].to_pylist() == [b"1"]
-    assert door.broker.receive(name, readers).num_rows == 0
+    assert door.broker.receive(readers, name).num_rows == 0
     door.broker.ack(held)
-    assert door.broker.receive(name, readers)["body"].to_pylist() == [b"0", b"2"]
+    assert door.broker.receive(readers, name)["body"].to_pylist() == [b"0", b"2"]
 
 
 def test_a_mixed_topic_spreads_what_has_no_group(door: Door, topic: Make, messages: Make) -> None:

@@ -67,6 +67,16 @@ def test_ensuring_a_topic_with_other_settings_is_a_conflict(
     assert door.broker.ensure_topic(unused, **settings) == made
 
 
+def test_a_topic_that_does_not_say_is_partitioned_by_born_time(door: Door, topic: Make) -> None:
+    assert door.broker.describe_topic(topic())["partition_time"] == "born"
+
+
+def test_ensuring_a_topic_leaves_the_partition_time_that_it_has(door: Door, unused: str) -> None:
+    door.broker.create_topic(unused, partition_time="stored")
+
+    assert door.broker.ensure_topic(unused)["partition_time"] == "stored"
+
+
 def test_topics_are_listed(door: Door, topic: Make) -> None:
     names = {topic(), topic(type="fifo"), topic(type="delay", queues=1)}
 
@@ -146,7 +156,7 @@ def test_a_grown_fifo_topic_keeps_each_group_in_order_from_then_on(
     door.broker.alter_topic(name, queues=16)
     door.broker.send(name, messages(40, start=20, groups=["a", "b", "2", "order-1002"]))
 
-    got = door.broker.receive(name, readers, limit=100).to_pylist()
+    got = door.broker.receive(readers, name, limit=100).to_pylist()
     for i, one in enumerate(["a", "b", "2", "order-1002"]):
         mine = [int(r["body"]) for r in got if r["message_group"] == one]
         assert mine == list(range(20 + i, 60, 4))
@@ -184,7 +194,7 @@ def test_a_deleted_topic_is_gone(door: Door, topic: Make, group: Make, messages:
     verbs: list[Callable[[], object]] = [
         lambda: door.broker.describe_topic(name),
         lambda: door.broker.send(name, messages(1)),
-        lambda: door.broker.receive(name, readers),
+        lambda: door.broker.receive(readers, name),
         lambda: door.broker.read(name, 0, offset=0, limit=1),
         lambda: door.broker.delete_topic(name),
     ]
@@ -199,7 +209,7 @@ def test_a_topic_with_messages_in_flight_is_in_use(
 ) -> None:
     name, readers = topic(), group()
     door.broker.send(name, messages(5))
-    got = door.broker.receive(name, readers, limit=1)
+    got = door.broker.receive(readers, name, limit=1)
 
     with pytest.raises(errors.InUseError):
         door.broker.delete_topic(name)
@@ -225,14 +235,14 @@ def test_a_topic_in_use_may_be_deleted_by_force(
 ) -> None:
     name, readers = topic(), group()
     door.broker.send(name, messages(5))
-    got = door.broker.receive(name, readers)
+    got = door.broker.receive(readers, name)
 
     door.broker.delete_topic(name, force=True)
 
     with pytest.raises((errors.ReceiptHandleError, errors.TopicNotFoundError)):
         door.broker.ack(got)
     with pytest.raises(errors.TopicNotFoundError):
-        door.broker.receive(name, readers)
+        door.broker.receive(readers, name)
 
 
 def test_a_topic_made_again_shares_nothing_with_the_deleted_one(
@@ -241,18 +251,18 @@ def test_a_topic_made_again_shares_nothing_with_the_deleted_one(
     readers = group(order="message_group")
     old = door.broker.create_topic(unused, type="fifo", queues=1)
     door.broker.send(unused, messages(6, groups=["a", "b"]))
-    late = door.broker.receive(unused, readers, limit=3)
+    late = door.broker.receive(readers, unused, limit=3)
     door.broker.delete_topic(unused, force=True)
 
     new = door.broker.create_topic(unused, type="fifo", queues=1)
 
     assert new["topic_id"] != old["topic_id"]
     assert door.max_offsets(unused) == [0]
-    assert door.broker.receive(unused, readers).num_rows == 0
+    assert door.broker.receive(readers, unused).num_rows == 0
     door.broker.send(unused, messages(2, start=6, groups=["a", "b"]))
     with pytest.raises((errors.ReceiptHandleError, errors.TopicNotFoundError)):
         door.broker.ack(late)
-    got = door.broker.receive(unused, readers)
+    got = door.broker.receive(readers, unused)
     assert got["body"].to_pylist() == [b"6", b"7"]
     assert got["queue_offset"].to_pylist() == [0, 1]
     assert got["delivery_attempt"].to_pylist() == [1, 1]
@@ -262,10 +272,10 @@ def test_who_waits_on_a_topic_learns_that_it_was_deleted(
     door: Door, topic: Make, group: Make
 ) -> None:
     name, readers = topic(), group()
-    poll = door.begin(lambda: door.broker.receive(name, readers, wait_ms=30_000))
+    poll = door.begin(lambda: door.broker.receive(readers, name, wait_ms=30_000))
 
     door.broker.delete_topic(name)
     door.advance(30_000)
 
     with pytest.raises(errors.TopicNotFoundError):
-        poll.result(20)
+        poll.result(60)

@@ -33,7 +33,7 @@ def test_every_station_of_a_message_is_told_in_order(
     def settle_in(run: str, outcome: str) -> None:
         opened = inside.broker.open_window(f"consumer/{readers}", owner=run, duration_ms=500)
         window = (f"consumer/{readers}", opened["epoch"])
-        got = inside.broker.receive(name, readers, window=window)
+        got = inside.broker.receive(readers, name, window=window)
         said = outcomes(got, outcome, run_id=run, **(why if outcome != "ack" else {}))
         inside.broker.settle(readers, said, window=window)
         inside.advance(1_000)

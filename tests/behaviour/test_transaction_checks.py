@@ -29,6 +29,7 @@ def begin(door: Door, orders: str, messages: Make) -> Producer:
 # --------------------------------------------------------------------------------------- the check
 
 
+@pytest.mark.every_endpoint
 def test_a_half_message_is_not_asked_about_for_6_s(door: Door, begin: Producer) -> None:
     begin(2)
 
@@ -44,6 +45,7 @@ def test_a_half_message_is_not_asked_about_for_6_s(door: Door, begin: Producer) 
     assert asked(door) == [(b"0", 1), (b"1", 1)]
 
 
+@pytest.mark.every_endpoint
 def test_a_half_message_may_have_an_immunity_of_its_own(door: Door, begin: Producer) -> None:
     begin(1, immunity_ms=60_000)
     begin(1, start=1, immunity_ms=1)
@@ -62,6 +64,7 @@ def test_a_half_message_may_have_an_immunity_of_its_own(door: Door, begin: Produ
     assert asked(door) == [(b"0", 1)]
 
 
+@pytest.mark.every_endpoint
 def test_it_is_asked_about_every_30_s(door: Door, begin: Producer) -> None:
     begin(1)
     door.advance(6_000)
@@ -93,6 +96,7 @@ def test_an_answer_of_unknown_leaves_it_to_the_next_check(
     assert door.stored(orders) == 1
 
 
+@pytest.mark.every_endpoint
 def test_an_ended_transaction_is_not_asked_about(door: Door, begin: Producer) -> None:
     halves = begin(3)
     door.broker.end_transactions(ends(halves.slice(0, 1), "commit"))
@@ -105,6 +109,7 @@ def test_an_ended_transaction_is_not_asked_about(door: Door, begin: Producer) ->
     assert sweep(door)["checked"] == 1
 
 
+@pytest.mark.every_endpoint
 def test_a_check_says_all_about_the_half_message(door: Door, orders: str, begin: Producer) -> None:
     halves = begin(1, tag="t", keys=[["k"]], properties=[[("p", "v")]], born_at_ms=17)
     stored_at_ms = door.clock.now_ms()
@@ -128,6 +133,7 @@ def test_a_check_says_all_about_the_half_message(door: Door, orders: str, begin:
     }
 
 
+@pytest.mark.every_endpoint
 def test_a_check_is_given_to_one_caller(door: Door, begin: Producer) -> None:
     begin(5)
     door.advance(6_000)
@@ -139,6 +145,7 @@ def test_a_check_is_given_to_one_caller(door: Door, begin: Producer) -> None:
     assert asked(door) == []
 
 
+@pytest.mark.every_endpoint
 def test_a_live_producer_of_the_group_is_asked_first(
     door: Door, orders: str, begin: Producer
 ) -> None:
@@ -179,6 +186,7 @@ def test_a_producer_that_asks_about_other_topics_is_not_waited_for(
     assert asked(door, topics=[orders]) == [(b"0", 1)]
 
 
+@pytest.mark.every_endpoint
 def test_a_live_producer_of_another_group_is_not_asked(
     door: Door, orders: str, begin: Producer
 ) -> None:
@@ -207,6 +215,7 @@ def test_checks_are_asked_for_by_topic(
         asked(door, topics=["nowhere"])
 
 
+@pytest.mark.every_endpoint
 def test_a_check_that_got_lost_is_asked_again_after_30_s(door: Door, begin: Producer) -> None:
     begin(1)
     door.advance(6_000)
@@ -239,9 +248,10 @@ def test_a_producer_waits_for_checks(door: Door, begin: Producer) -> None:
     door.advance(6_000)
     sweep(door)
 
-    assert waiting.result(20)["body"].to_pylist() == [b"0"]
+    assert waiting.result(60)["body"].to_pylist() == [b"0"]
 
 
+@pytest.mark.every_endpoint
 def test_a_waiting_check_job_finds_each_half_message_when_it_is_due(
     door: Door, begin: Producer
 ) -> None:
@@ -256,7 +266,7 @@ def test_a_waiting_check_job_finds_each_half_message_when_it_is_due(
     door.advance(4_000)
 
     assert first.num_rows == 1
-    assert window.result(20)["checked"] == 2
+    assert window.result(60)["checked"] == 2
 
 
 def test_a_check_job_takes_at_most_its_limit(door: Door, begin: Producer) -> None:
@@ -307,6 +317,7 @@ def test_a_run_whose_window_was_taken_over_is_not_asked_and_not_listened_to(
 # ----------------------------------------------------------------------------------------- crashes
 
 
+@pytest.mark.every_endpoint
 @pytest.mark.parametrize("from_the_log", [False, True])
 def test_a_half_message_is_there_after_a_crash_between_it_and_its_end(
     door: Door, orders: str, begin: Producer, from_the_log: bool
@@ -330,6 +341,7 @@ def test_a_half_message_is_there_after_a_crash_between_it_and_its_end(
     assert door.bodies(orders) == [b"0"]
 
 
+@pytest.mark.every_endpoint
 def test_checks_are_counted_across_restarts(door: Door, begin: Producer) -> None:
     begin(1)
     door.advance(6_000)

@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, schema
-from tests.behaviour.halves import Producer, ends, reopened_from_the_log, sweep
+from tests.behaviour.halves import TRANSACTION_ID, Producer, ends, reopened_from_the_log, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.behaviour.conftest import Door, Make
 
+pytestmark = pytest.mark.every_endpoint
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: What a broker may be started from: nothing is lost but memory, or nothing is left but the log.
 RESTARTS: dict[str, Callable[[Door], object]] = {
@@ -43,7 +44,7 @@ def test_a_half_message_is_seen_by_no_consumer(
     readers = group()
     begin(3)
 
-    got = door.broker.receive(orders, readers)
+    got = door.broker.receive(readers, orders)
 
     assert got.num_rows == 0
     assert door.stored(orders) == 0
@@ -60,7 +61,7 @@ def test_no_consumer_group_may_read_the_half_topic(
     begin(1)
 
     for read in (
-        lambda: door.broker.receive(hidden, readers),
+        lambda: door.broker.receive(readers, hidden),
         lambda: door.broker.subscribe(readers, hidden),
     ):
         with pytest.raises(errors.IllegalTopicError):
@@ -94,10 +95,11 @@ def test_the_committed_message_is_the_one_sent(
 
     door.broker.end_transactions(ends(halves, "commit"))
 
-    [got] = door.broker.receive(orders, readers).to_pylist()
+    [got] = door.broker.receive(readers, orders).to_pylist()
     assert got["message_id"] == halves["message_id"][0].as_py()
     assert (got["body"], got["tag"], got["keys"], got["born_at_ms"]) == (b"0", "t", ["k"], 17)
-    assert dict(got["properties"]) == {"p": "v"}
+    transaction_id = halves["transaction_id"][0].as_py()
+    assert dict(got["properties"]) == {"p": "v", TRANSACTION_ID: transaction_id}
     assert got["stored_at_ms"] == door.clock.now_ms()
     assert got["delivery_attempt"] == 1
 

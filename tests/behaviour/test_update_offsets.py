@@ -81,7 +81,7 @@ def test_nothing_is_taken_out_of_the_hands_of_a_consumer(
     door: Door, name: str, readers: str, messages: Make
 ) -> None:
     fill(door, name, messages)
-    got = door.broker.receive(name, readers, limit=4)
+    got = door.broker.receive(readers, name, limit=4)
     queue = got["queue_id"][0].as_py()
 
     with pytest.raises(errors.InUseError, match="not settled"):
@@ -97,7 +97,7 @@ def test_message_groups_that_wait_behind_the_cursor_are_not_passed_over(
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
     door.broker.send(name, messages(6, message_group=["a", "a", "b", "b", "a", "b"]))
-    door.broker.receive(name, readers, limit=1)
+    door.broker.receive(readers, name, limit=1)
 
     with pytest.raises(errors.InUseError):
         door.broker.update_offsets(readers, name, offsets={0: 6})

@@ -13,7 +13,7 @@ def test_revive_finds_the_last_ended_lease_of_a_group_nobody_reads(
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=1)
     door.broker.send(name, messages(5))
-    door.broker.receive(name, readers, limit=3, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, limit=3, invisible_duration_ms=1_000)
     door.advance(1_000)
 
     report = door.broker.revive()
@@ -31,8 +31,8 @@ def test_revive_reports_the_leases_that_ended_and_the_next(
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(5))
     start = door.clock.now_ms()
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
-    door.broker.receive(name, readers, limit=3, invisible_duration_ms=9_000)
+    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, limit=3, invisible_duration_ms=9_000)
 
     nothing = door.broker.revive()
     door.advance(1_000)
@@ -40,7 +40,7 @@ def test_revive_reports_the_leases_that_ended_and_the_next(
 
     assert (nothing["revived"], nothing["next_visible_ms"]) == (0, start + 1_000)
     assert (report["revived"], report["next_visible_ms"]) == (2, start + 9_000)
-    assert door.broker.receive(name, readers)["delivery_attempt"].to_pylist() == [2, 2]
+    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2, 2]
 
 
 def test_due_says_what_the_schedule_holds(door: Door, topic: Make, messages: Make) -> None:
@@ -65,7 +65,7 @@ def test_due_says_which_leases_have_ended(
 ) -> None:
     name, readers = topic(queues=1), group()
     door.broker.send(name, messages(3))
-    door.broker.receive(name, readers, limit=2, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
     end = door.clock.now_ms() + 1_000
     waiting = door.broker.due()["jobs"]["revive"]
     door.advance(1_000)
@@ -84,7 +84,7 @@ def test_due_says_what_a_group_has_to_do(
     idle = door.broker.due()["groups"][readers]["topics"][name]
     door.broker.send(name, messages(10))
     fresh = door.broker.due()["groups"][readers]["topics"][name]
-    door.broker.receive(name, readers, limit=4, invisible_duration_ms=1_000)
+    door.broker.receive(readers, name, limit=4, invisible_duration_ms=1_000)
 
     busy = door.broker.due()["groups"][readers]["topics"][name]
 

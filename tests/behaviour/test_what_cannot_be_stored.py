@@ -36,6 +36,11 @@ NAMES = pa.array(["k", "k"])
 
 
 @pytest.fixture
+def door(shared_door: Door) -> Door:
+    return shared_door
+
+
+@pytest.fixture
 def source(topic: Make) -> str:
     return str(topic(queues=1))
 
@@ -64,10 +69,10 @@ HALF_TEXTS: dict[str, Callable[[Broker, str, str], object]] = {
     "backoff": lambda b, _t, _g: b.create_group("new", backoff=HALF),
     "owner": lambda b, _t, g: b.open_window(f"consumer/{g}", owner=HALF, duration_ms=MINUTE),
     "window": lambda b, _t, _g: b.open_window(f"upkeep/{HALF}", owner="o", duration_ms=MINUTE),
-    "client_id of a receive": lambda b, t, g: b.receive(t, g, client_id=HALF),
-    "attempt_id": lambda b, t, g: b.receive(t, g, attempt_id=HALF),
-    "filter": lambda b, t, g: b.receive(t, g, filter=HALF),
-    "filter sql92": lambda b, t, g: b.receive(t, g, filter=f"a = '{HALF}'", filter_type="sql92"),
+    "client_id of a receive": lambda b, t, g: b.receive(g, t, client_id=HALF),
+    "attempt_id": lambda b, t, g: b.receive(g, t, attempt_id=HALF),
+    "filter": lambda b, t, g: b.receive(g, t, filter=HALF),
+    "filter sql92": lambda b, t, g: b.receive(g, t, filter=f"a = '{HALF}'", filter_type="sql92"),
     "filter of a read": lambda b, t, _g: b.read(t, 0, offset=0, limit=1, filter=HALF),
     "filter of a pull": lambda b, t, _g: b.pull(t, {0: 0}, filter=HALF),
     "reason": lambda b, _t, _g: b.forward_to_dead_letter_queue(["x"], reason=HALF),
@@ -105,7 +110,7 @@ def test_a_settle_id_of_half_a_character_is_refused(
     name = f"consumer/{readers}"
     window = (name, door.broker.open_window(name, owner="o", duration_ms=MINUTE)["epoch"])
     door.broker.send(source, ONE)
-    got = door.broker.receive(source, readers, window=window)
+    got = door.broker.receive(readers, source, window=window)
 
     with pytest.raises(errors.RequestError, match="settle_id"):
         door.broker.settle(readers, outcomes(got, "ack"), settle_id=HALF, window=window)
@@ -163,7 +168,6 @@ UNKEPT = {
     "duplicate key": pa.array([[], [("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int8())),
     "out of bounds": pa.array([1, 1 << 60], pa.timestamp("ms", "UTC")),
     "no child field": pa.array([{}, {}], pa.struct([])),
-    "Out of Memory": pa.array([None, None], pa.list_(pa.float64(), 1 << 17)),
     "name": pa.StructArray.from_arrays([pa.array([1, 2])], names=[""]),
 }
 UNKEPT["with duration"] = UNKEPT["with duration"].cast(
@@ -178,6 +182,19 @@ def test_state_that_does_not_come_back_as_it_went_is_refused(
     state = pa.table({"message_group": ["a", "b"], "score": UNKEPT[what]})
 
     with pytest.raises(errors.TableSchemaError, match=f"Column '?score'? .*{what}"):
+        door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+
+    assert door.broker.keyed_state(readers, source) is None
+    assert_goes_on(door, source)
+
+
+def test_state_that_the_store_has_no_memory_for_is_refused(
+    door: Door, source: str, readers: str
+) -> None:
+    wide = pa.array([None, None], pa.list_(pa.float64(), 1 << 17))
+    state = pa.table({"message_group": ["a", "b"], "score": wide})
+
+    with pytest.raises(errors.MessageBodyTooLargeError, match=r"group a takes 10485.. bytes"):
         door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
     assert door.broker.keyed_state(readers, source) is None
@@ -291,7 +308,7 @@ def test_an_outcome_that_is_not_utf8_is_refused(
     door: Door, source: str, readers: str, messages: Make, name: str
 ) -> None:
     door.broker.send(source, messages(2))
-    got = door.broker.receive(source, readers)
+    got = door.broker.receive(readers, source)
     outcome = "ack" if name == "idempotency_key" else "retry"
     columns = {"receipt_handle": got["receipt_handle"], "outcome": [outcome] * 2}
 

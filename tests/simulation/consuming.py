@@ -59,7 +59,7 @@ class Consuming(Producing):
         else:
             with pytest.raises(errors.FencedError):
                 self.crashing.broker.receive(
-                    consumer.topic, consumer.name, window=window, **self.who(consumer, client)
+                    consumer.name, consumer.topic, window=window, **self.who(consumer, client)
                 )
 
     def who(self, consumer: Consumer, client: str) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class Consuming(Producing):
         own = {"attempt_id": attempt} if attempt else {}
         got, done = self.crashing.ask(
             "receive",
-            consumer.topic,
             consumer.name,
+            consumer.topic,
             limit=limit,
             invisible_duration_ms=duration,
             window=window,

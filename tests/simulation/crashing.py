@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.home import OPEN_FILE
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.store.dispatch import Dispatcher
@@ -132,6 +133,8 @@ class CrashingBroker:
         """What is on disk at this moment, as the next process would find it."""
         copy = next(self._homes)
         shutil.copytree(self._home, copy)
+        # Of one moment: nothing was written while it was copied.
+        (copy / OPEN_FILE).unlink()
         return copy
 
     def _go_on_with(self, home: Path) -> None:

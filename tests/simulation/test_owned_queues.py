@@ -105,10 +105,10 @@ class Owning(RuleBasedStateMachine):
         taken = {q for q in range(QUEUES) if self.queues[q].holder(self.now) not in (None, client)}
         if asked is not None and asked & taken:
             with pytest.raises(errors.QueueLockedError):
-                self.crashing.broker.receive(TOPIC, OWNERS, **how)
+                self.crashing.broker.receive(OWNERS, TOPIC, **how)
             return
         open_queues = (set(range(QUEUES)) if asked is None else asked) - taken
-        got, done = self.crashing.ask("receive", TOPIC, OWNERS, trouble=trouble, **how)
+        got, done = self.crashing.ask("receive", OWNERS, TOPIC, trouble=trouble, **how)
         if not done:
             return
         rows = self.unheard() if got is None else got.to_pylist()
