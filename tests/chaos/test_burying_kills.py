@@ -24,7 +24,7 @@ def test_what_was_doomed_holds_nobody_after_a_start(tmp_path: Path, step: str) -
     assert died.returncode == -signal.SIGKILL, died.stderr
 
     with Broker.open(home, clock=ManualClock(), upkeep="none", settings=SETTINGS) as broker:
-        got = broker.receive("orders", "readers", limit=3)
+        got = broker.receive("readers", "orders", limit=3)
         [buried] = broker.sql("FROM dead_letters").to_pylist()
 
     assert got["body"].to_pylist() == [b"1", b"2"]

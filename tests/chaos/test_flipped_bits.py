@@ -1,8 +1,14 @@
-"""A bit of the log that flipped on disk is found and its place is named, never passed over."""
+"""A bit that flipped on disk is found and its place is named, never passed over.
+
+RMQ_CHAOS_FLIPS sets how many bits of all files of a home the long run flips (100).
+"""
 
 import os
+import random
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +17,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES
+from tests.chaos import flipping
 from tests.chaos.victim import SETTINGS
 from tests.chaos.zygote import Zygote
 
@@ -73,3 +80,34 @@ def test_a_flipped_bit_of_dispatched_messages_is_found_by_who_reads_them(home: P
         for batch, offset in ((0, 0), (2, 6)):
             table = broker.read("plain", 0, offset=offset, limit=3)
             assert table["message_id"].to_pylist() == sent[batch]["message_id"].to_pylist()
+
+
+FLIPS = int(os.environ.get("RMQ_CHAOS_FLIPS", "100"))
+#: The normal run's share.
+FEW = 4
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A closed home with files of every kind, and what it answers."""
+    home = tmp_path_factory.mktemp("full") / "home"
+    return home, flipping.fill(home)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("n", [FEW, pytest.param(FLIPS, marks=pytest.mark.long)])
+def test_no_flipped_bit_of_a_home_gives_a_wrong_message(
+    full: tuple[Path, dict[str, Any]], tmp_path: Path, n: int, seed: int
+) -> None:
+    home, expected = full
+    found: Counter[tuple[str, str]] = Counter()
+    bad = []
+    for flip in flipping.flips(home, random.Random(seed), n):
+        came = flipping.outcome(home, tmp_path / "home", flip, expected=expected)
+        found[flipping.kind_of(flip.path), came] += 1
+        if came in ("silent", "wrong"):
+            bad.append((came, flip))
+
+    for (kind, became), times in sorted(found.items()):
+        print(f"{kind:14} {became:10} {times}")
+    assert not bad, f"seed {seed}"

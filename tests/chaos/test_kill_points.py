@@ -139,7 +139,7 @@ def drained(broker: Broker, topic: str, group: str) -> Counter[Any]:
     """What the group still gets, how often; groups of messages in order."""
     delivered: Counter[Any] = Counter()
     last: dict[str, list[int]] = {}
-    while (got := broker.receive(topic, group, limit=1000)).num_rows:
+    while (got := broker.receive(group, topic, limit=1000)).num_rows:
         delivered.update(got["message_id"].to_pylist())
         for row in got.filter(pa.compute.is_valid(got["message_group"])).to_pylist():
             number = [int(part) for part in row["body"].split(b".")]

@@ -2,7 +2,7 @@
 
 A run worker is killed (its Spark ends by itself, later), or its JVM (driver and executor), or a
 Python worker of it, or the broker; more messages come in all the while. RMQ_CHAOS_SINK_KILLS sets
-how often something is killed (4), RMQ_CHAOS_SINK_MESSAGES of how many messages (8,000).
+how often something is killed (2), RMQ_CHAOS_SINK_MESSAGES of how many messages (4,000).
 """
 
 import json
@@ -39,8 +39,8 @@ pytestmark = [
     pytest.mark.timeout(7200),
 ]
 
-KILLS = int(os.environ.get("RMQ_CHAOS_SINK_KILLS", "4"))
-MESSAGES = int(os.environ.get("RMQ_CHAOS_SINK_MESSAGES", "8000"))
+KILLS = int(os.environ.get("RMQ_CHAOS_SINK_KILLS", "2"))
+MESSAGES = int(os.environ.get("RMQ_CHAOS_SINK_MESSAGES", "4000"))
 TOPIC, GROUP = "steps", "walkers"
 #: Messages of a micro-batch: a kill finds something half done wherever it falls.
 MAX_BATCH: Final = 1_000
@@ -193,9 +193,8 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
 
 
 def test_every_message_is_in_the_sink_once_after_kills(
-    zygote: Zygote, home: Path, tmp_path: Path, eventually: Eventually
+    zygote: Zygote, home: Path, tmp_path: Path, eventually: Eventually, seed: int
 ) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
     dice, address, began = random.Random(seed), free_address(), time.monotonic()
     sink, killed = tmp_path / "sink", Counter[str]()
     broker = zygote.ask(serve=str(home), flight=address)

@@ -155,7 +155,7 @@ class Traffic:
             asked_at = time.monotonic()
             try:
                 got = self.client.receive(
-                    topic, group, limit=100, invisible_duration_ms=LEASE_MS, wait_ms=200
+                    group, topic, limit=100, invisible_duration_ms=LEASE_MS, wait_ms=200
                 )
                 ledger.received(got, asked_at=asked_at)
                 ids = got["message_id"].to_pylist()

@@ -34,7 +34,7 @@ def run(home: Path, *, step: str) -> None:
         broker.create_group("readers", order="message_group")
         bodies, groups = [b"0", b"1", b"2"], ["g"] * 3
         broker.send("orders", pa.table({"body": bodies, "message_group": groups}))
-        got = broker.receive("orders", "readers", limit=1)
+        got = broker.receive("readers", "orders", limit=1)
         left = 2
         broker.forward_to_dead_letter_queue(got, reason="odd")
 

@@ -19,16 +19,33 @@ from rmq_pipeline.settings import Settings
 
 MIB = 1 << 20
 SETTINGS = Settings(log_file_bytes=MIB, reserve_bytes=MIB)
+#: Everything is sealed at once, and merged; there is a snapshot each time.
+ARCHIVING = SETTINGS.model_copy(
+    update={
+        "seal_after_ms": 0,
+        "compact_min_inputs": 2,
+        "replaced_grace_ms": 0,
+        "snapshot_every_ms": 0,
+        "snapshot_events": 50,
+    }
+)
 ROUNDS = 60
 GROUPS = 3
 #: Every so many rounds several callers send at the same time what is decided ahead of a write.
 BULK_EVERY = 10
+ARCHIVE_EVERY = 4
 BULK_ROWS = 300
 CALLERS = 3
 
 
-def run(*, home: str, facts: str, step: str, times: int) -> None:
-    """Use the home's broker until ``step`` has come so many times."""
+def run(
+    *, home: str, facts: str, step: str, times: int, rounds: int = ROUNDS, archive: bool = False
+) -> None:
+    """Use the home's broker until ``step`` has come so many times.
+
+    Args:
+        archive: seal, compact and take snapshots now and then.
+    """
     left = times
     writing = False
 
@@ -42,7 +59,11 @@ def run(*, home: str, facts: str, step: str, times: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     engine = Engine.open(
-        Path(home), clock=SystemClock(), settings=SETTINGS, flush="sync", fault=fault
+        Path(home),
+        clock=SystemClock(),
+        settings=ARCHIVING if archive else SETTINGS,
+        flush="sync",
+        fault=fault,
     )
     descriptor = os.open(facts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -51,13 +72,17 @@ def run(*, home: str, facts: str, step: str, times: int) -> None:
 
     with Broker(engine, "none") as broker:
         _prepare(broker)
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             _send(broker, turn, note=note)
             if turn % BULK_EVERY == 0:
                 _send_at_once(broker, turn, note=note)
             _consume(broker, turn, note=note)
             # Dispatch takes part in every round, not only when it is a quarter of a second behind.
             engine.dispatched()
+            if archive and turn % ARCHIVE_EVERY == ARCHIVE_EVERY - 1:
+                broker.seal()
+                broker.compact()
+                broker.expire()
 
 
 def _prepare(broker: Broker) -> None:
@@ -99,12 +124,12 @@ def _rows(bodies: list[bytes], sent: pa.Table) -> list[list[Any]]:
 
 
 def _consume(broker: Broker, turn: int, *, note: Any) -> None:
-    got = broker.receive("plain", "readers", limit=12, invisible_duration_ms=300_000)
+    got = broker.receive("readers", "plain", limit=12, invisible_duration_ms=300_000)
     ids, handles = got["message_id"].to_pylist(), got["receipt_handle"].to_pylist()
     note(trying=ids[:8])
     broker.ack(handles[:8])
     note(acked=ids[:8])
-    got = broker.receive("ordered", "followers", limit=6, invisible_duration_ms=300_000)
+    got = broker.receive("followers", "ordered", limit=6, invisible_duration_ms=300_000)
     ids, n = got["message_id"].to_pylist(), got.num_rows
     outcomes = {"receipt_handle": got["receipt_handle"], "outcome": ["ack"] * n}
     note(trying=ids, state=turn)

@@ -84,7 +84,7 @@ def main() -> None:
     """Fork and reap as asked, until the input ends."""
     import logging
 
-    import rmq_pipeline.rocketmq.door
+    import rmq_pipeline.rocketmq.grpc_endpoint
     import rmq_pipeline.serving.serve  # noqa: F401 - all forked with it
     import tests.chaos.victim  # noqa: F401 - forked with it
 
