@@ -34,6 +34,8 @@ BATCH = 1000
 BATCHES = 16
 #: Callers of the rows that say so: what one prepares, another one's frame is written meanwhile.
 CALLERS = 4
+#: Receives that wait for the same messages, each in a thread.
+WAITING = 500
 #: A row is measured this often, and its median is told.
 ROUNDS = 3
 #: For how long sends are timed one by one; before --scale.
@@ -113,7 +115,7 @@ def receive_and_ack(
 
     def take(times: int) -> None:
         for _ in range(times):
-            received = bench.broker.receive(topic, group, limit=limit)
+            received = bench.broker.receive(group, topic, limit=limit)
             assert received.num_rows == limit, received.num_rows
             assert len(received["body"][limit - 1].as_py()) == BODY_BYTES
             bench.broker.ack(received)
@@ -148,7 +150,7 @@ def mixed_sends(bench: Bench) -> Row:
 
     def consume() -> None:
         while not over.is_set():
-            received = broker.receive("mixed-batches", "mixed-group", limit=BATCH, wait_ms=100)
+            received = broker.receive("mixed-group", "mixed-batches", limit=BATCH, wait_ms=100)
             broker.ack(received)
             counts["consumed"] += received.num_rows
 
@@ -212,6 +214,41 @@ def flight_sends(bench: Bench) -> Row:
     return Row(f"send {BATCH:,} through Flight", float(np.median(rates[1:])), "msg/s", 1e5, limit)
 
 
+def waited_for(bench: Bench) -> Row:
+    """Messages sent one by one to many receives that wait, as a share of one that waits alone."""
+    n = bench.count(1000)
+    many, alone = (_handed_over(bench, receives, messages=n) for receives in (WAITING, 1))
+    return Row(f"send 1 to {WAITING} waiting receives", many, "msg/s", 0.4, alone)
+
+
+def _handed_over(bench: Bench, receives: int, *, messages: int) -> float:
+    """Messages that are sent to waiting receives, and leased by them, per second."""
+    topic = f"waited-{receives}"
+    bench.broker.ensure_topic(topic)
+    bench.broker.ensure_group("waiting")
+    bench.broker.subscribe("waiting", topic)
+    done = threading.Event()
+    arrived = threading.Semaphore(0)
+
+    def receive() -> None:
+        while not done.is_set():
+            found = bench.broker.receive("waiting", topic, wait_ms=5000)
+            arrived.release(len(found)) if len(found) else None
+
+    table = batch(1)
+    with ThreadPoolExecutor(receives) as pool:
+        for _ in range(receives):
+            pool.submit(receive)
+        time.sleep(1.0)
+        with seconds() as taken:
+            for _ in range(messages):
+                bench.broker.send(topic, table)
+            for _ in range(messages):
+                arrived.acquire()
+        done.set()
+    return messages / taken[0]
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], Row]] = {
     "single": single_sends,
     "single-p99": lone_sends,
@@ -226,6 +263,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Row]] = {
     "by-queue-1000": lambda b: receive_and_ack(
         b, limit=1000, groups=0, target=100_000, by_queue=True
     ),
+    "waiting": waited_for,
     "mixed": mixed_sends,
     "flight": flight_sends,
 }

@@ -177,7 +177,7 @@ def _receives_ms(brokers: list[tuple[Broker, int]]) -> list[float]:
         for (broker, _), found in zip(brokers, taken, strict=True):
 
             def receive(_: int, broker: Broker = broker) -> None:
-                assert broker.receive("t", "g", limit=RECEIVED).num_rows == RECEIVED
+                assert broker.receive("g", "t", limit=RECEIVED).num_rows == RECEIVED
 
             some = milliseconds(receive, 10)
             # The first ones load what the others find loaded.

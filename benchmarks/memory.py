@@ -91,13 +91,13 @@ def build(client: Client, messages: int, *, in_flight: int, console: Console) ->
             bar.advance(sent, min(BATCH, messages - start))
         acked = bar.add_task("acked", total=messages)
         while not bar.tasks[acked].finished:
-            received = client.receive(TOPIC, "done", limit=limits.RECEIVE_ROWS)
+            received = client.receive("done", TOPIC, limit=limits.RECEIVE_ROWS)
             client.ack(received.select(["receipt_handle"]))
             bar.advance(acked, received.num_rows)
         leased = bar.add_task("leased", total=in_flight)
         while left := int(bar.tasks[leased].remaining or 0):
             received = client.receive(
-                TOPIC, "busy", limit=left, invisible_duration_ms=limits.INVISIBLE_MAX_MS
+                "busy", TOPIC, limit=left, invisible_duration_ms=limits.INVISIBLE_MAX_MS
             )
             bar.advance(leased, received.num_rows)
 
@@ -129,7 +129,7 @@ def started(home: Path, messages: int, *, in_flight: int) -> list[Row]:
         expected = dict.fromkeys(GROUPS, messages) | {"done": 0}
         assert dict(zip(*lag.to_pydict().values(), strict=True)) == expected
         for group in ("idle-1", "idle-2"):
-            received = client.receive(TOPIC, group, limit=1000)
+            received = client.receive(group, TOPIC, limit=1000)
             assert received.num_rows
             client.ack(received)
     return [

@@ -112,7 +112,7 @@ def filtered_receives(bench: Bench) -> list[Row]:
 
 
 def _received(broker: Broker, group: str, *, expression: str, kind: str) -> int:
-    got = broker.receive("filtered", group, limit=100_000, filter=expression, filter_type=kind)
+    got = broker.receive(group, "filtered", limit=100_000, filter=expression, filter_type=kind)
     assert got.schema.equals(schema.RECEIVED)
     return int(got.num_rows)
 
@@ -219,7 +219,7 @@ def revived(bench: Bench) -> list[Row]:
         held_ms = 2_000 + n // 50
         leased = 0
         while leased < n:
-            got = broker.receive("revived", group, limit=50_000, invisible_duration_ms=held_ms)
+            got = broker.receive(group, "revived", limit=50_000, invisible_duration_ms=held_ms)
             leased += got.num_rows
         assert broker.due()["jobs"]["revive"]["due"] == 0, "receiving took too long"
         bench.settled()
@@ -284,7 +284,7 @@ def poisoned(bench: Bench) -> list[Row]:
 
 def _consume(broker: Broker, topic: str, *, consumer_group: str) -> int:
     """One receive, settled; how many messages of the healthy groups it had."""
-    got = broker.receive(topic, consumer_group, limit=POISON_LIMIT)
+    got = broker.receive(consumer_group, topic, limit=POISON_LIMIT)
     failed = pc.equal(got["message_group"], "group-0")
     outcomes = pc.if_else(failed, "retry", "ack")
     broker.settle(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +22,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.database import FILE_NAME, Database
+from rmq_pipeline.store.history import EVENTS, NOTHING, SNAPSHOTS
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -40,12 +42,23 @@ Eventually = Callable[..., None]
 
 #: Names the folder of the run to all processes below it.
 RUN_VARIABLE: Final = "RMQ_TEST_RUN"
+#: Opens a home as users do: a session's own copies an empty database.
+OPEN_DATABASE: Final = Database.open
 #: A run needs less than half of it at any one time.
 ROOM_BYTES: Final = 2 << 30
 #: Of a parameter, to be in the name of a test.
 NAMING_BYTES: Final = 40
 #: Folders whose tests share what takes seconds to start: a Spark session, official clients.
 SHARING: Final = ("tests/spark/", "tests/conformance/")
+#: Files whose tests take milliseconds each, but those with one of these marks.
+FAST: Final = (
+    "tests/access/",
+    "tests/archive/",
+    "tests/filter/",
+    "tests/resources/",
+    "tests/test_",
+)
+NOT_FAST: Final = ("slow", "long", "alone", "spark", "dagster", "chaos")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,6 +100,18 @@ class _Room:
                 "Failures before this one may be due to it.",
                 returncode=1,
             )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make check` runs: quick folders, and promises in process over a shared home."""
+    parameters = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    is_fast = item.nodeid.startswith(FAST) or parameters.get("shared_door") == "in_process"
+    if is_fast and not any(map(item.get_closest_marker, NOT_FAST)):
+        item.add_marker("fast")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -132,31 +157,51 @@ def share(nodeid: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _databases_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make tables and views once a run: a home that a test begins gets a copy of an empty database.
+def _homes_begin_with_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make tables and views once a run: a home that a test begins gets copies of an empty store.
 
-    Homes that other processes begin are made from nothing, and tests/store/test_opening.py's.
+    Homes that other processes begin are made from nothing, and those of ``from_nothing``.
     """
     folder = tmp_path_factory.mktemp("empty")
-    begun = Database.open(folder / "state.duckdb", memory_bytes=64 << 20)
+    begun = Database.open(folder / FILE_NAME, memory_bytes=64 << 20)
     begun.checkpoint()
     begun.close()
-    open_database = Database.open
+    copied = (FILE_NAME, f"{EVENTS}/{NOTHING}", f"{SNAPSHOTS}/{NOTHING}")
 
     def open_copy(path: Path, *, memory_bytes: int, threads: int = 1) -> Database:
         if not path.exists():
-            shutil.copyfile(folder / "state.duckdb", path)
-        return open_database(path, memory_bytes=memory_bytes, threads=threads)
+            for name in copied:
+                (path.parent / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(folder / name, path.parent / name)
+        return OPEN_DATABASE(path, memory_bytes=memory_bytes, threads=threads)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "open", open_copy)
         yield
 
 
+@pytest.fixture
+def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the homes of this test as users get them, without copies."""
+    monkeypatch.setattr(Database, "open", OPEN_DATABASE)
+
+
 @pytest.fixture(autouse=True)
 def _nobodys_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RMQ_HOME", "RMQ_GRPC", "RMQ_FLIGHT", "DAGSTER_HOME"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Return the number a random test begins with: 1 in `make test`, another each time in chaos.
+
+    It is printed, so that a failure tells it; RMQ_SEED=<number> begins with that one again.
+    """
+    said = os.environ.get("RMQ_SEED", "random" if request.node.get_closest_marker("long") else "1")
+    chosen = random.SystemRandom().randrange(1 << 32) if said == "random" else int(said)
+    print(f"RMQ_SEED={chosen}")
+    return chosen
 
 
 @pytest.fixture

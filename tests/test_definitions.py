@@ -4,6 +4,7 @@ import dagster as dg
 
 from definitions import defs
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
+from rmq_pipeline.orchestration.windows import JOBS
 
 
 def parents(key: str) -> set[str]:
@@ -16,6 +17,8 @@ def parents(key: str) -> set[str]:
 
 def test_definitions_are_loadable() -> None:
     dg.Definitions.validate_loadable(defs)
+
+    assert defs.resolve_asset_graph().get_all_asset_keys()
 
 
 def test_lineage_follows_the_data() -> None:
@@ -44,12 +47,16 @@ def test_sensors_run_from_the_start() -> None:
 
     assert {sensor.name for sensor in sensors} >= {
         "due_work",
-        "aircraft_rotations_messages",
-        "late_summary_messages",
-        "aircraft_checks_messages",
+        "flights_consumers",
         "flights_topics",
     }
     assert all(sensor.default_status == dg.DefaultSensorStatus.RUNNING for sensor in sensors)
+
+
+def test_each_kind_of_upkeep_says_when_the_broker_had_to_do_it() -> None:
+    keys = defs.resolve_asset_graph().asset_check_keys
+
+    assert {key.asset_key.path[-1] for key in keys if key.name == "no_fallback"} == set(JOBS)
 
 
 def test_windows_carry_the_tags_that_limit_them() -> None:

@@ -1,4 +1,3 @@
-import json
 import os
 import stat
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_pipeline import checked_json
 from rmq_pipeline.endpoint import FILE_NAME, Endpoint, default_home, stamp
 
 
@@ -71,7 +71,7 @@ def test_endpoint_that_makes_no_sense_is_none(text: str, tmp_path: Path) -> None
 def test_fields_of_a_newer_version_are_ignored(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.write()
     path = tmp_path / FILE_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "new": 1}))
+    path.write_bytes(checked_json.dump({**checked_json.load(path.read_bytes()), "new": 1}))
 
     assert Endpoint.read(tmp_path) == endpoint
 

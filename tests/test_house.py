@@ -56,6 +56,12 @@ def test_there_is_a_house() -> None:
     assert any(source.path.startswith(SQL_FOLDER) for source in files(".sql"))
 
 
+def test_every_test_can_fail() -> None:
+    tests = [source for source in files(".py") if source.path.startswith("tests/")]
+    remedy = "Assert what the test is named for."
+    assert_none(rules.tests_that_cannot_fail(tests), remedy=remedy)
+
+
 def test_modules_are_short() -> None:
     assert_kept(rules.long_modules, python(), remedy="Cut by promise: at most 400 lines a module.")
 
@@ -110,6 +116,11 @@ def test_library_waits_through_the_clock() -> None:
     assert_kept(rules.sleeps, sources, remedy="Wait with clock.wait_until or on a condition.")
 
 
+def test_parquet_has_checksums() -> None:
+    sources = python(LIBRARY, *APPLICATION)
+    assert_kept(rules.unchecked_parquet, sources, remedy="Use rmq_pipeline.checked_parquet.")
+
+
 def test_tests_wait_on_conditions() -> None:
     sources = python("tests/")
     assert_kept(rules.sleeps, sources, remedy="Use tests.waiting.until, or ManualClock.")
@@ -139,6 +150,7 @@ def test_no_file_is_dead() -> None:
 # Every rule can fail: (rule, what it refuses, what it lets pass).
 CASES: list[tuple[Rule, str, str]] = [
     (rules.long_modules, "x = 1\n" * 401, "x = 1\n" * 400),
+    (rules.long_modules, "x = 1\n" * 401, "'A.\\n\\nGenerated from b.'\n" + "x = 1\n" * 401),
     (rules.long_functions, "def f():\n" + "    x = 1\n" * 60, "def f():\n" + "    x = 1\n" * 59),
     (rules.long_lines, "x" * 101, "x" * 100),
     (rules.undocumented, "def f(): pass", "def f():\n    'What it is.'"),
@@ -167,6 +179,8 @@ CASES: list[tuple[Rule, str, str]] = [
     (rules.sql_texts, "run('SELECT 1')", "Option(help='SELECT …, one statement')"),
     (rules.prints, "def f():\n    print(1)", "log.print(1)"),
     (rules.sleeps, "time.sleep(1)", "event.wait(1)"),
+    (rules.unchecked_parquet, "pq.write_table(t, p)", "checked_parquet.write(t, p)"),
+    (rules.unchecked_parquet, "f = pq.ParquetFile(p)", "def f() -> pq.ParquetFile: ..."),
     (rules.sleeps, "from time import sleep", "from time import monotonic"),
     (rules.work_at_import, "connect()", "LIMIT = int('1')\ndef f():\n    connect()"),
     (rules.flight_imports, "import pyarrow.flight as fl", "import pyarrow as pa"),
@@ -208,3 +222,16 @@ def test_rule_of_dead_files_can_fail() -> None:
     offenders = list(rules.dead_modules(library, library, entry_points=["rmq_pipeline.cli"]))
 
     assert offenders == ["rmq_pipeline/broker/dead.py: nobody imports it"]
+
+
+def test_rule_of_tests_that_cannot_fail_can_fail() -> None:
+    helper = Source("tests/helping.py", "def holds(x):\n    assert x\n\ndef calls():\n    x()\n")
+    good = "def test_a():\n    assert 1\n\ndef test_b():\n    holds(2)\n"
+    bad = "def test_c():\n    calls()\n\ndef test_d():\n    broker.ack([])\n"
+
+    offenders = list(rules.tests_that_cannot_fail([helper, Source("tests/test_x.py", good + bad)]))
+
+    assert [each.rpartition(": ")[2] for each in offenders] == [
+        "test_c asserts nothing",
+        "test_d asserts nothing",
+    ]

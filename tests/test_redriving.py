@@ -49,7 +49,7 @@ class Consumer:
             self.consume()
 
     def consume(self) -> None:
-        got = self.client.receive(TOPIC, GROUP, limit=10_000)
+        got = self.client.receive(GROUP, TOPIC, limit=10_000)
         if not got.num_rows:
             return
         ids = got["message_id"].to_pylist()
@@ -91,7 +91,7 @@ def dead(client: Client) -> Callable[..., list[str]]:
         client.send(TOPIC, pa.table(rows))
         left = n
         while left:
-            got = client.receive(TOPIC, GROUP, limit=n)
+            got = client.receive(GROUP, TOPIC, limit=n)
             client.forward_to_dead_letter_queue(got, reason="no price")
             left -= got.num_rows
         return [f"m-{i}" for i in at]
@@ -203,7 +203,7 @@ def test_a_condition_that_is_wrong_or_no_condition_is_refused_and_nothing_is_red
         run(Consumer(client), where=where)
 
     assert manifest(client, "r").num_rows == 0
-    assert client.receive(TOPIC, GROUP).num_rows == 0
+    assert client.receive(GROUP, TOPIC).num_rows == 0
 
 
 def test_a_redrive_run_twice_redrives_nothing_twice(

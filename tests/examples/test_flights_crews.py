@@ -159,6 +159,7 @@ def test_a_change_that_the_checker_abandoned_is_made_again(
 
 @pytest.mark.chaos
 @pytest.mark.slow
+@pytest.mark.long
 def test_crews_are_right_when_the_broker_is_killed(
     broker: Supervisor, client: Client, ledger: Ledger, week: pa.Table, eventually: Eventually
 ) -> None:

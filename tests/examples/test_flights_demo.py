@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.flights.demo import run
 from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.errors import OperatorError
 
 RMQ = str(Path(sys.executable).with_name("rmq"))
 
@@ -62,3 +64,10 @@ def test_days_that_there_are_not_are_refused() -> None:
 
     assert told.returncode == 1
     assert "There are 1 to 365 days" in told.stderr
+
+
+def test_without_a_jdk_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+
+    with pytest.raises(OperatorError, match="JAVA_HOME is /nowhere, which has no bin/java"):
+        run(days=1)

@@ -33,6 +33,7 @@ def messages() -> pa.Table:
 
 @pytest.mark.chaos
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_departure_is_stored_once_when_the_broker_is_killed(
     home: Path, messages: pa.Table
 ) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,  # tests/orchestration/test_replay.py has the same runs, without a UI
     pytest.mark.spark,
     pytest.mark.dagster,
     pytest.mark.timeout(900),
@@ -143,11 +144,27 @@ class Ui:
         return f"replay_{consumer.spec.name}", launch(self._graphql, consumer, **config)
 
     def finished(self, launched: tuple[str, str]) -> dict[str, Any]:
-        """What the materialization of a backfill says."""
+        """What the materialization of a backfill says; of a dry run, its observation."""
         name, backfill = launched
         self._eventually(lambda: self._is_over(backfill), within_s=400)
-        said: dict[str, Any] = self._graphql.materializations([name])[0]["metadata"]
-        return said
+        _, (run,) = self._graphql.backfill(backfill)
+        return self._said(name, run["runId"])
+
+    def again(self, launched: tuple[str, str]) -> dict[str, Any]:
+        """Execute the run of a backfill that has ended again."""
+        name, backfill = launched
+        self._eventually(
+            lambda: self._graphql.backfill(backfill)[0].startswith("COMPLETED"), within_s=120
+        )
+        _, (run,) = self._graphql.backfill(backfill)
+        again = self._graphql.reexecute(run["runId"])
+        self._eventually(lambda: self._graphql.status(again) == "SUCCESS", within_s=120)
+        return self._said(name, again)
+
+    def _said(self, name: str, run_id: str) -> dict[str, Any]:
+        events = [*self._graphql.materializations([name]), *self._graphql.observations([name])]
+        [said, *_] = [each["metadata"] for each in events if each["runId"] == run_id]
+        return dict(said)
 
     def partitions(self, *asset: str) -> set[str]:
         return {each["partition"] for each in self._graphql.materializations(asset, limit=500)}
@@ -182,13 +199,18 @@ def test_a_mistake_in_two_hours_is_mended_from_the_ui(ui: Ui, client: Client, si
     )
     dry, late = map(ui.finished, both)
     untouched = files(sinks)
-    done = ui.finished(ui.launch(AIRCRAFT_ROTATIONS, mode="replace"))
+    seen_as_replayed = ui.partitions("replay_aircraft_rotations")
+    replacing = ui.launch(AIRCRAFT_ROTATIONS, mode="replace")
+    done = ui.finished(replacing)
+    again = ui.again(replacing)
 
     # Only those two partitions are other ones, and they are right, row by row.
     after, mended = files(sinks), of_hours(read_sink(sinks / SINK))
     assert untouched == before
     assert {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)} == PARTITIONS
     assert progress(client) == stands
+    assert not seen_as_replayed
+    assert (again["replay_id"], again["repeated"]) == (replacing[1], True)
     assert ui.partitions("replay_aircraft_rotations") == set(HOURS)
     assert differences(mended) == []
     # The dry run had listed exactly the rows that changed.
