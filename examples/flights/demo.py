@@ -8,7 +8,6 @@ launches the jobs that give parked messages and dead letters another chance.
 """
 
 import argparse
-import logging
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from examples.flights.pipeline import DEPARTURES, PIPELINE
 from examples.flights.progress import CHECKS, ROTATIONS, SUMMARY, Progress, Tally, look
 from examples.flights.publishing import publish
 from examples.flights.repairs import GROUNDED, Repairs
+from rmq_pipeline import logs
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
 from rmq_pipeline.flight.client import Client
@@ -38,6 +38,7 @@ from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
+from rmq_pipeline.spark import java
 
 #: Asked of the broker this often.
 LOOK_S: Final = 1.0
@@ -60,16 +61,17 @@ def run(
 
     Raises:
         RequestError: there are not that many days.
+        OperatorError: there is no Java for Spark.
         RocketMQError: broker or Dagster cannot be started, or not again.
     """
     if not 1 <= days <= DAYS_OF_YEAR:
         raise RequestError(f"There are 1 to {DAYS_OF_YEAR} days, not {days}.")
+    if missing := java.lacks():
+        raise OperatorError(missing)
     expected = verify.expected(days)
     display = Display(as_json=as_json, total=expected.published)
     folder = Path(tempfile.mkdtemp(prefix="rmq_demo_"))
-    logging.basicConfig(
-        filename=folder / "demo.log", format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logs.set_up(file=folder / "demo.log")
     demo = Demo(folder, days=days, expected=expected, display=display)
     is_right = False
     try:
