@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline.errors import TableSchemaError
-from rmq_pipeline.sound_tables import check_size, check_structure
+from rmq_pipeline.sound_tables import check_readable, check_size, check_structure
 
 #: Unused bytes that an array may hold before it is copied.
 _SLACK_BYTES = 64 * 1024
@@ -97,6 +97,8 @@ def _one(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
             raise TableSchemaError(
                 f"Column {field.name} is {column.type} and must be {field.type}: {error}."
             ) from error
+        # Arrow's casts have bugs: a wrong offset would store bytes of other users.
+        check_readable(pa.table({field.name: column}), "the table")
     if len(column) == 0:  # an empty column may come without buffers
         return pa.array([], field.type)
     if column.num_chunks == 1:
