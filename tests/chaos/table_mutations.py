@@ -1,6 +1,7 @@
 """Tables and requests with accidents, sent to both endpoints of a broker whose memory is bounded.
 
-Every payload is remembered until its round is over: a stored body must be bytes of one of them.
+Payloads are remembered for two rounds, and requests to send over gRPC for the whole attack: some
+are stored an hour later, when they are due. A stored body must be bytes of one of them.
 """
 
 from __future__ import annotations
@@ -106,9 +107,11 @@ class Attack:
         self._served = served
         self._seed = seed
         self._large = threading.Semaphore(LARGE if large else 0)
-        #: Of this round, of the one before it, and of all rounds: no call takes two rounds.
+        #: Of this round, and of the one before it: no call takes two rounds.
         self._payloads: list[bytes] = []
         self._before: list[bytes] = []
+        #: Of all rounds: scheduled messages are stored when they are due.
+        self._sends: list[bytes] = []
         self._large_body = os.urandom(MIB)
         self._ended = threading.Event()
         self._read: dict[tuple[str, int], int] = {}
@@ -259,7 +262,7 @@ class Attack:
                 message.system_properties.message_id = raw.message_id()
                 message.body = chance.randbytes(40)
                 if chance.random() < 0.2:
-                    self._payloads.append(bytes(message.body))
+                    self._sends.append(bytes(message.body))
                     message.body = gzip.compress(message.body)
                     message.system_properties.body_encoding = 2
             if chance.random() < 0.01:
@@ -267,7 +270,7 @@ class Attack:
                 request.messages[0].system_properties.body_encoding = 2
         data = request.SerializeToString()
         data = mutated(data, chance)
-        self._payloads.append(data)
+        (self._sends if rpc == "SendMessage" else self._payloads).append(data)
         streamed = rpc in ("ReceiveMessage", "PullMessage")
         channel = self._raw.channel
         make: Callable[..., Any] = channel.unary_stream if streamed else channel.unary_unary
@@ -305,7 +308,7 @@ class Attack:
         ]
         # Payloads are noted before they are sent: taken after the reading, they cover all rows.
         now, self._payloads = self._payloads, []
-        sent = b"\0".join([*self._before, *now, self._large_body])
+        sent = b"\0".join([*self._before, *now, *self._sends, self._large_body])
         self._before = now
         for topic, offset, body in rows:
             self.findings.stored += 1
