@@ -3,16 +3,26 @@
 from typing import Final
 
 from examples.flights.pipeline import PIPELINE as FLIGHTS
-from rmq_pipeline.orchestration.archive_assets import NAMES as ARCHIVE
-from rmq_pipeline.orchestration.archive_assets import archive_assets
 from rmq_pipeline.orchestration.checks import watched_upkeep
-from rmq_pipeline.orchestration.purge import purge_asset, purge_job, purge_schedule
-from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.operator_jobs import (
+    purge_asset,
+    purge_job,
+    purge_schedule,
+    redrive_asset,
+    redrive_job,
+    unpark_asset,
+    unpark_job,
+)
 from rmq_pipeline.orchestration.sink_compaction import compact_sinks_asset, compact_sinks_job
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
 from rmq_pipeline.orchestration.transaction_checker import transaction_check_job, transaction_checks
-from rmq_pipeline.orchestration.unparking import unpark_asset, unpark_job
-from rmq_pipeline.orchestration.upkeep_assets import asset_key, upkeep_asset, upkeep_job
+from rmq_pipeline.orchestration.upkeep_assets import ARCHIVE_JOBS as ARCHIVE
+from rmq_pipeline.orchestration.upkeep_assets import (
+    archive_assets,
+    asset_key,
+    upkeep_asset,
+    upkeep_job,
+)
 from rmq_pipeline.orchestration.windows import JOBS
 
 #: Checkers of these pipelines, which the window check_transactions calls.

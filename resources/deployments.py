@@ -10,8 +10,7 @@ from typing import Any, Final
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.sink_resource import SinkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.spark.session import settings
 
 DEPLOYMENTS: Final = ("local", "production")

@@ -22,10 +22,9 @@ if TYPE_CHECKING:  # what ``__getattr__`` loads, for type checkers and editors
     from rmq_pipeline.flight.client import Client
     from rmq_pipeline.handling.handler import Outcome
     from rmq_pipeline.handling.sink import read_sink
-    from rmq_pipeline.orchestration.broker_resource import BrokerResource
+    from rmq_pipeline.orchestration.consumer import python_consumer, spark_consumer
     from rmq_pipeline.orchestration.pipeline import Pipeline
-    from rmq_pipeline.orchestration.python_consumer import python_consumer
-    from rmq_pipeline.orchestration.spark_consumer import spark_consumer
+    from rmq_pipeline.orchestration.resources import BrokerResource
     from rmq_pipeline.orchestration.transaction_checker import transaction_checker
     from rmq_pipeline.settings import Settings
     from rmq_pipeline.verbs import Verbs
@@ -35,7 +34,7 @@ __version__ = "0.1.0"
 #: The modules of the public names.
 _MODULES: Final = {
     "Broker": "broker.broker",
-    "BrokerResource": "orchestration.broker_resource",
+    "BrokerResource": "orchestration.resources",
     "Client": "flight.client",
     "ConcurrentContext": "consumer.listener",
     "KeyContext": "consumer.listener",
@@ -48,9 +47,9 @@ _MODULES: Final = {
     "Result": "consumer.listener",
     "Settings": "settings",
     "Verbs": "verbs",
-    "python_consumer": "orchestration.python_consumer",
+    "python_consumer": "orchestration.consumer",
     "read_sink": "handling.sink",
-    "spark_consumer": "orchestration.spark_consumer",
+    "spark_consumer": "orchestration.consumer",
     "transaction_checker": "orchestration.transaction_checker",
 }
 

@@ -63,7 +63,7 @@ def test_every_test_can_fail() -> None:
 
 
 def test_modules_are_short() -> None:
-    assert_kept(rules.long_modules, python(), remedy="Cut by promise: at most 400 lines a module.")
+    assert_kept(rules.long_modules, python(), remedy="Cut by promise: at most 600 lines a module.")
 
 
 def test_functions_are_short() -> None:
@@ -149,7 +149,7 @@ def test_no_file_is_dead() -> None:
 
 # Every rule can fail: (rule, what it refuses, what it lets pass).
 CASES: list[tuple[Rule, str, str]] = [
-    (rules.long_modules, "x = 1\n" * 401, "x = 1\n" * 400),
+    (rules.long_modules, "x = 1\n" * 601, "x = 1\n" * 600),
     (rules.long_modules, "x = 1\n" * 401, "'A.\\n\\nGenerated from b.'\n" + "x = 1\n" * 401),
     (rules.long_functions, "def f():\n" + "    x = 1\n" * 60, "def f():\n" + "    x = 1\n" * 59),
     (rules.long_lines, "x" * 101, "x" * 100),

@@ -7,10 +7,9 @@ from typing import Final
 
 from examples.flights import aircraft_checks, crews, rotations, summary
 from rmq_pipeline.orchestration.checks import Thresholds
+from rmq_pipeline.orchestration.consumer import python_consumer, spark_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import transaction_checker
 
 #: The hours of the data, UTC: New York's year ends five hours into the next.

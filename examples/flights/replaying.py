@@ -105,7 +105,7 @@ def launch(
         graphql: of the webserver.
         consumer: that is replayed.
         hours: partitions without a gap.
-        config: of its run, rmq_pipeline.orchestration.replay_config.
+        config: of its run, rmq_pipeline.orchestration.replay.
     """
     name = f"replay_{consumer.spec.name}"
     return graphql.launch_backfill(

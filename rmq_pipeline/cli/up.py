@@ -136,8 +136,8 @@ def _run(
     """
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.interruption import Interruption
+    from rmq_pipeline.orchestration.backoff import FailureWatch
     from rmq_pipeline.orchestration.dev_server import DevServer
-    from rmq_pipeline.orchestration.failure_watch import FailureWatch
 
     interruption = Interruption()
     failures: list[RocketMQError] = []

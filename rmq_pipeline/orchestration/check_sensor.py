@@ -10,17 +10,18 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError, RocketMQError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.checks import Check, Watched
-from rmq_pipeline.orchestration.standing import (
+from rmq_pipeline.orchestration.checks import (
     DOWN,
+    Check,
+    DeliveryHistory,
     Down,
-    Standing,
+    Watched,
     broker_away,
     broker_refuses,
     down_result,
-    look,
+    look_for_down,
 )
+from rmq_pipeline.orchestration.resources import BrokerResource
 
 INTERVAL_S: Final = 15
 #: Interval while something is down, so that its checks turn green soon after it works again.
@@ -45,13 +46,15 @@ class Memory:
     #: By check: time of its last evaluation.
     looked_at_s: dict[str, float] = field(default_factory=dict)
     #: By window.
-    standing: dict[str, Standing] = field(default_factory=dict)
+    standing: dict[str, DeliveryHistory] = field(default_factory=dict)
 
     @classmethod
     def load(cls, cursor: str | None) -> Self:
         """Parse a cursor written by ``dump``."""
         found = json.loads(cursor or "{}")
-        standing = {name: Standing(**each) for name, each in found.pop("standing", {}).items()}
+        standing = {
+            name: DeliveryHistory(**each) for name, each in found.pop("standing", {}).items()
+        }
         return cls(**found, standing=standing)
 
     def is_to_look(self, now_s: float) -> bool:
@@ -129,7 +132,7 @@ class _Tick:
     def at(self, watched: Watched, client: Client) -> Iterator[dg.AssetCheckEvaluation]:
         """Evaluate the checks of one asset; yield the results to report."""
         try:
-            down, self.memory.standing[watched.window] = look(
+            down, self.memory.standing[watched.window] = look_for_down(
                 self.instance,
                 client,
                 window=watched.window,

@@ -1,43 +1,53 @@
-"""Declaration of a consumer: a handler becomes an asset with checks, a job and a sensor."""
+"""Declaration of a consumer: a handler becomes an asset with checks, a job and a sensor.
 
+``@spark_consumer`` handles its windows in Spark, ``@python_consumer`` in threads of the run's process.
+"""
+
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import dagster as dg
 import pyarrow as pa
+from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline import logs
+from rmq_pipeline.consumer.window import run_window as run_python_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.handler import Handler
 from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.spec import DEFAULT_BATCH_ROWS, ConsumerSpec
 from rmq_pipeline.idempotency import Key
-from rmq_pipeline.orchestration import sink_hours
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration import consumer_report
 from rmq_pipeline.orchestration.checks import Thresholds, Watched, watched_consumer
-from rmq_pipeline.orchestration.consumer_watch import ConsumerWatch
-from rmq_pipeline.orchestration.dead_letters import dead_letter_spec
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import (
+from rmq_pipeline.orchestration.consumer_report import ConsumerWatch
+from rmq_pipeline.orchestration.declarations import (
     KIND,
     DeclaredGroup,
     DeclaredTopic,
     asset_key,
     check_callable,
+    dead_letter_spec,
     identifier,
 )
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.upkeep_assets import (
     NOTHING_ACKED_TAG,
     say_yielded,
     window_tags,
 )
+from rmq_pipeline.spark import java
+from rmq_pipeline.spark.consumer import run_window as run_spark_window
+from rmq_pipeline.spark.session import prepare_environment
 
 Materialized = Iterator[dg.MaterializeResult[Any]]
+SPARK_TAG: Final = "rmq/spark"
+PYTHON_TAG: Final = "rmq/python"
 
 
 class ConsumerConfig(dg.Config):
@@ -321,7 +331,9 @@ def _hold(
             if not report.acked:
                 context.instance.add_run_tags(context.run.run_id, {NOTHING_ACKED_TAG: "true"})
             if spec.sink is not None:
-                sink_hours.report(context, client, group=spec.group, topic=declared.topic)
+                consumer_report.report_sink_hours(
+                    context, client, group=spec.group, topic=declared.topic
+                )
             yield dg.MaterializeResult(metadata=watch.metadata(report))
 
 
@@ -344,3 +356,69 @@ def _placed(spec: ConsumerSpec, *, sinks: SinkResource, config: ConsumerConfig) 
         sink=None if spec.sink is None else sinks.folder(spec.sink),
         max_batch=config.max_batch or sinks.most() or spec.max_batch,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class spark_consumer(Declaration):  # noqa: N801 - read as a decorator
+    """Decorator that makes a consumer of a handler; Spark's workers import the handler by name."""
+
+    engine: ClassVar[str] = "pyspark"
+    tag: ClassVar[str] = SPARK_TAG
+    resources: ClassVar[frozenset[str]] = frozenset({"spark"})
+
+    parallelism: int = 2
+
+    def lacks(self, resources: Any) -> str:
+        """Return why Spark cannot start a JVM here; Spark Connect needs none here."""
+        settings = getattr(resources.spark, "spark_config", None)
+        if settings is None or "spark.remote" in settings or "SPARK_REMOTE" in os.environ:
+            return ""
+        return java.lacks()
+
+    def window(self, hold: Hold) -> Callable[..., Materialized]:
+        """Return a window function that uses the session of the resource ``spark``."""
+
+        def window(
+            context: dg.AssetExecutionContext,
+            *,
+            config: ConsumerConfig,
+            broker: BrokerResource,
+            sinks: SinkResource,
+            spark: LazyPySparkResource,
+        ) -> Materialized:
+            prepare_environment()
+            in_spark = partial(run_spark_window, spark=lambda: spark.spark_session)
+            yield from hold(context, config=config, broker=broker, sinks=sinks, run_window=in_spark)
+
+        return window
+
+
+@dataclass(frozen=True, kw_only=True)
+class python_consumer(Declaration):  # noqa: N801 - read as a decorator
+    """Decorator that makes a consumer of a handler, like ``spark_consumer`` but without a JVM.
+
+    The handler is called by up to ``parallelism`` threads at once, each for another message group.
+    """
+
+    engine: ClassVar[str] = "python"
+    tag: ClassVar[str] = PYTHON_TAG
+
+    parallelism: int = 8
+    #: Small enough that finished messages are settled at short intervals.
+    max_batch: int = 20_000
+
+    def window(self, hold: Hold) -> Callable[..., Materialized]:
+        """Return a window function that needs only the broker."""
+
+        def window(
+            context: dg.AssetExecutionContext,
+            *,
+            config: ConsumerConfig,
+            broker: BrokerResource,
+            sinks: SinkResource,
+        ) -> Materialized:
+            yield from hold(
+                context, config=config, broker=broker, sinks=sinks, run_window=run_python_window
+            )
+
+        return window

@@ -21,7 +21,6 @@ import psutil
 
 from rmq_pipeline.errors import HomeLockedError, OperatorError
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
-from rmq_pipeline.orchestration.instance_home import prepare
 
 LOG: Final = logging.getLogger(__name__)
 LOCATION: Final = "rmq_pipeline"
@@ -32,6 +31,12 @@ RUNS_END_S: Final = 6.0
 PROCESSES_END_S: Final = 6.0
 #: Runs in these states have a process of the code server; the daemon starts the others.
 _AT_THE_CODE_SERVER: Final = (
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+_NOT_OVER: Final = (
+    dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
@@ -171,7 +176,7 @@ class DevServer:
         if not settings.exists():
             shutil.copyfile(project_root() / "dagster_home" / "dagster.yaml", settings)
         _kill_session(str(self.dagster_home))
-        prepare(self.dagster_home)
+        prepare_home(self.dagster_home)
         # Unix sockets, because their path is short here, and a free port may be taken by another
         # process.
         self._sockets = Path(tempfile.mkdtemp(prefix="rmq_dagster_"))
@@ -361,3 +366,18 @@ def _report_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     except Exception:
         # Each run has its own event file, so the next run may still be reported.
         LOG.warning("a run cannot be reported", extra={"run_id": run.run_id}, exc_info=True)
+
+
+def prepare_home(dagster_home: Path) -> list[str]:
+    """Create the tables, report runs without a process as failed, and return their ids.
+
+    Call it only while no Dagster process uses the home. Processes that start together on an empty
+    home conflict while creating the tables. After a power cut or kill -9 of everything, no other
+    process would notice the lost runs. They would occupy their slots forever.
+    """
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        lost = instance.get_runs(dg.RunsFilter(statuses=_NOT_OVER))
+        for run in lost:
+            instance.report_run_failed(run, "The process of this run was gone at the next start.")
+        return [run.run_id for run in lost]

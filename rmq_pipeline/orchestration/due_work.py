@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
-from rmq_pipeline.orchestration.topic_assets import identifier
+from rmq_pipeline.orchestration.declarations import identifier
 from rmq_pipeline.orchestration.windows import AHEAD_MS, UpkeepJob, is_in_a_call
 
 #: A window of 60 s is followed by the next one after about this long, so that they overlap.

@@ -9,10 +9,10 @@ import dagster as dg
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.check_sensor import check_sensor
 from rmq_pipeline.orchestration.consumer import Consumer
+from rmq_pipeline.orchestration.consumer_report import hours_spec
+from rmq_pipeline.orchestration.declarations import DeclaredTopic, identifier
 from rmq_pipeline.orchestration.replay import replay_asset
 from rmq_pipeline.orchestration.sensors import consumers_sensor
-from rmq_pipeline.orchestration.sink_hours import hours_spec
-from rmq_pipeline.orchestration.topic_assets import DeclaredTopic, identifier
 from rmq_pipeline.orchestration.topic_log import log_spec, topic_log_sensor
 from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
 from rmq_pipeline.orchestration.transaction_checker import TransactionChecker
@@ -102,7 +102,8 @@ class Pipeline:
             yield consumer.asset.map_asset_specs(join)
             yield join(consumer.dead_letters)
             if consumer.spec.sink is not None:
-                yield hours_spec(consumer).replace_attributes(group_name=self.name)
+                hours = hours_spec(consumer.spec, topic=consumer.group.topic, consumer=consumer.key)
+                yield hours.replace_attributes(group_name=self.name)
             yield replay_asset(consumer).map_asset_specs(
                 lambda spec: spec.replace_attributes(group_name=self.replay_group)
             )

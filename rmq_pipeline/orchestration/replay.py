@@ -1,4 +1,10 @@
-"""``replay_<consumer>``: an asset on the grid of the topic's log; its backfills are replays."""
+"""``replay_<consumer>``: an asset on the grid of the topic's log; its backfills are replays.
+
+Work done under a replay's id is not repeated. The runs of a backfill share its id. Dagster drops the
+backfill's tags when a run of an ended backfill is re-executed. A re-executed backfill gets a new id.
+A run therefore stores its id in a tag of its own, which re-executions inherit. It also looks for the
+id in its ancestors.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,15 +16,13 @@ from typing import Any, Final
 import dagster as dg
 import pyarrow as pa
 from dagster_pyspark import LazyPySparkResource
+from pydantic import Field
 
 from rmq_pipeline import checked_parquet
 from rmq_pipeline.errors import NotFoundError, RequestError
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.consumer import Consumer
-from rmq_pipeline.orchestration.replay_config import ReplayConfig
-from rmq_pipeline.orchestration.replay_identity import identify
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import KIND, identifier
+from rmq_pipeline.orchestration.declarations import KIND, identifier
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
 from rmq_pipeline.spark.replay.comparison import CHANGE, COPIES
@@ -27,11 +31,135 @@ from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
 
+#: Tag ``rmq/replay_mode`` sets ``mode``, and so on: the dialog of a backfill offers only tags.
+TAG_PREFIX: Final = "rmq/replay_"
+#: Written by the run itself, and inherited by its re-executions.
+REPLAY_ID_TAG: Final = "rmq/replay_id"
+#: The first backfill of a chain of re-executions, and the run's own backfill.
+_BACKFILL_TAGS: Final = ("dagster/root_backfill_id", "dagster/backfill")
+#: Maximum number of ancestors examined.
+_GENERATIONS: Final = 100
 #: Seconds before the first retry: after a lost connection, or a race with a sink's compaction.
 RETRY_S: Final = 5
 #: Maximum rows of a table in metadata; the reports contain all rows.
 _LISTED: Final = 50
 _MODES: Final = ("dry_run", "replace", "side_sink", "side_topic")
+
+
+class ReplayConfig(dg.Config):
+    """Mode and settings of a replay."""
+
+    mode: str = Field(
+        default="dry_run",
+        description=(
+            "dry_run: what would change, and nothing is. replace: the consumer's sink gets the new"
+            " rows in place of those of the same hours. side_sink: another folder gets them."
+            " side_topic: the messages go into another topic, and no handler is called."
+        ),
+    )
+    side_sink: str = Field(
+        default="", description="Mode side_sink: the folder; a relative one lies among the sinks."
+    )
+    partitions_match: bool = Field(
+        default=False,
+        description=(
+            "The hours of the sink hold rows of messages of the same hours alone, though the names"
+            " of their times differ."
+        ),
+    )
+    tries: int = Field(
+        default=1, ge=1, description="Calls of a message before its failure is final."
+    )
+    publish: bool = Field(
+        default=False,
+        description=(
+            "Modes replace and side_sink: what the handler publishes is sent, to topics that drop"
+            " repetitions of message ids."
+        ),
+    )
+    parallelism: int = Field(default=2, ge=1, description="Spark tasks, at least.")
+    side_topic: str = Field(default="", description="Mode side_topic: the topic; made if need be.")
+    filter: str = Field(
+        default="*", description="Mode side_topic: which messages, as for receive; * for all."
+    )
+    filter_type: str = Field(default="tag", description="Of the filter: tag or sql92.")
+    rate_per_s: float = Field(
+        default=0.0, ge=0, description="Mode side_topic: messages per second; 0 for no limit."
+    )
+    ttl_ms: int = Field(
+        default=86_400_000,
+        ge=0,
+        description="Mode side_topic: how long its messages are kept once sealed; 0: for good.",
+    )
+    replay_id: str = Field(
+        default="",
+        description=(
+            "What was done under an id is not done twice. Empty: that of the backfill, else of the"
+            " run, which a retry or a re-execution shares."
+        ),
+    )
+
+    def tagged(self, tags: Mapping[str, str]) -> "ReplayConfig":
+        """Return this config with the values given in tags of the run.
+
+        Raises:
+            ValueError: a tag has an invalid value.
+        """
+        said: dict[str, Any] = {
+            name: tags[f"{TAG_PREFIX}{name}"]
+            for name in type(self).model_fields
+            if f"{TAG_PREFIX}{name}" in tags
+        }
+        return type(self)(**{**self.model_dump(), **said}) if said else self
+
+
+def keep_replay_id(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Return the id of a run's replay, and store it in the run's tags.
+
+    Raises:
+        LookupError: the run re-executes a deleted run, and no ancestor has the id.
+    """
+    found = replay_id_of(instance, run)
+    instance.add_run_tags(run.run_id, {REPLAY_ID_TAG: found})
+    return found
+
+
+def replay_id_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Return the id of a run's replay: the id of its first run or backfill.
+
+    Raises:
+        LookupError: the run re-executes a deleted run, and no ancestor has the id.
+    """
+    last = run
+    for each in _descent(instance, run):
+        last = each
+        for tag in (REPLAY_ID_TAG, *_BACKFILL_TAGS):
+            if said := each.tags.get(tag):
+                return said
+    if last.parent_run_id or last.root_run_id:
+        raise LookupError(
+            f"This run re-executes run {last.parent_run_id or last.root_run_id}, which was deleted,"
+            " so the id of its replay is unknown and the replay could be made twice. Set replay_id:"
+            " the id of the first run or backfill to have it made once, or a new one to have it"
+            " made again."
+        )
+    return last.run_id
+
+
+def _descent(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[dg.DagsterRun]:
+    """Yield the run, its parent, and so on; the root replaces a deleted parent."""
+    at: dg.DagsterRun | None = run
+    for _ in range(_GENERATIONS):
+        if at is None:
+            return
+        yield at
+        parent = _run_of(instance, at.parent_run_id)
+        root = at.root_run_id if at.root_run_id != at.parent_run_id else None
+        at = parent or _run_of(instance, root)
+
+
+def _run_of(instance: dg.DagsterInstance, run_id: str | None) -> dg.DagsterRun | None:
+    return None if run_id is None else instance.get_run_by_id(run_id)
 
 
 def replay_key(group: str) -> dg.AssetKey:
@@ -74,7 +202,7 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
         spark: LazyPySparkResource,
     ) -> Iterator[dg.MaterializeResult[Any]]:
         prepare_environment()
-        task = _Task(context, config.tagged(context.run.tags), spec=spec, sinks=sinks)
+        task = _ReplayRun(context, config.tagged(context.run.tags), spec=spec, sinks=sinks)
         try:
             with broker.client() as client:
                 found = task.metadata(client, lambda: spark.spark_session)
@@ -92,7 +220,7 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
     return run
 
 
-class _Task:
+class _ReplayRun:
     """One run of the asset."""
 
     def __init__(
@@ -112,7 +240,7 @@ class _Task:
         window = context.partition_time_window
         self._from_ms, self._to_ms = _ms(window.start), _ms(window.end)
         try:
-            self._replay_id = config.replay_id or identify(context.instance, context.run)
+            self._replay_id = config.replay_id or keep_replay_id(context.instance, context.run)
         except LookupError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

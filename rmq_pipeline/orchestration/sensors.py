@@ -11,8 +11,8 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError, RocketMQError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.backoff import Backoff, code_since_s
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.backoff import Backoff, code_since_s, skip_reason
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, identifier
 from rmq_pipeline.orchestration.due_work import (
     BUSY_FOR_MS,
     Memory,
@@ -20,7 +20,7 @@ from rmq_pipeline.orchestration.due_work import (
     wanted_consumer,
     wanted_upkeep,
 )
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, identifier
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, WindowConfig, op_name
 from rmq_pipeline.orchestration.windows import UpkeepJob
 
@@ -30,8 +30,6 @@ POLL_S: Final = 4.0
 POLL_INTERVAL_S: Final = 0.25
 #: With fewer sensor threads, a daemon has none to spare for polling.
 POLL_WORKERS: Final = 4
-#: Prefix of skip reasons for the operator: work is due and is not started.
-NOT_STARTED: Final = "Not started: "
 #: A sensor does not wait for an absent broker.
 CONNECT_RETRY_S: Final = 0.0
 #: A queued run waits for a slot as long as needed, and then starts.
@@ -296,12 +294,6 @@ def _poll(
     if not wanted:
         return dg.SensorResult(skip_reason=skip_reason(look.reasons()), cursor=memory.dump())
     return dg.SensorResult(run_requests=[request(each) for each in wanted], cursor=memory.dump())
-
-
-def skip_reason(reasons: Sequence[str]) -> str:
-    """Return why a tick requests nothing: one reason per line, or that nothing is due."""
-    lines = "\n".join(reasons)
-    return f"{NOT_STARTED}{lines}" if reasons else "Nothing is due."
 
 
 def tick_wait_s(instance: dg.DagsterInstance) -> float:

@@ -12,13 +12,12 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.tenure import Tenure
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.orchestration.backoff import Backoff
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.backoff import Backoff, skip_reason
 from rmq_pipeline.orchestration.consumer import Consumer
+from rmq_pipeline.orchestration.declarations import KIND
 from rmq_pipeline.orchestration.due_work import next_serial
-from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S, skip_reason
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import KIND
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.sensors import CONNECT_RETRY_S
 from rmq_pipeline.orchestration.upkeep_assets import (
     GROUP,
     WINDOW_TAG,

@@ -18,8 +18,8 @@ from pyarrow import fs
 
 from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import BusyError, TopicNotFoundError
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.topic_assets import KIND, DeclaredTopic, identifier
+from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, identifier
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.spark.replay.staged import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Segment, TopicLog
 

@@ -1,25 +1,117 @@
 """The sensor that reports progress and readers of topics, at most once a minute."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import dagster as dg
 
-from rmq_pipeline.errors import BusyError, RocketMQError, TopicNotFoundError
+from rmq_pipeline.errors import (
+    BusyError,
+    ConsumerGroupNotFoundError,
+    RocketMQError,
+    TopicNotFoundError,
+)
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.dead_letters import dead_letter_key
-from rmq_pipeline.orchestration.live_members import live_members, table
-from rmq_pipeline.orchestration.topic_assets import DeclaredTopic
+from rmq_pipeline.orchestration.declarations import DeclaredTopic, dead_letter_key
+from rmq_pipeline.orchestration.resources import BrokerResource
 
-INTERVAL_S: Final = 15
+#: Statistics that a member reports about a topic, and their names in the table.
+_STATISTICS: Final = {
+    "consume_ok_per_s": "consumed_per_second",
+    "consume_failed_per_s": "failed_per_second",
+    "consume_rt_ms": "milliseconds_per_call",
+    "pulled_per_s": "pulled_per_second",
+    "cached": "cached",
+}
+REPORT_INTERVAL_S: Final = 15
 REPORT_EVERY_MS: Final = 60_000
 
 
 @dataclass(frozen=True)
-class Reported:
+class LiveMember:
+    """A live consumer of a topic, with the contents of its last heartbeat."""
+
+    group: str
+    client_id: str
+    model: str
+    order: str
+    #: The queues assigned to it.
+    queue_ids: tuple[int, ...]
+    #: Averages over the last minute.
+    statistics: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """Name that is unique among all groups."""
+        return f"{self.group}/{self.client_id}"
+
+    @property
+    def queues(self) -> str:
+        """Its queues, as text."""
+        return ", ".join(map(str, self.queue_ids))
+
+
+def live_members(client: Client, topic: str, *, groups: Iterable[str]) -> list[LiveMember]:
+    """Return the members of these groups that read the topic."""
+    found = []
+    for group in groups:
+        try:
+            members = client.describe_group(group).get("members", {})
+        except ConsumerGroupNotFoundError:
+            continue
+        found += [
+            _member(group, client_id, topic=topic, said=facts.get("details") or {})
+            for client_id, facts in members.items()
+            if topic in (facts.get("topics") or ())
+        ]
+    return found
+
+
+def _member(group: str, client_id: str, *, topic: str, said: Mapping[str, Any]) -> LiveMember:
+    # The contents come from the client, so only values of the expected type are used.
+    queues, statistics = (_part(_part(said, name), topic) for name in ("queues", "statistics"))
+    return LiveMember(
+        group=group,
+        client_id=client_id,
+        model=str(said.get("model") or ""),
+        order=str(said.get("order") or ""),
+        queue_ids=tuple(sorted(q for q in queues if isinstance(q, int))),
+        statistics={
+            name: float(statistics[key])
+            for key, name in _STATISTICS.items()
+            if isinstance(statistics, Mapping) and isinstance(statistics.get(key), int | float)
+        },
+    )
+
+
+def _part(whole: Any, name: str) -> Any:
+    found = whole.get(name) if isinstance(whole, Mapping) else None
+    return found if isinstance(found, Mapping | list) else {}
+
+
+def member_table(members: Iterable[LiveMember]) -> dg.TableMetadataValue:
+    """Return a table with one row per member."""
+    named = ("consumer_group", "client_id", "model", "order", "queues")
+    columns = [
+        *(dg.TableColumn(name, "string") for name in named),
+        *(dg.TableColumn(name, "float") for name in _STATISTICS.values()),
+    ]
+    records = [
+        dg.TableRecord(
+            {
+                **dict(zip(named, (m.group, m.client_id, m.model, m.order, m.queues), strict=True)),
+                **{name: m.statistics.get(name, 0.0) for name in _STATISTICS.values()},
+            }
+        )
+        for m in members
+    ]
+    return dg.MetadataValue.table(records, dg.TableSchema(columns=columns))
+
+
+@dataclass(frozen=True)
+class TopicReport:
     """The last report about a topic or about a group's dead letters."""
 
     at_ms: int
@@ -49,7 +141,7 @@ def topic_report_sensor(
         name=name,
         asset_selection=dg.AssetSelection.assets(*(topic.key for topic in topics)),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        minimum_interval_seconds=INTERVAL_S,
+        minimum_interval_seconds=REPORT_INTERVAL_S,
         description="Reports head, backlog, rate and readers of the topics, at most once a minute.",
     )
     def topic_reports(
@@ -84,11 +176,11 @@ def _make(client: Client, topics: Sequence[DeclaredTopic], *, made: set[str], lo
         made.add(topic.name)
 
 
-def _load(cursor: str | None) -> dict[str, Reported]:
-    return {name: Reported(**fields) for name, fields in json.loads(cursor or "{}").items()}
+def _load(cursor: str | None) -> dict[str, TopicReport]:
+    return {name: TopicReport(**fields) for name, fields in json.loads(cursor or "{}").items()}
 
 
-def _dump(said: Mapping[str, Reported]) -> str:
+def _dump(said: Mapping[str, TopicReport]) -> str:
     return json.dumps({name: asdict(each) for name, each in said.items()})
 
 
@@ -96,7 +188,7 @@ def _topic_events(
     client: Client,
     topics: Sequence[DeclaredTopic],
     *,
-    said: dict[str, Reported],
+    said: dict[str, TopicReport],
     made: set[str],
 ) -> list[dg.AssetObservation]:
     from rmq_pipeline.orchestration import queries
@@ -114,17 +206,17 @@ def _topic_events(
         head = sum(queue["max_offset"] for queue in queues)
         backlog = queries.lag_by_group(client, topic.name)
         members = live_members(client, topic.name, groups=backlog)
-        now = Reported(now_ms, head, backlog, {each.name: each.queues for each in members})
+        now = TopicReport(now_ms, head, backlog, {each.name: each.queues for each in members})
         if metadata := _moved(said.get(topic.name), now):
             if members:
-                metadata["members"] = table(members)
+                metadata["members"] = member_table(members)
             events.append(dg.AssetObservation(topic.key, metadata=metadata))
             said[topic.name] = now
     return events
 
 
 def _dead_letter_events(
-    client: Client, groups: Sequence[str], *, said: dict[str, Reported]
+    client: Client, groups: Sequence[str], *, said: dict[str, TopicReport]
 ) -> list[dg.AssetObservation]:
     from rmq_pipeline.orchestration import queries
 
@@ -133,7 +225,7 @@ def _dead_letter_events(
     counts = queries.dead_letters(client) if waiting else {}
     events = []
     for group in waiting:
-        now = Reported(now_ms, counts.get(group, 0), {})
+        now = TopicReport(now_ms, counts.get(group, 0), {})
         if metadata := _moved(said.get(_letters(group)), now):
             events.append(dg.AssetObservation(dead_letter_key(group), metadata=metadata))
             said[_letters(group)] = now
@@ -144,11 +236,11 @@ def _letters(group: str) -> str:
     return f"dead_letters/{group}"
 
 
-def _is_time(last: Reported | None, now_ms: int) -> bool:
+def _is_time(last: TopicReport | None, now_ms: int) -> bool:
     return last is None or now_ms - last.at_ms >= REPORT_EVERY_MS
 
 
-def _moved(last: Reported | None, now: Reported) -> dict[str, Any]:
+def _moved(last: TopicReport | None, now: TopicReport) -> dict[str, Any]:
     """Return the metadata of an observation; empty if nothing has changed since the last one."""
     if last is not None and replace(last, at_ms=now.at_ms) == now:
         return {}

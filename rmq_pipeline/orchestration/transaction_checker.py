@@ -17,14 +17,9 @@ import pyarrow.compute as pc
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.transactions import end_all, kept_checks
 from rmq_pipeline.handling.pace import Pace
-from rmq_pipeline.orchestration import held_window
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.topic_assets import (
-    KIND,
-    DeclaredTopic,
-    check_callable,
-    identifier,
-)
+from rmq_pipeline.orchestration import windows
+from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, check_callable, identifier
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import (
     GROUP,
     WindowConfig,
@@ -103,9 +98,9 @@ class TransactionChecker:
                 checks,
                 holder=holder,
                 who=f"topic {self.topic.name}",
-                every_s=held_window.RENEW_S,
+                every_s=windows.RENEW_S,
             )
-            with held_window.held(client, window), kept:
+            with windows.renewed(client, window), kept:
                 began = time.monotonic()
                 outcomes = self._decide(client, checks, window=window)
                 if not outcomes.get("failed"):  # a checker that raises at once is not a fast one

@@ -1,9 +1,11 @@
 """Upkeep windows: a run does one kind of the broker's background work for about a minute."""
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -41,6 +43,10 @@ WINDOW_S: Final = 60.0
 #: Maximum time that a busy window waits for its successor, and that a successor waits for the end
 #: of a call.
 OVERTIME_S: Final = 30.0
+log = logging.getLogger(__name__)
+
+#: Interval of renewals.
+RENEW_S = IN_A_CALL_RENEW_MS / 1000
 
 
 class Verb(Protocol):
@@ -309,3 +315,41 @@ def _goes_on(job: UpkeepJob, result: WindowResult, *, seconds: float, overtime: 
         return True
     # Busy: the next run is starting, and will take over.
     return result.seconds < seconds + overtime and result.work > 0
+
+
+@contextmanager
+def renewed(client: Client, window: Fence) -> Iterator[None]:
+    """Renew the window's lease; its length tells other windows that a call is running.
+
+    Args:
+        client: client of the broker; also used from the renewing thread.
+        window: name and epoch.
+
+    Raises:
+        FencedError: another window has already taken over. If one takes over later, the next verb
+            with this fence raises.
+    """
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(RENEW_S):
+            try:
+                _renew_in_a_call(client, window)
+            except FencedError:
+                return
+            except Exception as error:  # noqa: BLE001 - the next renewal may succeed
+                log.warning("window not renewed name=%s error=%s", window[0], error)
+
+    _renew_in_a_call(client, window)
+    thread = threading.Thread(target=renew, name=f"hold {window[0]}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _renew_in_a_call(client: Client, window: Fence) -> None:
+    name, epoch = window
+    client.renew_window(name, epoch=epoch, duration_ms=IN_A_CALL_LEASE_MS)

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from resources.deployments import resources
 from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.orchestration.consumer import spark_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.due_work import BUSY_FOR_MS
+from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.sensors import due_work_sensor
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import (
     JOB,
     transaction_check_job,

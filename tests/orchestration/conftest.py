@@ -16,8 +16,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup
+from rmq_pipeline.orchestration.declarations import DeclaredGroup
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from rmq_pipeline.settings import Settings
 

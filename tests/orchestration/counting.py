@@ -9,10 +9,9 @@ import dagster as dg
 import pyarrow as pa
 
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, Declaration
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 
 NUMBERS = topic("numbers", type="fifo")
 SQUARES = topic("squares")

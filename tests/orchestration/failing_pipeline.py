@@ -14,10 +14,10 @@ import pyarrow as pa
 from assets import upkeep
 from resources.deployments import resources
 from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.orchestration.consumer import python_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
 from rmq_pipeline.orchestration.sensors import due_work_sensor
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.windows import JOBS
 
 MENDED: Final = Path(__file__).with_name("mended").exists()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.consumer import python_consumer
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.orchestration import counting
 
 AT_WORK = "at_work"

@@ -12,9 +12,9 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration import backoff
 from rmq_pipeline.orchestration.backoff import FIRST_S, MOST_S, failing, pause_s
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import consumers_sensor, due_work_sensor
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from rmq_pipeline.orchestration.upkeep_assets import (
     NOTHING_ACKED_TAG,
     YIELDED_TAG,

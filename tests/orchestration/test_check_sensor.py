@@ -16,7 +16,6 @@ from rmq_pipeline.clock import Clock, ManualClock, SystemClock
 from rmq_pipeline.errors import BusyError, ForbiddenError, RocketMQError, StorageError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.check_sensor import (
     AWAY_S,
     DOWN_INTERVAL_S,
@@ -24,13 +23,11 @@ from rmq_pipeline.orchestration.check_sensor import (
     REPEAT_S,
     check_sensor,
 )
-from rmq_pipeline.orchestration.checks import HISTORY_EVERY_S, Check, watched_upkeep
-from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig
+from rmq_pipeline.orchestration.checks import FAILING_MS, HISTORY_EVERY_S, Check, watched_upkeep
+from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, python_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.standing import FAILING_MS
-from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, asset_key
 from tests.orchestration.conftest import Send
 

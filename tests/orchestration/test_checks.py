@@ -15,9 +15,9 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.orchestration import queries
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.checks import Thresholds, fallback_result, watched_consumer
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.conftest import Eventually
 from tests.orchestration.conftest import SMALL, Send
 

@@ -16,13 +16,16 @@ from resources.deployments import local
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, Declaration
+from rmq_pipeline.orchestration.consumer import (
+    Consumer,
+    ConsumerConfig,
+    Declaration,
+    python_consumer,
+    spark_consumer,
+)
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.sensors import consumers_sensor
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from tests.orchestration import counting
 from tests.orchestration.conftest import Send

@@ -12,7 +12,7 @@ import pytest
 
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.orchestration.conftest import Send
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumers.md"

@@ -13,14 +13,12 @@ from rmq_pipeline import limits
 from rmq_pipeline.errors import AlreadyExistsError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.checks import Thresholds
-from rmq_pipeline.orchestration.consumer import Consumer
+from rmq_pipeline.orchestration.consumer import Consumer, python_consumer, spark_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import consumers_sensor
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import transaction_checker
 from tests.orchestration.conftest import Send
 

@@ -24,8 +24,8 @@ from dagster._core.scheduler.instigation import (
     TickStatus,
 )
 
-from rmq_pipeline.orchestration import failure_watch
-from rmq_pipeline.orchestration.failure_watch import FailureWatch
+from rmq_pipeline.orchestration import backoff
+from rmq_pipeline.orchestration.backoff import FailureWatch
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from tests.orchestration.conftest import CODE_SINCE_S, Ran
 
@@ -98,7 +98,7 @@ def test_failed_runs_of_long_ago_are_not_read_again(
     told: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failure_watch, "OVERLAP", timedelta(0))
+    monkeypatch.setattr(backoff, "OVERLAP", timedelta(0))
     read: list[int] = []
     get = dg.DagsterInstance.get_run_records
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from rmq_pipeline.orchestration.purge import NAME, PurgeConfig, purge_asset, purge_runs
+from rmq_pipeline.orchestration.operator_jobs import PURGE, PurgeConfig, purge_asset, purge_runs
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 
 SUCCESS = (dg.DagsterRunStatus.SUCCESS,)
@@ -65,8 +65,8 @@ def test_purge_is_an_asset_that_spares_its_own_run(stored: dg.DagsterInstance, r
     result = dg.materialize(
         [purge_asset()],
         instance=stored,
-        run_config=dg.RunConfig(ops={op_name(NAME): PurgeConfig(keep_days=-1)}),
+        run_config=dg.RunConfig(ops={op_name(PURGE): PurgeConfig(keep_days=-1)}),
     )
 
-    metadata = result.asset_materializations_for_node(op_name(NAME))[0].metadata
+    metadata = result.asset_materializations_for_node(op_name(PURGE))[0].metadata
     assert (metadata["deleted"].value, metadata["left"].value) == (1, 1)

@@ -11,8 +11,8 @@ import pytest
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.python_consumer import python_consumer
+from rmq_pipeline.orchestration.consumer import python_consumer
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.conftest import Eventually
 from tests.orchestration import counting
 from tests.orchestration.conftest import Send

@@ -15,9 +15,9 @@ import pytest
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.dead_letters import dead_letter_key
-from rmq_pipeline.orchestration.redrive import RedriveConfig, redrive_asset, redrive_job
+from rmq_pipeline.orchestration.declarations import dead_letter_key
+from rmq_pipeline.orchestration.operator_jobs import RedriveConfig, redrive_asset, redrive_job
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.orchestration.conftest import Send
 
 TOPIC, GROUP = "orders", "billing"
@@ -233,7 +233,7 @@ def test_a_lost_connection_is_retried_under_the_same_id(
         return answer
 
     monkeypatch.setattr(Client, "redrive", flaky)
-    monkeypatch.setattr("rmq_pipeline.orchestration.redrive.RETRY_S", 0)
+    monkeypatch.setattr("rmq_pipeline.orchestration.operator_jobs.REDRIVE_RETRY_S", 0)
     with consuming(resource):
         result = execute(consumer_group=GROUP, minimum=5)
 

@@ -12,10 +12,10 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.dev_server import LOCATION, DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
-from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 from tests.conftest import Eventually
 from tests.free_address import free_port
@@ -26,8 +26,8 @@ TOPIC, GROUP = "orders", "billing"
 CODE = """
 import dagster as dg
 
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.redrive import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.resources import BrokerResource
+from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
 
 defs = dg.Definitions(
     [redrive_asset()], jobs=[redrive_job()], resources={"broker": BrokerResource()}

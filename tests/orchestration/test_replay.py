@@ -15,13 +15,10 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig
-from rmq_pipeline.orchestration.replay import replay_asset
-from rmq_pipeline.orchestration.replay_config import ReplayConfig
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
-from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, spark_consumer
+from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.replay import ReplayConfig, replay_asset
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.topic_log import log_spec
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import seal_all

@@ -10,13 +10,13 @@ from dagster._core.execution.plan.resume_retry import ReexecutionStrategy
 from dagster._core.test_utils import in_process_test_workspace
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from rmq_pipeline.orchestration.replay_identity import REPLAY_ID_TAG, identify, replay_id_of
+from rmq_pipeline.orchestration.replay import REPLAY_ID_TAG, keep_replay_id, replay_id_of
 
 
 @dg.op
 def replay(context: dg.OpExecutionContext) -> None:
     """Notes its id, as a replay does, and fails."""
-    identify(context.instance, context.run)
+    keep_replay_id(context.instance, context.run)
     raise dg.Failure("once more")
 
 

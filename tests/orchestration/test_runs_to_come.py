@@ -14,14 +14,14 @@ from dagster._core.storage.runs.schema import RunsTable
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration import sensors
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import (
     COMES_UP_WITHIN_S,
     STARTS_WITHIN_S,
     consumers_sensor,
     due_work_sensor,
 )
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
 from tests.orchestration.conftest import Reads, Send

@@ -10,8 +10,9 @@ import pytest
 
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, topic
 from rmq_pipeline.orchestration.due_work import HAND_OVER_AFTER_MS
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import (
     POLL_S,
     POLL_WORKERS,
@@ -19,7 +20,6 @@ from rmq_pipeline.orchestration.sensors import (
     due_work_sensor,
     tick_wait_s,
 )
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, upkeep_asset, upkeep_job
 from rmq_pipeline.orchestration.windows import JOBS
 from tests.orchestration.conftest import Reads, Send

@@ -19,12 +19,10 @@ from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.orchestration import sink_compaction
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.consumer import Consumer
+from rmq_pipeline.orchestration.consumer import Consumer, spark_consumer
+from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.sink_compaction import CompactConfig
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.spark_consumer import spark_consumer
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, op_name
 
 NUMBERS = topic("numbers")

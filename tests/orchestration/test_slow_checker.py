@@ -17,11 +17,10 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration import held_window
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration import windows
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.due_work import HAND_OVER_AFTER_MS, Memory, wanted_upkeep
-from rmq_pipeline.orchestration.held_window import held
-from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.transaction_checker import (
     FIRST_ROWS,
     JOB,
@@ -36,6 +35,7 @@ from rmq_pipeline.orchestration.windows import (
     OVERTIME_S,
     Fence,
     WindowResult,
+    renewed,
     run_upkeep_window,
 )
 from tests.waiting import until
@@ -100,7 +100,7 @@ def test_what_a_slow_checker_commits_is_delivered(
     monkeypatch: pytest.MonkeyPatch,
     call_ms: int,
 ) -> None:
-    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
+    monkeypatch.setattr(windows, "RENEW_S", 0.001)
     dagster = Dagster(client)
 
     def slow(checks: pa.Table) -> list[str]:
@@ -124,18 +124,18 @@ def test_a_window_that_was_taken_over_asks_nobody(client: Client) -> None:
     opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
     client.open_window(WINDOW, owner="b", duration_ms=CHECK_LEASE_MS, takeover=True)
 
-    with pytest.raises(FencedError), held(client, (WINDOW, opened["epoch"])):
+    with pytest.raises(FencedError), renewed(client, (WINDOW, opened["epoch"])):
         pytest.fail("this is not reached")
 
 
 def test_nothing_holds_a_window_after_the_call(
     client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
+    monkeypatch.setattr(windows, "RENEW_S", 0.001)
     opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
 
     def fails() -> None:
-        with held(client, (WINDOW, opened["epoch"])):
+        with renewed(client, (WINDOW, opened["epoch"])):
             clock.advance(IN_A_CALL_LEASE_MS // 2)
             until(lambda: left_ms(client, clock) == IN_A_CALL_LEASE_MS, what="a renewal")
             raise ZeroDivisionError
@@ -151,7 +151,7 @@ def test_nothing_holds_a_window_after_the_call(
 def test_a_failure_of_whatever_kind_does_not_end_the_holding(
     resource: BrokerResource, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
+    monkeypatch.setattr(windows, "RENEW_S", 0.001)
 
     class Stumbling(Client):
         renewals = 0
@@ -162,7 +162,7 @@ def test_a_failure_of_whatever_kind_does_not_end_the_holding(
                 raise OSError("no more sockets")
             return super().renew_window(name, **lease)
 
-    with Stumbling(resource.address) as client, held(client, opened_window(client)):
+    with Stumbling(resource.address) as client, renewed(client, opened_window(client)):
         until(lambda: client.renewals > 2, what="another try")
         clock.advance(IN_A_CALL_LEASE_MS // 2)
 
@@ -286,7 +286,7 @@ def test_a_run_that_takes_over_waits_for_the_end_of_a_call(
 ) -> None:
     window = opened_window(client)
 
-    with held(client, window):
+    with renewed(client, window):
         run = successor.start(window[1])
         assert not run.done()
         assert owner(client) == "a"
@@ -299,10 +299,10 @@ def test_a_run_that_takes_over_waits_for_the_end_of_a_call(
 def test_a_run_yields_to_a_call_that_takes_long(
     client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, successor: Successor
 ) -> None:
-    monkeypatch.setattr(held_window, "RENEW_S", 0.001)
+    monkeypatch.setattr(windows, "RENEW_S", 0.001)
     window = opened_window(client)
 
-    with held(client, window):
+    with renewed(client, window):
         run = successor.start(window[1])
         for _ in range(int(1000 * OVERTIME_S) // IN_A_CALL_RENEW_MS):
             assert not run.done()
@@ -333,7 +333,7 @@ def test_a_run_opens_its_window_when_the_one_in_a_call_is_gone(
 ) -> None:
     window = opened_window(client)
 
-    with held(client, window):
+    with renewed(client, window):
         run = successor.start(window[1])
         client.close_window(WINDOW, epoch=window[1])
 
@@ -345,7 +345,7 @@ def test_a_run_that_waits_yields_to_a_window_newer_than_the_one_in_a_call(
 ) -> None:
     window = opened_window(client)
 
-    with held(client, window):
+    with renewed(client, window):
         run = successor.start(window[1])
         client.open_window(WINDOW, owner="c", duration_ms=CHECK_LEASE_MS, takeover=True)
 

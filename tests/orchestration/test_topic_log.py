@@ -14,8 +14,8 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.topic_assets import DeclaredTopic, topic
+from rmq_pipeline.orchestration.declarations import DeclaredTopic, topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions, topic_log_sensor
 from rmq_pipeline.schema import PROPERTIES
 from rmq_pipeline.settings import Settings

@@ -10,8 +10,8 @@ import pytest
 
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.topic_assets import DeclaredGroup, topic
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, topic
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.topic_reports import topic_report_sensor
 from tests.orchestration.conftest import Send
 

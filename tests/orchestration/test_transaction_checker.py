@@ -13,11 +13,11 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.checks import fallback_check
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import due_work_sensor
-from rmq_pipeline.orchestration.topic_assets import topic
 from rmq_pipeline.orchestration.transaction_checker import (
     JOB,
     TransactionChecker,

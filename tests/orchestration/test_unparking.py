@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.unparking import unpark_asset, unpark_job
+from rmq_pipeline.orchestration.operator_jobs import unpark_asset, unpark_job
+from rmq_pipeline.orchestration.resources import BrokerResource
 from tests.orchestration.conftest import Send
 
 TOPIC, GROUP = "orders", "billing"

@@ -13,8 +13,8 @@ import pytest
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.checks import fallback_check
+from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import WindowConfig, asset_key, op_name, upkeep_asset
 from rmq_pipeline.orchestration.windows import JOBS, Slice, run_upkeep_window
 from tests.conftest import Eventually

@@ -3,7 +3,7 @@
 import pytest
 
 from resources.deployments import resources
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
+from rmq_pipeline.orchestration.resources import BrokerResource
 
 
 def test_local_finds_its_broker_at_run_time() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
-from rmq_pipeline.orchestration.archive_assets import compaction
+from rmq_pipeline.orchestration.upkeep_assets import compaction
 from rmq_pipeline.orchestration.windows import run_upkeep_window
 from rmq_pipeline.spark.merging import merge_all
 from tests.broker.archive_home import (

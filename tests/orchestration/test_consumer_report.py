@@ -11,19 +11,17 @@ from resources.deployments import local
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import sink_files
-from rmq_pipeline.orchestration import sink_hours
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
-from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig
+from rmq_pipeline.orchestration import consumer_report
+from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, python_consumer
+from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.python_consumer import python_consumer
-from rmq_pipeline.orchestration.sink_resource import SinkResource
-from rmq_pipeline.orchestration.topic_assets import topic
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from tests.orchestration import counting
 from tests.orchestration.conftest import Send
 
 HOUR_MS = 3_600_000
 NUMBERS = topic("numbers", type="fifo", log_from="1970-01-01-00:00", log_until="1970-01-01-05:00")
-KEY = sink_hours.hours_key("counter")
+KEY = consumer_report.hours_key("counter")
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_hours_that_a_dead_window_has_not_reported_are_reported_by_the_next(
 ) -> None:
     send("numbers", 1, message_group=["a"], born_at_ms=[0])
     with monkeypatch.context() as dying:
-        dying.setattr(sink_hours, "report", lambda *_, **__: 0)
+        dying.setattr(consumer_report, "report_sink_hours", lambda *_, **__: 0)
         assert window(consumer, instance, resource, tmp_path) == []
     send("numbers", 1, message_group=["a"], born_at_ms=[HOUR_MS])
 

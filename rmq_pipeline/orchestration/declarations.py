@@ -16,7 +16,7 @@ from rmq_pipeline import topic as topics
 from rmq_pipeline.errors import AlreadyExistsError, RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure, Order
-from rmq_pipeline.topic import PARTITION_TIME, Deduplicate, TopicType
+from rmq_pipeline.topic import DLQ_PREFIX, PARTITION_TIME, Deduplicate, TopicType
 
 KIND: Final = "rocketmq"
 #: Default start of the partitions, which Dagster requires; older hours are not on the grid.
@@ -308,3 +308,19 @@ class DeclaredGroup:
                 f" progress: `rmq group delete {self.name}`.",
             )
         return client.alter_group(self.name, **settings)
+
+
+def dead_letter_key(group: str) -> dg.AssetKey:
+    """Return the key of the asset of a group's dead letters."""
+    return dg.AssetKey(f"{identifier(group)}_dead_letters")
+
+
+def dead_letter_spec(group: str, consumer: dg.AssetKey) -> dg.AssetSpec:
+    """Return the external asset of a group's dead letter topic."""
+    return dg.AssetSpec(
+        dead_letter_key(group),
+        deps=[consumer],
+        description=f"Messages that {group} gave up on, with the reason of each.",
+        kinds={KIND, "topic"},
+        metadata={"topic": f"{DLQ_PREFIX}{group}", "consumer_group": group},
+    )

@@ -14,10 +14,9 @@ from dagster_pyspark import LazyPySparkResource
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.archive_assets import archive_assets, compaction
-from rmq_pipeline.orchestration.broker_resource import BrokerResource
 from rmq_pipeline.orchestration.due_work import Memory, wanted_upkeep
-from rmq_pipeline.orchestration.upkeep_assets import asset_key, op_name
+from rmq_pipeline.orchestration.resources import BrokerResource
+from rmq_pipeline.orchestration.upkeep_assets import archive_assets, asset_key, compaction, op_name
 from rmq_pipeline.orchestration.windows import JOBS, Report
 from tests.broker.archive_home import (
     HOUR_MS,
