@@ -10,23 +10,17 @@ from rmq_pipeline.cli import (
     acl,
     broker,
     dead_letters,
-    demo,
     groups,
-    lag,
     messages,
     offsets,
     parked,
-    recall,
-    search,
     sql,
     topics,
     up,
     users,
-    verifying,
 )
-from rmq_pipeline.cli.options import examples
+from rmq_pipeline.cli.options import examples, open_closed
 from rmq_pipeline.cli.output import show_error
-from rmq_pipeline.cli.streams import open_closed
 from rmq_pipeline.errors import RequestError, RocketMQError
 
 app = typer.Typer(
@@ -77,15 +71,15 @@ app.command(
         "rmq receive orders billing --filter \"region IN ('e', 'w')\" --filter-type sql92",
     )
 )(messages.receive)
-app.command(epilog=examples("rmq recall reminders 5F0C6A…"))(recall.recall)
-app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(lag.lag)
+app.command(epilog=examples("rmq recall reminders 5F0C6A…"))(messages.recall)
+app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(groups.lag)
 app.command(
     epilog=examples(
         "rmq find orders --key order-17",
         "rmq find orders --from 2030-01-01T09:00:00Z --to 2030-01-01T10:00:00Z --json",
     )
-)(search.find)
-app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(search.trace)
+)(messages.find)
+app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(messages.trace)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(parked.app, name="parked")
 app.add_typer(offsets.app, name="offset")
@@ -102,8 +96,8 @@ app.command(
         "rmq verify --home /backup/rmq --json | jq -r '.damaged[].file'",
         "rmq verify --sink /srv/sinks/flights",
     )
-)(verifying.verify)
-app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(demo.demo)
+)(broker.verify)
+app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(up.demo)
 
 
 def run() -> None:

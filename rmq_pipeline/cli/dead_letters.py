@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmq_pipeline.cli.moments import seconds
-from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples
+from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples, seconds
 from rmq_pipeline.cli.output import print_json, progress, rows_of, show_fields, show_rows
-from rmq_pipeline.cli.statements import statement
+from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import RequestError
 
 if TYPE_CHECKING:

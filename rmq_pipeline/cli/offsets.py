@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from rmq_pipeline.cli.moments import parse_ms
 from rmq_pipeline.cli.options import (
     MOMENT,
     AsJson,
@@ -15,6 +14,7 @@ from rmq_pipeline.cli.options import (
     connected,
     examples,
     group_names,
+    parse_ms,
 )
 from rmq_pipeline.cli.output import rows_of, show_rows
 from rmq_pipeline.errors import RequestError

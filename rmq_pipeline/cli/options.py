@@ -1,16 +1,24 @@
-"""Options and arguments that several commands share, and the client that they select."""
+"""Options and arguments that several commands share, their values, and the client that they select."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.errors import RequestError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
+#: Longest duration of an option: about 285 years; timers of the system overflow beyond it.
+LONGEST_S: Final = 9_000_000_000
+_TIME_END_MS: Final = 1 << 63
+#: Longer texts are out of range; Python refuses to parse numbers of thousands of digits.
+_MOST_DIGITS: Final = 20
 
 
 def examples(*commands: str) -> str:
@@ -108,3 +116,86 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
         address = None
     with Client(address, home=None if address else home or default_home(), retry_s=0) as client:
         yield client
+
+
+def parse_ms(text: str) -> int:
+    """Parse an ISO 8601 time, local if it names no zone, or a number of ms since 1970.
+
+    Raises:
+        RequestError: the text is neither, or is out of range of 64 bits.
+    """
+    if text.isdecimal():
+        at_ms = int(text) if len(text) <= _MOST_DIGITS else _TIME_END_MS
+        if at_ms >= _TIME_END_MS:
+            raise RequestError(f"{text[: _MOST_DIGITS + 1]!r} ms since 1970 is out of range.")
+        return at_ms
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise RequestError(
+            f"{text!r} is not a time.",
+            remedy="Give ISO 8601, such as 2030-01-31T09:00:00Z, or ms since 1970.",
+        ) from None
+    try:
+        return int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        # A local time in year 1 or 9999 can be in year 0 or 10000 in UTC.
+        raise RequestError(
+            f"{text!r} is out of range in UTC.", remedy="Give a time in the years 1 to 9999."
+        ) from None
+
+
+def format_ms(at_ms: int) -> str:
+    """Format ms since 1970 as ISO 8601 in UTC; times out of range remain numbers."""
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds(given: float, option: str) -> float:
+    """Check the seconds given for an option and return them.
+
+    Raises:
+        RequestError: the value is NaN, negative, or above LONGEST_S.
+    """
+    if not 0 <= given <= LONGEST_S:
+        raise RequestError(f"{option} is a number of seconds from 0 to {LONGEST_S}, not {given:g}.")
+    return given
+
+
+def to_ms(given_s: float, option: str) -> int:
+    """Convert the seconds given for an option to ms; raises as ``seconds`` does."""
+    return round(seconds(given_s, option) * 1000)
+
+
+def open_closed() -> None:
+    """Connect closed standard streams to /dev/null; call it at the start of a command.
+
+    Python sets a closed stream to None. Its descriptor must be taken too. Otherwise the next
+    opened file, perhaps one of a home, would get the number, and output of libraries with it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # open returns the lowest free number, which is this one. Child processes inherit it.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nobody = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
+            setattr(sys, name, nobody)
+
+
+def stdin() -> TextIO:
+    """Return stdin, for the argument -.
+
+    Raises:
+        RequestError: stdin is closed.
+    """
+    if sys.stdin is None:
+        raise RequestError(
+            "- reads stdin, but stdin is closed.", remedy="Redirect stdin from a file or a pipe."
+        )
+    return sys.stdin

@@ -6,7 +6,7 @@ import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples, group_names
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
-from rmq_pipeline.cli.statements import statement
+from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Parked messages and message groups: list, unpark.")

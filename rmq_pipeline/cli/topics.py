@@ -5,8 +5,7 @@ from typing import Annotated, get_args
 import typer
 
 from rmq_pipeline import limits
-from rmq_pipeline.cli.moments import to_ms
-from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples
+from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples, to_ms
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.topic import PARTITION_TIME, Deduplicate, TopicType
 

@@ -1,14 +1,16 @@
-"""``rmq up``: a supervised broker and a Dagster server."""
+"""``rmq up``: a supervised broker and a Dagster server; ``rmq demo``: the example on top of both."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rmq_pipeline import logs
 from rmq_pipeline.cli.broker import (
     DEFAULT_FLIGHT,
     GrpcTls,
@@ -23,9 +25,9 @@ from rmq_pipeline.cli.broker import (
     listening_to_serve,
     tls_to_serve,
 )
-from rmq_pipeline.cli.options import Home, LogFormat, LogLevel
+from rmq_pipeline.cli.options import AsJson, Home, LogFormat, LogLevel
 from rmq_pipeline.cli.output import show_message
-from rmq_pipeline.errors import RocketMQError
+from rmq_pipeline.errors import NotFoundError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
@@ -49,6 +51,7 @@ WorkingDirectory = Annotated[
         help="Folder of --module. Default: the current folder.",
     ),
 ]
+DEMO_MODULE: Final = "examples.flights.demo"
 
 
 def up(
@@ -150,7 +153,7 @@ def _run(
         home, listening, settings=settings, tell=show_message, on_failure=give_up
     )
     with supervisor as broker:
-        show_message(_doors(broker.endpoint, home))
+        show_message(_addresses(broker.endpoint, home))
         show_message("Dagster  starting …")
         with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, **code) as dagster:
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
@@ -165,5 +168,52 @@ def _run(
         raise failures[0]
 
 
-def _doors(endpoint: "Endpoint", home: Path) -> str:
+def _addresses(endpoint: "Endpoint", home: Path) -> str:
     return f"broker   {endpoint.flight}   gRPC {endpoint.grpc or '-'}   home {home}"
+
+
+class NotInstalledError(NotFoundError):
+    """The installation does not contain the example."""
+
+    remedy = "Run it from a checkout of the project."
+
+
+def demo(
+    *,
+    days: Annotated[int, typer.Option(help="How many days of 2013, 1 to 365.")] = 7,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave the UI running until Ctrl-C, and keep all files."),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Fail after this time. Default: depends on --days."),
+    ] = None,
+    micro_batch: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Maximum messages of a Spark micro-batch; 0: the consumer's setting."
+        ),
+    ] = 0,
+    as_json: AsJson = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run the departures of 2013 through broker, Dagster and Spark, and check every row.
+
+    Uses a new home, a new DAGSTER_HOME and free ports. Exit code 1: a check failed.
+    """
+    # The library must not import the application, so this process becomes the example's program.
+    # With -P, a folder `examples` in the current directory cannot hide the example.
+    command = [sys.executable, "-P", "-m", DEMO_MODULE, "--days", str(days)]
+    command += ["--micro-batch", str(micro_batch)] if micro_batch else []
+    command += ["--keep"] if keep else []
+    command += ["--json"] if as_json else []
+    command += ["--timeout", str(timeout)] if timeout is not None else []
+    script = Path(__file__).resolve().parents[2] / Path(*DEMO_MODULE.split(".")).with_suffix(".py")
+    if not script.exists():
+        raise NotInstalledError(f"The demo is not installed: {script} does not exist.")
+    # set_up also stores the options in the environment, which the example inherits.
+    logs.set_up(log_level, log_format)
+    sys.stdout.flush()
+    os.execv(sys.executable, command)  # noqa: S606 - no shell: that is wanted

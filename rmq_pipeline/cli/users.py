@@ -4,9 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rmq_pipeline.cli.options import AsJson, Flight, Home, connected, examples, user_names
+from rmq_pipeline.cli.options import AsJson, Flight, Home, connected, examples, stdin, user_names
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
-from rmq_pipeline.cli.streams import stdin
 from rmq_pipeline.errors import RequestError
 
 app = typer.Typer(
