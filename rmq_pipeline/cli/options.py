@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, their values, and the client that they select."""
+"""Options and arguments that several commands share, and the client that they select."""
 
 import os
 import sys

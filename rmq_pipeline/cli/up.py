@@ -1,4 +1,4 @@
-"""``rmq up``: a supervised broker and a Dagster server; ``rmq demo``: the example on top of both."""
+"""``rmq up``: a supervised broker and a Dagster server; ``rmq demo``: the example pipeline."""
 
 import os
 import sys

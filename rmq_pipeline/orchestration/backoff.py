@@ -1,4 +1,4 @@
-"""Backoff of windows whose runs fail, computed from the run storage, and their report on a terminal.
+"""Backoff of windows whose runs fail, from the run storage, and their report on a terminal.
 
 No state is kept in memory or in a cursor. A restart of the daemon changes nothing, and runs that an
 operator launches count too.

@@ -3,8 +3,9 @@
 A sensor (``check_sensor``) evaluates them. Dagster skips the checks of a failed run, and a consumer
 that is down has no other runs. They can also be executed on demand.
 
-While nothing is done, nothing is lost or out of order, so the checks of a consumer that is down would
-pass. Only a working consumer or upkeep may pass: ``look_for_down`` says why nothing gets done.
+While nothing is done, nothing is lost or out of order, so the checks of a consumer that is down
+would pass. Only a working consumer or upkeep may pass: ``look_for_down`` says why nothing gets
+done.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Declaration of a consumer: a handler becomes an asset with checks, a job and a sensor.
 
-``@spark_consumer`` handles its windows in Spark, ``@python_consumer`` in threads of the run's process.
+``@spark_consumer`` handles its windows in Spark, ``@python_consumer`` in threads of the run's
+process.
 """
 
 import os

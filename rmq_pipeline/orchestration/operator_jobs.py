@@ -1,4 +1,4 @@
-"""Jobs for operators: redrive and unpark from the Launchpad, and the nightly deletion of old runs."""
+"""Jobs for operators: redrive, unpark, and the nightly deletion of old runs."""
 
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
 """``replay_<consumer>``: an asset on the grid of the topic's log; its backfills are replays.
 
-Work done under a replay's id is not repeated. The runs of a backfill share its id. Dagster drops the
-backfill's tags when a run of an ended backfill is re-executed. A re-executed backfill gets a new id.
-A run therefore stores its id in a tag of its own, which re-executions inherit. It also looks for the
-id in its ancestors.
+Work done under a replay's id is not repeated. The runs of a backfill share its id. Dagster drops
+the backfill's tags when a run of an ended backfill is re-executed. A re-executed backfill gets a
+new id. A run therefore stores its id in a tag of its own, which re-executions inherit. It also
+looks for the id in its ancestors.
 """
 
 import warnings
