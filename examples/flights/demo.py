@@ -38,7 +38,7 @@ from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
-from rmq_pipeline.spark import java
+from rmq_pipeline.spark import session
 
 #: Asked of the broker this often.
 LOOK_S: Final = 1.0
@@ -66,7 +66,7 @@ def run(
     """
     if not 1 <= days <= DAYS_OF_YEAR:
         raise RequestError(f"There are 1 to {DAYS_OF_YEAR} days, not {days}.")
-    if missing := java.lacks():
+    if missing := session.java_lacks():
         raise OperatorError(missing)
     expected = verify.expected(days)
     display = Display(as_json=as_json, total=expected.published)

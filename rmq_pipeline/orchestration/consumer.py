@@ -42,7 +42,7 @@ from rmq_pipeline.orchestration.upkeep_assets import (
     say_yielded,
     window_tags,
 )
-from rmq_pipeline.spark import java
+from rmq_pipeline.spark import session
 from rmq_pipeline.spark.consumer import run_window as run_spark_window
 from rmq_pipeline.spark.session import prepare_environment
 
@@ -374,7 +374,7 @@ class spark_consumer(Declaration):  # noqa: N801 - read as a decorator
         settings = getattr(resources.spark, "spark_config", None)
         if settings is None or "spark.remote" in settings or "SPARK_REMOTE" in os.environ:
             return ""
-        return java.lacks()
+        return session.java_lacks()
 
     def window(self, hold: Hold) -> Callable[..., Materialized]:
         """Return a window function that uses the session of the resource ``spark``."""

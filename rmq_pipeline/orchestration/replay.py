@@ -25,9 +25,9 @@ from rmq_pipeline.orchestration.declarations import KIND, identifier
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
-from rmq_pipeline.spark.replay.comparison import CHANGE, COPIES
+from rmq_pipeline.spark.replay.effects import CHANGE, COPIES
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
-from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
+from rmq_pipeline.spark.replay.publishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
 

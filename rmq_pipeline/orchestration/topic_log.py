@@ -20,7 +20,7 @@ from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import BusyError, TopicNotFoundError
 from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, identifier
 from rmq_pipeline.orchestration.resources import BrokerResource
-from rmq_pipeline.spark.replay.staged import HOUR_MS
+from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Segment, TopicLog
 
 INTERVAL_S: Final = 15

@@ -1,22 +1,211 @@
-"""Windows of a consumer that runs in Spark."""
+"""Windows of a consumer that runs in Spark: an engine with one task per part of a micro-batch.
 
-from collections.abc import Callable
+The job of a micro-batch passes each part to the handler in ``mapInArrow`` and stages its sink file.
+"""
+
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
+import pyarrow as pa
 from typing_extensions import Unpack
 
-from rmq_pipeline.handling import run
+from rmq_pipeline.handling import run, sink
+from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
 from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.run import Terms
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.spark.engine import SparkEngine
+from rmq_pipeline.handling.worked import (
+    EXCEPTIONS,
+    Piece,
+    Worked,
+    WorkerDiedError,
+    gathered,
+    pieces,
+)
+from rmq_pipeline.spark.arrow_transport import (
+    ANSWER,
+    ANSWER_DDL,
+    GIVEN,
+    Answer,
+    Given,
+    PackedTable,
+    answers,
+    given,
+    pack,
+    to_batch,
+    unpack,
+)
 from rmq_pipeline.verbs import Verbs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+_WORKER_DIED: Final = "Python worker exited unexpectedly"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Up to this many messages a second task costs more than it saves.
+ROWS_PER_TASK: Final = 500
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 __all__ = ["BatchReport", "ConsumerSpec", "WindowReport", "run_window"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """Constants of a micro-batch for all its tasks."""
+
+    rules: Rules
+    #: A folder that driver and tasks reach, for tables too large for a row.
+    handoff: Path
+    sink: Path | None
+    epoch: int
+    batch: int
+
+
+def run_job(spark: "SparkSession", parts: list[Given], *, job: BatchJob) -> Worked:
+    """Walk the parts of a micro-batch, each in its own task.
+
+    Raises:
+        WorkerDiedError: a Python worker died; any of its messages may be the cause.
+        RuntimeError: a part has no answer, or several.
+    """
+
+    def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in given(batch):
+                yield to_batch(_handle_part(part, job), ANSWER)
+
+    # Spark makes one task per record batch.
+    rows = pa.Table.from_batches([to_batch([part], GIVEN) for part in parts])
+    frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
+    try:
+        found = answers(frame.toArrow())
+    except Exception as error:
+        # Classic Spark and Spark Connect raise different classes, but with the same words.
+        if _WORKER_DIED in str(error):
+            raise WorkerDiedError("The Python worker died.") from error
+        raise
+    answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
+    if answered != [given_part.part for given_part in parts]:
+        raise RuntimeError(
+            f"The {len(parts)} parts need one answer each; answers came from parts {answered}."
+        )
+    return gathered(Piece(a.part, a.kind, a.name, unpack(a.payload, a.path)) for a in found)
+
+
+def _handle_part(part: Given, job: BatchJob) -> list[Answer]:
+    messages = unpack(part.messages, part.messages_path)
+    state = unpack(part.state, part.state_path) if part.state or part.state_path else None
+    with rare_collections():
+        walked = walk(messages, state, rules=job.rules)
+    files = None
+    if walked.rows is not None and job.sink is not None:
+        files = sink.stage(
+            job.sink,
+            walked.rows,
+            partition_time=job.rules.partition_time,
+            epoch=job.epoch,
+            batch=job.batch,
+            messages=messages,
+        )
+    return [
+        Answer(part.part, kind, name, *pack(table, job.handoff, label=f"{part.part}-{kind}"))
+        for _, kind, name, table in pieces(part.part, walked, files=files)
+    ]
+
+
+class SparkEngine:
+    """Engine that runs a Spark job per micro-batch; a context manager that deletes its folder.
+
+    It asks for the session when the first batch comes.
+    """
+
+    def __init__(
+        self, spark: "Callable[[], SparkSession]", *, parallelism: int, handoff: Path | None
+    ) -> None:
+        self._spark = spark
+        self._parallelism = parallelism
+        self._parent = handoff
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def first_rows(self) -> int:
+        """No limit: a small first batch would cost a whole job."""
+        return sys.maxsize
+
+    @property
+    def least_rows(self) -> int:
+        """The rows of one task: each job has a fixed cost, however little the messages take."""
+        return ROWS_PER_TASK
+
+    @property
+    def at_once(self) -> int:
+        """One part per core."""
+        return self._parallelism
+
+    def parts(self, rows: int) -> int:
+        """Return one part per ROWS_PER_TASK messages, at most ``parallelism``."""
+        return min(self._parallelism, 1 + rows // ROWS_PER_TASK)
+
+    def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:  # noqa: ARG002
+        """Return a function that runs the Spark job; ``stopping`` does not interrupt it."""
+        spark = self._spark()
+        number = work.batch.number
+        folder = self._handoff() / f"{work.epoch}-{number}"
+        folder.mkdir()
+        parts = _packed_parts(work, folder)
+        this = BatchJob(work.rules, folder, sink=work.sink, epoch=work.epoch, batch=number)
+
+        def run() -> Worked:
+            try:
+                return run_job(spark, parts, job=this)
+            finally:
+                # Tables that are still mapped stay readable after their files are deleted.
+                shutil.rmtree(folder, ignore_errors=True)
+
+        return run
+
+    def _handoff(self) -> Path:
+        """Return the folder for tables too large for a row; created on first use."""
+        if self._folder is None:
+            if self._parent is not None:
+                self._parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="rmq-", dir=self._parent))
+        return self._folder
+
+
+def _packed_parts(work: Work, folder: Path) -> list[Given]:
+    """Return the input of each part's task."""
+    given = []
+    for part, (messages, state) in enumerate(work.batch.given(work.state)):
+        known = PackedTable(None, None)
+        if state is not None:
+            known = pack(state, folder, label=f"{part}-state")
+        given.append(Given(part, *pack(messages, folder, label=f"{part}-messages"), *known))
+    return given
 
 
 def run_window(

@@ -1,6 +1,8 @@
 """The Spark session of a window: small and local by default, with any master on request."""
 
 import os
+import re
+import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -38,6 +40,15 @@ SETTINGS: Final = {
     # Fast start: the serial collector, and no second compiler for short plans.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
 }
+#: The oldest Java that Spark 4 supports.
+OLDEST_JAVA: Final = 17
+_JAVA_REMEDY: Final = (
+    f"Install a JDK of version {OLDEST_JAVA} or newer (Debian, Ubuntu: apt-get install "
+    f"openjdk-{OLDEST_JAVA}-jre-headless; macOS: brew install openjdk@{OLDEST_JAVA}), set "
+    "JAVA_HOME if it is not on the PATH, and restart the process; or set spark.remote of the "
+    "resource `spark` to a Spark Connect server."
+)
+_JAVA_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -90,3 +101,34 @@ def prepare_environment() -> None:
 
 def _within(path: str, folders: set[str]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+def java_lacks(environment: Mapping[str, str] = os.environ) -> str:
+    """Return why Spark cannot start a JVM, with the remedy; an empty text if it can.
+
+    Looks where Spark's own script looks: in JAVA_HOME if it is set, else on the PATH.
+    """
+    home = environment.get("JAVA_HOME")
+    if home:
+        found = shutil.which(str(Path(home) / "bin" / "java"))
+        missing = f"JAVA_HOME is {home}, which has no bin/java."
+    else:
+        found = shutil.which("java", path=environment.get("PATH", ""))
+        missing = "There is no java on the PATH, and JAVA_HOME is not set."
+    if found is None:
+        return f"Spark needs a JDK. {missing} {_JAVA_REMEDY}"
+    version = _java_version(Path(found).resolve())
+    if version is not None and version < OLDEST_JAVA:
+        return (
+            f"Spark needs a JDK {OLDEST_JAVA} or newer; {found} is Java {version}. {_JAVA_REMEDY}"
+        )
+    return ""
+
+
+def _java_version(java: Path) -> int | None:
+    """Return the major version from the JDK's ``release`` file; None if there is none."""
+    try:
+        stated = _JAVA_VERSION.search((java.parents[1] / "release").read_text(errors="replace"))
+    except OSError:
+        return None
+    return int(stated[1]) if stated else None

@@ -16,7 +16,7 @@ from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.worked import Worked
-from rmq_pipeline.spark.engine import SparkEngine
+from rmq_pipeline.spark.consumer import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

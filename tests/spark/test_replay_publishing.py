@@ -11,7 +11,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.spark.replay.republishing import TopicPlan, publish_again
+from rmq_pipeline.spark.replay.publishing import TopicPlan, publish_again
 from tests.spark.handlers import numbered
 from tests.spark.replayed import HOUR_MS, Consumer, replayed_broker
 

@@ -1,4 +1,4 @@
-"""Where the tasks of a replay find messages: in queues, in files merged meanwhile, dealt out."""
+"""Where the tasks of a replay find messages: in queues, in files merged meanwhile, partitioned."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_message_groups_that_moved_when_the_topic_grew_are_replayed_in_order(
 
     report = consumer.again(0, 1, handler=shouted)
 
-    assert steps["dealing"] == {"files": 1}
+    assert steps["partitioning"] == {"files": 1}
     assert report.messages == 8 * GROUPS
     assert consumer.rows() == steps_of("a", "b", "c", "d")
     assert (report.states_differ, report.later) == (0, [])
@@ -88,20 +88,20 @@ def test_a_range_behind_the_growth_needs_no_dealing(consumer: Consumer) -> None:
 
     report = consumer.again(2, 3, mode="dry_run", state=None, handler=shouted)
 
-    assert "dealing" not in steps
+    assert "partitioning" not in steps
     assert report.messages == 2 * GROUPS
 
 
 def test_messages_are_dealt_out_where_queues_are_too_few(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_pipeline.spark.replay.stages.FEW_ROWS", 1)
+    monkeypatch.setattr("rmq_pipeline.spark.replay.tasks.FEW_ROWS", 1)
     fill(consumer, "a", "b")
     steps = told(consumer)
 
     report = consumer.again(0, 1, handler=shouted, parallelism=7)
 
-    assert steps["dealing"] == {"files": 7}
+    assert steps["partitioning"] == {"files": 7}
     assert report.messages == 4 * GROUPS
     assert consumer.rows() == steps_of("a", "b")
     assert report.states_differ == 0

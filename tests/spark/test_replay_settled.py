@@ -11,7 +11,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.spark.replay.settled import settled
+from rmq_pipeline.spark.replay.topic_log import settled
 
 TOPIC, GROUP = "steps", "walkers"
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import MESSAGES, RESULT, Outcome
-from rmq_pipeline.spark.replay.arranging import chunks
+from rmq_pipeline.spark.replay.external_sort import chunks
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     RANGE,
     ROLE,
     WARM_UP,
-    Course,
     Replayed,
+    ReplayRules,
     walk_again,
 )
 
@@ -69,9 +69,9 @@ def steps(given_messages: pa.Table, state: pa.Table) -> Outcome:
     )
 
 
-def course(on_failure: OnFailure = "dead_letter", *, tries: int = 1, **rules: Any) -> Course:
+def rules_of(on_failure: OnFailure = "dead_letter", *, tries: int = 1, **rules: Any) -> ReplayRules:
     given_rules = {"sink_schema": SINK, "state_schema": STATE, **rules}
-    return Course(Rules(steps, **given_rules), on_failure=on_failure, tries=tries)
+    return ReplayRules(Rules(steps, **given_rules), on_failure=on_failure, tries=tries)
 
 
 def rows(done: Replayed, role: int = RANGE) -> list[tuple[str, str, int]]:
@@ -103,7 +103,7 @@ def test_only_the_range_has_effects_and_all_roles_move_the_state() -> None:
         ("b", "1", RANGE),
     )
 
-    done = walk_again(given_messages, known(a=10), course=course())
+    done = walk_again(given_messages, known(a=10), replay_rules=rules_of())
 
     assert sorted(rows(done)) == [("a", "2", 12), ("a", "4", 14), ("b", "1", 1)]
     assert rows(done, BEHIND) == [("a", "5", 15)]
@@ -120,7 +120,9 @@ def test_a_state_without_nulls_may_be_removed() -> None:
         return Outcome(state=pa.table({"steps": [given_messages.num_rows]}, schema=never_null))
 
     given_messages = messages(("a", "1", WARM_UP), ("a", "gone", RANGE), ("b", "2", WARM_UP))
-    done = walk_again(given_messages, None, course=Course(Rules(removing, state_schema=never_null)))
+    done = walk_again(
+        given_messages, None, replay_rules=ReplayRules(Rules(removing, state_schema=never_null))
+    )
 
     assert state(done) == {"b": 1}
 
@@ -140,7 +142,7 @@ def test_what_follows_a_final_failure_goes_by_the_groups_policy(
         ("a", "1", RANGE), ("a", "bad", RANGE), ("a", "3", RANGE), ("a", "4", RANGE)
     )
 
-    done = walk_again(given_messages, None, course=course(on_failure))
+    done = walk_again(given_messages, None, replay_rules=rules_of(on_failure))
 
     assert failed(done) == outcomes
     assert [body for _, body, _ in rows(done)] == bodies
@@ -148,10 +150,10 @@ def test_what_follows_a_final_failure_goes_by_the_groups_policy(
 
 
 def test_a_group_that_was_parked_is_held_in_the_next_chunk_too() -> None:
-    first = walk_again(messages(("a", "bad", RANGE)), None, course=course("park"))
+    first = walk_again(messages(("a", "bad", RANGE)), None, replay_rules=rules_of("park"))
     following = messages(("a", "2", RANGE), ("b", "1", RANGE))
 
-    done = walk_again(following, None, course=course("park"), stopped=first.stopped)
+    done = walk_again(following, None, replay_rules=rules_of("park"), stopped=first.stopped)
 
     assert first.stopped == {"a"}
     assert failed(done) == [(0, "held")]
@@ -161,7 +163,7 @@ def test_a_group_that_was_parked_is_held_in_the_next_chunk_too() -> None:
 def test_a_failure_is_final_after_so_many_tries() -> None:
     CALLS.clear()
 
-    done = walk_again(messages(("a", "bad", RANGE)), None, course=course(tries=3))
+    done = walk_again(messages(("a", "bad", RANGE)), None, replay_rules=rules_of(tries=3))
 
     assert CALLS == [1, 1, 1]
     assert failed(done) == [(0, "dead_letter")]
@@ -170,7 +172,7 @@ def test_a_failure_is_final_after_so_many_tries() -> None:
 def test_a_hopeless_message_is_no_reason_to_park() -> None:
     given_messages = messages(("a", "hopeless", RANGE), ("a", "2", RANGE))
 
-    done = walk_again(given_messages, None, course=course("park"))
+    done = walk_again(given_messages, None, replay_rules=rules_of("park"))
 
     assert failed(done) == [(0, "dead_letter")]
     assert [body for _, body, _ in rows(done)] == ["hopeless", "2"]
@@ -179,7 +181,7 @@ def test_a_hopeless_message_is_no_reason_to_park() -> None:
 def test_failures_of_other_roles_are_not_told() -> None:
     given_messages = messages(("a", "bad", WARM_UP), ("a", "2", RANGE), ("a", "bad", BEHIND))
 
-    done = walk_again(given_messages, None, course=course())
+    done = walk_again(given_messages, None, replay_rules=rules_of())
 
     assert failed(done) == []
     assert rows(done) == [("a", "2", 1)]
@@ -187,13 +189,13 @@ def test_failures_of_other_roles_are_not_told() -> None:
 
 def test_without_order_a_failure_stops_nobody() -> None:
     given_messages = messages(("a", "1", RANGE), ("a", "bad", RANGE), (None, "3", RANGE))
-    unordered = course("park", ordered=False, state_schema=None)
+    unordered = rules_of("park", ordered=False, state_schema=None)
 
     def stateless(given_rows: pa.Table, _: pa.Table) -> Outcome:
         return Outcome(rows=steps(given_rows, STATE.empty_table()).rows)
 
     rules = Rules(stateless, ordered=False, sink_schema=SINK)
-    done = walk_again(given_messages, None, course=Course(rules, on_failure="park"))
+    done = walk_again(given_messages, None, replay_rules=ReplayRules(rules, on_failure="park"))
 
     assert unordered.on_failure == "park"
     assert failed(done) == [(1, "parked")]
@@ -214,7 +216,7 @@ def test_without_order_nothing_of_a_retried_message_counts(tries: int, calls: li
         )
 
     rules = Rules(handler, ordered=False, sink_schema=SINK)
-    done = walk_again(given_messages, None, course=Course(rules, tries=tries))
+    done = walk_again(given_messages, None, replay_rules=ReplayRules(rules, tries=tries))
 
     assert made == calls
     assert failed(done) == [(1, "dead_letter")]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.spark.source.offsets import Offsets, from_json, limited, to_json
 from rmq_pipeline.spark.source.options import (
     Address,
     Bound,
@@ -20,8 +21,7 @@ from rmq_pipeline.spark.source.options import (
     for_stream,
     for_write,
 )
-from rmq_pipeline.spark.source.planning import Span, cut
-from rmq_pipeline.spark.source.queues import Offsets, from_json, limited, to_json
+from rmq_pipeline.spark.source.reader import Span, cut
 from tests.spark.source_broker import TOPIC, Served, places
 
 if TYPE_CHECKING:

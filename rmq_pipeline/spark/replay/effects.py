@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,17 +14,147 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import publication
 from rmq_pipeline.spark import arrow_transport
-from rmq_pipeline.spark.replay import comparison, onward, side_sink, staged, stages
-from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
+from rmq_pipeline.spark.replay import publishing, sinks, tasks
+from rmq_pipeline.spark.replay.plan import OUTCOMES, ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.reading import Wanted
-from rmq_pipeline.spark.replay.settled import Settled, dead_lettered
-from rmq_pipeline.spark.replay.source import Source
-from rmq_pipeline.spark.replay.task import hours_part
-from rmq_pipeline.spark.replay.topic_log import Range
+from rmq_pipeline.spark.replay.tasks import hours_part
+from rmq_pipeline.spark.replay.topic_log import Range, Settled, Source, dead_lettered
 from rmq_pipeline.spark.replay.walk import FAILED
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Column with ``added`` or ``removed``, and column with the number of copies.
+CHANGE: Final = "change"
+COPIES: Final = "copies"
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def differing_rows(
+    spark: "SparkSession", *, old: list[Path], new: list[Path], columns: pa.Schema
+) -> "DataFrame | None":
+    """Return the rows that only one side has: CHANGE, COPIES, and the sink's columns.
+
+    Args:
+        spark: the session.
+        old: files of the sink.
+        new: files of the replay.
+        columns: columns of the sink.
+
+    Returns:
+        None if there are no files.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    sides = [
+        _read_files(spark, files, columns=columns).withColumn(COPIES, F.lit(sign))
+        for files, sign in ((old, -1), (new, 1))
+        if files
+    ]
+    if not sides:
+        return None
+    both = sides[0] if len(sides) == 1 else sides[0].unionByName(sides[1])
+    counted = both.groupBy(*columns.names).agg(F.sum(COPIES).cast("int").alias(COPIES))
+    change = F.when(F.col(COPIES) > 0, "added").otherwise("removed")
+    return counted.filter(F.col(COPIES) != 0).select(
+        change.alias(CHANGE), F.abs(COPIES).alias(COPIES), *columns.names
+    )
+
+
+def _read_files(spark: "SparkSession", files: list[Path], *, columns: pa.Schema) -> "DataFrame":
+    read = spark.read.parquet(*(str(file) for file in files))
+    return read.select(*(_comparable(read, field) for field in columns))
+
+
+def _comparable(read: "DataFrame", field: pa.Field) -> "Column":
+    """Return a column in a form that can be grouped by; map entries are sorted."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if field.name not in read.columns:
+        return F.lit(None).alias(field.name)
+    column = F.col(field.name)
+    if pa.types.is_map(field.type):
+        column = F.array_sort(F.map_entries(column))
+    return column.alias(field.name)
+
+
+def rows_by_hour(changed: "DataFrame", *, partition_time: str, added_only: bool) -> dict[str, int]:
+    """Count differing rows by hour, in the form of partition names.
+
+    Args:
+        changed: result of ``differing_rows``.
+        partition_time: the column that determines the hour.
+        added_only: count only rows that the replay adds.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    column = F.col(partition_time)
+    if dict(changed.dtypes)[partition_time] == "bigint":
+        column = F.timestamp_millis(column)
+    hour = F.date_format(column, "yyyy-MM-dd'T'HH")
+    if added_only:
+        changed = changed.filter(F.col(CHANGE) == "added")
+    found = changed.groupBy(hour.alias("hour")).agg(F.sum(COPIES).alias("n")).toArrow()
+    return dict(sorted(zip(found["hour"].to_pylist(), found["n"].to_pylist(), strict=True)))
+
+
+def changed_outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> pa.Table:
+    """Return the messages whose outcome has changed, as OUTCOMES.
+
+    Args:
+        messages: messages of the range.
+        was: queue_id, queue_offset and reason of the recorded dead letters.
+        now: walk.FAILED.
+    """
+    place = ["queue_id", "queue_offset"]
+    recorded = {(row["queue_id"], row["queue_offset"]): row for row in was.to_pylist()}
+    found = {(row["queue_id"], row["queue_offset"]): row for row in now.to_pylist()}
+    changed = [
+        {**row, "was": "dead_letter" if key in recorded else "acked", "would_be": row["outcome"]}
+        for key, row in found.items()
+        if row["outcome"] != "dead_letter" or key not in recorded
+    ]
+    healed = [row for key, row in recorded.items() if key not in found]
+    if healed:
+        spark = messages.sparkSession
+        wanted = pa.Table.from_pylist(healed, schema=was.schema).select(place)
+        there = messages.join(spark.createDataFrame(wanted), place, "left_semi")
+        listed = there.select(*place, "message_id", "message_group").toArrow().to_pylist()
+        changed += [
+            {
+                **row,
+                "was": "dead_letter",
+                "would_be": "acked",
+                "reason": recorded[row["queue_id"], row["queue_offset"]]["reason"],
+            }
+            for row in listed
+        ]
+    table = pa.Table.from_pylist(
+        [{name: row.get(name) for name in OUTCOMES.names} for row in changed], schema=OUTCOMES
+    )
+    return table.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
+
+
+def write_rows_report(changed: "DataFrame", path: Path) -> Path:
+    """Write differing rows to one Parquet file; return its path.
+
+    They are sorted by the sink's columns, so a removed row is next to its replacement.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts = path.with_suffix(".parts")
+    columns = [name for name in changed.columns if name not in {CHANGE, COPIES}]
+    in_order = changed.coalesce(1).sortWithinPartitions(*columns, F.desc(CHANGE))
+    in_order.write.mode("overwrite").parquet(str(parts))
+    (part,) = parts.glob("part-*.parquet")
+    part.replace(path)
+    for left in parts.glob("*"):
+        left.unlink()
+    for left in parts.glob(".*"):
+        left.unlink()
+    parts.rmdir()
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +179,7 @@ class Found:
     differ: pa.Array
     counts: dict[str, int]
     #: topic -> messages to publish, schema.SEND.
-    onward: dict[str, list[pa.Table]] = field(default_factory=dict)
+    to_publish: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls) -> "Found":
@@ -106,7 +236,7 @@ class Effects:
                 self._would_be_refused(snapshot, found)
         elif self._plan.mode == "side_sink":
             self._send(found)
-            self._report.replaced_files = side_sink.publish(
+            self._report.replaced_files = sinks.publish_side_sink(
                 self._target, found.files, mine=self._plan.side_range
             )
         else:
@@ -116,7 +246,7 @@ class Effects:
         plan, spec, report = self._plan, self._plan.spec, self._report
         was = dead_lettered(self._client, spec.group, topic=spec.topic)
         in_range = messages.filter(self._range.holds())
-        report.outcomes = comparison.outcomes(in_range, was=was, now=found.failed)
+        report.outcomes = changed_outcomes(in_range, was=was, now=found.failed)
         if report.outcomes.num_rows:
             path = plan.folder / f"outcomes-{plan.label}.parquet"
             checked_parquet.write(report.outcomes, path)
@@ -129,12 +259,12 @@ class Effects:
         )
         if changed is None:
             return
-        path = comparison.write_report(changed, plan.folder / f"rows-{plan.label}.parquet")
+        path = write_rows_report(changed, plan.folder / f"rows-{plan.label}.parquet")
         report.rows_report = str(path)
         written = messages.sparkSession.read.parquet(str(path))
         column = spec.partition_time
-        report.changed = comparison.partitions(written, partition_time=column, added_only=False)
-        added = comparison.partitions(written, partition_time=column, added_only=True)
+        report.changed = rows_by_hour(written, partition_time=column, added_only=False)
+        added = rows_by_hour(written, partition_time=column, added_only=True)
         report.rows_added = sum(added.values())
         report.rows_removed = sum(report.changed.values()) - report.rows_added
 
@@ -144,7 +274,7 @@ class Effects:
         spec = self._plan.spec
         if spec.sink is None or spec.sink_schema is None:
             return None
-        return comparison.rows(
+        return differing_rows(
             spark,
             old=[spec.sink / path for path in old],
             new=[folder / path for path in new["path"].to_pylist()],
@@ -158,7 +288,7 @@ class Effects:
             self._check_range(found.files)
             self._check_expired(snapshot.files)
         except RequestError:
-            staged.delete(spec.sink, found.files)
+            sinks.delete_files(spec.sink, found.files)
             raise
         # Publish before the replay counts as done: if it dies in between, the retry sends the same
         # ids.
@@ -178,10 +308,10 @@ class Effects:
         # Delete files of earlier attempts; this attempt deleted its own files if it lost a race.
         known = [self._client.sink_files(spec.group, removed=gone) for gone in (False, True)]
         paths = [path for files in known for path in files["path"].to_pylist()]
-        staged.sweep(spec.sink, label=plan.label, counting=paths)
+        sinks.sweep(spec.sink, label=plan.label, counting=paths)
 
     def _send(self, found: Found) -> None:
-        self._report.published = onward.send_onward(self._client, found.onward)
+        self._report.published = publishing.send_published(self._client, found.to_publish)
 
     def _would_be_refused(self, snapshot: Snapshot, found: Found) -> None:
         try:
@@ -229,7 +359,7 @@ class Effects:
                 folder=self._scratch / "behind",
             )
             if changed is not None:
-                report.behind_rows = comparison.partitions(
+                report.behind_rows = rows_by_hour(
                     changed, partition_time=self._plan.spec.partition_time, added_only=True
                 )
         if len(found.differ):
@@ -252,6 +382,6 @@ class Effects:
             ends=arrow_transport.write(ends, self._scratch / "ends.arrow"),
             scratch=self._scratch,
         )
-        found = stages.run(source.spark, stages.by_length(files), task=task)
+        found = tasks.run_tasks(source.spark, tasks.by_length(files), task=task)
         hours = {hour for table in found.get("hours", []) for hour in table["hour"].to_pylist()}
         return [str(np.datetime64(hour, "h")) for hour in sorted(hours)]

@@ -9,14 +9,24 @@ import pyarrow as pa
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.spark.replay.comparison import OUTCOMES
-from rmq_pipeline.spark.replay.side_sink import SideRange
-from rmq_pipeline.spark.replay.staged import hours
+from rmq_pipeline.spark.replay.sinks import SideRange, hour_partitions
 
 #: replace: the sink's own partitions; side_sink: another folder; dry_run: only report changes.
 Mode = Literal["replace", "side_sink", "dry_run"]
 _COLUMNS: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
 
+#: Columns of messages whose outcome has changed.
+OUTCOMES: Final = pa.schema(
+    [
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("message_id", pa.string()),
+        ("message_group", pa.string()),
+        ("was", pa.string()),
+        ("would_be", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
 #: Fields of the report that are neither numbers nor names.
 _TABLES: Final = frozenset(
     {"outcomes", "changed", "later", "behind_rows", "not_published", "published"}
@@ -54,7 +64,7 @@ class ReplayPlan:
 
     def __post_init__(self) -> None:
         try:
-            hours(self.from_ms, self.to_ms)
+            hour_partitions(self.from_ms, self.to_ms)
         except ValueError as error:
             raise RequestError(f"A replay takes whole hours: {error}") from error
         if self.spec.idempotency_key is not None:
@@ -108,7 +118,7 @@ class ReplayPlan:
     @property
     def partitions(self) -> list[str]:
         """The sink's partitions that the range fills."""
-        return hours(self.from_ms, self.to_ms)
+        return hour_partitions(self.from_ms, self.to_ms)
 
     def check_partitions(self, partition_time: str) -> None:
         """Check that the sink's partitions are those of the topic.

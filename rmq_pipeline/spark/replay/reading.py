@@ -19,7 +19,7 @@ from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.handling.handler import MESSAGES
 from rmq_pipeline.spark.arrow_transport import unpack
-from rmq_pipeline.spark.replay.staged import HOUR_MS
+from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Stored, listed
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
 
@@ -47,7 +47,7 @@ class Wanted:
     cursors: dict[int, int]
     #: Arrow file of unsettled messages before the cursors; None if all are settled.
     open: str | None = None
-    #: Arrow file of surroundings.STRETCH; None if the consumer keeps no state.
+    #: Arrow file of boundary_state.STRETCH; None if the consumer keeps no state.
     stretches: str | None = None
 
 

@@ -20,23 +20,25 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.spark import arrow_transport
-from rmq_pipeline.spark.replay import onward, side_sink, stages, surroundings
+from rmq_pipeline.spark.replay import publishing, sinks, tasks
+from rmq_pipeline.spark.replay.boundary_state import (
+    BoundaryState,
+    find_boundary_state,
+    merge_firsts_and_lasts,
+)
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
-from rmq_pipeline.spark.replay.places import together
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.reading import Wanted
-from rmq_pipeline.spark.replay.settled import PLACE, Settled, settled
-from rmq_pipeline.spark.replay.source import Source
-from rmq_pipeline.spark.replay.task import (
-    ONWARD,
+from rmq_pipeline.spark.replay.tasks import (
+    PUBLISHED,
     Assignment,
     count_part,
-    deal_part,
+    partition_part,
     place_part,
     walk_part,
 )
-from rmq_pipeline.spark.replay.topic_log import Range, TopicLog
-from rmq_pipeline.spark.replay.walk import FAILED, Course
+from rmq_pipeline.spark.replay.topic_log import PLACE, Range, Settled, Source, TopicLog, settled
+from rmq_pipeline.spark.replay.walk import FAILED, ReplayRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,19 +101,19 @@ class Replay:
 
     def _replay(self) -> None:
         if self._plan.side_sink is not None:
-            side_sink.check(self._plan.side_sink, self._plan.side_range)
+            sinks.check_side_sink(self._plan.side_sink, self._plan.side_range)
         if self._plan.publish:
-            onward.check_topics(self._client, self._plan.spec.publishes)
+            publishing.check_publish_topics(self._client, self._plan.spec.publishes)
         snapshot = self._snapshot()
         # Listed after the snapshot: the list then includes all settled messages.
         self._log = TopicLog(self._client, self._plan.spec.topic)
         started = time.monotonic()
         source = self._source(snapshot.settled)
-        found, course = Found.nothing(), None
+        found, boundary = Found.nothing(), None
         if source.files(lambda segment: segment.may_hold(self._range)):
             self._count_open(source, snapshot.settled)
-            course = self._course(source)
-            found = self._walk(source, course)
+            boundary = self._boundary(source)
+            found = self._walk(source, boundary)
         self._count(found)
         self._tell("walked", dict(found.counts))
         effects = Effects(
@@ -123,10 +125,10 @@ class Replay:
             report=self.report,
         )
         effects.finish(source, snapshot=snapshot, found=found)
-        if course is not None:
-            settled_only = self._wanted(source, course=None)
+        if boundary is not None:
+            settled_only = self._wanted(source, boundary=None)
             effects.look_behind(
-                source, wanted=settled_only, stretches=course.stretches, found=found
+                source, wanted=settled_only, stretches=boundary.stretches, found=found
             )
         self.report.spark_s = time.monotonic() - started
 
@@ -177,62 +179,62 @@ class Replay:
         unread = any(done.cursors.get(q, 0) < end for q, end in self._log.ends.items())
         if not unread and not done.open.num_rows:
             return
-        settled_only = self._wanted(source, course=None)
+        settled_only = self._wanted(source, boundary=None)
         everything = replace(settled_only, cursors=self._log.ends, open=None)
-        parts = stages.by_length(source.files(lambda segment: segment.may_hold(self._range)))
+        parts = tasks.by_length(source.files(lambda segment: segment.may_hold(self._range)))
         counts = []
         for wanted in (everything, settled_only):
             task = partial(count_part, wanted=wanted, scratch=self._scratch)
-            found = stages.run(source.spark, parts, task=task)["count"]
+            found = tasks.run_tasks(source.spark, parts, task=task)["count"]
             counts.append(sum(table["n"][0].as_py() for table in found))
         self.report.not_settled = counts[0] - counts[1]
 
-    def _course(self, source: Source) -> surroundings.Surroundings | None:
+    def _boundary(self, source: Source) -> BoundaryState | None:
         spec = self._plan.spec
         if spec.state is None:
             return None
         files = source.files(lambda segment: segment.may_hold(self._range))
-        wanted = self._wanted(source, course=None)
+        wanted = self._wanted(source, boundary=None)
         placing = partial(place_part, wanted=wanted, scratch=self._scratch)
-        found = stages.run(source.spark, stages.by_length(files), task=placing)
-        course = surroundings.find_course(
+        found = tasks.run_tasks(source.spark, tasks.by_length(files), task=placing)
+        boundary = find_boundary_state(
             self._client,
-            together(found["places"]),
+            merge_firsts_and_lasts(found["places"]),
             group=spec.group,
             topic=spec.topic,
             state=spec.state,
         )
         kept = {q["queue_id"]: q["min_offset"] for q in self._log.described["offsets"]}
-        self.report.states_unknown = course.unknown(kept)
-        self._tell("states", {"message_groups": course.stretches.num_rows})
-        return course
+        self.report.states_unknown = boundary.unknown(kept)
+        self._tell("states", {"message_groups": boundary.stretches.num_rows})
+        return boundary
 
-    def _walk(self, source: Source, course: surroundings.Surroundings | None) -> Found:
+    def _walk(self, source: Source, boundary: BoundaryState | None) -> Found:
         files = source.files(
-            lambda s: s.may_hold(self._range) or (course is not None and course.reads(s))
+            lambda s: s.may_hold(self._range) or (boundary is not None and boundary.reads(s))
         )
-        this = self._assignment(course, wanted=self._wanted(source, course=course))
-        if not this.course.rules.ordered:
-            parts = stages.by_length(files)
+        this = self._assignment(boundary, wanted=self._wanted(source, boundary=boundary))
+        if not this.replay_rules.rules.ordered:
+            parts = tasks.by_length(files)
         else:
-            shares = stages.share_out(
+            shares = tasks.share_out(
                 files,
                 one_queue_a_group=source.log.one_queue_a_group(files),
                 parallelism=self._plan.parallelism,
             )
-            parts = stages.by_queue(files)
+            parts = tasks.by_queue(files)
             if shares:
-                self._tell("dealing", {"files": shares})
-                dealing = partial(
-                    deal_part, wanted=this.wanted, files=shares, scratch=self._scratch
+                self._tell("partitioning", {"files": shares})
+                partitioning = partial(
+                    partition_part, wanted=this.wanted, files=shares, scratch=self._scratch
                 )
-                found = stages.run(source.spark, stages.by_length(files), task=dealing)
-                parts = stages.dealt_parts(found["dealt"])
-        return gathered(stages.run(source.spark, parts, task=partial(walk_part, this=this)))
+                found = tasks.run_tasks(source.spark, tasks.by_length(files), task=partitioning)
+                parts = tasks.partitioned_parts(found["group_files"])
+        return gathered(tasks.run_tasks(source.spark, parts, task=partial(walk_part, this=this)))
 
-    def _wanted(self, source: Source, *, course: surroundings.Surroundings | None) -> Wanted:
+    def _wanted(self, source: Source, *, boundary: BoundaryState | None) -> Wanted:
         left = source.settled.open
-        stretches = None if course is None else course.stretches
+        stretches = None if boundary is None else boundary.stretches
         return Wanted(
             self._range,
             self._log.root,
@@ -246,9 +248,7 @@ class Replay:
             None if table is None else arrow_transport.write(table, self._scratch / f"{name}.arrow")
         )
 
-    def _assignment(
-        self, course: surroundings.Surroundings | None, *, wanted: Wanted
-    ) -> Assignment:
+    def _assignment(self, boundary: BoundaryState | None, *, wanted: Wanted) -> Assignment:
         plan, spec = self._plan, self._plan.spec
         group = self._client.describe_group(spec.group)
         types = {t: str(self._client.describe_topic(t)["type"]) for t in spec.publishes}
@@ -263,15 +263,15 @@ class Replay:
             publication=plan.publication_of(self._log.described["topic_id"]),
         )
         return Assignment(
-            Course(rules, on_failure=group["on_failure"], tries=plan.tries),
+            ReplayRules(rules, on_failure=group["on_failure"], tries=plan.tries),
             wanted,
             filter=spec.filter,
             filter_type=spec.filter_type,
             sink=None if spec.sink is None else self._target(),
             scratch=self._scratch,
             label=plan.label,
-            before=self._written(None if course is None else course.before, "before"),
-            after=self._written(None if course is None else course.after, "after"),
+            before=self._written(None if boundary is None else boundary.before, "before"),
+            after=self._written(None if boundary is None else boundary.after, "after"),
         )
 
     def _target(self) -> Path:
@@ -306,7 +306,7 @@ def replay(
     return one.report
 
 
-def gathered(tables: stages.Tables) -> Found:
+def gathered(tables: tasks.Tables) -> Found:
     """Combine the results of the tasks of a walk."""
     counts: dict[str, int] = {}
     for table in tables.get("counts", []):
@@ -320,9 +320,9 @@ def gathered(tables: stages.Tables) -> Found:
         failed=pa.concat_tables([FAILED.empty_table(), *tables.get("failed", [])]),
         differ=pa.concat_arrays([pa.array([], pa.string()), *differ]),
         counts=counts,
-        onward={
-            kind.removeprefix(ONWARD): some
+        to_publish={
+            kind.removeprefix(PUBLISHED): some
             for kind, some in tables.items()
-            if kind.startswith(ONWARD)
+            if kind.startswith(PUBLISHED)
         },
     )

@@ -1,23 +1,30 @@
 """A topic as a Spark DataFrame: the segments of its manifest, and the unsealed messages.
 
 Spark reads the segments itself. The driver reads unsealed messages from the broker, and writes them
-to Parquet files with the same columns.
+to Parquet files with the same columns. ``Source`` has the messages that a group has settled.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.replay.settled import span
 
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+_DIALECT: Final = "duckdb"
+#: Views of messages that were examined and are not settled.
+_UNSETTLED: Final = ("in_flight", "retrying", "parked", "waiting")
+#: Place of a message.
+PLACE: Final = pa.schema([("queue_id", pa.int32()), ("queue_offset", pa.int64())])
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -31,6 +38,120 @@ _MANIFEST: Final = "_manifest.json"
 _MANIFEST_FORMAT: Final = 2
 _PAGE_ROWS: Final = 10_000
 _TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A topic's messages that a group has settled: those before the cursor and not in ``open``."""
+
+    #: queue_id -> the first offset that was not examined.
+    cursors: dict[int, int]
+    #: PLACE of unsettled messages before the cursor.
+    open: pa.Table
+
+
+def settled(client: Client, group: str, *, topic: str) -> Settled:
+    """Return the messages of a topic that a group has settled."""
+    from sqlglot import exp
+
+    asked = exp.select("queue_id", '"cursor"').from_("progress").where(*_is_of(group, topic))
+    cursors = {int(row["queue_id"]): int(row["cursor"]) for row in _rows_of_query(client, asked)}
+    parts = [
+        exp.select(*PLACE.names).from_(view).where(*_is_of(group, topic)) for view in _UNSETTLED
+    ]
+    left = client.sql(exp.union(*parts, distinct=True).sql(_DIALECT))
+    return Settled(cursors, left.cast(PLACE))
+
+
+def dead_lettered(client: Client, group: str, *, topic: str) -> pa.Table:
+    """Return a group's dead letters of a topic that were not acked after a redrive.
+
+    Returns:
+        PLACE, reason, error_type.
+    """
+    from sqlglot import exp
+
+    query = (
+        exp.select(
+            "d.origin_queue_id AS queue_id",
+            "d.origin_queue_offset AS queue_offset",
+            "d.reason",
+            "d.error_type",
+        )
+        .from_("dead_letters AS d")
+        .join(
+            "redrives AS r",
+            on=(
+                "r.consumer_group = d.consumer_group AND r.dead_letter_queue_id = d.queue_id"
+                " AND r.dead_letter_offset = d.queue_offset"
+            ),
+            join_type="left",
+        )
+        .where(*_is_of(group, topic, table="d"))
+        .where("coalesce(r.outcome, '') <> 'acked'")
+    )
+    found = client.sql(query.sql(_DIALECT))
+    types = [*PLACE, ("reason", pa.string()), ("error_type", pa.string())]
+    return found.cast(pa.schema(types))
+
+
+def span(
+    client: Client, topic: str, *, column: str, from_ms: int, to_ms: int
+) -> dict[int, tuple[int, int]]:
+    """Return queue_id -> [base, end) of the messages whose time is in [from_ms, to_ms).
+
+    Args:
+        client: client of the broker.
+        topic: name of the topic.
+        column: stored_at_ms or born_at_ms.
+        from_ms: start of the range, inclusive.
+        to_ms: end of the range, exclusive.
+    """
+    from sqlglot import exp
+
+    query = (
+        exp.select("queue_id", "min(queue_offset) AS base", "max(queue_offset) + 1 AS end_")
+        .from_("messages")
+        .where(exp.column("topic").eq(topic), exp.column(column) >= from_ms)
+        .where(exp.column(column) < to_ms)
+        .group_by("queue_id")
+    )
+    return {
+        int(r["queue_id"]): (int(r["base"]), int(r["end_"])) for r in _rows_of_query(client, query)
+    }
+
+
+def stored_at(client: Client, topic: str, *, places: list[tuple[int, int]]) -> list[int | None]:
+    """Return stored_at_ms of messages at (queue_id, queue_offset); None for missing ones."""
+    from sqlglot import exp
+
+    if not places:
+        return []
+    either = exp.or_(
+        *(
+            exp.and_(exp.column("queue_id").eq(q), exp.column("queue_offset").eq(o))
+            for q, o in places
+        )
+    )
+    query = exp.select(*PLACE.names, "stored_at_ms").from_("messages")
+    rows = _rows_of_query(client, query.where(exp.column("topic").eq(topic), either))
+    known = {(r["queue_id"], r["queue_offset"]): int(r["stored_at_ms"]) for r in rows}
+    return [known.get(place) for place in places]
+
+
+def _is_of(group: str, topic: str, *, table: str | None = None) -> "list[exp.Expression]":
+    from sqlglot import exp
+
+    return [
+        exp.column("consumer_group", table).eq(group),
+        exp.column("topic", table).eq(topic),
+    ]
+
+
+def _rows_of_query(client: Client, query: "exp.Expression") -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], client.sql(query.sql(_DIALECT)).to_pylist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,3 +347,50 @@ def listed(root: str) -> list[Segment]:
         Segment(entry["path"], entry["queue_id"], entry["base"], entry["end"], entry)
         for entry in listed["files"]
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Segments, and the files of unsealed messages."""
+
+    spark: "SparkSession"
+    log: TopicLog
+    #: The files, and their folder.
+    tail: list[Stored]
+    folder: Path
+    settled: Settled
+
+    def files(self, keep: Callable[[Segment], bool]) -> list[Stored]:
+        """Return the files of the selected segments, and the tail."""
+        kept = (segment for segment in self.log.segments if keep(segment))
+        paths = (
+            Stored(f"{self.log.root}/{each.path}", each.queue_id, each.base, each.end)
+            for each in kept
+        )
+        return [*paths, *self.tail]
+
+    def of(self, keep: Callable[[Segment], bool]) -> "DataFrame | None":
+        """Return settled messages of segments and the tail, not yet read; None if there are none.
+
+        Args:
+            keep: selects the segments.
+        """
+        segments = [segment for segment in self.log.segments if keep(segment)]
+        messages = frame(
+            self.spark, self.log, segments=segments, tail=self.tail, folder=self.folder
+        )
+        return None if messages is None else self._settled(messages)
+
+    def _settled(self, messages: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        queue, offset = F.col("queue_id"), F.col("queue_offset")
+        bounds = (
+            (queue == queue_id) & (offset < cursor)
+            for queue_id, cursor in self.settled.cursors.items()
+        )
+        chosen = messages.filter(reduce(lambda one, other: one | other, bounds, F.lit(False)))
+        if not self.settled.open.num_rows:
+            return chosen
+        left = F.broadcast(self.spark.createDataFrame(self.settled.open))
+        return chosen.join(left, PLACE.names, "left_anti")

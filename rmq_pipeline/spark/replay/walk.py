@@ -44,7 +44,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReplayRules:
     """Rules of a replay for calls and failures."""
 
     rules: Rules
@@ -74,7 +74,7 @@ class Replayed:
     #: topic -> number of messages that the range would publish.
     published: dict[str, int] = field(default_factory=dict)
     #: Those messages as schema.SEND, with their topics, if they must be sent.
-    onward: list[tuple[str, pa.Table]] = field(default_factory=list)
+    to_publish: list[tuple[str, pa.Table]] = field(default_factory=list)
     #: Message groups whose later messages are not handled.
     stopped: set[str] = field(default_factory=set)
 
@@ -115,7 +115,7 @@ def walk_again(
     messages: pa.Table,
     state: pa.Table | None,
     *,
-    course: Course,
+    replay_rules: ReplayRules,
     stopped: Collection[str] = (),
 ) -> Replayed:
     """Pass the messages of whole groups to the handler, each group from its state.
@@ -123,81 +123,92 @@ def walk_again(
     Args:
         messages: handler.MESSAGES and ROLE; groups contiguous, each in order.
         state: ``message_group`` and the state's columns before the first message of each group.
-        course: the handler, and the rules for failures.
+        replay_rules: the handler, and the rules for failures.
         stopped: message groups that an earlier message has stopped.
     """
     chunk, done = _Chunk(messages), Replayed(state=state)
     if stopped:
         of_stopped = pc.is_in(chunk.messages["message_group"], pa.array(list(stopped)))
-        _hold(chunk, np.flatnonzero(of_stopped.to_numpy()), done=done, course=course)
+        _hold(chunk, np.flatnonzero(of_stopped.to_numpy()), done=done, replay_rules=replay_rules)
     for role in (WARM_UP, RANGE, BEHIND):
         done.messages[role] = int((chunk.role == role).sum())
-    if not course.rules.ordered:
-        _walk_unordered(chunk, done, course=course)
+    if not replay_rules.rules.ordered:
+        _walk_unordered(chunk, done, replay_rules=replay_rules)
         return done
     while chunk.left.any():
         rows = chunk.next_rows()
         for role in np.unique(chunk.role[rows]).tolist():
-            _walk_rows(chunk, rows[chunk.role[rows] == role], role=role, done=done, course=course)
+            _walk_rows(
+                chunk,
+                rows[chunk.role[rows] == role],
+                role=role,
+                done=done,
+                replay_rules=replay_rules,
+            )
     return done
 
 
 def _walk_rows(
-    chunk: _Chunk, rows: npt.NDArray[np.int64], *, role: int, done: Replayed, course: Course
+    chunk: _Chunk,
+    rows: npt.NDArray[np.int64],
+    *,
+    role: int,
+    done: Replayed,
+    replay_rules: ReplayRules,
 ) -> None:
     given = _rows_of(chunk, rows)
-    walked = walk(given, done.state, rules=course.rules_of(role))
+    walked = walk(given, done.state, rules=replay_rules.rules_of(role))
     done.state = _merged(done.state, walked.state)
-    _keep(walked, role=role, done=done, course=course)
+    _keep(walked, role=role, done=done, replay_rules=replay_rules)
     outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
     at = walked.exceptions["row"].to_numpy()
     released, retried = rows[at[outcomes == "release"]], rows[at[outcomes == "retry"]]
     chunk.tried[retried] += 1
-    again = retried[chunk.tried[retried] < course.tries]
+    again = retried[chunk.tried[retried] < replay_rules.tries]
     chunk.left[rows] = False
     chunk.left[released] = True
     chunk.left[again] = True
     final = (outcomes == "dead_letter") | ((outcomes == "retry") & ~np.isin(rows[at], again))
     if final.any():
-        _give_up(
+        _fail_finally(
             chunk,
             rows=rows,
             failures=walked.exceptions.filter(pa.array(final)),
             role=role,
             done=done,
-            course=course,
+            replay_rules=replay_rules,
         )
 
 
-def _give_up(
+def _fail_finally(
     chunk: _Chunk,
     *,
     rows: npt.NDArray[np.int64],
     failures: pa.Table,
     role: int,
     done: Replayed,
-    course: Course,
+    replay_rules: ReplayRules,
 ) -> None:
     """Record final failures, and apply ``on_failure`` to their successors."""
     at = rows[failures["row"].to_numpy()]
     by_policy = failures["outcome"].to_numpy(zero_copy_only=False) == "retry"
-    parks = course.on_failure == "park"
+    parks = replay_rules.on_failure == "park"
     names = np.where(by_policy & parks, "parked", "dead_letter")
     _note(chunk, at, done=done, role=role, outcome=names, failures=failures)
     stops = at[by_policy] if parks else at
-    if course.on_failure == "dead_letter" or not len(stops):
+    if replay_rules.on_failure == "dead_letter" or not len(stops):
         return
-    _hold(chunk, chunk.rest_of_groups(stops), done=done, course=course)
+    _hold(chunk, chunk.rest_of_groups(stops), done=done, replay_rules=replay_rules)
     done.stopped.update(pc.drop_null(chunk.messages["message_group"].take(stops)).to_pylist())
 
 
 def _hold(
-    chunk: _Chunk, followers: npt.NDArray[np.int64], *, done: Replayed, course: Course
+    chunk: _Chunk, followers: npt.NDArray[np.int64], *, done: Replayed, replay_rules: ReplayRules
 ) -> None:
     """Mark the successors of a message that stops its group; the handler does not get them."""
     chunk.left[followers] = False
     in_range = followers[chunk.role[followers] == RANGE]
-    held = np.full(len(in_range), "held" if course.on_failure == "park" else "dead_letter")
+    held = np.full(len(in_range), "held" if replay_rules.on_failure == "park" else "dead_letter")
     _note(chunk, in_range, done=done, role=RANGE, outcome=held, failures=None)
 
 
@@ -220,7 +231,7 @@ def _note(
     done.failed.append(pa.table(columns, schema=FAILED))
 
 
-def _keep(walked: Walked, *, role: int, done: Replayed, course: Course) -> None:
+def _keep(walked: Walked, *, role: int, done: Replayed, replay_rules: ReplayRules) -> None:
     if role == WARM_UP:
         return
     if walked.rows is not None:
@@ -228,26 +239,26 @@ def _keep(walked: Walked, *, role: int, done: Replayed, course: Course) -> None:
     if role == RANGE:
         for topic, table in walked.publish.items():
             done.published[topic] = done.published.get(topic, 0) + table.num_rows
-        if course.rules.publication:
-            done.onward += walked.publish.items()
+        if replay_rules.rules.publication:
+            done.to_publish += walked.publish.items()
 
 
-def _walk_unordered(chunk: _Chunk, done: Replayed, *, course: Course) -> None:
+def _walk_unordered(chunk: _Chunk, done: Replayed, *, replay_rules: ReplayRules) -> None:
     """Walk messages without order: a failure does not affect other messages."""
     while chunk.left.any():
         rows = np.flatnonzero(chunk.left)
-        walked = walk(_rows_of(chunk, rows), None, rules=course.rules)
-        _keep(walked, role=RANGE, done=done, course=course)
+        walked = walk(_rows_of(chunk, rows), None, rules=replay_rules.rules)
+        _keep(walked, role=RANGE, done=done, replay_rules=replay_rules)
         chunk.left[:] = False
         outcomes = walked.exceptions["outcome"].to_numpy(zero_copy_only=False)
         at = rows[walked.exceptions["row"].to_numpy()]
         retried = at[outcomes == "retry"]
         chunk.tried[retried] += 1
-        again = retried[chunk.tried[retried] < course.tries]
+        again = retried[chunk.tried[retried] < replay_rules.tries]
         chunk.left[again] = True
         final = ~np.isin(at, again)
         if final.any():
-            parks = (outcomes[final] == "retry") & (course.on_failure == "park")
+            parks = (outcomes[final] == "retry") & (replay_rules.on_failure == "park")
             names = np.where(parks, "parked", "dead_letter")
             failures = walked.exceptions.filter(pa.array(final))
             _note(chunk, at[final], done=done, role=RANGE, outcome=names, failures=failures)

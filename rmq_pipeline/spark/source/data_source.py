@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.spark.source import options
-from rmq_pipeline.spark.source.reader import BatchReader
-from rmq_pipeline.spark.source.stream import StreamReader
+from rmq_pipeline.spark.source.reader import BatchReader, StreamReader
 from rmq_pipeline.spark.source.writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:

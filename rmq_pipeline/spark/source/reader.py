@@ -1,18 +1,230 @@
-"""Batch reads of topics."""
+"""Batch and streaming reads of topics: plan, tasks, and their messages.
 
-from collections.abc import Iterator, Sequence
+A task reads an offset range of a queue from segment files and from the broker. With a group, the
+broker shows the progress of a streaming query.
+"""
 
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
-from rmq_pipeline.errors import RequestError
-from rmq_pipeline.spark.source import queues
-from rmq_pipeline.spark.source.options import ReadOptions
-from rmq_pipeline.spark.source.partition import QueuePartition
-from rmq_pipeline.spark.source.planning import Span, plan
+from rmq_pipeline.archive.segment_file import open_segment
+from rmq_pipeline.errors import BrokerUnavailableError, IllegalOffsetError, RequestError
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog
+from rmq_pipeline.spark.source import offsets
+from rmq_pipeline.spark.source.offsets import Offsets, TopicBounds
+from rmq_pipeline.spark.source.options import Address, ReadOptions
+
+#: Rows of the first page, as the size of bodies is unknown; later pages have about _PAGE_BYTES.
+_FIRST_ROWS: Final = 64
+_PAGE_ROWS: Final = 20_000
+_PAGE_BYTES: Final = 16 << 20
+#: Columns that segment files do not have.
+_CONSTANT_COLUMNS: Final = ("topic", "queue_id")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """Offsets [start, end) in one segment file or, without a file, at the broker."""
+
+    start: int
+    end: int
+    #: A path or a URI.
+    file: str | None = None
+    #: The offset of the file's first row.
+    base: int = 0
+
+
+@dataclass(frozen=True)
+class QueuePartition(InputPartition):
+    """Messages of one queue for one task; pieces in offset order."""
+
+    address: Address
+    topic: str
+    topic_id: int
+    queue_id: int
+    pieces: tuple[FilePiece, ...]
+    #: True: expired messages raise an error; False: they are skipped.
+    fail_on_data_loss: bool
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the messages by offset, in several tables with these columns in this order.
+
+        Raises:
+            IllegalOffsetError: messages have expired since planning, and fail_on_data_loss is set.
+        """
+        stored = [name for name in columns if name not in _CONSTANT_COLUMNS]
+        place = {"topic": self.topic, "queue_id": self.queue_id}
+        with self.address.connect() as client:
+            for piece in self.pieces:
+                for table in self._read(client, piece, columns=stored):
+                    constants = {
+                        name: pa.repeat(pa.scalar(value), table.num_rows)
+                        for name, value in place.items()
+                    }
+                    arrays = [
+                        constants[name] if name in constants else table.column(name)
+                        for name in columns
+                    ]
+                    yield pa.table(arrays, names=list(columns))
+
+    def _read(self, client: Client, piece: FilePiece, *, columns: list[str]) -> Iterator[pa.Table]:
+        file = None if piece.file is None else open_if_present(piece.file)
+        if file is None:
+            # The segment was replaced and deleted, or is on another machine; the broker can read
+            # it.
+            yield from self._pages(client, piece, columns=columns)
+            return
+        with file:
+            yield from rows_of_piece(file, piece, columns=columns)
+
+    def _pages(self, client: Client, piece: FilePiece, *, columns: list[str]) -> Iterator[pa.Table]:
+        if client.describe_topic(self.topic)["topic_id"] != self.topic_id:
+            raise IllegalOffsetError(f"Topic {self.topic} was deleted and created again.")
+        at, limit = piece.start, _FIRST_ROWS
+        while at < piece.end:
+            asked = min(limit, piece.end - at)
+            try:
+                page = client.read(self.topic, self.queue_id, offset=at, limit=asked)
+            except IllegalOffsetError:
+                at = self._skipped(client, at)
+                continue
+            if not page.num_rows:
+                raise IllegalOffsetError(
+                    f"Queue {self.queue_id} of topic {self.topic} ends at {at}, not {piece.end}."
+                )
+            yield page.select(columns)
+            at += page.num_rows
+            fitting = _PAGE_BYTES * page.num_rows // max(1, page.nbytes)
+            limit = max(1, min(_PAGE_ROWS, fitting, 8 * limit))
+
+    def _skipped(self, client: Client, at: int) -> int:
+        """Return the first retained offset; the messages before it have just expired."""
+        queue = client.describe_topic(self.topic)["offsets"][self.queue_id]
+        low = int(queue["min_offset"])
+        if self.fail_on_data_loss or low <= at:
+            why = "has expired" if at < low else "is not there"
+            raise IllegalOffsetError(
+                f"Offset {at} of queue {self.queue_id} of topic {self.topic} {why}; the queue"
+                f" retains offsets {low} to {queue['max_offset']}."
+            )
+        return low
+
+
+def open_if_present(path: str) -> pq.ParquetFile | None:
+    """Open a segment; return None if it does not exist."""
+    files, inside = fs.FileSystem.from_uri(path)
+    try:
+        return open_segment(files.open_input_file(inside))
+    except FileNotFoundError:
+        return None
+
+
+def rows_of_piece(
+    file: pq.ParquetFile, piece: FilePiece, *, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the messages of a piece by row group; reads only the row groups that it overlaps."""
+    footer = file.metadata
+    counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+    starts = piece.base + np.cumsum([0, *counts])
+    for group in range(len(counts)):
+        low, high = max(int(starts[group]), piece.start), min(int(starts[group + 1]), piece.end)
+        if low < high:
+            table = file.read_row_group(group, columns=list(columns), use_threads=False)
+            yield table.slice(low - int(starts[group]), high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets [start, end) of a queue."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """Number of messages; negative if the end precedes the start."""
+        return self.end - self.start
+
+    def parts(self, n: int) -> Iterator["Span"]:
+        """Split into ``n`` spans of similar size, or into single messages if there are fewer."""
+        n = min(n, self.rows)
+        for i in range(n):
+            low, high = (self.start + self.rows * k // n for k in (i, i + 1))
+            yield Span(self.topic, self.queue_id, low, high)
+
+
+def plan_partitions(
+    client: Client, spans: Iterable[Span], *, options: ReadOptions
+) -> list[QueuePartition]:
+    """Return the tasks of a read: one per queue, or more if the options ask for more."""
+    found = []
+    logs: dict[str, TopicLog] = {}
+    for span in cut([span for span in spans if span.rows > 0], options=options):
+        if span.topic not in logs:
+            logs[span.topic] = TopicLog(client, span.topic)
+        partition = QueuePartition(
+            options.address,
+            span.topic,
+            int(logs[span.topic].described["topic_id"]),
+            span.queue_id,
+            tuple(pieces(logs[span.topic], span)),
+            options.fail_on_data_loss,
+        )
+        found.append(partition)
+    return found
+
+
+def cut(spans: list[Span], *, options: ReadOptions) -> list[Span]:
+    """Split spans into at least ``minPartitions``, each of at most ``maxRecordsPerPartition``."""
+    total = sum(span.rows for span in spans)
+    most = options.max_records or max(1, total)
+    parts = []
+    for span in spans:
+        n = -(-span.rows // most)
+        if options.min_partitions is not None and len(spans) < options.min_partitions:
+            n = max(n, -(-span.rows * options.min_partitions // total))
+        parts += list(span.parts(n))
+    return parts
+
+
+def pieces(log: TopicLog, span: Span) -> Iterator[FilePiece]:
+    """Yield the pieces of a span: ranges in segments, and the others at the broker."""
+    at = span.start
+    for segment in sorted(log.segments, key=_base):
+        if segment.queue_id != span.queue_id or segment.end <= at or segment.base >= span.end:
+            continue
+        if at < segment.base:
+            yield FilePiece(at, segment.base)
+        low, high = max(at, segment.base), min(segment.end, span.end)
+        yield FilePiece(low, high, f"{log.root}/{segment.path}", segment.base)
+        at = high
+    if at < span.end:
+        yield FilePiece(at, span.end)
+
+
+def _base(segment: Segment) -> int:
+    return segment.base
 
 
 def rows_of(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -37,9 +249,9 @@ class BatchReader(DataSourceReader):
         with options.address.connect() as client:
             spans = []
             for topic in options.topics:
-                held = queues.TopicBounds.of(client, topic)
-                first = queues.resolve(client, held, bound=options.starting, options=options).at
-                last = queues.resolve(client, held, bound=options.ending, options=options).at
+                held = offsets.TopicBounds.of(client, topic)
+                first = offsets.resolve(client, held, bound=options.starting, options=options).at
+                last = offsets.resolve(client, held, bound=options.ending, options=options).at
                 spans += [Span(topic, queue, at, last[queue]) for queue, at in first.items()]
             for span in spans:
                 if span.rows < 0:
@@ -47,9 +259,152 @@ class BatchReader(DataSourceReader):
                         f"The read of queue {span.queue_id} of topic {span.topic} starts at offset"
                         f" {span.start}, after its end {span.end}."
                     )
-            return plan(client, spans, options=options)
+            return plan_partitions(client, spans, options=options)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition inside a task."""
         return rows_of(partition, self._schema)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streaming reader; the offsets in Spark's checkpoint decide where it continues.
+
+    With a group, it commits to the broker the offsets that the query has durably processed.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._client: Client | None = None
+        #: The end of the query; None: it has no end.
+        self._target: dict[str, Offsets] | None = None
+        #: Offsets committed to the broker; None: the group has not subscribed yet.
+        self._reported: dict[str, Offsets] | None = None
+
+    @override
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offsets at which a query without a checkpoint begins."""
+        options = self._options
+        found = {
+            topic: offsets.resolve(self._broker(), held, bound=options.starting, options=options)
+            for topic, held in self._held().items()
+        }
+        return offsets.to_json(found)
+
+    @override
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a micro-batch from maxOffsetsPerTrigger."""
+        limit = self._options.max_offsets
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    @override
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch; ``start`` if there is nothing to read."""
+        begun = offsets.from_json(start)
+        held = self._held()
+        end = {topic: found.ends() for topic, found in held.items()}
+        if self._target is not None:
+            end = {topic: found for topic, found in self._target.items() if topic in end}
+        first = {topic: self._first(held[topic], begun.get(topic)) for topic in end}
+        # Spark has checkpointed ``start``, so the messages before it are in the sink.
+        self._report(begun)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return offsets.to_json(offsets.limited(first, _not_before(first, end), limit=most))
+
+    @override
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the end offsets, for the progress report of the query."""
+        return offsets.to_json({topic: held.ends() for topic, held in self._held().items()})
+
+    @override
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Make the query end at the present end offsets."""
+        self._target = {topic: held.ends() for topic, held in self._held().items()}
+
+    @override
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a micro-batch, also of one that Spark repeats."""
+        begun, wanted = offsets.from_json(start), offsets.from_json(end)
+        held = self._held()
+        spans = []
+        for topic, last in wanted.items():
+            if topic not in held:
+                continue  # the query no longer subscribes to it
+            if not offsets.is_same(held[topic], last, options=self._options):
+                continue  # the batch was of a deleted topic
+            first = self._first(held[topic], begun.get(topic)).at
+            spans += [
+                Span(topic, q, at, min(last.at[q], held[topic].bounds[q][1]))
+                for q, at in first.items()
+                if q in last.at
+            ]
+        return plan_partitions(self._broker(), spans, options=self._options)
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition inside a task."""
+        return rows_of(partition, self._schema)
+
+    @override
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit the end of a finished micro-batch to the broker."""
+        self._report(offsets.from_json(end))
+
+    @override
+    def stop(self) -> None:
+        """Close the connection when the query ends."""
+        if self._client is not None:
+            self._client.close()
+
+    def _broker(self) -> Client:
+        if self._client is None:
+            self._client = self._options.address.connect()
+        return self._client
+
+    def _held(self) -> dict[str, TopicBounds]:
+        return {topic: TopicBounds.of(self._broker(), topic) for topic in self._options.topics}
+
+    def _first(self, held: TopicBounds, begun: Offsets | None) -> Offsets:
+        """Return the next offsets of a topic: the end of the last batch, or the first retained."""
+        if begun is None or not offsets.is_same(held, begun, options=self._options):
+            return Offsets(held.topic_id, {queue: low for queue, (low, _) in held.bounds.items()})
+        found = {
+            # A queue that was added since then begins at 0.
+            queue: offsets.begin(
+                held, queue, at=min(begun.at.get(queue, 0), high), options=self._options
+            )
+            for queue, (_, high) in held.bounds.items()
+        }
+        return Offsets(held.topic_id, found)
+
+    def _report(self, done: Mapping[str, Offsets]) -> None:
+        group = self._options.group
+        if group is None or done == self._reported:
+            return
+        try:
+            for topic, held in self._held().items():
+                reached = done.get(topic)
+                # Offsets of a deleted topic mean nothing in its successor.
+                if reached is not None and reached.topic_id == held.topic_id:
+                    self._broker().subscribe(group, topic)
+                    at = {q: min(at, held.bounds[q][1]) for q, at in reached.at.items()}
+                    self._broker().update_offsets(group, topic, offsets=at)
+        except BrokerUnavailableError as error:
+            log.warning(
+                "The offsets of group %s could not be committed; the next batch repeats it: %s",
+                group,
+                error,
+            )
+        else:
+            self._reported = dict(done)
+
+
+def _not_before(first: Mapping[str, Offsets], end: Mapping[str, Offsets]) -> dict[str, Offsets]:
+    """Return the ends, moved up to ``first`` where they precede it."""
+    return {
+        topic: Offsets(
+            first[topic].topic_id,
+            {q: max(at, found.at.get(q, 0)) for q, at in first[topic].at.items()},
+        )
+        for topic, found in end.items()
+    }

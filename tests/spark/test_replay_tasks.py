@@ -10,11 +10,11 @@ import pytest
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.spark.arrow_transport import unpack, write
-from rmq_pipeline.spark.replay.arranging import chunks
+from rmq_pipeline.spark.replay.external_sort import chunks
 from rmq_pipeline.spark.replay.reading import WALKED, Wanted
-from rmq_pipeline.spark.replay.task import Assignment, _Task
+from rmq_pipeline.spark.replay.tasks import Assignment, _Task
 from rmq_pipeline.spark.replay.topic_log import Range
-from rmq_pipeline.spark.replay.walk import RANGE, Course
+from rmq_pipeline.spark.replay.walk import RANGE, ReplayRules
 
 SINK = pa.schema(
     [("message_group", pa.string()), ("total", pa.int64()), ("born_at_ms", pa.int64())]
@@ -60,7 +60,9 @@ def walked(
     """The last total of each group that began with 100 for a and 1,000 for b, and who differs."""
     range_ = Range(topic="t", from_ms=0, to_ms=3_600_000, partition_time="stored")
     this = Assignment(
-        Course(Rules(totals, state_schema=STATE, sink_schema=SINK, partition_time="born_at_ms")),
+        ReplayRules(
+            Rules(totals, state_schema=STATE, sink_schema=SINK, partition_time="born_at_ms")
+        ),
         Wanted(range_, "", {0: given.num_rows}),
         filter=wants,
         filter_type="tag",

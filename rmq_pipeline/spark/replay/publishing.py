@@ -1,11 +1,16 @@
-"""Replay of a range into another topic: copies of messages, rate-limited, retained for a time."""
+"""Publication by a replay: copies of a range in another topic, and the handler's own messages.
+
+A message of the handler without an id gets an id derived from its origin (see
+``handling/origins.py``). A repeated replay, of the same hours or others, therefore sends the same
+ids. A topic that suppresses repetitions stores each message once.
+"""
 
 import hashlib
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -237,3 +242,33 @@ def send(client: Client, topic: str, *, messages: pa.Table) -> int:
         else:
             return int(sent.num_rows - pc.sum(sent["duplicate"].fill_null(False)).as_py())
     raise AssertionError("unreachable")
+
+
+def check_publish_topics(client: Client, topics: Iterable[str]) -> None:
+    """Check that a repeated replay changes nothing in these topics.
+
+    Raises:
+        RequestError: a topic stores repetitions.
+    """
+    for topic in topics:
+        if client.describe_topic(topic)["deduplicate"] != "message_id":
+            raise RequestError(
+                f"Topic {topic} stores repetitions: with deduplicate = message_id a replay may"
+                " publish to it."
+            )
+
+
+def send_published(client: Client, messages: Mapping[str, list[pa.Table]]) -> dict[str, int]:
+    """Send published messages; return topic -> number of messages that were not stored before.
+
+    Args:
+        client: client of the broker.
+        messages: topic -> schema.SEND.
+    """
+    stored: dict[str, int] = {}
+    for topic, tables in messages.items():
+        stored[topic] = 0
+        for table in tables:
+            for start in range(0, table.num_rows, BATCH_ROWS):
+                stored[topic] += send(client, topic, messages=table.slice(start, BATCH_ROWS))
+    return stored

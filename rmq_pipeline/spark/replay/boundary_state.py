@@ -14,9 +14,21 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.known_state import as_declared
-from rmq_pipeline.spark.replay.settled import stored_at
-from rmq_pipeline.spark.replay.topic_log import Segment
+from rmq_pipeline.spark.replay.topic_log import Segment, stored_at
 
+#: Columns: the first and the last message of a message group.
+FIRSTS_AND_LASTS: Final = pa.schema(
+    [
+        ("message_group", pa.string()),
+        ("first_stored", pa.int64()),
+        ("first_queue", pa.int32()),
+        ("first", pa.int64()),
+        ("last_stored", pa.int64()),
+        ("last_queue", pa.int32()),
+        ("last", pa.int64()),
+    ]
+)
+_STORED_ORDER: Final = ["stored_at_ms", "queue_id", "queue_offset"]
 #: Messages of a group to walk: those behind ``low``, up to ``high`` of its queue. For a group in
 #: ``several`` queues: those behind ``low``, up to the last one in the range.
 STRETCH: Final = pa.schema(
@@ -34,8 +46,33 @@ STRETCH: Final = pa.schema(
 )
 
 
+def firsts_and_lasts(messages: pa.Table) -> pa.Table:
+    """Return PLACES of messages in stored order; messages without a message group are ignored."""
+    messages = messages.filter(pc.is_valid(messages["message_group"]))
+    wanted = [(name, end) for end in ("first", "last") for name in _STORED_ORDER]
+    found = messages.group_by("message_group", use_threads=False).aggregate(wanted)
+    names = [f"{name}_{end}" for name, end in wanted]
+    return (
+        found.select(["message_group", *names])
+        .rename_columns(FIRSTS_AND_LASTS.names)
+        .cast(FIRSTS_AND_LASTS)
+    )
+
+
+def merge_firsts_and_lasts(tables: list[pa.Table]) -> pa.Table:
+    """Merge PLACES of several parts, which may have groups in common."""
+    found = pa.concat_tables([FIRSTS_AND_LASTS.empty_table(), *tables])
+    ends = [
+        found.select(["message_group", *names]).rename_columns(["message_group", *_STORED_ORDER])
+        for names in (FIRSTS_AND_LASTS.names[1:4], FIRSTS_AND_LASTS.names[4:])
+    ]
+    return firsts_and_lasts(
+        pa.concat_tables(ends).sort_by([(n, "ascending") for n in _STORED_ORDER])
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class BoundaryState:
     """Recorded states and stretches of the message groups in a range."""
 
     #: STRETCH.
@@ -66,14 +103,14 @@ class Surroundings:
         return bool(segment.end > low + 1 and segment.base <= high)
 
 
-def find_course(
+def find_boundary_state(
     client: Client, places: pa.Table, *, group: str, topic: str, state: pa.Schema
-) -> Surroundings:
+) -> BoundaryState:
     """Find the states before and after the messages of a range.
 
     Args:
         client: client of the broker.
-        places: places.PLACES of the settled messages in the range.
+        places: FIRSTS_AND_LASTS of the settled messages in the range.
         group: the consumer group.
         topic: topic of the messages.
         state: the consumer's columns.
@@ -96,7 +133,7 @@ def find_course(
         name: history.filter(pc.equal(history["moment"], name))
         for name in ("before", "after", "begins")
     }
-    return Surroundings(
+    return BoundaryState(
         stretches=_stretches(client, places, moments=moments, topic=topic),
         before=_states(moments["before"], state),
         after=_states(moments["after"], state),

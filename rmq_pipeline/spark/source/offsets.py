@@ -58,10 +58,10 @@ class Offsets:
 
 
 #: Offsets by topic.
-Place: TypeAlias = Mapping[str, Offsets]
+OffsetsByTopic: TypeAlias = Mapping[str, Offsets]
 
 
-def to_json(place: Place) -> dict[str, Any]:
+def to_json(place: OffsetsByTopic) -> dict[str, Any]:
     """Return the offsets as JSON for a checkpoint; equal offsets give equal texts."""
     return {
         topic: {_TOPIC_ID: found.topic_id, **{str(q): found.at[q] for q in sorted(found.at)}}
@@ -158,7 +158,7 @@ def is_same(held: TopicBounds, begun: Offsets, *, options: ReadOptions) -> bool:
     return same
 
 
-def limited(start: Place, end: Place, *, limit: int | None) -> dict[str, Offsets]:
+def limited(start: OffsetsByTopic, end: OffsetsByTopic, *, limit: int | None) -> dict[str, Offsets]:
     """Return the end of a micro-batch of at most ``limit`` messages.
 
     Each queue advances in proportion to its waiting messages. ``start`` has all topics and queues

@@ -8,9 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from rmq_pipeline.spark.replay.arranging import arranged, by_group, deal, shares, stored
+from rmq_pipeline.spark.replay.external_sort import (
+    by_group,
+    partition,
+    shares,
+    sort_by_group,
+    tables_of,
+)
 from rmq_pipeline.spark.replay.reading import WALKED
-from rmq_pipeline.spark.replay.stages import ROWS_PER_TASK, Part, by_length, by_queue, share_out
+from rmq_pipeline.spark.replay.tasks import ROWS_PER_TASK, Part, by_length, by_queue, share_out
 from rmq_pipeline.spark.replay.topic_log import Stored
 
 Place = tuple[str | None, int, int, int]
@@ -51,7 +57,7 @@ def test_groups_are_side_by_side_and_in_order_however_little_memory(
     given = [(name, i, 1, i) for i, name in enumerate(names)]
     parts = [messages(*given[at : at + 130]) for at in range(0, len(given), 130)]
 
-    found = list(arranged(iter(parts), folder=tmp_path, most=most))
+    found = list(sort_by_group(iter(parts), folder=tmp_path, most=most))
 
     assert_arranged(places(*found), given)
     assert not list(tmp_path.iterdir())
@@ -68,7 +74,7 @@ def test_a_group_that_changed_its_queue_goes_on_behind_what_it_left(
     # The file of the new queue begins with messages older than any of the old one.
     parts = [messages(*others, *new), messages(*old)]
 
-    found = list(arranged(iter(parts), folder=tmp_path, most=most))
+    found = list(sort_by_group(iter(parts), folder=tmp_path, most=most))
 
     assert_arranged(places(*found), old + others + new)
 
@@ -76,9 +82,9 @@ def test_a_group_that_changed_its_queue_goes_on_behind_what_it_left(
 def test_messages_are_dealt_out_by_group_and_strangers_anywhere(tmp_path: Path) -> None:
     given = [(None if i % 2 else f"g{i % 40}", i, 0, i) for i in range(1_000)]
 
-    dealt = deal([messages(*given)], folder=tmp_path, files=4)
+    dealt = partition([messages(*given)], folder=tmp_path, files=4)
 
-    kept = {share: places(*stored(each.path)) for share, each in dealt.items()}
+    kept = {share: places(*tables_of(each.path)) for share, each in dealt.items()}
     assert sorted(kept) == [0, 1, 2, 3]
     everything = [place for mine in kept.values() for place in mine]
     assert sorted(map(str, everything)) == sorted(map(str, given))

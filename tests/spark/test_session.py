@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline.spark.java import lacks
+from rmq_pipeline.spark.session import java_lacks
 
 
 @pytest.fixture
@@ -17,18 +17,18 @@ def jdk(tmp_path: Path) -> Path:
 
 
 def test_java_on_the_path_is_enough(jdk: Path) -> None:
-    assert lacks({"PATH": str(jdk / "bin")}) == ""
+    assert java_lacks({"PATH": str(jdk / "bin")}) == ""
 
 
 def test_no_java_anywhere(tmp_path: Path) -> None:
-    said = lacks({"PATH": str(tmp_path)})
+    said = java_lacks({"PATH": str(tmp_path)})
 
     assert said.startswith("Spark needs a JDK. There is no java on the PATH")
     assert "apt-get install openjdk-17" in said
 
 
 def test_a_java_home_without_java_is_not_mended_by_the_path(jdk: Path, tmp_path: Path) -> None:
-    said = lacks({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(jdk / "bin")})
+    said = java_lacks({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(jdk / "bin")})
 
     assert f"JAVA_HOME is {tmp_path / 'gone'}, which has no bin/java." in said
 
@@ -41,4 +41,4 @@ def test_the_version_must_be_one_that_spark_runs_on(
 ) -> None:
     (jdk / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
 
-    assert (lacks({"JAVA_HOME": str(jdk)}) == "") is suffices
+    assert (java_lacks({"JAVA_HOME": str(jdk)}) == "") is suffices

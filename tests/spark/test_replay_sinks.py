@@ -13,9 +13,8 @@ import pytest
 from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.spark.replay import side_sink, staged
-from rmq_pipeline.spark.replay.side_sink import SideRange
-from rmq_pipeline.spark.replay.staged import HOUR_MS
+from rmq_pipeline.spark.replay import sinks
+from rmq_pipeline.spark.replay.sinks import HOUR_MS, SideRange
 
 SINK = pa.schema([("text", pa.string()), ("born_at_ms", pa.int64())])
 #: Longer than anything here takes.
@@ -41,12 +40,12 @@ def stage(folder: Path, mine: SideRange, *, text: str, label: str = "") -> pa.Ta
         partition_time="born_at_ms",
         epoch=0,
         batch=0,
-        prefix=staged.prefix(label or mine.label),
+        prefix=sinks.prefix(label or mine.label),
     )
 
 
 def fill(folder: Path, mine: SideRange, *, text: str, **label: str) -> int:
-    return side_sink.publish(folder, stage(folder, mine, text=text, **label), mine=mine)
+    return sinks.publish_side_sink(folder, stage(folder, mine, text=text, **label), mine=mine)
 
 
 def rows(folder: Path) -> list[tuple[int, str]]:
@@ -87,7 +86,7 @@ def test_a_part_of_what_was_filled_at_once_is_refused(
     fill(folder, hours(5, 8), text="old")
 
     with pytest.raises(RequestError) as checked:
-        side_sink.check(folder, hours(*mine))
+        sinks.check_side_sink(folder, hours(*mine))
     with pytest.raises(RequestError):
         fill(folder, hours(*mine), text="new")
     before = rows(folder), files(folder)
@@ -135,7 +134,7 @@ def test_runs_that_publish_at_the_same_time_keep_the_files_of_both(
     made = [(each, stage(folder, each, text="x")) for each in ranges]
     monkeypatch.setattr(manifest, "read", meet)
     threads = [
-        threading.Thread(target=side_sink.publish, args=(folder, each), kwargs={"mine": mine})
+        threading.Thread(target=sinks.publish_side_sink, args=(folder, each), kwargs={"mine": mine})
         for mine, each in made
     ]
     for thread in threads:
@@ -153,7 +152,7 @@ def test_of_two_replays_of_one_range_the_slower_one_changes_nothing(folder: Path
     fill(folder, mine, text="faster")
 
     with pytest.raises(SinkChangedError):
-        side_sink.publish(folder, slower, mine=mine)
+        sinks.publish_side_sink(folder, slower, mine=mine)
 
     assert rows(folder) == [(5, "faster")]
 
@@ -163,7 +162,7 @@ def test_files_whose_names_do_not_say_their_range_are_told_of(folder: Path) -> N
     fill(folder, hours(0, 2), text="old", label="0123456789abcdef")
 
     with pytest.raises(RequestError, match=r"2 files in the hours .* another folder"):
-        side_sink.check(folder, hours(0, 4))
+        sinks.check_side_sink(folder, hours(0, 4))
     with pytest.raises(RequestError, match="1 files in the hours"):
         fill(folder, hours(1, 2), text="new")
     fill(folder, hours(2, 4), text="new")

@@ -1,13 +1,16 @@
-"""Side sinks: folders that replays fill range by range; each hour's rows are there once.
+"""Files that a replay stages in sinks, and side sinks, which replays fill range by range.
 
-File names contain the group and range, so a later replay finds the files that it replaces. Runs of
-one backfill may publish concurrently; a lock serializes them.
+Names of staged files begin with ``replay-`` and the replay's label. A consumer's window, which
+deletes stale files of other windows, skips them. A repeated replay finds the files of its dead
+attempts. In a side sink the label contains the group and the range, so a later replay finds the
+files that it replaces, and each hour's rows are there once. Runs of one backfill may publish
+concurrently; a lock serializes them.
 """
 
 import fcntl
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +22,58 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.spark.replay import staged
+from rmq_pipeline.lake.paths import within
 
+HOUR_MS: Final = 3_600_000
+_PREFIX: Final = "replay-"
 #: File whose lock serializes publishing. The underscore marks it as no data for readers of folders.
-LOCK: Final = "_publish.lock"
+PUBLISH_LOCK: Final = "_publish.lock"
 _LABEL: Final = r"(?P<group>[0-9a-f]{16})-(?P<first>[-\d]+T\d\d)-(?P<end>[-\d]+T\d\d)"
-_NAME: Final = re.compile(f"/{staged.prefix(_LABEL)}-")
+_FILE_NAME: Final = re.compile(f"/{_PREFIX}{_LABEL}-")
+
+
+def prefix(label: str) -> str:
+    """Return the prefix of a replay's file names."""
+    return f"{_PREFIX}{label}"
+
+
+def delete_files(folder: Path, files: pa.Table) -> None:
+    """Delete staged files."""
+    for path in files["path"].to_pylist():
+        within(folder, path).unlink(missing_ok=True)
+
+
+def sweep(folder: Path, *, label: str, counting: Iterable[str]) -> list[str]:
+    """Delete files left by dead attempts of the same replay.
+
+    Args:
+        folder: folder of the sink.
+        label: label of the replay.
+        counting: paths to keep.
+
+    Returns:
+        The deleted paths.
+    """
+    named = set(counting)
+    left = [
+        path
+        for path in folder.glob(f"hour=*/{prefix(label)}-*.parquet")
+        if str(path.relative_to(folder)) not in named
+    ]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return [str(path.relative_to(folder)) for path in left]
+
+
+def hour_partitions(from_ms: int, to_ms: int) -> list[str]:
+    """Return the partitions of [from_ms, to_ms), which must be whole hours.
+
+    Raises:
+        ValueError: the range is not made of whole hours.
+    """
+    if from_ms % HOUR_MS or to_ms % HOUR_MS or from_ms >= to_ms:
+        raise ValueError(f"[{from_ms}, {to_ms}) are no whole hours.")
+    return [str(np.datetime64(h, "h")) for h in range(from_ms // HOUR_MS, to_ms // HOUR_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +93,12 @@ class SideRange:
         """Return the range of a file; None if it belongs to another group."""
         # Older versions named files by a digest of group and range.
         whole = _digest(f"{self.group}//{self.from_ms}/{self.to_ms}")
-        if f"/{staged.prefix(whole)}-" in path:
+        if f"/{prefix(whole)}-" in path:
             return self
-        found = _NAME.search(path)
+        found = _FILE_NAME.search(path)
         if found is None or found["group"] != _digest(self.group):
             return None
-        return SideRange(self.group, _ms(found["first"]), _ms(found["end"]))
+        return SideRange(self.group, _ms_of(found["first"]), _ms_of(found["end"]))
 
     def holds(self, other: "SideRange") -> bool:
         """Return True if this range contains the other one."""
@@ -63,7 +112,7 @@ class SideRange:
         return f"[{_hour(self.from_ms)}, {_hour(self.to_ms)})"
 
 
-def replaced(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bool]:
+def replaced_files(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bool]:
     """Return a mask of the side sink's files that the files of a range replace.
 
     Args:
@@ -96,13 +145,13 @@ def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
 
     An older version named files by a digest of group and range, which only the same range matches.
     """
-    hours = set(staged.hours(mine.from_ms, mine.to_ms))
+    hours = set(hour_partitions(mine.from_ms, mine.to_ms))
     unknown = [
         path
         for path, hour in zip(
             files["path"].to_pylist(), files["partition"].to_pylist(), strict=True
         )
-        if hour in hours and mine.of(path) is None and _NAME.search(path) is None
+        if hour in hours and mine.of(path) is None and _FILE_NAME.search(path) is None
     ]
     if unknown:
         raise RequestError(
@@ -112,16 +161,16 @@ def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
         )
 
 
-def check(folder: Path, mine: SideRange) -> None:
+def check_side_sink(folder: Path, mine: SideRange) -> None:
     """Check that a side sink accepts the rows of a range.
 
     Raises:
-        RequestError: it does not; see ``replaced``.
+        RequestError: it does not; see ``replaced_files``.
     """
-    replaced(folder, manifest.read(folder).files, mine=mine)
+    replaced_files(folder, manifest.read(folder).files, mine=mine)
 
 
-def publish(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
+def publish_side_sink(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
     """Publish files in place of the side sink's files of their range.
 
     Args:
@@ -136,12 +185,12 @@ def publish(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
         RequestError: the side sink does not accept the files; they were deleted.
         SinkChangedError: another replay of the same range was faster, and deleted the files.
     """
-    with _alone(folder):
+    with _locked(folder):
         before = manifest.read(folder)
         try:
-            gone = pa.array(replaced(folder, before.files, mine=mine), pa.bool_())
+            gone = pa.array(replaced_files(folder, before.files, mine=mine), pa.bool_())
         except RequestError:
-            staged.delete(folder, files)
+            delete_files(folder, files)
             raise
         if not all((folder / path).exists() for path in files["path"].to_pylist()):
             raise SinkChangedError(f"Another replay of {mine} has filled the side sink {folder}.")
@@ -149,15 +198,15 @@ def publish(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
         counting = pa.concat_tables([before.files.filter(pc.invert(gone)), files])
         listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
         manifest.publish(folder, listed, known=before)
-        staged.delete(folder, old)
-        staged.sweep(folder, label=mine.label, counting=counting["path"].to_pylist())
+        delete_files(folder, old)
+        sweep(folder, label=mine.label, counting=counting["path"].to_pylist())
     return int(old.num_rows)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("ab") as file:
+    with (folder / PUBLISH_LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -167,8 +216,8 @@ def _digest(text: str) -> str:
 
 
 def _hour(ms: int) -> str:
-    return str(np.datetime64(ms // staged.HOUR_MS, "h"))
+    return str(np.datetime64(ms // HOUR_MS, "h"))
 
 
-def _ms(hour: str) -> int:
-    return int(np.datetime64(hour, "h").astype(np.int64)) * staged.HOUR_MS
+def _ms_of(hour: str) -> int:
+    return int(np.datetime64(hour, "h").astype(np.int64)) * HOUR_MS

@@ -27,7 +27,7 @@ CHUNK_BYTES: Final = 64 << 20
 #: Maximum bytes that a task sorts in memory; the sort needs twice as much.
 SORTED_BYTES: Final = 128 << 20
 #: Number of files per partitioning step.
-_DEALT: Final = 16
+_FILES_PER_STEP: Final = 16
 #: Message groups still together after this many steps have the same hash.
 _DEEPEST: Final = 20
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -66,7 +66,7 @@ def chunks(
         yield pa.concat_tables(pending), False
 
 
-def arranged(
+def sort_by_group(
     tables: Iterator[pa.Table], *, folder: Path, most: int = SORTED_BYTES, depth: int = 0
 ) -> Iterator[pa.Table]:
     """Yield messages of WALKED with groups contiguous, each group in the order it was stored.
@@ -83,15 +83,17 @@ def arranged(
         held.append(table)
         size += table.nbytes
         if size > most and depth < _DEEPEST:
-            dealt = deal(chain(held, tables), folder=folder, files=_DEALT, depth=depth)
+            by_share = partition(
+                chain(held, tables), folder=folder, files=_FILES_PER_STEP, depth=depth
+            )
             held = []
-            for each in dealt.values():
+            for each in by_share.values():
                 if each.alone:
                     yield from _by_queue(each.path)
                 else:
                     deeper = depth + 1
-                    again = stored(each.path)
-                    yield from arranged(again, folder=folder, most=most, depth=deeper)
+                    again = tables_of(each.path)
+                    yield from sort_by_group(again, folder=folder, most=most, depth=deeper)
                 Path(each.path).unlink()
             return
     if held:
@@ -113,7 +115,7 @@ def by_group(messages: pa.Table) -> pa.Table:
 
 
 @dataclass(slots=True)
-class Dealt:
+class GroupFile:
     """Messages of some groups in an Arrow file."""
 
     path: str
@@ -134,19 +136,21 @@ class Dealt:
 
 
 #: Columns in which a task reports its files to the driver; ``share`` is the number of the share.
-DEALT: Final = pa.schema([("share", pa.int32()), ("path", pa.string()), ("first_ms", pa.int64())])
+GROUP_FILES: Final = pa.schema(
+    [("share", pa.int32()), ("path", pa.string()), ("first_ms", pa.int64())]
+)
 
 
-def deal(
+def partition(
     tables: Iterable[pa.Table], *, folder: Path, files: int, depth: int = 0
-) -> dict[int, Dealt]:
+) -> dict[int, GroupFile]:
     """Partition messages into files by message group; each file keeps their order.
 
     Returns:
         Number of the share -> its file; shares without messages are omitted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    dealt: dict[int, Dealt] = {}
+    by_share: dict[int, GroupFile] = {}
     writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
     try:
         for table in tables:
@@ -158,16 +162,16 @@ def deal(
             for share, start, stop in zip(found.tolist(), starts.tolist(), stops, strict=True):
                 if share not in writers:
                     # Unique names, because a repeated attempt of the task writes files of its own.
-                    path = str(folder / f"dealt-{share}-{secrets.token_hex(8)}.arrow")
-                    dealt[share] = Dealt(path)
+                    path = str(folder / f"group-{share}-{secrets.token_hex(8)}.arrow")
+                    by_share[share] = GroupFile(path)
                     writers[share] = pa.ipc.new_file(path, WALKED)
                 part = ordered.slice(start, stop - start)
-                dealt[share].note(part)
+                by_share[share].note(part)
                 writers[share].write_table(part)
     finally:
         for writer in writers.values():
             writer.close()
-    return dealt
+    return by_share
 
 
 def shares(messages: pa.Table, n: int, *, depth: int = 0) -> Int64s:
@@ -183,8 +187,8 @@ def shares(messages: pa.Table, n: int, *, depth: int = 0) -> Int64s:
     return chosen
 
 
-def stored(path: str) -> Iterator[pa.Table]:
-    """Yield the tables that ``deal`` wrote to a file, mapped into memory."""
+def tables_of(path: str) -> Iterator[pa.Table]:
+    """Yield the tables that ``partition`` wrote to a file, mapped into memory."""
     with pa.memory_map(path) as mapped:
         reader = pa.ipc.open_file(mapped)
         for i in range(reader.num_record_batches):
@@ -197,12 +201,12 @@ def _by_queue(path: str) -> Iterator[pa.Table]:
     A group that has moved to another queue does not return to the earlier one.
     """
     firsts: dict[int, int] = {}
-    for table in stored(path):
+    for table in tables_of(path):
         queues, first = np.unique(table["queue_id"].to_numpy(), return_index=True)
         for queue, row in zip(queues.tolist(), first.tolist(), strict=True):
             firsts.setdefault(queue, table["stored_at_ms"][row].as_py())
     for queue in sorted(firsts, key=lambda each: (firsts[each], each)):
-        for table in stored(path):
+        for table in tables_of(path):
             mine = table.filter(pc.equal(table["queue_id"], queue))
             if mine.num_rows:
                 yield mine

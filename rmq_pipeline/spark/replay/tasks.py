@@ -1,11 +1,16 @@
-"""Spark tasks of a replay: from messages to files and results."""
+"""Spark tasks of a replay: the files that each one reads, its work, and its results.
 
-from collections.abc import Iterator
+If no message group changes its queue, each task reads one queue, and no messages are moved.
+Otherwise, or if queues are too few or too long, an earlier stage partitions the messages by message
+group. Each task then reads the files of its partition.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,41 +18,157 @@ import pyarrow.compute as pc
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.handling import sink
 from rmq_pipeline.handling.group_walk import rare_collections
-from rmq_pipeline.spark.arrow_transport import Answer, pack, unpack
-from rmq_pipeline.spark.replay import staged
-from rmq_pipeline.spark.replay.arranging import DEALT, arranged, chunks, deal, stored
-from rmq_pipeline.spark.replay.places import PLACES, firsts_and_lasts, together
+from rmq_pipeline.spark.arrow_transport import (
+    ANSWER,
+    ANSWER_DDL,
+    Answer,
+    answers,
+    pack,
+    to_batch,
+    unpack,
+)
+from rmq_pipeline.spark.replay import sinks
+from rmq_pipeline.spark.replay.boundary_state import (
+    FIRSTS_AND_LASTS,
+    firsts_and_lasts,
+    merge_firsts_and_lasts,
+)
+from rmq_pipeline.spark.replay.external_sort import (
+    GROUP_FILES,
+    chunks,
+    partition,
+    sort_by_group,
+    tables_of,
+)
 from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
-from rmq_pipeline.spark.replay.settled import PLACE
-from rmq_pipeline.spark.replay.stages import Part
+from rmq_pipeline.spark.replay.topic_log import PLACE, Stored
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     FAILED,
     RANGE,
     ROLE,
     WARM_UP,
-    Course,
     Replayed,
+    ReplayRules,
     walk_again,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Approximate number of messages per task.
+ROWS_PER_TASK: Final = 500_000
+#: Up to this number, messages are not divided among more tasks.
+FEW_ROWS: Final = 20_000
+_PART: Final = pa.schema([("part", pa.int32())])
+
+#: Tables by their kind.
+Tables = dict[str, list[pa.Table]]
 #: Limits of buffered sink rows, above which they are written to files.
 FILE_ROWS: Final = 500_000
 FILE_BYTES: Final = 256 << 20
 
-_OF_PLACE: Final = ["message_group", "stored_at_ms", "queue_offset"]
+_PLACE_COLUMNS: Final = ["message_group", "stored_at_ms", "queue_offset"]
 
 #: Prefix of the kind of results with messages to publish; the topic follows.
-ONWARD: Final = "onward/"
+PUBLISHED: Final = "published/"
 #: Columns of a task's message counts.
 COUNTS: Final = pa.schema([("what", pa.string()), ("n", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Input of a task: messages in archive files, or the files partitioned for it."""
+
+    files: tuple[Stored, ...] = ()
+    group_files: tuple[str, ...] = ()
+
+
+def run_tasks(
+    spark: "SparkSession", parts: list[Part], *, task: Callable[[Part], list[Answer]]
+) -> Tables:
+    """Run a task for each part; return the results by kind."""
+    if not parts:
+        return {}
+
+    def tasks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("part").to_pylist():
+                yield to_batch(task(parts[number]), ANSWER)
+
+    # Spark makes one task per record batch.
+    rows = pa.Table.from_batches(
+        [pa.RecordBatch.from_pylist([{"part": i}], schema=_PART) for i in range(len(parts))]
+    )
+    frame = spark.createDataFrame(rows).mapInArrow(tasks, ANSWER_DDL)
+    found: Tables = {}
+    for answer in answers(frame.toArrow().cast(ANSWER)):
+        found.setdefault(answer.kind, []).append(unpack(answer.payload, answer.path))
+    return found
+
+
+def by_queue(files: list[Stored]) -> list[Part]:
+    """Return one part per queue, longest first, with its files in offset order."""
+    queues: dict[int, list[Stored]] = {}
+    for each in sorted(files, key=lambda each: each.base):
+        queues.setdefault(each.queue_id, []).append(each)
+    return sorted((Part(tuple(some)) for some in queues.values()), key=rows_of, reverse=True)
+
+
+def by_length(files: list[Stored]) -> list[Part]:
+    """Return parts of about ROWS_PER_TASK, each of one queue."""
+    parts: list[Part] = []
+    for queue in by_queue(files):
+        some: list[Stored] = []
+        for each in queue.files:
+            some.append(each)
+            if sum(file.rows for file in some) >= ROWS_PER_TASK:
+                parts.append(Part(tuple(some)))
+                some = []
+        if some:
+            parts.append(Part(tuple(some)))
+    return parts
+
+
+def rows_of(part: Part) -> int:
+    """Return the number of messages in its files."""
+    return sum(each.rows for each in part.files)
+
+
+def share_out(files: list[Stored], *, one_queue_a_group: bool, parallelism: int) -> int:
+    """Return the number of files for partitioning messages; 0 if tasks can read queues directly.
+
+    Args:
+        files: files to read.
+        one_queue_a_group: True if no message group is in two queues.
+        parallelism: minimum number of tasks if there is enough work.
+    """
+    parts = by_queue(files)
+    rows = sum(map(rows_of, parts))
+    wanted = max(min(parallelism, -(-rows // FEW_ROWS)), -(-rows // ROWS_PER_TASK), 1)
+    largest = max(map(rows_of, parts), default=0)
+    fits = largest <= max(ROWS_PER_TASK, 2 * rows // wanted)
+    return 0 if one_queue_a_group and fits and len(parts) >= min(wanted, parallelism) else wanted
+
+
+def partitioned_parts(files: list[pa.Table]) -> list[Part]:
+    """Return one part per share, with its files in the order their messages were stored.
+
+    Args:
+        files: external_sort.GROUP_FILES.
+    """
+    shares: dict[int, list[tuple[int, str]]] = {}
+    for table in files:
+        for row in table.to_pylist():
+            shares.setdefault(row["share"], []).append((row["first_ms"], row["path"]))
+    return [Part(group_files=tuple(path for _, path in sorted(some))) for some in shares.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Parameters of every task of a replay."""
 
-    course: Course
+    replay_rules: ReplayRules
     wanted: Wanted
     #: Filter of the consumer's subscription.
     filter: str
@@ -66,25 +187,27 @@ class Assignment:
 
 def walk_part(part: Part, this: Assignment) -> list[Answer]:
     """Walk the messages of a part; by message group if the consumer keeps order."""
-    found = _read(part, this.wanted)
+    found = _messages_of(part, this.wanted)
     task = _Task(this)
     with TemporaryDirectory(dir=this.scratch) as folder, rare_collections():
-        if this.course.rules.ordered:
-            found = arranged(found, folder=Path(folder))
+        if this.replay_rules.rules.ordered:
+            found = sort_by_group(found, folder=Path(folder))
         for messages, goes_on in chunks(found):
             task.take(messages, goes_on=goes_on)
     return task.answers()
 
 
-def deal_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[Answer]:
+def partition_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[Answer]:
     """Partition the messages of a part by message group into files."""
-    dealt = deal(walked(list(part.files), wanted), folder=scratch / "dealt", files=files)
+    by_share = partition(
+        walked(list(part.files), wanted), folder=scratch / "group_files", files=files
+    )
     rows = [
         {"share": share, "path": each.path, "first_ms": each.first_ms}
-        for share, each in dealt.items()
+        for share, each in by_share.items()
     ]
-    table = pa.Table.from_pylist(rows, schema=DEALT)
-    return [Answer(0, "dealt", "", *pack(table, scratch, label="dealt"))]
+    table = pa.Table.from_pylist(rows, schema=GROUP_FILES)
+    return [Answer(0, "group_files", "", *pack(table, scratch, label="group_files"))]
 
 
 def count_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
@@ -96,12 +219,12 @@ def count_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
 
 def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
     """Find the first and last message in the range for each message group of a part."""
-    tables = [PLACES.empty_table()]
+    tables = [FIRSTS_AND_LASTS.empty_table()]
     for each in part.files:
-        for table in in_range([each], wanted, columns=_OF_PLACE):
+        for table in in_range([each], wanted, columns=_PLACE_COLUMNS):
             queue_id = pa.repeat(pa.scalar(each.queue_id, pa.int32()), table.num_rows)
             tables.append(firsts_and_lasts(table.append_column("queue_id", queue_id)))
-    return [Answer(0, "places", "", *pack(together(tables), scratch, label="places"))]
+    return [Answer(0, "places", "", *pack(merge_firsts_and_lasts(tables), scratch, label="places"))]
 
 
 def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Path) -> list[Answer]:
@@ -110,9 +233,9 @@ def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Path) -> list[
     return [Answer(0, "hours", "", *pack(pa.table({"hour": found}), scratch, label="hours"))]
 
 
-def _read(part: Part, wanted: Wanted) -> Iterator[pa.Table]:
-    if part.dealt:
-        return chain.from_iterable(map(stored, part.dealt))
+def _messages_of(part: Part, wanted: Wanted) -> Iterator[pa.Table]:
+    if part.group_files:
+        return chain.from_iterable(map(tables_of, part.group_files))
     return walked(list(part.files), wanted)
 
 
@@ -130,7 +253,7 @@ class _Task:
         self._counts: dict[str, int] = {}
         self._differ: list[pa.Array] = []
         #: Published messages, to be sent by the driver.
-        self._onward: list[Answer] = []
+        self._published: list[Answer] = []
         #: queue_id -> [base, end) of the messages in the range.
         self._span: dict[int, tuple[int, int]] = {}
         #: A group that may continue in the next chunk, and its state.
@@ -150,7 +273,9 @@ class _Task:
             return
         state = self._state_before(messages)
         self._widen(messages.filter(pc.equal(messages[ROLE], RANGE)))
-        done = walk_again(messages, state, course=self._this.course, stopped=self._stopped)
+        done = walk_again(
+            messages, state, replay_rules=self._this.replay_rules, stopped=self._stopped
+        )
         self._note(done)
         # Only the single group of a table that continues can occur again.
         self._stopped = done.stopped | self._stopped if goes_on else set()
@@ -195,9 +320,9 @@ class _Task:
             self._count(name, done.messages[role])
         for topic, n in done.published.items():
             self._count(f"publish/{topic}", n)
-        for topic, table in done.onward:
-            parcel = pack(table, self._this.scratch, label="onward")
-            self._onward.append(Answer(0, f"{ONWARD}{topic}", "", *parcel))
+        for topic, table in done.to_publish:
+            packed = pack(table, self._this.scratch, label="published")
+            self._published.append(Answer(0, f"{PUBLISHED}{topic}", "", *packed))
         for role, tables in done.rows.items():
             self._rows[role] += tables
             n = sum(table.num_rows for table in self._rows[role])
@@ -224,11 +349,11 @@ class _Task:
         files = sink.stage(
             folder,
             pa.concat_tables(tables),
-            partition_time=this.course.rules.partition_time,
+            partition_time=this.replay_rules.rules.partition_time,
             epoch=0,
             batch=0,
             messages=self._extremes() if role == RANGE else None,
-            prefix=staged.prefix(this.label),
+            prefix=sinks.prefix(this.label),
         )
         self._files[role].append(files)
 
@@ -254,7 +379,7 @@ class _Task:
             Answer(0, kind, "", *pack(table, self._this.scratch, label=kind))
             for kind, table in found.items()
         ]
-        return [*told, *self._onward]
+        return [*told, *self._published]
 
 
 def differing(one: pa.Table, other: pa.Table) -> pa.Array:
