@@ -8,11 +8,6 @@ from typing import Any, Literal, Self
 
 from rmq_pipeline.access import Access
 from rmq_pipeline.access.rights import Rights
-from rmq_pipeline.broker import queries
-from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.failures.burying import finish_burying
-from rmq_pipeline.broker.timekeeping import BrokerClock
-from rmq_pipeline.broker.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.access import AccessControl
 from rmq_pipeline.broker.verbs.administration import Administration
@@ -27,7 +22,12 @@ from rmq_pipeline.broker.verbs.reading import Reading
 from rmq_pipeline.broker.verbs.redriving import Redriving
 from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
-from rmq_pipeline.broker.writer import Writer
+from rmq_pipeline.broker.work import queries
+from rmq_pipeline.broker.work.dead_letter import finish_burying
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.timekeeping import BrokerClock
+from rmq_pipeline.broker.work.upkeep import Mode, Upkeep
+from rmq_pipeline.broker.work.writer import Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.settings import Settings

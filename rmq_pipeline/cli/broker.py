@@ -100,7 +100,7 @@ SetSettings = Annotated[
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rmq_pipeline.broker.verification import Verified
+    from rmq_pipeline.broker.work.verification import Verified
 
 _MIB = 1 << 20
 
@@ -283,7 +283,7 @@ def verify(
 
     Stop the broker first (`rmq stop`). The command changes nothing.
     """
-    from rmq_pipeline.broker import verification
+    from rmq_pipeline.broker.work import verification
     from rmq_pipeline.endpoint import default_home
 
     where = (sink or home or default_home()).absolute()

@@ -17,10 +17,10 @@ from rmq_pipeline.access.rights import Right
 from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.user import OWNER
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.caller import watching
-from rmq_pipeline.broker.settling.each import GiveBack
+from rmq_pipeline.broker.decide.settle_each import GiveBack
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
+from rmq_pipeline.broker.work.caller import watching
 from rmq_pipeline.flight import answers, framing, intake, wire
 from rmq_pipeline.flight.service import Call, Service
 from rmq_pipeline.pulled import Pulled

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from rmq_pipeline.broker.receiving.deliver import Delivery
+from rmq_pipeline.broker.decide.deliver import Delivery
 
 #: Receivers whose last attempt is remembered; a client has one receiver for each queue it reads.
 KEPT: Final = 4096

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.writer import Done, Request
+from rmq_pipeline.broker.decide.request import Request
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.pending import Done
 from rmq_pipeline.errors import RocketMQError
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from rmq_pipeline.broker.arrivals import Rung
-from rmq_pipeline.broker.transactions.offers import NEW_OFFERS
+from rmq_pipeline.broker.work.arrivals import Rung
+from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.rocketmq.authorising import may_publish
 from rmq_pipeline.rocketmq.clients import Client

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.sending.publish import Send, prepare_columns
-from rmq_pipeline.broker.sending.repeating import name_first
-from rmq_pipeline.broker.sending.sent import Sent
+from rmq_pipeline.broker.decide.publish import Send, prepare_columns
+from rmq_pipeline.broker.decide.sent import Sent
+from rmq_pipeline.broker.work.duplicates import name_first
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import RequestError, RocketMQError
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.decoding import Batch

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.clients import Clients

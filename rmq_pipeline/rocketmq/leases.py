@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import receipt
-from rmq_pipeline.broker.settling.each import Renew
+from rmq_pipeline.broker.decide.settle_each import Renew
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.rocketmq.bridge import Bridge

@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any, Final
 
-from rmq_pipeline.broker.receiving import lite
-from rmq_pipeline.broker.receiving.subscribing import SyncLiteSubscription
+from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
+from rmq_pipeline.broker.state import lite
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.clients import LIVE_WITH_STREAM_MS

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
-from rmq_pipeline.broker.arrivals import Arrivals, Rung
+from rmq_pipeline.broker.work.arrivals import Arrivals, Rung
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.timers import Timers

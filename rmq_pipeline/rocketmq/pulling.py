@@ -6,8 +6,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.progress import CommittedOffset
-from rmq_pipeline.broker.queries import Offsets
+from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
 from rmq_pipeline.errors import IllegalQueueError, OffsetNotFoundError, RequestError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context

@@ -9,12 +9,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import receipt
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.receiving.deliver import Delivery, Receive
-from rmq_pipeline.broker.receiving.reading import delivered, part_of, receipts_of
-from rmq_pipeline.broker.receiving.receiving import begin, followers_of, load_missing
-from rmq_pipeline.broker.receiving.unreadable import UNREADABLE, sorted_out
-from rmq_pipeline.broker.settling.each import GiveBack, Renew
+from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
+from rmq_pipeline.broker.decide.settle_each import GiveBack, Renew
+from rmq_pipeline.broker.work import arguments
+from rmq_pipeline.broker.work.reading import delivered, part_of
+from rmq_pipeline.broker.work.receive import begin, followers_of, load_missing
+from rmq_pipeline.broker.work.unreadable import UNREADABLE, sorted_out
 from rmq_pipeline.errors import IllegalTopicError, InvisibleDurationError, RequestError
 from rmq_pipeline.rocketmq.attempts import Attempt, Attempts, Receiver
 from rmq_pipeline.rocketmq.caller import Caller

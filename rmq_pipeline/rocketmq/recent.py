@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rmq_pipeline.broker.receiving.deliver import Delivery
+from rmq_pipeline.broker.decide.deliver import Delivery
 from rmq_pipeline.rocketmq.handle import Handle
 from rmq_pipeline.rocketmq.protocol import Message
 

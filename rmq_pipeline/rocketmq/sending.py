@@ -6,8 +6,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import schema
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.transactions import transaction
+from rmq_pipeline.broker.work import arguments, transaction
 from rmq_pipeline.errors import IllegalTopicError, MessageCorruptedError, RequestError
 from rmq_pipeline.rocketmq import decoding
 from rmq_pipeline.rocketmq.caller import Caller

@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.settling.each import AckEach
-from rmq_pipeline.broker.settling.renewing import ChangeInvisible
-from rmq_pipeline.broker.settling.settling import forward
+from rmq_pipeline.broker.decide.settle_each import AckEach, ChangeInvisible
+from rmq_pipeline.broker.work import arguments
+from rmq_pipeline.broker.work.settle import forward
 from rmq_pipeline.errors import ReceiptHandleError, RequestError, RocketMQError
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.rocketmq.bridge import Bridge

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.broker.transactions.targets import TargetsOf
+from rmq_pipeline.broker.decide.transaction import TargetsOf
 from rmq_pipeline.errors import TransactionError, TransactionNotFoundError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.room import part_of
+from rmq_pipeline.broker.work.room import part_of
 from rmq_pipeline.store.log_file import FULL
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits
-from rmq_pipeline.broker.receiving import filtering
-from rmq_pipeline.broker.stored.queue_index import PAGE_ROWS
+from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
+from rmq_pipeline.broker.work import filtering
 
 if TYPE_CHECKING:
     from collections.abc import Callable

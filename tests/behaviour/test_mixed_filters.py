@@ -36,7 +36,7 @@ def test_the_second_member_is_warned_and_shown(
     receive(door, name, readers, filter="a", client_id="one")
     assert mixed(door, readers) == {}
 
-    with caplog.at_level(logging.WARNING, "rmq_pipeline.broker.members.filters"):
+    with caplog.at_level(logging.WARNING, "rmq_pipeline.broker.work.group_filters"):
         receive(door, name, readers, filter="b || c", client_id="two")
 
     assert mixed(door, readers) == {name: ["a", "b || c"]}

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, schema
-from rmq_pipeline.broker.scheduling.delivering import Deliver, FindDue
-from rmq_pipeline.broker.scheduling.recalling import Recall
-from rmq_pipeline.broker.sending.publish import checked
+from rmq_pipeline.broker.decide.publish import checked
+from rmq_pipeline.broker.decide.schedule import Deliver, FindDue, Recall
 
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Door, Make

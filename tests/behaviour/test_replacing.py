@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits, schema
-from rmq_pipeline.broker.settling.counted import SinkVersion
-from rmq_pipeline.broker.settling.replacing import ReplaceSinkFiles
+from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles
+from rmq_pipeline.broker.state.sink_versions import SinkVersion
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

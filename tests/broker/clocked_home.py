@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rmq_pipeline import checked_json
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.clock_file import FILE_NAME
-from rmq_pipeline.broker.timekeeping import BrokerClock
+from rmq_pipeline.broker.work.clock_file import FILE_NAME
+from rmq_pipeline.broker.work.timekeeping import BrokerClock
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import SMALL
 

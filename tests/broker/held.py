@@ -6,8 +6,8 @@ from threading import Event
 import pyarrow as pa
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.sending.publish import Send, prepare
+from rmq_pipeline.broker.decide.publish import Send, prepare
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import MIB

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rmq_pipeline.access import file as access_file
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.verification import Verified, verify
+from rmq_pipeline.broker.work.verification import Verified, verify
 from rmq_pipeline.errors import OperatorError, RocketMQError
 from tests.broker import sealed_home
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import ManualClock
 from tests.chaos.victim import SETTINGS
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import SystemClock
 from rmq_pipeline.settings import Settings
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
-from rmq_pipeline.broker.verification import Verified
+from rmq_pipeline.broker.work.verification import Verified
 from rmq_pipeline.cli.broker import _with_progress
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.handling import sink as sinks

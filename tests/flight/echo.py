@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline import errors, schema
-from rmq_pipeline.broker import caller
+from rmq_pipeline.broker.work import caller
 from rmq_pipeline.clock import ManualClock, wait_for
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.sending.publish import Send
-from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.broker.decide.publish import Send
+from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.coalescing import SMALL_ROWS, Coalescing, Outcome
 from rmq_pipeline.rocketmq.decoding import Batch

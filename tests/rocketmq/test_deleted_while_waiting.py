@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline.broker.admin import CreateGroup, CreateTopic, DeleteGroup, DeleteTopic
+from rmq_pipeline.broker.decide.admin import CreateGroup, CreateTopic, DeleteGroup, DeleteTopic
 from rmq_pipeline.rocketmq import protocol as pb
 from tests.rocketmq.consuming import OK, Received, Stand
 from tests.waiting import until

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rmq_pipeline.broker.receiving.receiving import load_missing
-from rmq_pipeline.broker.settling.each import Renew
+from rmq_pipeline.broker.decide.settle_each import Renew
+from rmq_pipeline.broker.work.receive import load_missing
 from rmq_pipeline.rocketmq import receiving
 from rmq_pipeline.rocketmq.leases import LEASE_MS
 from tests.rocketmq.consuming import EMPTY, Stand

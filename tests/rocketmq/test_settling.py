@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmq_pipeline.broker.settling.each import AckEach
-from rmq_pipeline.broker.writer import Decision, Request
+from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.decide.settle_each import AckEach
 from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.handle import parse
 from rmq_pipeline.rocketmq.settling import _Acks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline.broker.receiving.unreadable import AWAY_MS
+from rmq_pipeline.broker.work.unreadable import AWAY_MS
 from rmq_pipeline.errors import CorruptLogError
 from tests.damaged import MARK, damage
 from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand

@@ -11,8 +11,8 @@ import numpy as np
 from typing_extensions import override
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import Engine
-from rmq_pipeline.broker.home import OPEN_FILE
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.home import OPEN_FILE
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.store.dispatch import Dispatcher

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_pipeline import errors, tables
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.engine import SCHEMAS
+from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.flight import answers
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.sound_tables import mended

@@ -10,10 +10,10 @@ from rmq_pipeline.access.resource import ACTIONS, TYPES, Resource
 from rmq_pipeline.access.rights import SUPER
 from rmq_pipeline.access.source import networks
 from rmq_pipeline.access.user import new_password
-from rmq_pipeline.broker.settling.settling import receipts_of
-from rmq_pipeline.broker.transactions.targets import TargetsOf
+from rmq_pipeline.broker.decide.transaction import TargetsOf
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.verb import Receipts
 

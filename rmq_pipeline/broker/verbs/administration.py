@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
-from rmq_pipeline.broker import admin, queries
-from rmq_pipeline.broker.arguments import check_readable
-from rmq_pipeline.broker.members.locking import LocksOfGroup
-from rmq_pipeline.broker.receiving.deliver import Subscribe
+from rmq_pipeline.broker.decide import admin, group_offsets
+from rmq_pipeline.broker.decide.deliver import Subscribe
+from rmq_pipeline.broker.decide.lock_queues import LocksOfGroup
+from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
-from rmq_pipeline.broker.writer import Request
+from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.topic import PARTITION_TIME
 
 
@@ -145,7 +145,7 @@ class Administration(Opened):
 
         ``growths`` has a list for each time that queues were added: where the older queues ended.
         """
-        topic, bounds = self._engine.submit(queries.Offsets(name))
+        topic, bounds = self._engine.submit(group_offsets.Offsets(name))
         offsets = [
             {"queue_id": i, "min_offset": low, "max_offset": high}
             for i, (low, high) in enumerate(bounds)

@@ -8,10 +8,9 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.stored import compaction, finding, retention, tending
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import archive_upkeep, arguments, compaction, finding, retention
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.verb import Window
 
@@ -120,7 +119,7 @@ class Archiving(Opened):
             {"root", "files", "rows", "bytes", "topics": [{"topic", "files", "rows", "bytes",
             "min_stored_at_ms", "max_stored_at_ms", "replaced_files"}]}.
         """
-        return tending.facts(self._engine)
+        return archive_upkeep.facts(self._engine)
 
     @verb(rights=UPKEEP, repeatable=True)
     def expire(self, *, window: Window | None = None) -> dict[str, int]:

@@ -4,14 +4,13 @@ from typing import Any
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.failures.reviving import revive
-from rmq_pipeline.broker.progress import Due
-from rmq_pipeline.broker.scheduling.delivering import deliver_scheduled
-from rmq_pipeline.broker.stored import ripe, seal, tending
+from rmq_pipeline.broker.decide.due_work import Due
+from rmq_pipeline.broker.decide.windows import CloseWindow, OpenWindow, RenewWindow
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
-from rmq_pipeline.broker.windows import CloseWindow, OpenWindow, RenewWindow
+from rmq_pipeline.broker.work import archive_upkeep, arguments, seal, sealable
+from rmq_pipeline.broker.work.revive import revive
+from rmq_pipeline.broker.work.schedule import deliver_scheduled
 from rmq_pipeline.verb import Window
 
 
@@ -22,8 +21,8 @@ class Background(Opened):
     def due(self) -> dict[str, Any]:
         """Return the due work of each upkeep job, and what each group can receive of each topic."""
         answer: dict[str, Any] = self._engine.submit(Due(self._engine.unburied.offsets()))
-        answer["jobs"]["seal"].update(ripe.due(self._engine))
-        for job, facts in tending.due(self._engine).items():
+        answer["jobs"]["seal"].update(sealable.due(self._engine))
+        for job, facts in archive_upkeep.due(self._engine).items():
             answer["jobs"][job].update(facts)
         return answer
 

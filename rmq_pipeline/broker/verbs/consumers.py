@@ -5,21 +5,20 @@ from typing import Any, Literal
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_group, on_topic
-from rmq_pipeline.broker import arguments, caller, queries
-from rmq_pipeline.broker.committing import (
+from rmq_pipeline.broker.decide.group_offsets import (
     CloneOffsets,
     CommitOffsets,
     Places,
     Resets,
     StartOffsets,
 )
-from rmq_pipeline.broker.members import membership
-from rmq_pipeline.broker.members.locking import LockQueues, UnlockMember, UnlockQueues
-from rmq_pipeline.broker.pulling import Pull, pull
-from rmq_pipeline.broker.settling.each import Release
-from rmq_pipeline.broker.settling.settling import receipts_of
+from rmq_pipeline.broker.decide.lock_queues import LockQueues, UnlockMember, UnlockQueues
+from rmq_pipeline.broker.decide.settle_each import Release
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import arguments, caller, membership, queries
+from rmq_pipeline.broker.work.pull import Pull, pull
+from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.group import GroupMembers

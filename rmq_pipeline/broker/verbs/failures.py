@@ -3,9 +3,9 @@
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
-from rmq_pipeline.broker.failures.unparking import unpark
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work.redrive import unpark
 
 
 class Failures(Opened):

@@ -6,14 +6,12 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.receiving.receiving import receive
-from rmq_pipeline.broker.scheduling import recalling
-from rmq_pipeline.broker.sending.publish import prepare
-from rmq_pipeline.broker.sending.repeating import name_first
-from rmq_pipeline.broker.settling import settling
+from rmq_pipeline.broker.decide.publish import prepare
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import arguments, recall, settle
+from rmq_pipeline.broker.work.duplicates import name_first
+from rmq_pipeline.broker.work.receive import receive
 from rmq_pipeline.verb import Receipts, Window
 
 
@@ -63,7 +61,7 @@ class Messaging(Opened):
             RecallError: a message was delivered or recalled before, is of another topic, or
                 unknown.
         """
-        return recalling.recall(self._engine, topic, handles=handles)
+        return recall.recall(self._engine, topic, handles=handles)
 
     @verb(rights=CONSUMES)
     def receive(
@@ -130,7 +128,7 @@ class Messaging(Opened):
         Raises:
             ReceiptHandleError: a receipt has ended.
         """
-        settling.ack(self._engine, receipts)
+        settle.ack(self._engine, receipts)
 
     @verb(rights=SETTLES, quick=True)
     def change_invisible_duration(self, receipts: Receipts, duration_ms: int) -> pa.Table:
@@ -142,7 +140,7 @@ class Messaging(Opened):
         Raises:
             ReceiptHandleError: a receipt has ended; no lease was changed.
         """
-        return settling.change_invisible_duration(self._engine, receipts, duration_ms=duration_ms)
+        return settle.change_invisible_duration(self._engine, receipts, duration_ms=duration_ms)
 
     @verb(rights=SETTLES, quick=True)
     def forward_to_dead_letter_queue(self, receipts: Receipts, *, reason: str = "") -> None:
@@ -157,7 +155,7 @@ class Messaging(Opened):
             OperatorError, LookupError: the deliveries are settled, but a message cannot be read
                 or copied now. The broker moves it to %DLQ%group when it can.
         """
-        settling.forward(self._engine, receipts, reason=reason)
+        settle.forward(self._engine, receipts, reason=reason)
 
     @verb(
         rights=Rights(group=("group", "sub"), settles="outcomes", publishes="publish"),
@@ -197,7 +195,7 @@ class Messaging(Opened):
             FencedError: a newer window has taken over.
             ReceiptHandleError: a receipt has ended.
         """
-        return settling.settle(
+        return settle.settle(
             self._engine,
             group,
             outcomes=outcomes,

@@ -1,6 +1,6 @@
 """Base class of the groups of verbs."""
 
-from rmq_pipeline.broker.engine import Engine
+from rmq_pipeline.broker.work.engine import Engine
 
 
 class Opened:

@@ -6,11 +6,10 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
-from rmq_pipeline.broker import arguments, matching_lag, queries
-from rmq_pipeline.broker.progress import ResetOffset, UpdateOffsets
-from rmq_pipeline.broker.stored import state_history
+from rmq_pipeline.broker.decide.group_offsets import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import arguments, keyed_state, matching_lag, queries
 from rmq_pipeline.errors import QueryError
 
 
@@ -166,7 +165,7 @@ class Reading(Opened):
             that the state includes (of the first message for begins), and the consumer's own
             columns.
         """
-        return state_history.keyed_state_history(self._engine, group, topic=topic, places=places)
+        return keyed_state.keyed_state_history(self._engine, group, topic=topic, places=places)
 
     @verb(rights=Rights(cluster="get"), repeatable=True)
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:

@@ -3,10 +3,9 @@
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
-from rmq_pipeline.broker.failures import redrive
-from rmq_pipeline.broker.settling import effects
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import redrive, settle
 from rmq_pipeline.sound_tables import sound
 
 
@@ -47,4 +46,4 @@ class Redriving(Opened):
             schema.SEEN, row for row; seen_at_ms is null for an unknown key.
         """
         asked = sound(keys, "keys")
-        return effects.seen_before(self._engine, group, keys=asked)
+        return settle.seen_before(self._engine, group, keys=asked)

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
-from rmq_pipeline.broker.settling import replacing
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import sinks
 from rmq_pipeline.lake.paths import named_below
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.verb import Window
@@ -72,7 +72,7 @@ class Sinks(Opened):
             SinkChangedError: the sink does not have these files; nothing was changed.
             FencedError: a newer window of that name has taken over.
         """
-        return replacing.replace_sink_files(
+        return sinks.replace_sink_files(
             self._engine,
             group,
             replacement_id=replacement_id,

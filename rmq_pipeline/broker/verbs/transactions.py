@@ -7,13 +7,12 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
-from rmq_pipeline.broker import arguments
-from rmq_pipeline.broker.transactions.asking import fetch_checks, keep_checks
-from rmq_pipeline.broker.transactions.checking import check_transactions
-from rmq_pipeline.broker.transactions.ending import end_transactions
-from rmq_pipeline.broker.transactions.transaction import prepare
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.work import arguments
+from rmq_pipeline.broker.work.check_transactions import check_transactions
+from rmq_pipeline.broker.work.fetch_checks import fetch_checks, keep_checks
+from rmq_pipeline.broker.work.transaction import end_transactions, prepare
 from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.verb import Window
 

@@ -1,0 +1,1 @@
+"""Requests and their decisions: pure functions of the state and the time."""

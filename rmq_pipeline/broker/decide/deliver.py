@@ -1,0 +1,326 @@
+"""Receiving: choosing the messages that a receive leases, queue by queue."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmq_pipeline.broker.decide.blocked_groups import BarredScan, barriers
+from rmq_pipeline.broker.decide.due_work import earlier
+from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
+from rmq_pipeline.broker.decide.redeliver import ended_leases
+from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
+from rmq_pipeline.broker.decide.scan import QueueScan, Taken
+from rmq_pipeline.broker.state.consumption import Consumption, QueueKey, Skipped
+from rmq_pipeline.broker.state.event_rows import EventRows, single
+from rmq_pipeline.broker.state.filter_cache import Sieve
+from rmq_pipeline.broker.state.queue_index import IndexRows
+from rmq_pipeline.broker.state.queue_locks import QueueLock
+from rmq_pipeline.broker.state.state import State, TopicState
+from rmq_pipeline.errors import IllegalQueueError
+from rmq_pipeline.group import Group
+from rmq_pipeline.receipt import Receipts
+from rmq_pipeline.store.events import Kind
+
+#: Smallest share of one queue. The cost of a receive is mostly per queue, so a receive of a few
+#: messages takes them from few queues.
+SHARE_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PageWanted:
+    """Rows of a queue's read-ahead that must be loaded: offsets [start, stop)."""
+
+    topic_id: int
+    queue_id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogWanted:
+    """Message groups whose backlog must be looked up, before offset ``stop``."""
+
+    key: QueueKey
+    groups: list[int]
+    starts: list[int]
+    stop: int
+    #: Number of offset resets of the group at that time.
+    resets: int
+    #: Filter of the receive; None: all messages.
+    sieve: Sieve | None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Messages that a receive leased, and the data it lacked to lease more."""
+
+    group_id: int
+    topic_id: int
+    delivery: int
+    taken: list[tuple[int, Taken]] = field(default_factory=list)
+    pages: list[PageWanted] = field(default_factory=list)
+    backlogs: list[BacklogWanted] = field(default_factory=list)
+    #: Rows whose filter result is unknown, by queue_id.
+    unjudged: list[tuple[int, list[IndexRows]]] = field(default_factory=list)
+    #: True if rows are marked for the dead letters.
+    doomed: bool = False
+    #: True if the receive stopped at its scan limit: more messages may follow.
+    scanned_out: bool = False
+    #: True if queues were skipped because other clients have locked them.
+    locked: bool = False
+    #: When the next unsettled message becomes visible, if nothing was leased; None: never.
+    next_visible_ms: int | None = None
+
+    def __len__(self) -> int:
+        return sum(len(taken) for _, taken in self.taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Request):
+    """Receive with checked arguments."""
+
+    topic: str
+    group: str
+    limit: int
+    invisible_duration_ms: int
+    #: Filter of the receive; None: all messages.
+    sieve: Sieve | None
+    client_id: str
+    window: tuple[str, int] | None
+    #: Random number that identifies this delivery in receipts.
+    delivery: int
+    #: The only queues to read; None: all that no other client has locked.
+    queue_ids: frozenset[int] | None = None
+    #: Below 0: hash of the attempt id of a receive that may be repeated (order by queue); 0: none.
+    attempt: int = 0
+    #: True if the receive may return the lease of an earlier call of the same attempt.
+    repeats: bool = True
+
+    def is_bulk(self) -> bool:
+        """Return True if it may lease many messages."""
+        return self.limit >= BULK_ROWS
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Lease up to ``limit`` messages, spread over the queues that have any."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        epoch = state.fence(self.window)
+        answer = Delivery(group.group_id, topic.topic.topic_id, self.delivery)
+        decision = Decision(answer)
+        pace = state.paces.of(group.group_id)
+        limit = self.limit if pace is None else min(self.limit, pace.allows(now_ms))
+        consumptions = [
+            state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
+            for queue_id in range(len(topic.queues))
+        ]
+        locked = state.queue_locks.of_others(
+            group.group_id, topic.topic.topic_id, client_id=self.client_id, now_ms=now_ms
+        )
+        closed = self._closed(topic, group, locked=locked)
+        scans = self._scans(
+            state, topic, consumptions=consumptions, group=group, closed=closed, now_ms=now_ms
+        )
+        if not all(consumption.touched for consumption in consumptions):
+            decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
+        if topic.topic.type == "priority":
+            scans.reverse()
+            _take_highest([scan for _, scan in scans], limit)
+        else:
+            self._take(scans, limit=limit, start=now_ms)
+        for queue_id, scan in scans:
+            if not scan.is_idle():
+                self._lease(decision, queue_id, scan=scan, epoch=epoch, now_ms=now_ms)
+        if not answer.taken:
+            for queue_id, consumption in enumerate(consumptions):
+                if queue_id not in closed:
+                    soonest = consumption.next_after(now_ms)
+                    answer.next_visible_ms = earlier(answer.next_visible_ms, soonest)
+            answer.locked = bool(locked) and self.queue_ids is None
+            for lock in locked.values() if answer.locked else ():
+                answer.next_visible_ms = earlier(answer.next_visible_ms, lock.expires_at_ms)
+            if pace is not None and not limit:
+                next_ms = pace.next_ms(now_ms)
+                answer.next_visible_ms = earlier(answer.next_visible_ms, next_ms)
+            if topic.topic.growths:  # new queues may wait for the messages that were skipped
+                answer.scanned_out |= any(s.cursor > s.consumption.cursor for _, s in scans)
+        return decision
+
+    def _closed(
+        self, topic: TopicState, group: Group, *, locked: Mapping[int, QueueLock]
+    ) -> Collection[int]:
+        """Return the queues that must not be read: locked by another client, or not requested.
+
+        Raises:
+            IllegalQueueError: a requested queue does not exist.
+            QueueLockedError: another client has locked a requested queue.
+        """
+        if self.queue_ids is None:
+            return locked
+        for queue_id in sorted(self.queue_ids):
+            if not 0 <= queue_id < len(topic.queues):
+                raise IllegalQueueError(f"Topic {self.topic} has no queue {queue_id}.")
+            if queue_id in locked:
+                refusal = locked[queue_id].refusal(queue_id, topic=self.topic, group=group.name)
+                raise refusal
+        return set(range(len(topic.queues))) - self.queue_ids
+
+    def _scans(
+        self,
+        state: State,
+        topic: TopicState,
+        *,
+        consumptions: Sequence[Consumption],
+        group: Group,
+        closed: Collection[int],
+        now_ms: int,
+    ) -> list[tuple[int, QueueScan]]:
+        """Return a scan of each queue that may have messages to deliver.
+
+        If a batch of this attempt is still leased, return only the scans of such batches.
+        """
+        scans: list[tuple[int, QueueScan]] = []
+        barred = barriers(state, topic, group=group, client_id=self.client_id)
+        for queue_id, queue in enumerate(topic.queues):
+            if queue_id in closed:
+                continue
+            consumption = consumptions[queue_id]
+            attempt = self.attempt if consumption.by_queue and self.repeats else 0
+            nothing = not barred and consumption.has_nothing(queue.max_offset, now_ms)
+            if nothing and not attempt:
+                continue
+            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
+            if consumption.by_queue:
+                batch = BatchScan(
+                    *(queue, consumption), sieve=sieve, group=group, attempt=attempt, now_ms=now_ms
+                )
+                scans.append((queue_id, batch))
+                continue
+            ended = ended_leases(consumption, group, now_ms=now_ms)
+            barrier = barred[queue_id] if barred else None
+            if barrier is not None:
+                scan: QueueScan = BarredScan(
+                    queue, consumption, sieve=sieve, ended=ended, barrier=barrier
+                )
+            else:
+                kind = GroupScan if consumption.ordered else QueueScan
+                scan = kind(queue, consumption, sieve=sieve, ended=ended)
+            scans.append((queue_id, scan))
+        again = [one for one in scans if isinstance(one[1], BatchScan) and one[1].again]
+        return again or scans
+
+    def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
+        """Take a fair share of each queue, then the rest from the queues that have more."""
+        left = limit
+        open_scans = [scan for _, scan in scans if scan.may_have_more()]
+        # The first queue changes from receive to receive, so that no queue is always last.
+        if open_scans:
+            turn = (start + self.delivery) % len(open_scans)
+            open_scans = open_scans[turn:] + open_scans[:turn]
+        while left > 0 and open_scans:
+            share = max(SHARE_ROWS, -(-left // len(open_scans)))
+            for scan in open_scans:
+                left -= scan.take(min(share, left))
+                if left <= 0:
+                    break
+            open_scans = [scan for scan in open_scans if scan.may_have_more()]
+
+    def _lease(
+        self, decision: Decision, queue_id: int, *, scan: QueueScan, epoch: int, now_ms: int
+    ) -> None:
+        answer: Delivery = decision.answer
+        key = QueueKey(answer.group_id, answer.topic_id, queue_id)
+        decision.events.extend(key.events(scan.ended.events, now_ms))
+        answer.doomed |= scan.ended.doomed or scan.has_doomed
+        taken = scan.taken()
+        if len(taken):
+            answer.taken.append((queue_id, taken))
+            decision.events.append(
+                EventRows(
+                    kind=Kind.LEASE,
+                    at_ms=now_ms,
+                    group_id=key.group_id,
+                    topic_id=key.topic_id,
+                    queue_id=queue_id,
+                    queue_offset=taken.offset,
+                    attempt=taken.attempt,
+                    visible_at_ms=now_ms + self.invisible_duration_ms,
+                    delivery=self.delivery,
+                    epoch=epoch or (self.attempt if scan.consumption.by_queue else 0),
+                    message_group_hash=taken.group,
+                    client_id=self.client_id or None,
+                )
+            )
+        decision.events.extend(key.events(scan.progress_events(taken, now_ms), now_ms))
+        skipped = scan.skipped()
+        if skipped is not None:
+            decision.skipped.append(Skipped(*key, *skipped))
+        if scan.page_wanted is not None:
+            start, stop = scan.page_wanted
+            answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))
+        if scan.unjudged:
+            answer.unjudged.append((queue_id, scan.unjudged))
+        wanting = scan.backlog_wanted()
+        if wanting:
+            backlog = scan.consumption.backlog
+            starts = [backlog[group].more_from or 0 for group in wanting]
+            stop, resets = scan.consumption.cursor, scan.consumption.resets
+            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, resets, self.sieve))
+        answer.scanned_out |= scan.scanned_out
+
+
+def _take_highest(scans: Sequence[QueueScan], limit: int) -> None:
+    """Take all of one queue before any of the next."""
+    left = limit
+    for scan in scans:
+        while left > 0 and scan.may_have_more():
+            left -= scan.take(left)
+        if left <= 0 or scan.page_wanted is not None or scan.unjudged or scan.scanned_out:
+            return  # this queue may have more messages, which must come before the rest
+
+
+def subscribe_events(
+    state: State, topic: TopicState, *, group: Group, now_ms: int
+) -> list[EventRows]:
+    """Return CURSOR events at the start of each queue new to the group: all of it becomes lag."""
+    events = []
+    for queue_id, queue in enumerate(topic.queues):
+        key = (group.group_id, topic.topic.topic_id, queue_id)
+        known = state.consumptions.get(key)
+        if known is None or not known.touched:
+            events.append(
+                single(
+                    Kind.CURSOR,
+                    now_ms,
+                    offset=queue.min_offset,
+                    group_id=key[0],
+                    topic_id=key[1],
+                    queue_id=queue_id,
+                )
+            )
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe(Request):
+    """Request after which the whole topic counts as the group's lag."""
+
+    topic: str
+    group: str
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Set a cursor on each queue that has none."""
+        topic, group = state.topic(self.topic), state.group(self.group)
+        return Decision(events=subscribe_events(state, topic, group=group, now_ms=now_ms))
+
+
+def receipts_of(delivery: Delivery) -> Receipts:
+    """Return the receipts of a delivery, in delivery order."""
+    n = len(delivery)
+    queue_id = [np.full(len(taken), q, dtype=np.int32) for q, taken in delivery.taken]
+    return Receipts(
+        np.full(n, delivery.group_id, dtype=np.int32),
+        np.full(n, delivery.topic_id, dtype=np.int32),
+        np.concatenate(queue_id),
+        np.concatenate([taken.offset for _, taken in delivery.taken]),
+        np.full(n, delivery.delivery, dtype=np.int64),
+    )

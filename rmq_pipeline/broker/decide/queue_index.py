@@ -1,0 +1,113 @@
+"""Requests that read, load and trim the read-ahead of queues and their backlogs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmq_pipeline.broker.decide.deliver import BacklogWanted
+from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.state.consumption import QueueKey
+from rmq_pipeline.broker.state.queue_index import IndexRows, Places, QueueIndex
+from rmq_pipeline.broker.state.schedule import keys_of
+from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class TrimIndex(Request):
+    """Request that drops the least recently used pages beyond ``pages``."""
+
+    pages: int
+    #: Log position before which all rows can be loaded again.
+    dispatched: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Drop the same share of each queue's pages; store nothing."""
+        state.forget_changes(self.dispatched)
+        queues = [queue for topic in state.topics.values() for queue in topic.queues]
+        held = sum(queue.index.pages for queue in queues)
+        if held > self.pages:
+            for queue in queues:
+                queue.index.drop(queue.index.pages * self.pages // held, self.dispatched)
+        return Decision()
+
+
+@dataclass(frozen=True, slots=True)
+class FillIndex(Request):
+    """Request that adds loaded rows to the read-ahead, which only the writer may change."""
+
+    topic_id: int
+    queue_id: int
+    rows: IndexRows
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Store nothing: the read-ahead is a cache."""
+        topic = state.topics.get(self.topic_id)
+        if topic is not None:
+            topic.queues[self.queue_id].index.fill(self.rows)
+        return Decision()
+
+
+@dataclass(frozen=True, slots=True)
+class FillBacklog(Request):
+    """Request that adds looked-up offsets to the backlogs of message groups."""
+
+    wanted: BacklogWanted
+    #: Offsets of each group, and the offset from which more may follow.
+    offsets: list[list[int]]
+    more_from: list[int | None]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Add the offsets; groups whose backlog turns out empty have caught up."""
+        wanted = self.wanted
+        consumption = state.consumptions.get(wanted.key)
+        if consumption is None or consumption.resets != wanted.resets:
+            return Decision()
+        consumption.found(
+            wanted.groups,
+            self.offsets,
+            starts=wanted.starts,
+            more_from=self.more_from,
+            stop=wanted.stop,
+        )
+        return Decision(events=wanted.key.events(consumption.empty_backlogs(), now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class FindPlaces(Request):
+    """Query for the places of messages of a topic; position -1 if the read-ahead lacks them."""
+
+    topic_id: int
+    queue_id: Int32s
+    offset: Int64s
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Return the places as the answer; store nothing."""
+        position = np.full(len(self.offset), -1, dtype=np.int64)
+        row = np.zeros(len(self.offset), dtype=np.int32)
+        if self.topic_id == SCHEDULE_TOPIC_ID:
+            waiting, here = state.schedule.find(keys_of(self.queue_id, self.offset))
+            position[here], row[here] = waiting.position, waiting.row
+        elif (topic := state.topics.get(self.topic_id)) is not None:
+            for queue_id in np.unique(self.queue_id).tolist():
+                at = np.flatnonzero(self.queue_id == queue_id)
+                if 0 <= queue_id < len(topic.queues):
+                    index = topic.queues[queue_id].index
+                    position[at], row[at] = index.locate(self.offset[at])
+        return Decision(Places(position, row))
+
+
+@dataclass(frozen=True, slots=True)
+class FindUndispatched(Request):
+    """Query for a queue's rows before offset ``stop`` that lie at or after a log position."""
+
+    key: QueueKey
+    position: int
+    stop: int
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Return the rows as the answer; store nothing."""
+        topic = state.topics.get(self.key.topic_id)
+        index = topic.queues[self.key.queue_id].index if topic is not None else QueueIndex()
+        return Decision(index.behind(self.position, stop=self.stop))

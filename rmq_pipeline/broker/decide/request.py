@@ -1,0 +1,74 @@
+"""A request to the writer, and the decision about it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from rmq_pipeline.broker.state.consumption import Skipped
+from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.placed import Placed
+from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.store import frame
+from rmq_pipeline.store.payload import Payload, bytes_of, payload_of
+
+#: Upper estimates: bytes of a section besides its columns and own schema, and of an event besides
+#: its texts.
+_SECTION_BYTES = 4096
+_EVENT_BYTES = 96
+
+
+@dataclass(slots=True)
+class Decision:
+    """Rows that a request stores, and its answer once they are on disk."""
+
+    answer: Any = None
+    placed: list[Placed] = field(default_factory=list)
+    events: list[EventRows] = field(default_factory=list)
+    keyed_state: list[pa.RecordBatch] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    #: Serialized ``placed`` for the log, set by ``encode``.
+    payloads: list[Payload] = field(default_factory=list)
+
+    def stores(self) -> bool:
+        """Return True if there is something to store."""
+        return bool(self.placed or self.events or self.keyed_state)
+
+    def encode(self) -> int:
+        """Serialize the messages once.
+
+        Return the most bytes that a frame needs for the decision.
+        """
+        self.payloads = [payload_of(placed.batch) for placed in self.placed]
+        messages: int = sum(_SECTION_BYTES + bytes_of(payload) for payload in self.payloads)
+        events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
+        return messages + events + sum(map(_batch_bytes, self.keyed_state)) + _SECTION_BYTES
+
+
+def _batch_bytes(batch: pa.RecordBatch) -> int:
+    # Exact, with dictionaries: each is an IPC message of its own, of any length.
+    return _SECTION_BYTES + frame.encoded_bytes(batch)
+
+
+#: A request with this many rows is bulk.
+BULK_ROWS: Final = 256
+
+
+class Request(ABC):
+    """Request of a verb; ``decide`` is pure and does not change the state."""
+
+    #: True if it may use the reserve on a full disk: all requests except those that add messages.
+    uses_reserve: ClassVar[bool] = True
+
+    def is_bulk(self) -> bool:
+        """Return True if deciding is slow enough that it should overlap a write."""
+        return False
+
+    @abstractmethod
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Return what to store and answer; raise RocketMQError to refuse."""
+
+
+#: Window of a caller, by name and epoch; a newer epoch fences the caller off.
+Fence = tuple[str, int]

@@ -1,1 +1,0 @@
-"""Outcomes of failed deliveries: retry, park, dead-letter, and redrive."""

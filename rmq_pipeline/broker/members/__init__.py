@@ -1,1 +1,0 @@
-"""Members of consumer groups: their heartbeats, queue locks and filters."""

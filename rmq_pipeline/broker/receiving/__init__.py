@@ -1,1 +1,0 @@
-"""Receiving: the messages a consumer group gets, their order, and their rate."""

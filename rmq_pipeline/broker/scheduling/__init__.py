@@ -1,1 +1,0 @@
-"""Scheduled messages: waiting, delivery at their time, and recall."""

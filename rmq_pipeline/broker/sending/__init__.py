@@ -1,1 +1,0 @@
-"""Sending: choosing queues, offsets and delivery times, and suppressing repetitions."""

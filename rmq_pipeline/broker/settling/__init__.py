@@ -1,1 +1,0 @@
-"""Settling: the outcomes of deliveries, stored in one step."""

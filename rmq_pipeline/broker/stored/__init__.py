@@ -1,1 +1,0 @@
-"""Stored messages: places, reading, sealing, compaction and expiry."""

@@ -1,1 +1,0 @@
-"""Transactions: half messages, their checks, and their ends."""

@@ -1,0 +1,1 @@
+"""Work outside the decisions: the writer, reading, waiting, files, upkeep."""

@@ -1,0 +1,402 @@
+"""The parts of an open broker: home, log, database, dispatch, state, writer."""
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rmq_pipeline import limits, schema
+from rmq_pipeline.access import Access
+from rmq_pipeline.broker.decide.admin import Found
+from rmq_pipeline.broker.decide.queue_index import TrimIndex
+from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.filter_cache import Verdicts
+from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
+from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work.archive_root import archive_of
+from rmq_pipeline.broker.work.arrivals import Arrivals
+from rmq_pipeline.broker.work.bulk_gate import BulkGate
+from rmq_pipeline.broker.work.check_offers import Offers
+from rmq_pipeline.broker.work.clock_file import ClockFile
+from rmq_pipeline.broker.work.dead_letter_failures import Unburied
+from rmq_pipeline.broker.work.group_filters import Filters
+from rmq_pipeline.broker.work.home import Home
+from rmq_pipeline.broker.work.line import Lines
+from rmq_pipeline.broker.work.membership import Members
+from rmq_pipeline.broker.work.pending import Done
+from rmq_pipeline.broker.work.recovery import recover
+from rmq_pipeline.broker.work.repair import Repair, forget_frames, text_of
+from rmq_pipeline.broker.work.room import RefillReserve, give_up_reserve, note_open, part_of
+from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Writer
+from rmq_pipeline.clock import Clock
+from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
+from rmq_pipeline.message import Int64s, MessageIds
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.commit_log import CommitLog, FaultPoint
+from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.dispatch import Dispatcher, StuckError
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.reopening import HeldError
+from rmq_pipeline.store.segment_reader import Segments
+
+log = logging.getLogger(__name__)
+
+#: Longest wait of a reader for dispatch, which is 0.3 s behind at most unless the disk hangs.
+_DISPATCH_WAIT_S = 60.0
+#: Pause of dispatch before it retries on a full disk.
+_FULL_WAIT_S = 2.0
+
+SCHEMAS = {MESSAGES: schema.MESSAGE, EVENTS: schema.EVENT}
+#: Events that may make messages visible to waiting receives.
+_RINGS = frozenset(
+    {
+        Kind.RETRY,
+        Kind.RELEASE,
+        Kind.EXPIRE,
+        Kind.DEAD_LETTER,
+        Kind.RESET,
+        Kind.INVISIBLE,
+        Kind.LITE_SUBSCRIPTION,
+        Kind.QUEUE_UNLOCKED,
+        Kind.TOPIC_DELETED,
+        Kind.GROUP_DELETED,
+    }
+)
+_DELETIONS = frozenset({Kind.TOPIC_DELETED, Kind.GROUP_DELETED})
+
+
+class Engine:
+    """Open store, and the thread that writes it. The verbs are functions over it."""
+
+    def __init__(
+        self,
+        home: Home,
+        clock: Clock,
+        *,
+        settings: Settings,
+        flush: Literal["sync", "async"],
+        fault: FaultPoint | None,
+    ) -> None:
+        self.home = home
+        self.clock = clock
+        self.settings = settings
+        self.flush = flush
+        self._fault = fault
+        self.access = Access.open(home.path, utc_offsets_min=settings.grpc_utc_offsets_min)
+        self.ids = MessageIds()
+        self.bulk_gate = BulkGate()
+        self.arrivals = Arrivals(clock)
+        self.lines = Lines(self.arrivals, clock)
+        self.members = Members(clock, timeout_ms=settings.member_timeout_ms)
+        self.filters = Filters(
+            clock, live_ms=settings.member_timeout_ms, policy=settings.mixed_filters
+        )
+        #: Reports that endpoints add to the broker's status, by name.
+        self.reports: dict[str, Callable[[], Any]] = {}
+        self.offers = Offers()
+        self.unburied = Unburied()
+        self.segments = Segments(archive_of(home, settings.archive_root))
+        #: Last upkeep status of the archive (stored/tending.py).
+        self.outlook: Any = None
+        #: Time of the next expiry, after pending messages have held back all old segments.
+        self.held_until_ms = 0
+        self.verdicts = Verdicts()
+        self.database = self._open_database()
+        try:
+            commit_log = self._open_log()
+            state = recover(self.database.load_state(), commit_log)
+        except BaseException:
+            self.database.close()
+            raise
+        self._clock_file = ClockFile(home.path)
+        self._clock_file.lead(clock, last_at_ms=state.last_at_ms)
+        clock.go_on_from(state.last_at_ms)
+        self.writer = Writer(
+            commit_log, state, clock=clock, committed=self._committed, rebuild=self._rebuild
+        )
+        self.dispatcher = self._dispatcher(commit_log)
+        self.repair = Repair()
+        self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
+        self._closing = threading.Event()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        clock: Clock,
+        settings: Settings,
+        flush: Literal["sync", "async"],
+        fault: FaultPoint | None = None,
+    ) -> "Engine":
+        """Lock the home, recover the state, and start the writer.
+
+        Args:
+            fault: called with each step of commit and dispatch; crash tests end the process in it.
+
+        Raises:
+            HomeLockedError, HomeFormatError, CorruptLogError, StorageError.
+        """
+        home = Home.open(path)
+        try:
+            note_open(home, settings)
+            engine = cls(home, clock, settings=settings, flush=flush, fault=fault)
+            engine.writer.start()
+            engine._start_dispatch(engine.log)
+            engine.submit(Found(len(settings.delay_levels_ms)))
+            threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
+        except BaseException:
+            home.note_closed()
+            home.close()
+            raise
+        return engine
+
+    def _open_database(self) -> Database:
+        """Open the database; on a full disk, release parts of the reserve for its writes."""
+        while True:
+            try:
+                return Database.open(
+                    self.home.database, memory_bytes=self.settings.duckdb_memory_bytes
+                )
+            except StoreFullError:
+                give_up_reserve(self.home.log, self.settings.reserve_bytes)
+
+    def _open_log(self) -> CommitLog:
+        return CommitLog.open(
+            self.home.log,
+            schemas=SCHEMAS,
+            file_bytes=self.settings.log_file_bytes,
+            reserve_bytes=self.settings.reserve_bytes,
+            flush=self.flush,
+            dispatched_position=self.database.dispatched,
+            fault=self._fault,
+        )
+
+    def _dispatcher(self, commit_log: CommitLog) -> Dispatcher:
+        return Dispatcher(
+            commit_log,
+            self.database,
+            on_failure=self._dispatch_failed,
+            on_full=self._dispatch_full,
+            fault=self._fault,
+        )
+
+    def _dispatch_failed(self, error: BaseException) -> None:
+        log.error("Dispatch has failed; the state is rebuilt from disk.", exc_info=error)
+        # The error's frames hold cursors of the database, which must be reopened.
+        forget_frames(error)
+        self.database.broken = self.database.broken or text_of(error)
+        self.repair.failed(StorageError(f"Dispatch has failed: {text_of(error)}"))
+
+    def _dispatch_full(self, error: StoreFullError) -> bool:
+        """Release a part of the reserve for dispatch, or else wait until the disk has space."""
+        if self.database.broken is not None:  # it is reopened first
+            return False
+        log.warning("The disk is full for dispatch: %s", error)
+        try:
+            self.log.draw_reserve(part_of(self.settings.reserve_bytes))
+        except (StoreFullError, StorageError):
+            return not self._closing.wait(_FULL_WAIT_S)
+        return True
+
+    @property
+    def log(self) -> CommitLog:
+        """Open commit log; replaced after a failed write."""
+        return self.writer.log
+
+    @property
+    def state(self) -> State:
+        """State; threads but the writer's may read only its topics, groups and ``changed``."""
+        return self.writer.state
+
+    def submit(self, request: Request) -> Any:
+        """Let the writer decide and store a request; return its answer."""
+        self.repair.check()
+        return self.writer.submit(request)
+
+    def post(self, request: Request, done: Done) -> None:
+        """Let the writer decide and store a request; ``done`` gets its answer."""
+        self.repair.check()
+        self.writer.post(request, done)
+
+    def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
+        """Post several requests at once."""
+        self.repair.check()
+        self.writer.post_together(requests)
+
+    def admit(self) -> None:
+        """Refuse new messages while dispatch is far behind.
+
+        Raises:
+            DispatchBehindError: dispatch is further behind than the settings allow.
+        """
+        behind = self.dispatcher.behind_bytes
+        if behind > self.settings.dispatch_behind_bytes:
+            why = f" {stuck}" if (stuck := self.dispatcher.stuck) else ""
+            raise DispatchBehindError(f"Dispatch is {behind} bytes behind the commit log.{why}")
+
+    def dispatched(self, position: int | None = None) -> None:
+        """Wait until DuckDB has the frame at a log position; None: all frames answered so far.
+
+        Raises:
+            StuckError: DuckDB refuses that frame or an earlier one. Later frames do not matter.
+            DispatchBehindError: dispatch takes too long.
+        """
+        if self.flush == "async" and (position is None or position >= self.log.synced):
+            self._sync()
+        reached = self.log.synced if position is None else position + 1
+        if not self.dispatcher.wait_for(reached, _DISPATCH_WAIT_S):
+            raise DispatchBehindError("Dispatch does not reach what was written.")
+
+    def _sync(self) -> None:
+        try:
+            self.log.sync()
+        except StorageError as error:  # perhaps no write follows that would notice it
+            if not self._closing.is_set():
+                self.repair.failed(error)
+            raise
+        self.dispatcher.notify(self.log.synced)
+
+    def _keep_house(self) -> None:
+        """Sync at intervals in async mode; maintain reserve, read-ahead, clock and members."""
+        while not self._closing.is_set():
+            self.repair.wakes.wait(limits.ASYNC_SYNC_MS / 1000)
+            self.repair.wakes.clear()
+            try:
+                if why := self._why_failed():
+                    if not self._closing.wait(self.repair.next_attempt_s()):
+                        self.writer.rebuild(why)
+                    continue
+                if self.flush == "async":
+                    self._sync()
+                self._clock_file.keep(self.clock)
+                rows = self.settings.index_cache_rows
+                self.writer.submit(RefillReserve(self.writer))
+                self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
+                self.members.let_go(self.writer.submit)
+            except Exception:  # without this thread nothing is ever rebuilt
+                if not self._closing.is_set():
+                    log.exception("Housekeeping has failed; it is tried again.")
+
+    def _why_failed(self) -> BaseException | None:
+        """Return why the store must be rebuilt; None: it works."""
+        if (broken := self.database.broken) is not None:
+            self.repair.failed(StorageError(broken))
+        elif (fatal := self.writer.failure) is not None:
+            self.repair.failed(fatal)
+        return self.repair.why
+
+    def new_delivery(self) -> int:
+        """Return a random delivery number that clients cannot guess."""
+        return secrets.randbits(62) + 1
+
+    def new_deliveries(self, n: int) -> Int64s:
+        """Return ``n`` random delivery numbers."""
+        numbers = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.int64)
+        return (numbers & np.int64(2**62 - 1)) + np.int64(1)
+
+    def _committed(self, decisions: Iterable[Decision]) -> None:
+        """Notify dispatch of a frame on disk, and wake the calls that wait for its changes."""
+        self.dispatcher.notify(self.log.synced)
+        rung: dict[int, set[int] | None] = {}
+        for decision in decisions:
+            for events in filter(self._rings, decision.events):
+                if events.kind in _DELETIONS:
+                    rung |= self._deleted(events)
+                    continue
+                groups = rung.setdefault(events.topic_id, set())
+                if groups is not None:
+                    groups.add(events.group_id)
+                if events.kind == Kind.RESET:
+                    self._tell_of_reset(events)
+            rung.update((placed.topic_id, None) for placed in decision.placed)
+        self.arrivals.ring_for(rung)
+
+    def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
+        """Return the topics and groups to wake after a deletion: their waits are over."""
+        if events.kind == Kind.TOPIC_DELETED:
+            return {events.topic_id: None}
+        self.members.was_deleted(json.loads(events.detail_of(0))["name"])
+        # The group may wait at any topic; None, because a set would drop other groups to wake.
+        return dict.fromkeys(self.state.topics)
+
+    def _tell_of_reset(self, events: EventRows) -> None:
+        group, topic = (
+            self.state.groups.get(events.group_id),
+            self.state.topics.get(events.topic_id),
+        )
+        if group is not None and topic is not None and np.any(events.delivery >= 0):
+            self.members.was_reset(group.name, topic.topic.name)
+
+    def _rings(self, events: EventRows) -> bool:
+        """Return True if the events may make messages visible; acks do so only with order."""
+        if events.kind not in (Kind.ACK, Kind.ACK_AHEAD):
+            return events.kind in _RINGS
+        key = (events.group_id, events.topic_id, events.queue_id)
+        consumption = self.state.consumptions.get(key)
+        if consumption is None or not consumption.by_queue:
+            return consumption is None or consumption.ordered
+        # Most acks of a batch leave its queue blocked, and would wake the receives for nothing.
+        return consumption.was_eased()
+
+    def _rebuild(self) -> tuple[CommitLog, State]:
+        """Drop the state, and rebuild it from disk."""
+        try:
+            rebuilt = self._rebuilt()
+        except Exception as error:
+            self.repair.not_mended(error, is_hopeless=isinstance(error, HeldError))
+            raise
+        self.repair.mended()
+        return rebuilt
+
+    def _rebuilt(self) -> tuple[CommitLog, State]:
+        self.dispatcher.stop()
+        with suppress(StorageError):  # what it cannot sync, the new log writes again
+            self.writer.log.close()
+        self.verdicts.clear()
+        if self.database.broken is not None:
+            self.database.let_go()
+            self.database = self._open_database()
+        # The next seal reloads the registrations and deletes unregistered files.
+        self.segments.loaded = self.segments.tidy = False
+        commit_log = self._open_log()
+        try:
+            state = recover(self.database.load_state(), commit_log)
+        except BaseException:
+            with suppress(StorageError):
+                commit_log.close()
+            raise
+        self.dispatcher = self._dispatcher(commit_log)
+        self._start_dispatch(commit_log)
+        return commit_log, state
+
+    def _start_dispatch(self, commit_log: CommitLog) -> None:
+        self.dispatcher.start()
+        self.dispatcher.notify(commit_log.synced)
+
+    def close(self) -> None:
+        """Answer all requests, dispatch all frames, and unlock the home."""
+        self._closing.set()
+        self.repair.wakes.set()
+        self.arrivals.close()
+        self.writer.close()
+        try:
+            if self.repair.why is None:
+                with suppress(StuckError):  # the log keeps the frames
+                    self.dispatched()
+        finally:
+            with ExitStack() as last:  # the home is unlocked even if another part fails to close
+                last.callback(self.home.close)
+                with ExitStack() as files:
+                    files.callback(self.database.close)
+                    files.callback(self.log.close)
+                    files.callback(self.dispatcher.stop)
+                self._clock_file.keep(self.clock, now=True)
+                self.home.note_closed()

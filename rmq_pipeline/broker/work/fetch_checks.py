@@ -1,0 +1,165 @@
+"""Long polls for checks: open half messages, for a producer or a checker."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_pipeline import limits, schema, transaction
+from rmq_pipeline.broker.decide.transaction import FindHalves
+from rmq_pipeline.broker.state.halves import Rows
+from rmq_pipeline.broker.work import caller
+from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.readable import LeftOut, read_parts
+from rmq_pipeline.broker.work.transaction import check_producer_group, stored_halves
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.tables import columns_of
+
+log = logging.getLogger(__name__)
+
+_READ: Final = ("message_id", "tag", "keys", "properties", "body", "born_at_ms", "stored_at_ms")
+#: An offer passes to other callers when its producer is gone for a while; no wakeup reports that.
+_LOOK_AGAIN_MS: Final = 1_000
+_NONE: Final = np.empty(0, dtype=np.int64)
+
+
+def fetch_checks(
+    engine: Engine,
+    *,
+    topics: Sequence[str] | None,
+    producer_group: str | None,
+    client_id: str,
+    limit: int,
+    wait_ms: int,
+    window: tuple[str, int] | None,
+    holder: str,
+) -> pa.Table:
+    """Return waiting checks as schema.CHECK; empty if none came within ``wait_ms``.
+
+    Raises:
+        FencedError: a newer epoch has opened the window.
+        TopicNotFoundError: one of the topics does not exist.
+        RequestError: ``topics`` is not a list.
+    """
+    if producer_group is not None:
+        check_producer_group(producer_group)
+    if topics is not None and not isinstance(topics, list | tuple):
+        # Endpoints check the access rights of a list's topics only.
+        raise RequestError(f"topics is a list of names, not {topics!r}.")
+    state = engine.state
+    topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
+    deadline = engine.clock.now_ms() + wait_ms
+    while True:
+        version = engine.arrivals.version(NEW_OFFERS)
+        if window is not None:  # a fenced caller must take none
+            engine.submit(FindHalves(_NONE, _NONE, window))
+        now_ms = engine.clock.now_ms()
+        if caller.waits_no_more():
+            return schema.CHECK.empty_table()
+        taken = engine.offers.take(
+            now_ms,
+            producer_group=producer_group,
+            topic_ids=topic_ids,
+            limit=limit,
+            window=window,
+            holder=holder,
+        )
+        if taken:
+            found = _all_described(engine, taken)
+            if found.num_rows:
+                log.info("checks given out: client=%s rows=%d", client_id, found.num_rows)
+                return found
+            continue
+        if now_ms >= deadline or engine.arrivals.closed:
+            return schema.CHECK.empty_table()
+        wake = min(deadline, now_ms + _LOOK_AGAIN_MS)
+        engine.arrivals.wait(NEW_OFFERS, version, at_ms=wake)
+
+
+def keep_checks(engine: Engine, holder: str, *, checks: pa.Table | None) -> int:
+    """Hold checks of open half messages for a caller; return how many it has.
+
+    Args:
+        engine: of the broker.
+        holder: has these checks and no others from now on.
+        checks: schema.CHECK_ID; None for what the holder was given last.
+
+    Raises:
+        TransactionNotFoundError: an id was not made by a broker.
+    """
+    offsets = None
+    if checks is not None:
+        ids = columns_of(checks, schema.CHECK_ID)["transaction_id"]
+        open_rows, _, _ = engine.submit(FindHalves(*transaction.decode(ids)))
+        offsets = open_rows["queue_offset"]
+    return engine.offers.keep(holder, engine.clock.now_ms(), offsets=offsets)
+
+
+def _all_described(engine: Engine, taken: Mapping[str, Rows]) -> pa.Table:
+    """Return the checks of all producer groups; on an error, put all of them back."""
+    try:
+        return pa.concat_tables(
+            [_described(engine, rows, producer_group=name) for name, rows in taken.items()]
+        )
+    except Exception:
+        for name, rows in taken.items():
+            engine.offers.put_back(name, rows)
+        raise
+
+
+def _described(engine: Engine, rows: Rows, *, producer_group: str) -> pa.Table:
+    """Return the checks that are open and readable, as schema.CHECK."""
+    open_rows, still, _ = engine.submit(FindHalves(rows["queue_offset"], rows["message_id_hash"]))
+    there = np.isin(open_rows["target_topic_id"], list(engine.state.topics))
+    rows = rows[still][there]
+    if not len(rows):
+        return schema.CHECK.empty_table()
+    fitting, messages = _messages(engine, rows, producer_group=producer_group)
+    rows = rows[fitting]
+    ids = transaction.encode(rows["queue_offset"], rows["message_id_hash"])
+    known = {
+        "topic": _names(engine, rows),
+        "transaction_id": ids,
+        "producer_group": pa.repeat(pa.scalar(producer_group, pa.string()), len(rows)),
+        "checks": pa.array(rows["checks"]),
+    }
+    columns = [known[n] if n in known else messages.column(n) for n in schema.CHECK.names]
+    return pa.table(columns, schema=schema.CHECK)
+
+
+def _messages(
+    engine: Engine, rows: Rows, *, producer_group: str
+) -> tuple[npt.NDArray[np.intp], pa.Table]:
+    """Return the first readable rows and their messages, limits.STEP_BYTES at most.
+
+    The rows beyond the limit are offered again. An unreadable one is offered at its next check.
+    """
+    left = np.ones(len(rows), dtype=np.bool_)
+
+    def leave_out(left_out: LeftOut) -> None:
+        left[left_out.rows] = False
+        log.warning("%d half messages cannot be read: %s", len(left_out.rows), left_out.why)
+
+    parts = read_parts(
+        engine,
+        stored_halves(rows),
+        columns=_READ,
+        bound_bytes=limits.STEP_BYTES,
+        leave_out=leave_out,
+    )
+    fitting, messages = next(parts, (_NONE, schema.CHECK.empty_table()))
+    left[fitting] = False
+    if left.any():
+        engine.offers.put_back(producer_group, rows[left])
+    return fitting, messages
+
+
+def _names(engine: Engine, rows: Rows) -> pa.Array:
+    topics = engine.state.topics
+    ids, of_row = np.unique(rows["target_topic_id"], return_inverse=True)
+    names = [topics[topic_id].topic.name if topic_id in topics else None for topic_id in ids]
+    return pa.array(names, pa.string()).take(pa.array(of_row))

@@ -1,0 +1,276 @@
+"""Seal: write old log to Parquet, and drop its files.
+
+The log before ``sealed_to`` is sealed: its messages are in registered segments, its events in
+registered event files. A turn takes the next frames up to a limit. It writes, syncs and renames
+files; ONE frame registers all of them and moves ``sealed_to``. Then DuckDB deletes those events and
+is checkpointed, and whole log files before ``sealed_to`` are dropped. A crash before the frame
+leaves unregistered files: the next seal deletes them and starts over. A crash after it leaves steps
+that the next seal repeats.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from rmq_pipeline import durable_files, limits
+from rmq_pipeline.archive import manifest
+from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
+from rmq_pipeline.archive.segment_file import place, show
+from rmq_pipeline.broker.decide.request import Decision, Fence, Request
+from rmq_pipeline.broker.decide.segments import RegisterSealed, Sealed
+from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work import event_history, keyed_state
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.sealable import Frames, Reach, reach
+from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
+from rmq_pipeline.store import log_file, reserve
+from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.segments import SegmentWriter
+
+log = logging.getLogger(__name__)
+
+_COUNTS: Final = ("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files")
+#: Bytes of log that one frame registers; also the largest segment of a busy queue.
+_TURN_BYTES: Final = 256 * limits.MIB
+#: On a full disk a turn takes 1/8 of the reserve, and at most as much log.
+_RESERVE_SHARES: Final = 8
+#: Space that a checkpoint may need. DuckDB must be reopened after a checkpoint that found no space.
+_ROOM_OF_DUCKDB: Final = 4 * limits.MIB
+
+
+def seal(
+    engine: Engine, *, limit_bytes: int, window: Fence | None, fault: FaultPoint | None = None
+) -> dict[str, int]:
+    """Seal the oldest log if it is due, and drop sealed log files.
+
+    The log is due when it has messages older than ``seal_after_ms``. Then all frames older than
+    half of that are sealed, so that a trickle of messages does not make a file each. Frames before
+    the newest full files are due at any age.
+
+    Args:
+        limit_bytes: most bytes of log; one frame may exceed it.
+        fault: called with the name of each step.
+
+    Returns:
+        segments, rows and bytes of Parquet written, raw_bytes of these messages in memory,
+        event_rows, dropped_files; and those of ``event_history.keep``.
+
+    Raises:
+        FencedError: a newer epoch has opened the window; nothing was registered.
+        StoreFullError: the disk has no space for the Parquet files, even with the reserve.
+        StorageError: the files cannot be written for another reason.
+    """
+    if limit_bytes <= 0:
+        raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
+    file_bytes = engine.settings.log_file_bytes
+    with engine.segments.sealing:
+        whole = engine.submit(_TendReserve(engine, window))
+        turns = _Turns(engine, window=window, fault=fault or _no_fault)
+        try:
+            turns.run(limit_bytes, squeezed=not whole or _free_bytes(engine) < file_bytes)
+        except BaseException as error:
+            # Files and registrations may differ now: check them at the next seal.
+            engine.segments.loaded = engine.segments.tidy = False
+            if isinstance(error, OSError | pa.ArrowException):
+                is_full = isinstance(error, OSError) and error.errno in log_file.FULL
+                kind = StoreFullError if is_full else StorageError
+                raise kind(f"Sealing failed: {error}.") from error
+            raise
+        turns.report.update(event_history.keep(engine, window=window, fault=fault or _no_fault))
+        if turns.report["dropped_files"]:
+            engine.submit(_TendReserve(engine, window))
+    return turns.report
+
+
+def _no_fault(_step: str) -> None:
+    return
+
+
+class _Turns:
+    """One run of seal."""
+
+    def __init__(self, engine: Engine, *, window: Fence | None, fault: FaultPoint) -> None:
+        self._engine = engine
+        self._window = window
+        self._fault = fault
+        self.report = dict.fromkeys(_COUNTS, 0)
+
+    def run(self, limit_bytes: int, *, squeezed: bool) -> None:
+        """Seal in turns of _TURN_BYTES until nothing is due, the limit, or the broker's close."""
+        engine = self._engine
+        if not engine.segments.tidy:
+            self._clean_up()
+        self._forget_deleted_topics()
+        self._drop()
+        ripe = reach(engine, squeezed=squeezed)
+        left = limit_bytes
+        while left > 0 and not engine.arrivals.closed:
+            start = engine.segments.sealed_to
+            if not self._turn(min(left, _TURN_BYTES), ripe):
+                return
+            left -= engine.segments.sealed_to - start
+
+    def _clean_up(self) -> None:
+        """Make the folders match the log, and finish the steps that a crash interrupted."""
+        engine = self._engine
+        segments = segments_of(engine)
+        self._tidy_topics()
+        event_history.sweep(engine)
+        if segments.sealed_to:
+            self._let_events_go()
+        segments.tidy = True
+
+    def _tidy_topics(self) -> None:
+        segments = self._engine.segments
+        state = self._engine.state
+        with segments.changing:
+            registered = [
+                s for topic_id in segments.topics_sealed() for s in segments.of_topic(topic_id)
+            ]
+            manifest.tidy(
+                segments.root,
+                registered,
+                exists=lambda topic_id: topic_id in state.topics,
+                now_ms=self._engine.clock.now_ms(),
+            )
+
+    def _forget_deleted_topics(self) -> None:
+        segments = self._engine.segments
+        for topic_id, topic in segments.topics_sealed().items():
+            if topic_id not in self._engine.state.topics:
+                with segments.changing:
+                    segments.forget(topic_id)
+                    manifest.remove_topic(segments.root, topic=topic, topic_id=topic_id)
+
+    def _turn(self, limit_bytes: int, ripe: Reach) -> bool:
+        """Seal some frames; return False if there are none."""
+        start = self._engine.segments.sealed_to
+        try:
+            done = self._write(start, limit_bytes=limit_bytes, ripe=ripe)
+        except OSError as error:
+            if error.errno not in log_file.FULL:
+                raise
+            share = max(self._engine.settings.reserve_bytes // _RESERVE_SHARES, limits.MIB)
+            self._make_room(2 * share)
+            self._tidy_topics()
+            done = self._write(start, limit_bytes=min(limit_bytes, share), ripe=ripe)
+        if done is None:
+            return False
+        self._register(done)
+        self._let_events_go()
+        self._drop()
+        return True
+
+    def _write(self, start: int, *, limit_bytes: int, ripe: Reach) -> Sealed | None:
+        """Write the files of a turn and rename them to their final names."""
+        engine = self._engine
+        frames = Frames(engine.log, start, ripe=ripe)
+        writer = SegmentWriter(engine.segments.root, lambda topic_id: _name_of(engine, topic_id))
+        try:
+            for batches in frames.messages(limit_bytes):
+                writer.add(batches)
+            if frames.end == start:
+                return None
+            writer.finish()
+            self._fault("segments_written")
+            segments = writer.publish()
+        except BaseException:
+            writer.abort()
+            raise
+        self._fault("segments_renamed")
+        keyed_state.keep(engine, start=start, end=frames.end)
+        path, rows = self._write_events(start, frames.end)
+        return Sealed(tuple(segments), path, rows, start, frames.end, writer.raw_bytes)
+
+    def _write_events(self, start: int, end: int) -> tuple[Path, int]:
+        folder = self._engine.home.events
+        path = folder / f"{start:020d}-{end:020d}{SUFFIX}"
+        unfinished = folder / f".{start:020d}{UNFINISHED}"
+        rows = self._engine.database.export_events(end, unfinished)
+        self._fault("events_written")
+        durable_files.publish(unfinished, path)
+        self._fault("events_renamed")
+        return path, rows
+
+    def _register(self, done: "Sealed") -> None:
+        engine, report = self._engine, self.report
+        segments = engine.segments
+        root = segments.root
+        sizes = tuple(root.size(place(root, segment)) for segment in done.segments)
+        with segments.changing:
+            registered: list[Segment] = engine.submit(RegisterSealed(done, sizes, self._window))
+            engine.log.sync()
+            self._fault("registered")
+            segments.add(registered, sealed_to=done.end)
+            show(root, registered)
+            for topic, topic_id in sorted({(s.topic, s.topic_id) for s in registered}):
+                counted = segments.of_topic(topic_id)
+                manifest.write(root, counted, topic=topic, topic_id=topic_id)
+            self._fault("manifests_written")
+        report["segments"] += len(registered)
+        report["rows"] += sum(segment.rows for segment in registered)
+        report["bytes"] += sum(sizes)
+        report["raw_bytes"] += done.raw_bytes
+        report["event_rows"] += done.event_rows
+
+    def _let_events_go(self) -> None:
+        """Wait until DuckDB has the registrations, then delete its events that are in Parquet."""
+        engine = self._engine
+        # DuckDB must have the registrations before the log is dropped.
+        engine.dispatched()
+        self._make_room(_ROOM_OF_DUCKDB)
+        engine.database.delete_events(engine.segments.sealed_to)
+        self._fault("events_deleted")
+        engine.database.checkpoint()
+        self._fault("checkpointed")
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        """Ensure this much free disk space, if needed from at most half of the reserve."""
+        engine = self._engine
+        missing = wanted_bytes - _free_bytes(engine)
+        if missing <= 0:
+            return
+        left = (engine.home.log / reserve.NAME).stat().st_size - missing
+        if left < engine.settings.reserve_bytes // 2:
+            raise StoreFullError(
+                f"Sealing lacks {missing} bytes of disk; half of the reserve is kept for receive "
+                "and settle."
+            )
+        engine.log.draw_reserve(missing)
+
+    def _drop(self) -> None:
+        dropped = self._engine.log.drop_before(self._engine.segments.sealed_to)
+        self.report["dropped_files"] += len(dropped)
+        if dropped:
+            self._fault("log_dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class _TendReserve(Request):
+    """Request that refills the log's reserve if the disk has space.
+
+    The answer is True if it is full.
+    """
+
+    engine: Engine
+    window: Fence | None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Store nothing; the reserve belongs to the writer's thread."""
+        state.fence(self.window)
+        return Decision(self.engine.log.refill_reserve())
+
+
+def _free_bytes(engine: Engine) -> int:
+    disk = os.statvfs(engine.home.path)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _name_of(engine: Engine, topic_id: int) -> str | None:
+    found = engine.state.topics.get(topic_id)
+    return found.topic.name if found else None
