@@ -128,11 +128,15 @@ def seams(library: list[Module], application: list[Module]) -> dict[str, int]:
 
 def _mutual(importers: dict[str, set[str]]) -> int:
     prefix = f"{LIBRARY}.broker."
+    packages = {path.parent.name for path in (ROOT / LIBRARY / "broker").glob("*/__init__.py")}
+    packages = {prefix + name for name in packages}
 
     def folder(name: str) -> str | None:
+        if not name.startswith(prefix):
+            return None
         rest = name.removeprefix(prefix).split(".")
-        # Files that lie in broker/ itself are one more folder.
-        return (rest[0] if len(rest) > 1 else ".") if name.startswith(prefix) else None
+        # Files that lie in broker/ itself are one more folder; a package is not one of them.
+        return rest[0] if len(rest) > 1 or name in packages else "."
 
     arrows = {
         (folder(user), folder(used))
