@@ -6,15 +6,13 @@ AND and OR evaluate from left to right and stop at the first operand that decide
 operand after that one cannot fail.
 """
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.filter import numerals
-from rmq_pipeline.filter.columns import Columns
-from rmq_pipeline.filter.numerals import Parsed
-from rmq_pipeline.filter.syntax import (
+from rmq_pipeline.filter.parser import (
     AllOf,
     Always,
     AnyOf,
@@ -29,6 +27,134 @@ from rmq_pipeline.filter.syntax import (
     Not,
     Order,
 )
+
+#: Numbers in SQL literal syntax, with an optional sign.
+_WHOLE: Final = r"\A[+-]?[0-9]+\z"
+_DECIMAL: Final = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
+#: Every number of this many digits fits into 64 bits. The limits below have no sign.
+_SAFE_DIGITS: Final = 18
+_HIGHEST: Final = "9223372036854775807"
+_LOWEST: Final = "9223372036854775808"
+
+
+class Parsed(NamedTuple):
+    """Values of a string column."""
+
+    #: Null where the string is missing or does not parse.
+    values: pa.Array
+    #: True where a string did not parse; without nulls. None if all strings parsed.
+    failed: pa.BooleanArray | None
+
+
+def wholes(texts: pa.StringArray) -> Parsed:
+    """Parse strings as signed 64-bit integers; a number beyond 64 bits fails."""
+    good = pc.match_substring_regex(texts, _WHOLE)
+    readable = _only(texts, good)
+    try:
+        return Parsed(pc.cast(readable, pa.int64()), _failed(good))
+    except pa.ArrowInvalid:  # a plus sign, or more than 64 bits
+        negative = pc.starts_with(readable, "-")
+        digits = pc.ascii_ltrim(pc.ascii_ltrim(readable, "+-"), "0")
+        digits = pc.if_else(pc.equal(pc.binary_length(digits), 0), "0", digits)
+        limit = pc.if_else(negative, _LOWEST, _HIGHEST)
+        length = pc.binary_length(digits)
+        fits = pc.or_(
+            pc.less_equal(length, _SAFE_DIGITS),
+            pc.and_(pc.equal(length, len(_HIGHEST)), pc.less_equal(digits, limit)),
+        )
+        good = pc.and_(good, pc.fill_null(fits, False))
+        signed = pc.if_else(negative, pc.binary_join_element_wise("-", digits, ""), digits)
+        return Parsed(pc.cast(_only(signed, good), pa.int64()), _failed(good))
+
+
+def decimals(texts: pa.StringArray) -> Parsed:
+    """Parse strings as doubles; a number beyond their range becomes an infinity."""
+    good = pc.match_substring_regex(texts, _DECIMAL)
+    return Parsed(pc.cast(_only(texts, good), pa.float64()), _failed(good))
+
+
+def booleans(texts: pa.StringArray) -> Parsed:
+    """Parse "true" and "false" in any letter case."""
+    lowered = pc.ascii_lower(texts)
+    truths = pc.equal(lowered, "true")
+    good = pc.or_(truths, pc.equal(lowered, "false"))
+    return Parsed(_only(truths, good), _failed(good))
+
+
+def _only(values: pa.Array, good: pa.BooleanArray) -> pa.Array:
+    """Replace values with null where ``good`` is false or null."""
+    if not good.null_count and good.true_count == len(good):
+        return values
+    return pc.if_else(good, values, pa.scalar(None, values.type))
+
+
+def _failed(good: pa.BooleanArray) -> pa.BooleanArray | None:
+    if good.true_count + good.null_count == len(good):
+        return None
+    return pc.invert(pc.fill_null(good, True))
+
+
+#: RocketMQ's system properties that have a column of their own. The broker refuses user
+#: properties with these names.
+COLUMN_OF: Final = {
+    "TAGS": "tag",
+    "KEYS": "keys",
+    "UNIQ_KEY": "message_id",
+    "__SHARDINGKEY": "message_group",
+}
+
+_Found = TypeVar("_Found")
+
+
+def columns_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the message columns that hold the named properties, each once."""
+    return tuple(dict.fromkeys(COLUMN_OF.get(name, "properties") for name in names))
+
+
+class Columns:
+    """Properties of a batch of messages; each is looked up and parsed at most once."""
+
+    def __init__(self, messages: pa.RecordBatch) -> None:
+        self._messages = messages
+        self._found: dict[tuple[str, str], object] = {}
+
+    def __len__(self) -> int:
+        return int(self._messages.num_rows)
+
+    def texts(self, name: str) -> pa.StringArray:
+        """Return a property as strings; null where a message lacks it."""
+        return self._once("texts", name, find=lambda: self._look_up(name))
+
+    def wholes(self, name: str) -> Parsed:
+        """Return a property parsed as 64-bit integers."""
+        return self._once("wholes", name, find=lambda: wholes(self.texts(name)))
+
+    def decimals(self, name: str) -> Parsed:
+        """Return a property parsed as doubles."""
+        return self._once("decimals", name, find=lambda: decimals(self.texts(name)))
+
+    def booleans(self, name: str) -> Parsed:
+        """Return a property parsed as booleans."""
+        return self._once("booleans", name, find=lambda: booleans(self.texts(name)))
+
+    def _once(self, kind: str, name: str, *, find: Callable[[], _Found]) -> _Found:
+        key = kind, name
+        if key not in self._found:
+            self._found[key] = find()
+        found: _Found = self._found[key]  # type: ignore[assignment]
+        return found
+
+    def _look_up(self, name: str) -> pa.StringArray:
+        column = self._messages.column(COLUMN_OF.get(name, "properties"))
+        if name == "KEYS":
+            joined = pc.binary_join(column, " ")
+            return pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)
+        if name in COLUMN_OF:
+            return column
+        if column.null_count == len(column):
+            return pa.nulls(len(column), pa.string())
+        return pc.map_lookup(column, name, "last")
+
 
 _COMPARE: Final = {
     ">": pc.greater,
@@ -165,7 +291,7 @@ def _as_truth(operand: Expression, columns: Columns) -> Truth:
         case Name(name):
             return Truth(*columns.booleans(name))
         case Literal():
-            return Truth(*numerals.booleans(_texts(operand, columns)))
+            return Truth(*booleans(_texts(operand, columns)))
         case _:
             return _truth(operand, columns)
 
@@ -215,7 +341,7 @@ def _read_as(number: Name | Literal, texts: Name | Literal, *, columns: Columns)
     if isinstance(texts, Name):
         return columns.wholes(texts.name) if whole else columns.decimals(texts.name)
     column = _texts(texts, columns)
-    return numerals.wholes(column) if whole else numerals.decimals(column)
+    return wholes(column) if whole else decimals(column)
 
 
 def _either(one: pa.BooleanArray | None, other: pa.BooleanArray | None) -> pa.BooleanArray | None:

@@ -12,8 +12,7 @@ from typing import Final, Literal, TypeAlias
 from rmq_pipeline import limits
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import MixedFiltersError
-from rmq_pipeline.filter.expression import TAG, compile_filter
-from rmq_pipeline.filter.tags import TagFilter
+from rmq_pipeline.filter.expression import TAG, TagFilter, compile_filter
 
 log = logging.getLogger(__name__)
 
