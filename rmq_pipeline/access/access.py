@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
-from rmq_pipeline.access import credentials, file, source
+from rmq_pipeline.access import credentials, source
 from rmq_pipeline.access.credentials import Claim
-from rmq_pipeline.access.decision import Verdict
-from rmq_pipeline.access.policy import Policy
-from rmq_pipeline.access.resource import Action, Resource
-from rmq_pipeline.access.rules import Rules
-from rmq_pipeline.access.user import Principal, User
+from rmq_pipeline.access.policy import Action, Decision, Policy, Resource
+from rmq_pipeline.access.users import Principal, Rules, User, read_rules, write_rules
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.errors import (
     AlreadyExistsError,
@@ -68,7 +65,7 @@ class Access:
             AccessFileError: the access file is damaged.
         """
         offsets = credentials.UTC_OFFSETS_MIN if utc_offsets_min is None else utc_offsets_min
-        rules = file.read(home)
+        rules = read_rules(home)
         return cls(home, rules, clock=clock or SystemClock(), utc_offsets_min=offsets)
 
     @property
@@ -192,12 +189,12 @@ class Access:
             raise UnauthorizedError(_ANONYMOUS)
         if principal.is_owner:
             return
-        verdict = self._rules.verdict(
+        decision = self._rules.decision(
             principal.name, resource=resource.owner, action=action, address=source.address_of(peer)
         )
-        if not verdict.allowed:
+        if not decision.allowed:
             raise ForbiddenError(
-                f"User {principal.name} may not {action} {resource}: {verdict.because}."
+                f"User {principal.name} may not {action} {resource}: {decision.because}."
             )
 
     def authorize_super(self, principal: Principal | None) -> None:
@@ -226,7 +223,7 @@ class Access:
         user = rules.users.get(principal.name)
         return user is not None and user.is_super and not user.disabled
 
-    def explain(self, user: str, *, resource: Resource, action: Action, address: str) -> Verdict:
+    def explain(self, user: str, *, resource: Resource, action: Action, address: str) -> Decision:
         """Return the decision that a call of this user would get, with the reason.
 
         Args:
@@ -239,7 +236,7 @@ class Access:
             NotFoundError: the user does not exist.
         """
         self._user(user)
-        return self._rules.verdict(user, resource=resource.owner, action=action, address=address)
+        return self._rules.decision(user, resource=resource.owner, action=action, address=address)
 
     # ------------------------------------------------------------------------------------ changes
 
@@ -325,7 +322,7 @@ class Access:
 
     def _put(self, rules: Rules) -> None:
         # The file comes first, so that an answered change survives a crash.
-        file.write(self._home, rules)
+        write_rules(self._home, rules)
         self._rules = rules
 
     def _user(self, name: str) -> User:

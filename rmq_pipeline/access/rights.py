@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from rmq_pipeline.access.resource import CLUSTER_ITSELF, Action, Resource, ResourceType
+from rmq_pipeline.access.policy import CLUSTER_ITSELF, Action, Resource, ResourceType
 
 _CONSUMER: Final = "consumer/"
 

@@ -1,23 +1,27 @@
-"""Writing one segment: row groups of about a megabyte, its index, and its names.
+"""Segment files: writing and merging them, and telling damage from a failing device.
 
+A segment has row groups of about a megabyte, an index of its keys, and two names.
 Row groups are small because a lookup of one offset decodes a whole row group. A file is written
 under a hidden name, synced and renamed. It gets its first name once it is registered.
 """
 
+import io
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.archive import key_index
-from rmq_pipeline.archive.root import LocalRoot, Root
+from rmq_pipeline.archive.root import LocalRoot, Root, opened
 from rmq_pipeline.archive.segment import (
     HIDDEN,
     INDEX,
@@ -26,7 +30,7 @@ from rmq_pipeline.archive.segment import (
     columns_of,
     topic_folder,
 )
-from rmq_pipeline.errors import StorageError
+from rmq_pipeline.errors import CorruptLogError, StorageError
 
 _GROUP_BYTES: Final = 1 << 20
 #: Estimated bytes of a row besides its body.
@@ -224,3 +228,145 @@ def _cuts(table: pa.Table) -> list[int]:
     shares = ends[-1] * np.arange(1, groups) // groups
     inner = np.unique(np.searchsorted(ends, shares, side="right"))
     return [0, *inner[(inner > 0) & (inner < len(ends))].tolist(), len(ends)]
+
+
+def read_failure(
+    error: Exception, root: Root, *, path: str, read: Callable[[pq.ParquetFile], object]
+) -> CorruptLogError | StorageError:
+    """Return the error to raise: CorruptLogError if all bytes are readable but invalid.
+
+    Arrow raises OSError for a damaged page as well as for a missing file, so the file is read
+    again.
+
+    Args:
+        error: the error of the first attempt.
+        read: repeats the read of the first attempt.
+    """
+    try:
+        with root.open(path) as file:
+            watched = _Watched(file)
+            try:
+                read(open_segment(pa.PythonFile(watched, mode="r")))
+            except (OSError, pa.ArrowException):
+                if not watched.failed:
+                    return CorruptLogError(f"{path} is damaged: {error}.")
+    except OSError:
+        pass  # the first error is as good
+    return StorageError(f"{path} cannot be read: {error}.")
+
+
+class _Watched(io.RawIOBase):
+    """File object that notes whether a read failed."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        super().__init__()
+        self._file = file
+        self.failed = False
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        at: int = self._file.tell()
+        return at
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        at: int = self._noted(lambda: self._file.seek(offset, whence))
+        return at
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self._noted(lambda: self._file.read(size if size >= 0 else None))
+        return data
+
+    def _noted(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except OSError:
+            self.failed = True
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Adjacent segments of one queue, in offset order, to be merged into one."""
+
+    #: Address of the archive's root.
+    root: str
+    inputs: tuple[Segment, ...]
+    #: Total size of the inputs.
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the merger as JSON, for a process that reaches the broker by Flight."""
+        paths = [each.relative for each in self.inputs]
+        return {"root": self.root, "inputs": paths, "bytes": self.bytes}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return the merger from the result of ``to_json``."""
+        inputs = tuple(Segment.from_path(path) for path in found["inputs"])
+        return cls(found["root"], inputs, found["bytes"])
+
+    def run(self) -> Segment:
+        """Write the merged segment and return it; ``show`` later adds the name that globs see.
+
+        Raises:
+            CorruptLogError: an input is damaged; no merged file is left.
+            StorageError: an input cannot be read, or offsets between inputs are missing.
+            OSError: writing failed.
+        """
+        return merge(opened(self.root), self.inputs)
+
+
+def merge(root: Root, inputs: Sequence[Segment]) -> Segment:
+    """Write adjacent segments of a queue, in offset order, as one; see ``Merger.run``."""
+    first = inputs[0]
+    file = SegmentFile(root, first.topic, topic_id=first.topic_id, queue_id=first.queue_id)
+    try:
+        for segment in inputs:
+            _append(file, root, segment=segment)
+        file.close()
+        merged = file.publish()
+    except BaseException:
+        file.abort()
+        raise
+    sync_names(root, [merged])
+    return merged
+
+
+def _append(file: SegmentFile, root: Root, *, segment: Segment) -> None:
+    for table in _row_groups(root, segment):
+        file.append(table)
+
+
+def _row_groups(root: Root, segment: Segment) -> Iterator[pa.Table]:
+    path = place(root, segment)
+    try:
+        with root.open(path) as opened_file, open_segment(opened_file) as parquet:
+            if parquet.metadata.num_rows != segment.rows:
+                raise CorruptLogError(
+                    f"{path} holds {parquet.metadata.num_rows} messages, not {segment.rows}."
+                )
+            for group in range(parquet.num_row_groups):
+                yield parquet.read_row_group(group, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise read_failure(error, root, path=path, read=checked_parquet.count_rows) from error
+
+
+def check(root: Root, segment: Segment) -> None:
+    """Read a whole segment to verify it.
+
+    Raises:
+        CorruptLogError: the segment is damaged.
+        StorageError: the segment cannot be read at present.
+    """
+    for _ in _row_groups(root, segment):
+        pass

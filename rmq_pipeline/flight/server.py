@@ -15,7 +15,7 @@ from rmq_pipeline.access import Access, Principal
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.access.rights import Right
 from rmq_pipeline.access.source import check_free, listening
-from rmq_pipeline.access.user import OWNER
+from rmq_pipeline.access.users import OWNER
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.settle_each import GiveBack
 from rmq_pipeline.broker.verbs import signature

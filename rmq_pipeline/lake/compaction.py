@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.errors import SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.paths import named_below, within
+from rmq_pipeline.lake.manifest import named_below, within
 from rmq_pipeline.lake.publication import (
     GRACE_MS,
     delete_replaced,

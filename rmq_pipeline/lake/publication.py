@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rmq_pipeline.errors import SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.paths import named_below, within
+from rmq_pipeline.lake.manifest import named_below, within
 from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)

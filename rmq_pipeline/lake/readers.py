@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rmq_pipeline import checked_parquet
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.paths import within
+from rmq_pipeline.lake.manifest import within
 
 #: Files that are read at a time. Opening a small file takes longer than reading it, especially on a
 #: shared file system.

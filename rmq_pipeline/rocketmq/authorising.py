@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rmq_pipeline.access.access import Access
-from rmq_pipeline.access.resource import Action, Resource
+from rmq_pipeline.access.policy import Action, Resource
 from rmq_pipeline.errors import AccessError, ForbiddenError
 from rmq_pipeline.rocketmq.caller import Caller
 

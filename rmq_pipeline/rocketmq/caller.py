@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from rmq_pipeline.access.user import Principal
+from rmq_pipeline.access.users import Principal
 from rmq_pipeline.errors import ClientIdRequiredError
 from rmq_pipeline.topic import DLQ_PREFIX, RETRY_PREFIX
 

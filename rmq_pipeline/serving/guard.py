@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rmq_pipeline.access import file
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.access.source import is_loopback, listening, split_address
+from rmq_pipeline.access.users import has_access_file
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.flags import NO_DOOR, NO_TLS, SELF_MADE, Flags
@@ -19,7 +19,7 @@ def look_ahead(home: Path, flags: Flags, *, insecure: bool) -> None:
             certificate files that cannot be used.
     """
     for address in _addresses(flags):
-        listening(address, guarded=insecure or file.exists(home))
+        listening(address, guarded=insecure or has_access_file(home))
     if flags.grpc_tls != NO_DOOR and flags.tls == NO_TLS:
         raise RequestError(
             f"The TLS address {flags.grpc_tls} has no certificate.",

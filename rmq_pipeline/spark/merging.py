@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rmq_pipeline.archive.merging import Merger
 from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.errors import CorruptLogError
 
 if TYPE_CHECKING:

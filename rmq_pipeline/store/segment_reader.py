@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 
 from rmq_pipeline import schema
 from rmq_pipeline.archive.key_index import KeyIndexes
-from rmq_pipeline.archive.read_failure import read_failure
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.archive.segment_file import open_segment, place
+from rmq_pipeline.archive.segment_file import open_segment, place, read_failure
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.database import StoredState

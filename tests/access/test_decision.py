@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_pipeline.access.decision import decide
-from rmq_pipeline.access.policy import Policy
-from rmq_pipeline.access.resource import ACTIONS, CLUSTER_ITSELF, Action, Pattern, Resource
+from rmq_pipeline.access.policy import (
+    ACTIONS,
+    CLUSTER_ITSELF,
+    Action,
+    Pattern,
+    Policy,
+    Resource,
+    decide,
+)
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.topic import GIVEN_UP_TOPIC, HALF_TOPIC
 
@@ -32,12 +38,12 @@ def allowed(
     *policies: Policy, resource: Resource = ORDERS, action: Action = "pub", address: str = ""
 ) -> bool:
     """What they decide, in whatever order they were made."""
-    verdicts = {
+    decisions = {
         decide(order, resource=resource, action=action, address=address).allowed
         for order in permutations(policies)
     }
-    assert len(verdicts) == 1, "the order of the policies decides"
-    return verdicts.pop()
+    assert len(decisions) == 1, "the order of the policies decides"
+    return decisions.pop()
 
 
 def test_what_no_policy_allows_is_refused() -> None:
@@ -262,7 +268,7 @@ def plainly(policies: list[Policy], name: str, action: Action) -> bool:
 def test_decides_as_the_specification_says(
     policies: list[Policy], name: str, action: Action
 ) -> None:
-    verdict = decide(policies, resource=Resource("topic", name), action=action, address="")
+    decision = decide(policies, resource=Resource("topic", name), action=action, address="")
 
-    assert verdict.allowed is plainly(policies, name, action)
-    assert (verdict.policy is None) == (not verdict.allowed and "no policy" in verdict.because)
+    assert decision.allowed is plainly(policies, name, action)
+    assert (decision.policy is None) == (not decision.allowed and "no policy" in decision.because)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from rmq_pipeline.access import file as access_file
+from rmq_pipeline.access.users import read_rules
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.verification import Verified, verify
 from rmq_pipeline.errors import OperatorError, RocketMQError
@@ -64,7 +64,7 @@ def ask(broker: Broker, home: Path) -> dict[str, Any]:
     events = "SELECT * FROM events ORDER BY position, row"
     found["events"] = broker.sql(events).to_pylist()
     found["progress"] = broker.sql("SELECT * FROM progress_at(now()) ORDER BY ALL").to_pylist()
-    found["access"] = access_file.read(home).to_json()
+    found["access"] = read_rules(home).to_json()
     return found
 
 

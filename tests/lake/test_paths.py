@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.lake import compaction, manifest, paths
+from rmq_pipeline.lake import compaction, manifest
 from rmq_pipeline.lake.publication import delete_staged, publish, replace
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.settings import Settings
@@ -78,9 +78,9 @@ def test_a_path_that_leads_out_of_the_sink_is_refused(broker: Broker, path: str)
 def test_a_link_leads_out_of_the_sink(folder: Path) -> None:
     (folder / "hour=2").symlink_to(folder.parent / "other")
 
-    assert paths.within(folder, "hour=1/a.parquet") == folder / "hour=1" / "a.parquet"
+    assert manifest.within(folder, "hour=1/a.parquet") == folder / "hour=1" / "a.parquet"
     with pytest.raises(ValueError, match="through a link"):
-        paths.within(folder, "hour=2/a.parquet")
+        manifest.within(folder, "hour=2/a.parquet")
 
 
 def test_what_an_older_broker_took_harms_nobody(
@@ -92,7 +92,7 @@ def test_what_an_older_broker_took_harms_nobody(
     named = [str(path.relative_to(folder)) for path in mine]
     foreign = [f"../other/{path.name}" for path in theirs]
     with monkeypatch.context() as older:
-        older.setattr(paths, "fault_of", lambda _: None)
+        older.setattr(manifest, "fault_of", lambda _: None)
         broker.settle(GROUP, NO_OUTCOMES, sink_files=described(*named, *foreign))
         gone = described("../other/gone.parquet")
         broker.replace_sink_files(GROUP, replacement_id="r", add=gone, remove=foreign[:1])

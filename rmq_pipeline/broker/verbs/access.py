@@ -5,8 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_pipeline.access.policy import Policy
-from rmq_pipeline.access.resource import ACTIONS, TYPES, Resource
+from rmq_pipeline.access.policy import ACTIONS, TYPES, Policy, Resource
 from rmq_pipeline.access.rights import SUPER
 from rmq_pipeline.access.source import networks
 from rmq_pipeline.access.user import new_password
@@ -204,9 +203,9 @@ class AccessControl(Opened):
             raise RequestError(f"{action!r} is none of {', '.join(ACTIONS)}.")
         address = str(networks([source])[0].network_address) if source else ""
         asked = Resource(type_, name)
-        verdict = self._engine.access.explain(user, resource=asked, action=action, address=address)
-        policy = verdict.policy.describe() if verdict.policy else None
-        return {"allowed": verdict.allowed, "because": verdict.because, "policy": policy}
+        decision = self._engine.access.explain(user, resource=asked, action=action, address=address)
+        policy = decision.policy.describe() if decision.policy else None
+        return {"allowed": decision.allowed, "because": decision.because, "policy": policy}
 
     def deliveries_of(self, receipts: Receipts) -> set[tuple[str, str]]:
         """Return consumer group and topic of these deliveries, for an endpoint that checks rights.

@@ -1,6 +1,6 @@
 """Compaction: merging small adjacent segments of a queue into a large one.
 
-The plan is made here; any process may merge the files (archive/merging.py). ONE event registers the
+The plan is made here; any process may merge the files (archive/segment_file.py). ONE event registers the
 large segment in place of the small ones. After that, file globs see the large one only, the
 manifest is replaced, and the small files are deleted after a grace period. A crash before the event
 leaves an unregistered file. A crash after it leaves file names and a manifest that the next seal
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.merging import Merger, check, merge
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import hide, place, show, sync_shown

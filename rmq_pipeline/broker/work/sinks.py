@@ -18,7 +18,7 @@ from rmq_pipeline.broker.state.sink_versions import SinkVersion
 from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, TableSchemaError
-from rmq_pipeline.lake import paths
+from rmq_pipeline.lake import manifest
 from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.sinks import SinkTables
@@ -92,7 +92,7 @@ def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
         raise TableSchemaError("Column path of the sink files has a null.")
     rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
     for at, row in enumerate(rows):
-        if fault := paths.fault_of(row["path"]):
+        if fault := manifest.fault_of(row["path"]):
             raise RequestError(
                 f"Row {at} of the sink files: {row['path'][:200]!r} is no file below the sink:"
                 f" {fault}. Give the path relative to the sink's folder."

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from rmq_pipeline import checked_json, checked_parquet
 from rmq_pipeline.access.certificates import CERTIFICATE, FOLDER, KEY, Certificate
-from rmq_pipeline.access.file import FILE_NAME as ACCESS_FILE
-from rmq_pipeline.access.rules import Rules
+from rmq_pipeline.access.users import FILE_NAME as ACCESS_FILE
+from rmq_pipeline.access.users import Rules
 from rmq_pipeline.archive import key_index, manifest
 from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.archive.segment import HIDDEN, INDEX, KEPT, SUFFIX, Segment

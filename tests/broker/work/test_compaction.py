@@ -8,7 +8,7 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.merging import Merger, merge
+from rmq_pipeline.archive.segment_file import Merger, merge
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.compaction import compact, plan
 from rmq_pipeline.broker.work.engine import Engine

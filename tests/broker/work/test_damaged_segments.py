@@ -13,8 +13,8 @@ import pytest
 from typing_extensions import override
 
 from rmq_pipeline.archive import key_index, root
-from rmq_pipeline.archive.merging import merge
 from rmq_pipeline.archive.root import LocalRoot
+from rmq_pipeline.archive.segment_file import merge
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.clock import ManualClock
