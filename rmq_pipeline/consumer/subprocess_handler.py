@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
 from rmq_pipeline.handling.handler import Handler, Outcome
-from rmq_pipeline.handling.harvest import Walked
-from rmq_pipeline.handling.worked import WorkerDiedError
+from rmq_pipeline.handling.results import WalkResult, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class SubprocessHandler:
             return False
         return True
 
-    def walk(self, parts: Parts, stopping: threading.Event) -> list[Walked]:
+    def walk(self, parts: Parts, stopping: threading.Event) -> list[WalkResult]:
         """Handle all parts and return their results.
 
         Raises:
@@ -142,7 +141,7 @@ class SubprocessHandler:
             raise WorkerDiedError(f"the handler's process died: {_described(code)}") from gone
         if error:
             raise RuntimeError(error)
-        found: list[Walked] = walked
+        found: list[WalkResult] = walked
         return found
 
     def close(self) -> None:
@@ -193,5 +192,5 @@ def _end_with_the_window() -> None:
     os._exit(1)
 
 
-def _walk(rules: Rules, part: tuple[pa.Table, pa.Table | None]) -> Walked:
+def _walk(rules: Rules, part: tuple[pa.Table, pa.Table | None]) -> WalkResult:
     return walk(*part, rules=rules)

@@ -10,14 +10,13 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from rmq_pipeline.consumer.subprocess_handler import SubprocessHandler, start_subprocess
-from rmq_pipeline.handling import run, sink
-from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling import sink, window
+from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import rare_collections, walk
-from rmq_pipeline.handling.harvest import Walked
 from rmq_pipeline.handling.report import WindowReport
-from rmq_pipeline.handling.run import Terms
+from rmq_pipeline.handling.results import FILES, BatchResult, Piece, WalkResult, gathered, pieces
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.worked import FILES, Piece, Worked, gathered, pieces
+from rmq_pipeline.handling.window import Terms
 from rmq_pipeline.verbs import Verbs
 
 #: Several parts per thread, so that a thread that is done can help with slow parts.
@@ -75,22 +74,22 @@ class ThreadEngine:
         """Return the number of parts for a batch of ``rows`` messages."""
         return min(self._parts, rows)
 
-    def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:
+    def task(self, work: Work, stopping: threading.Event) -> Callable[[], BatchResult]:
         """Return a function that handles all parts; ``stopping`` cancels parts not yet started."""
 
-        def handled(messages: pa.Table, state: pa.Table | None) -> Walked:
+        def handled(messages: pa.Table, state: pa.Table | None) -> WalkResult:
             if stopping.is_set():
                 raise CancelledError
             return walk(messages, state, rules=work.rules)
 
-        def walk_all() -> Worked:
+        def walk_all() -> BatchResult:
             parts = work.batch.given(work.state)
             handler = self._subprocess_for(work) if work.is_suspect else None
             if handler is not None:
-                return _worked(work, handler.walk(parts, stopping))
+                return _batch_result(work, handler.walk(parts, stopping))
             with rare_collections():
                 walked = list(self._pool.map(handled, *zip(*parts, strict=True)))
-            return _worked(work, walked)
+            return _batch_result(work, walked)
 
         return walk_all
 
@@ -100,7 +99,7 @@ class ThreadEngine:
         return self._subprocess[0]
 
 
-def _worked(work: Work, walked: list[Walked]) -> Worked:
+def _batch_result(work: Work, walked: list[WalkResult]) -> BatchResult:
     found = [piece for part, each in enumerate(walked) for piece in pieces(part, each)]
     rows = [each.rows for each in walked if each.rows is not None]
     if rows and work.sink is not None:
@@ -119,7 +118,7 @@ def _worked(work: Work, walked: list[Walked]) -> Worked:
 def run_window(
     spec: ConsumerSpec, verbs: Verbs, *, parallelism: int = 8, **terms: Unpack[Terms]
 ) -> WindowReport:
-    """Handle a group's messages on threads, in a window of ``handling.run``.
+    """Handle a group's messages on threads, in a window of ``handling.window``.
 
     A handler that ends its process also ends the window, and all messages are redelivered without
     a counted attempt. The next window runs the handler in a subprocess, where the fatal message is
@@ -129,7 +128,7 @@ def run_window(
         spec: the consumer.
         verbs: flight.client.Client, or the broker itself.
         parallelism: number of threads, each with one message group at a time.
-        terms: see handling.run.Terms.
+        terms: see handling.window.Terms.
     """
     with ThreadEngine(parallelism) as engine:
-        return run.run_window(spec, verbs, engine=engine, **terms)
+        return window.run_window(spec, verbs, engine=engine, **terms)

@@ -79,7 +79,7 @@ class Batch:
         """Return the outcomes to settle: those of all messages but the released ones.
 
         Args:
-            exceptions: part -> harvest.EXCEPTION, with rows counted from the start of the part.
+            exceptions: part -> results.EXCEPTION, with rows counted from the start of the part.
             run_id: the run that saw the failures.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The walk over a table of many message groups: call the handler, collect the results.
+"""Calls of the handler for a table of many message groups, with their state, and the results.
 
 Pure Arrow and Python. A handler that raises or returns something invalid fails its message, never
 the walk.
@@ -15,13 +15,89 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.handling.failing import Failure, is_failure
-from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
-from rmq_pipeline.handling.harvest import Effects, Harvest, Walked
-from rmq_pipeline.handling.known_state import as_declared, nullable
-from rmq_pipeline.handling.origins import identified, with_origin
-from rmq_pipeline.handling.returned import STATE, conform, published, results_of
+from rmq_pipeline.handling.handler import (
+    STATE,
+    Handler,
+    Outcome,
+    OutcomeError,
+    conform,
+    identified,
+    published,
+    results_of,
+    with_origin,
+)
+from rmq_pipeline.handling.results import Effects, Failure, Results, WalkResult, is_failure
 from rmq_pipeline.idempotency import SEEN_BEFORE
+from rmq_pipeline.state_columns import folded
+
+
+def nullable(state: pa.Schema) -> pa.Schema:
+    """Return the schema with all columns nullable; the same object if they already are."""
+    if all(field.nullable for field in state):
+        return state
+    return pa.schema([field.with_nullable(True) for field in state], state.metadata)
+
+
+def as_declared(known: pa.Table, state: pa.Schema) -> pa.Table:
+    """Return recorded states with message_group and exactly the declared columns.
+
+    All columns are nullable. A value is null if it was not recorded, or cannot be cast to the
+    column's type. Numbers are converted as the store converts them when a settle changes the
+    column. From texts and times the store can convert more than this function.
+
+    Args:
+        known: ``message_group`` and columns as recorded.
+        state: the consumer's columns.
+    """
+    state = nullable(state)
+    recorded = {folded(name): known[name] for name in known.column_names}
+    columns = [
+        _cast(recorded[folded(field.name)], field.type)
+        if folded(field.name) in recorded
+        else pa.nulls(known.num_rows, field.type)
+        for field in state
+    ]
+    groups = known["message_group"]
+    return pa.table([groups, *columns], schema=pa.schema([("message_group", groups.type), *state]))
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    column = _rounded(column, wanted)
+    try:
+        return _as_whole(column, wanted)
+    except Exception:  # noqa: BLE001 - Arrow's error for two types may have any class
+        # One value that cannot be cast must not discard the others.
+        values = [_cast_value(column, row, wanted=wanted) for row in range(len(column))]
+        return pa.chunked_array([chunk for value in values for chunk in value.chunks], wanted)
+
+
+def _cast_value(column: pa.ChunkedArray, row: int, *, wanted: pa.DataType) -> pa.ChunkedArray:
+    try:
+        # Casting a slice of a list array also reads the values outside the slice.
+        nested = pa.types.is_nested(column.type)
+        value = column.take(pa.array([row])) if nested else column.slice(row, 1)
+        return _as_whole(value, wanted)
+    except Exception:  # noqa: BLE001 - see above
+        return pa.chunked_array([pa.nulls(1, wanted)])
+
+
+def _as_whole(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    # An integer too long for a float becomes the nearest float, as in the store.
+    nearest = pa.types.is_integer(column.type) and pa.types.is_floating(wanted)
+    return column.cast(wanted, safe=not nearest)
+
+
+def _rounded(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Round fractions for an integer column as the store does when it changes the column."""
+    if pa.types.is_integer(wanted):
+        if pa.types.is_floating(column.type):
+            return pc.round(column, round_mode="half_to_even")
+        if pa.types.is_decimal(column.type):
+            # Rounding up may add a digit.
+            wide = column.cast(pa.decimal256(76, column.type.scale))
+            return pc.round(wide, round_mode="half_towards_infinity")
+    return column
+
 
 #: Messages per call of an unordered handler; a bad message costs this many single calls.
 UNORDERED_CALL_ROWS: Final = 1_000
@@ -43,7 +119,7 @@ class Rules:
     partition_time: str = ""
     #: Topics to which the handler may publish, and the type of each.
     publishes: dict[str, str] = field(default_factory=dict)
-    #: The topic, if rows must name the message they come from (handling/origins.py).
+    #: The topic, if rows must name the message they come from (handling/handler.py).
     origin: str = ""
     #: Prefix of the ids of published messages. Each id names the message for which it was
     #: published, so each call has one message. Empty: the handler assigns ids.
@@ -61,7 +137,7 @@ class Rules:
 class _Walk:
     messages: pa.Table
     rules: Rules
-    harvest: Harvest
+    results: Results
     #: Each call has one message.
     singly: bool
 
@@ -77,7 +153,7 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
+def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> WalkResult:
     """Pass every message to the handler, group by group.
 
     Args:
@@ -86,16 +162,16 @@ def walk(messages: pa.Table, state: pa.Table | None, *, rules: Rules) -> Walked:
             group has state.
         rules: the handler and the results that it may return.
     """
-    this = _Walk(messages.combine_chunks(), rules, Harvest(), singly=_singly(messages, rules))
+    this = _Walk(messages.combine_chunks(), rules, Results(), singly=_singly(messages, rules))
     if not rules.ordered:
         for start in range(0, messages.num_rows, UNORDERED_CALL_ROWS):
             _walk_unordered(this, start)
-        return this.harvest.gathered(None)
+        return this.results.gathered(None)
     # Messages with a null group are independent of each other: no order, no state.
     groups = this.messages["message_group"]
     for start, stop, before in _spans(groups, _own_columns(state, rules)):
         _walk_group(this, start=start, stop=stop, before=before)
-    return this.harvest.gathered(groups)
+    return this.results.gathered(groups)
 
 
 def _singly(messages: pa.Table, rules: Rules) -> bool:
@@ -120,13 +196,13 @@ def _walk_group(this: _Walk, *, start: int, stop: int, before: pa.Table) -> None
     effects = _call(this.messages.slice(start, n), before, rules=this.rules)
     if isinstance(effects, Failure):
         if n == 1:
-            this.harvest.failed(start, effects)
+            this.results.failed(start, effects)
             return
     elif not effects.results:
-        this.harvest.keep(effects, group_row=start)
+        this.results.keep(effects, group_row=start)
         return
     elif n == 1 or not any(r.outcome == "retry" for r in effects.results):
-        this.harvest.keep_with_results(effects, group_row=start, start=start)
+        this.results.keep_with_results(effects, group_row=start, start=start)
         return
     # The call's results include the failed message and its successors, which are handled again
     # later. Only calls with one message each separate them.
@@ -138,16 +214,16 @@ def _walk_one_by_one(this: _Walk, *, start: int, stop: int, before: pa.Table) ->
     for row in range(start, stop):
         effects = _call(this.messages.slice(row, 1), state, rules=this.rules)
         if isinstance(effects, Failure):
-            this.harvest.failed(row, effects)
-            this.harvest.release(row + 1, stop)
+            this.results.failed(row, effects)
+            this.results.release(row + 1, stop)
             break
-        if this.harvest.keep_single(effects, row=row):
-            this.harvest.release(row + 1, stop)
+        if this.results.keep_single(effects, row=row):
+            this.results.release(row + 1, stop)
             break
         if effects.state is not None:
             state = changed = effects.state
     if changed is not None:
-        this.harvest.changed_state(changed, group_row=start)
+        this.results.changed_state(changed, group_row=start)
 
 
 def _walk_unordered(this: _Walk, start: int) -> None:
@@ -159,14 +235,14 @@ def _walk_unordered(this: _Walk, start: int) -> None:
     effects = _call(given, NO_STATE.empty_table(), rules=this.rules)
     if isinstance(effects, Failure):
         if n == 1:
-            this.harvest.failed(start, effects)
+            this.results.failed(start, effects)
             return
     elif (
         n == 1
         or (effects.rows is None and not effects.publish)
         or not any(r.outcome == "retry" for r in effects.results)
     ):
-        this.harvest.keep_with_results(effects, group_row=None, start=start)
+        this.results.keep_with_results(effects, group_row=None, start=start)
         return
     # As above: only single calls separate the failed messages from the others.
     _walk_each(this, start=start, stop=start + n)
@@ -176,9 +252,9 @@ def _walk_each(this: _Walk, *, start: int, stop: int) -> None:
     for row in range(start, stop):
         single = _call(this.messages.slice(row, 1), NO_STATE.empty_table(), rules=this.rules)
         if isinstance(single, Failure):
-            this.harvest.failed(row, single)
+            this.results.failed(row, single)
         else:
-            this.harvest.keep_single(single, row=row)
+            this.results.keep_single(single, row=row)
 
 
 def _call(messages: pa.Table, state: pa.Table, *, rules: Rules) -> Effects | Failure:
@@ -206,12 +282,14 @@ def _checked(outcome: Outcome, messages: pa.Table, *, rules: Rules) -> Effects:
             after = pa.table(after.columns, schema=rules.known_schema)
         if messages["message_group"].null_count:
             raise OutcomeError("A message without a message_group has no state to keep.")
-    onward = published(outcome.publish, rules.publishes) if outcome.publish else []
+    to_publish = published(outcome.publish, rules.publishes) if outcome.publish else []
     if rules.publication:
         of = rules.publication
-        onward = [(name, identified(each, messages, publication=of)) for name, each in onward]
+        to_publish = [
+            (name, identified(each, messages, publication=of)) for name, each in to_publish
+        ]
     results = results_of(outcome.results, messages) if outcome.results is not None else []
-    return Effects(rows, after, onward, results)
+    return Effects(rows, after, to_publish, results)
 
 
 def _own_columns(state: pa.Table | None, rules: Rules) -> tuple[pa.Array, pa.Table]:

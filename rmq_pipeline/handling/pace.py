@@ -50,7 +50,7 @@ class Pace:
         self._ceiling = most
         self.limit = max(self._least, min(most, first))
 
-    def worked(
+    def handled(
         self, messages: int, seconds: float, *, failed: int = 0, parts: int = 1, share: float = 0.0
     ) -> None:
         """Adjust the limit to the duration of a batch.

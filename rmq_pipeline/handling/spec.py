@@ -9,8 +9,7 @@ import pyarrow as pa
 from rmq_pipeline import state_columns
 from rmq_pipeline.errors import FilterExpressionError, TableSchemaError
 from rmq_pipeline.filter.expression import compile_filter
-from rmq_pipeline.handling.handler import Handler
-from rmq_pipeline.handling.origins import with_origin_columns
+from rmq_pipeline.handling.handler import Handler, with_origin_columns
 from rmq_pipeline.idempotency import Key
 
 DEFAULT_BATCH_ROWS: Final = 100_000
@@ -34,7 +33,7 @@ class ConsumerSpec:
     sink_schema: pa.Schema | None = None
     #: Sink column, ms since 1970 or a timestamp, whose hour is the row's partition.
     partition_time: str = "born_at_ms"
-    #: Rows name their message: topic, queue_id and queue_offset (handling/origins.py) are added to
+    #: Rows name their message: topic, queue_id and queue_offset (handling/handler.py) are added to
     #: the sink's schema.
     sink_offsets: bool = False
     #: Topics to which the handler may publish.

@@ -9,7 +9,7 @@ import dagster as dg
 
 from rmq_pipeline.errors import BusyError, NotFoundError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.handling.tenure import Tenure
+from rmq_pipeline.handling.window_lease import WindowLease
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.backoff import Backoff, skip_reason
@@ -78,17 +78,17 @@ def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
         sinks: SinkResource,
     ) -> Iterator[dg.MaterializeResult[Any]]:
         with broker.client() as client:
-            tenure = Tenure(client, name=WINDOW, owner=context.run.run_id)
-            if holder := tenure.open(takeover=False):
+            lease = WindowLease(client, name=WINDOW, owner=context.run.run_id)
+            if holder := lease.open(takeover=False):
                 say_yielded(context, asset_key(NAME), to=holder)
                 return
-            with tenure:
+            with lease:
                 found = {
                     group: asdict(done)
                     for group, folder in _sinks(consumers, sinks)
                     if (
                         done := _compacted(
-                            client, group, folder=folder, tenure=tenure, rules=config.rules()
+                            client, group, folder=folder, lease=lease, rules=config.rules()
                         )
                     )
                 }
@@ -105,7 +105,7 @@ def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple
 
 
 def _compacted(
-    client: Client, group: str, *, folder: Path, tenure: Tenure, rules: compaction.Rules
+    client: Client, group: str, *, folder: Path, lease: WindowLease, rules: compaction.Rules
 ) -> compaction.Compacted | None:
     """Compact a sink; return None if the group or the sink does not exist yet."""
     if not folder.is_dir():
@@ -115,9 +115,9 @@ def _compacted(
             client,
             group,
             sink=folder,
-            window=tenure.fence,
+            window=lease.fence,
             rules=rules,
-            going_on=lambda: not tenure.lost,
+            going_on=lambda: not lease.lost,
         )
     except NotFoundError:
         return None

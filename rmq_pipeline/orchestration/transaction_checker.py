@@ -104,7 +104,7 @@ class TransactionChecker:
                 began = time.monotonic()
                 outcomes = self._decide(client, checks, window=window)
                 if not outcomes.get("failed"):  # a checker that raises at once is not a fast one
-                    pace.worked(checks.num_rows, time.monotonic() - began)
+                    pace.handled(checks.num_rows, time.monotonic() - began)
             for outcome, n in outcomes.items():
                 counts[outcome] += n
             if time.monotonic() >= until:

@@ -20,7 +20,6 @@ from rmq_pipeline.handling import run, sink
 from rmq_pipeline.handling.engine import Work
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
 from rmq_pipeline.handling.report import BatchReport, WindowReport
-from rmq_pipeline.handling.run import Terms
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.handling.worked import (
     EXCEPTIONS,
@@ -217,7 +216,7 @@ def run_window(
     handoff: Path | None = None,
     **terms: Unpack[Terms],
 ) -> WindowReport:
-    """Run a window of ``handling.run`` that handles a group's messages in Spark.
+    """Run a window of ``handling.window`` that handles a group's messages in Spark.
 
     Args:
         spec: the consumer.
@@ -225,8 +224,8 @@ def run_window(
         spark: returns the session; called once the first message has been received.
         parallelism: tasks of a micro-batch.
         handoff: a folder that driver and tasks reach; None: below the sink, or a temporary one.
-        terms: see handling.run.Terms.
+        terms: see handling.window.Terms.
     """
     parent = handoff or (spec.sink / "_handoff" if spec.sink else None)
     with SparkEngine(spark, parallelism=parallelism, handoff=parent) as engine:
-        return run.run_window(spec, verbs, engine=engine, **terms)
+        return window.run_window(spec, verbs, engine=engine, **terms)

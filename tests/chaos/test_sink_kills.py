@@ -262,7 +262,7 @@ def acked(client: Client) -> int:
 
 def sweep(client: Client, sink: Path) -> None:
     """What the next window and the next compaction do with what dead ones have left."""
-    from rmq_pipeline.handling.publication import Publication
+    from rmq_pipeline.handling.window import Publication
 
     window = f"consumer/{GROUP}"
     opened = client.open_window(window, owner="last", duration_ms=60_000, takeover=True)

@@ -18,14 +18,14 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.window import FIRST_ROWS, ThreadEngine, run_window
 from rmq_pipeline.handling import window as windows
 from rmq_pipeline.handling.batch import cut
-from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import RESULT, Handler, Outcome
 from rmq_pipeline.handling.pace import Pace
 from rmq_pipeline.handling.report import WindowReport
-from rmq_pipeline.handling.run import LENGTH_S
 from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.handling.spec import ConsumerSpec
+from rmq_pipeline.handling.window import LENGTH_S
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_MAX_S
 from rmq_pipeline.settings import Settings
 
@@ -164,7 +164,7 @@ def test_a_run_lives_to_settle_what_it_took_in(each_s: float) -> None:
         batch = flying.pop(0)
         now_s += batch * each_s
         settled += batch
-        pace.worked(batch, batch * each_s)
+        pace.handled(batch, batch * each_s)
         if now_s < LENGTH_S:
             flying.append(pace.limit)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rmq_pipeline import schema
 from rmq_pipeline.handling.batch import Batch, cut
-from rmq_pipeline.handling.harvest import EXCEPTION
+from rmq_pipeline.handling.results import EXCEPTION
 
 
 def received(rows: list[tuple[int, int, str | None]]) -> pa.Table:

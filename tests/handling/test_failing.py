@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import limits
-from rmq_pipeline.handling.failing import REASON_LENGTH, Failure
 from rmq_pipeline.handling.group_walk import Rules, walk
 from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.handling.results import REASON_LENGTH, Failure
 from tests.handling.test_group_walk import exceptions, messages
 
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.handler import Outcome
+from rmq_pipeline.handling.results import BatchResult, WorkerDiedError
 from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.tenure import Tenure
 from rmq_pipeline.handling.window import Bounds, Window
-from rmq_pipeline.handling.worked import Worked, WorkerDiedError
+from rmq_pipeline.handling.window_lease import WindowLease
 from rmq_pipeline.settings import Settings
 
 TOPIC, GROUP = "steps", "walkers"
@@ -27,13 +27,13 @@ LONG_S: Final = 10.0
 
 
 class WorkingEngine:
-    """Works until it is to stop; the window loses its tenure while it waits for that."""
+    """Works until it is to stop; the window loses its lease while it waits for that."""
 
     first_rows, least_rows, at_once = 16, 1, 1
 
-    def __init__(self, tenure: Tenure, *, deaths: int, waits: threading.Event) -> None:
+    def __init__(self, lease: WindowLease, *, deaths: int, waits: threading.Event) -> None:
         """Its first workers die; ``waits`` is set when the window does nothing else any more."""
-        self._tenure, self._deaths, self._waits = tenure, deaths, waits
+        self._lease, self._deaths, self._waits = lease, deaths, waits
         #: Of each batch but those of workers that died, whether it was stopped.
         self.stopped: list[bool] = []
 
@@ -41,16 +41,16 @@ class WorkingEngine:
         """One."""
         return min(rows, 1)
 
-    def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:
+    def task(self, work: Work, stopping: threading.Event) -> Callable[[], BatchResult]:
         """What takes long."""
         assert work.batch.received.num_rows
 
-        def take_long() -> Worked:
+        def take_long() -> BatchResult:
             assert self._waits.wait(LONG_S)
             if self._deaths:
                 self._deaths -= 1
                 raise WorkerDiedError("killed by SIGKILL")
-            self._tenure.lose()
+            self._lease.lose()
             self.stopped.append(stopping.wait(LONG_S))
             raise CancelledError
 
@@ -94,11 +94,11 @@ def test_a_fenced_window_has_its_engine_stop_in_the_middle_of(
         handler=lambda *_: Outcome(),
         order_by="message_group",
     )
-    tenure = Tenure(broker, name=spec.window, owner="one")
-    assert tenure.open(takeover=False) is None
-    engine = WorkingEngine(tenure, deaths=deaths, waits=waits)
+    lease = WindowLease(broker, name=spec.window, owner="one")
+    assert lease.open(takeover=False) is None
+    engine = WorkingEngine(lease, deaths=deaths, waits=waits)
     bounds = Bounds(idle_s=LONG_S, ends_at=time.monotonic() + LONG_S)
-    window = Window(spec, broker, tenure=tenure, engine=engine, bounds=bounds)
+    window = Window(spec, broker, lease=lease, engine=engine, bounds=bounds)
 
     reports = list(window.run())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmq_pipeline.handling.group_walk import UNORDERED_CALL_ROWS, Rules, walk
 from rmq_pipeline.handling.handler import MESSAGES, RESULT, Outcome
-from rmq_pipeline.handling.harvest import Walked
+from rmq_pipeline.handling.results import WalkResult
 
 SINK = pa.schema([("message_group", pa.string()), ("body", pa.binary()), ("total", pa.int64())])
 STATE = pa.schema([("total", pa.int64())])
@@ -65,21 +65,21 @@ def result(table: pa.Table, outcome: str, **columns: Any) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=RESULT)
 
 
-def exceptions(walked: Walked) -> list[tuple[Any, ...]]:
+def exceptions(walked: WalkResult) -> list[tuple[Any, ...]]:
     """(row, outcome, retry_after_ms, reason, error_type), by row."""
     told = walked.exceptions.drop_columns(["traceback"])
     return sorted(tuple(row.values()) for row in told.to_pylist())
 
 
-def column(walked: Walked, name: str) -> list[Any]:
+def column(walked: WalkResult, name: str) -> list[Any]:
     return [] if walked.rows is None else walked.rows[name].to_pylist()
 
 
-def bodies(walked: Walked) -> list[str]:
+def bodies(walked: WalkResult) -> list[str]:
     return [body.decode() for body in column(walked, "body")]
 
 
-def states(walked: Walked) -> dict[str, int | None]:
+def states(walked: WalkResult) -> dict[str, int | None]:
     rows = walked.state.to_pylist() if walked.state else []
     return {row["message_group"]: None if row["removed"] else row["total"] for row in rows}
 

@@ -13,8 +13,8 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.window import run_window
+from rmq_pipeline.handling.group_walk import as_declared
 from rmq_pipeline.handling.handler import Handler, Outcome
-from rmq_pipeline.handling.known_state import as_declared
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.settings import Settings
 

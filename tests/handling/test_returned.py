@@ -11,8 +11,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.window import run_window
-from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError
-from rmq_pipeline.handling.returned import conform, published
+from rmq_pipeline.handling.handler import Handler, Outcome, OutcomeError, conform, published
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.settings import Settings

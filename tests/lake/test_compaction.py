@@ -176,7 +176,7 @@ def test_replaced_files_stay_for_a_grace(
 def test_a_window_does_not_sweep_replaced_files_within_their_grace(
     broker: Broker, folder: Path, settle: Settle, compact: Compact
 ) -> None:
-    from rmq_pipeline.handling.publication import Publication
+    from rmq_pipeline.handling.window import Publication
 
     for n in range(4):
         settle(n)

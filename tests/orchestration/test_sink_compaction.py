@@ -14,7 +14,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.handling import sink, tenure
+from rmq_pipeline.handling import sink, window_lease
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.lake import compaction
 from rmq_pipeline.lake.readers import sink_table
@@ -120,7 +120,7 @@ def test_a_run_keeps_its_window_however_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(client, tmp_path, 16)
-    monkeypatch.setattr(tenure, "LEASE_MS", 600)
+    monkeypatch.setattr(window_lease, "LEASE_MS", 600)
     renewed = threading.Event()
     renew = Client.renew_window
 

@@ -12,7 +12,7 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.handling import sink
 from rmq_pipeline.handling.batch import cut
-from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.worked import Worked
@@ -55,7 +55,7 @@ def received(groups: list[str], bodies: list[bytes]) -> pa.Table:
     return pa.table(fields, schema=schema.RECEIVED)
 
 
-def worked(spark: SparkSession, work: Work) -> Worked:
+def worked(spark: SparkSession, work: Work) -> BatchResult:
     with SparkEngine(lambda: spark, parallelism=2, handoff=None) as engine:
         return engine.task(work, Event())()
 

@@ -9,8 +9,13 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.handling.handler import Handler, OutcomeError
-from rmq_pipeline.handling.origins import ORIGIN, with_origin, with_origin_columns
+from rmq_pipeline.handling.handler import (
+    ORIGIN,
+    Handler,
+    OutcomeError,
+    with_origin,
+    with_origin_columns,
+)
 from rmq_pipeline.lake import compaction, readers
 from rmq_pipeline.lake.rows import rows_of_message
 from rmq_pipeline.settings import Settings

@@ -129,7 +129,7 @@ def test_a_window_killed_between_settle_and_manifest_is_published_by_the_next(
 
     send(broker, b"1", b"2")
     with monkeypatch.context() as patch:
-        patch.setattr("rmq_pipeline.handling.publication.publish_version", die)
+        patch.setattr("rmq_pipeline.handling.window.publish_version", die)
         with pytest.raises(KilledError):
             run_window(spec(folder), broker, spark=lambda: spark, owner="dead", idle_s=0.2)
     before = readers.sink_paths(folder)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.group_walk import Rules, group_starts, walk
-from rmq_pipeline.handling.harvest import Walked
+from rmq_pipeline.handling.results import WalkResult
 
 #: Roles of messages.
 WARM_UP: Final = 0

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from rmq_pipeline.errors import FencedError, RocketMQError
-from rmq_pipeline.verb import Window
+from rmq_pipeline.verb import Window as Fence
 from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Tenure:
         return self._owner
 
     @property
-    def fence(self) -> Window:
+    def fence(self) -> Fence:
         """Name and epoch, sent with every receive and settle."""
         return self._name, self.epoch
 
