@@ -363,7 +363,7 @@ class Verbs(Protocol):
     ) -> list[dict[str, Any]]:
         """Return the merges that are due: {"root", "inputs", "bytes"} of each.
 
-        Another process does them with archive.merging.Merger, then calls ``replace_segments``.
+        Another process does them with archive.segment_file.Merger, then calls ``replace_segments``.
         """
         answer: list[dict[str, Any]] = restored(
             self.call("plan_compaction", {"topic": topic, "limit_bytes": limit_bytes}),

@@ -1,4 +1,4 @@
-"""Users with their secrets, all rules of a home, and the file ``<home>/access.json`` that stores them."""
+"""Users with their secrets, the rules of a home, and the file ``access.json`` that stores them."""
 
 import logging
 import re

@@ -8,9 +8,9 @@ from rmq_pipeline.consumer.allocation import (
     average_by_circle,
     consistent_hash,
 )
-from rmq_pipeline.consumer.flow_control import Thresholds
 from rmq_pipeline.consumer.listener import Result
 from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.pull_consumer import PullConsumer
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 

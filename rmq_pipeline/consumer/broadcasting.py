@@ -10,12 +10,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline.consumer.kept_offsets import KeptOffsets, Place
-from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription
+from rmq_pipeline.consumer.offset_store import KeptOffsets, Place
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part
-from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.errors import IllegalOffsetError
 from rmq_pipeline.verbs import Verbs
 

@@ -15,18 +15,22 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from rmq_pipeline.consumer.calling import Answer, Calling
 from rmq_pipeline.consumer.concurrently import parts_of
-from rmq_pipeline.consumer.listener import Again, KeyContext, done_of, suspension_ms
+from rmq_pipeline.consumer.listener import (
+    Again,
+    Answer,
+    Calling,
+    KeyContext,
+    done_of,
+    suspension_ms,
+)
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
-from rmq_pipeline.consumer.retries import Retries
-from rmq_pipeline.consumer.settler import Part, Settling
+from rmq_pipeline.consumer.settler import Part, Retries, Settling
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.suspects import Suspects
-from rmq_pipeline.consumer.timetable import Timetable
-from rmq_pipeline.consumer.workers import Workers
+from rmq_pipeline.consumer.workers import Timetable, Workers
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,16 @@ from functools import partial
 from typing import Final
 
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.consumer.calling import Answer, Calling
-from rmq_pipeline.consumer.hooks import Status
-from rmq_pipeline.consumer.listener import Again, ConcurrentContext, Result, again, done_of
+from rmq_pipeline.consumer.listener import (
+    Again,
+    Answer,
+    Calling,
+    ConcurrentContext,
+    Result,
+    Status,
+    again,
+    done_of,
+)
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part, Settling

@@ -12,28 +12,21 @@ from rmq_pipeline.clock import Clock
 from rmq_pipeline.consumer.allocation import strategy_of
 from rmq_pipeline.consumer.broadcasting import ANYWHERE, KEEP_MS, Keeper, KeptPlaces, Reading
 from rmq_pipeline.consumer.by_key import ByKey
-from rmq_pipeline.consumer.calling import Calling
 from rmq_pipeline.consumer.concurrently import Concurrently
-from rmq_pipeline.consumer.hooks import Hooks
-from rmq_pipeline.consumer.kept_offsets import BrokerOffsets, FileOffsets
-from rmq_pipeline.consumer.leasing import Leasing
-from rmq_pipeline.consumer.listener import SUSPEND_MS, Listener, Result
-from rmq_pipeline.consumer.message_queue import MessageQueue
-from rmq_pipeline.consumer.offset_file import OffsetFile
+from rmq_pipeline.consumer.listener import SUSPEND_MS, Calling, Hooks, Listener, Result
+from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription
+from rmq_pipeline.consumer.offset_store import BrokerOffsets, FileOffsets, OffsetFile
 from rmq_pipeline.consumer.orderly import Orderly
 from rmq_pipeline.consumer.owned_queues import OwnedQueues
 from rmq_pipeline.consumer.process_queue import ProcessQueue
-from rmq_pipeline.consumer.pulling import Puller, Service, Source
+from rmq_pipeline.consumer.puller import Leasing, Puller, Service, Source
 from rmq_pipeline.consumer.push_settings import PushSettings
 from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
-from rmq_pipeline.consumer.retries import Retries
-from rmq_pipeline.consumer.settler import LEASE_MS, Settler, Settling
+from rmq_pipeline.consumer.settler import LEASE_MS, Retries, Settler, Settling
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.consumer.suspects import Place, Suspects
-from rmq_pipeline.consumer.timetable import Timetable
-from rmq_pipeline.consumer.workers import Workers
+from rmq_pipeline.consumer.workers import Timetable, Workers
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.verbs import Verbs
 

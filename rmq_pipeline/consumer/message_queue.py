@@ -1,8 +1,10 @@
-"""Message queues, as consumers name them."""
+"""Message queues, as consumers name them, and subscriptions to topics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+
+from rmq_pipeline.filter.expression import compile_filter
 
 #: Default broker name of every queue.
 BROKER_NAME: Final = "rmq"
@@ -37,3 +39,17 @@ def by_topic(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
     for queue in sorted(queues):
         found.setdefault(queue.topic, []).append(queue)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Topic with a filter; an invalid filter raises here, before any call to the broker."""
+
+    topic: str
+    #: ``*``, tags joined by ||, or a SQL92 condition.
+    filter: str = "*"
+    #: "tag" or "sql92".
+    filter_type: str = "tag"
+
+    def __post_init__(self) -> None:
+        compile_filter(self.filter, self.filter_type)

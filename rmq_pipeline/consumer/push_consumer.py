@@ -7,13 +7,11 @@ from typing import Self, Unpack
 
 from rmq_pipeline.clock import Clock, SteadyClock
 from rmq_pipeline.consumer.consuming import Consuming
-from rmq_pipeline.consumer.hooks import Hook, Hooks
-from rmq_pipeline.consumer.listener import Listener
+from rmq_pipeline.consumer.listener import Hook, Hooks, Listener
 from rmq_pipeline.consumer.membership import new_client_id, steady_client_id
-from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription
 from rmq_pipeline.consumer.push_settings import PushOptions, PushSettings
 from rmq_pipeline.consumer.statistics import Totals
-from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.errors import ConsumerUsageError
 from rmq_pipeline.verbs import Verbs
 

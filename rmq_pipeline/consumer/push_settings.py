@@ -8,10 +8,10 @@ from typing import Any, Final, Literal, TypedDict, get_args
 from rmq_pipeline import limits
 from rmq_pipeline.consumer.allocation import Strategy, strategy_of
 from rmq_pipeline.consumer.by_key import KeyOf, by_keys, by_message_group
-from rmq_pipeline.consumer.flow_control import Thresholds
-from rmq_pipeline.consumer.hooks import Hook
-from rmq_pipeline.consumer.kept_offsets import StartFrom, checked_start
+from rmq_pipeline.consumer.listener import Hook
 from rmq_pipeline.consumer.message_queue import BROKER_NAME
+from rmq_pipeline.consumer.offset_store import StartFrom, checked_start
+from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.rebalancing import Model, Pace
 from rmq_pipeline.errors import ConsumerUsageError
 

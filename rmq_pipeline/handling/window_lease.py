@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 LEASE_MS: Final = 15_000
 
 
-class Tenure:
+class WindowLease:
     """The lease of the one open window of a name; a context manager that renews it."""
 
     def __init__(self, verbs: Verbs, *, name: str, owner: str) -> None:

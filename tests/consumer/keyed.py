@@ -7,14 +7,11 @@ from typing import Any
 
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.consumer.by_key import ByKey, by_message_group
-from rmq_pipeline.consumer.calling import Calling
-from rmq_pipeline.consumer.hooks import Hooks
-from rmq_pipeline.consumer.listener import Result
+from rmq_pipeline.consumer.listener import Calling, Hooks, Result
 from rmq_pipeline.consumer.received_message import ReceivedMessage
-from rmq_pipeline.consumer.retries import Retries
+from rmq_pipeline.consumer.settler import Retries
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.timetable import Timetable
-from rmq_pipeline.consumer.workers import Workers
+from rmq_pipeline.consumer.workers import Timetable, Workers
 from tests.consumer.pieces import Settled, Work, held_queue, received, repeat
 from tests.waiting import until
 

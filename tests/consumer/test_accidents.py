@@ -13,11 +13,10 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer import consuming, owned_queues
-from rmq_pipeline.consumer.leasing import Leasing
-from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue
+from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, Subscription
 from rmq_pipeline.consumer.process_queue import ProcessQueue
+from rmq_pipeline.consumer.puller import Leasing
 from rmq_pipeline.consumer.push_consumer import PushConsumer
-from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.errors import QueueLockedError, StorageError
 from rmq_pipeline.verbs import Verbs
 from tests.consumer.between import Between

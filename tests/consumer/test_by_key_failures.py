@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.retries import Retries
+from rmq_pipeline.consumer.settler import Retries
 from rmq_pipeline.errors import BrokerUnavailableError
 from tests.consumer.keyed import Setup
 from tests.consumer.pieces import Gate, received, repeat

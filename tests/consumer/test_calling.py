@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from rmq_pipeline.consumer.calling import Answer, Calling
-from rmq_pipeline.consumer.hooks import Call, Hook, Hooks, Status
-from rmq_pipeline.consumer.listener import ALL, ConcurrentContext, Result
+from rmq_pipeline.consumer.listener import (
+    ALL,
+    Answer,
+    Call,
+    Calling,
+    ConcurrentContext,
+    Hook,
+    Hooks,
+    Result,
+    Status,
+)
 from tests.consumer.pieces import QUEUE, Work, held_queue, received
 
 CONTEXT = ConcurrentContext(QUEUE)

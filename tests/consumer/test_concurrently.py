@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.calling import Calling
 from rmq_pipeline.consumer.concurrently import Concurrently
-from rmq_pipeline.consumer.hooks import Call, Hook, Hooks, Status
-from rmq_pipeline.consumer.listener import Result
+from rmq_pipeline.consumer.listener import Call, Calling, Hook, Hooks, Result, Status
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.workers import Workers
 from tests.consumer.pieces import Gate, Settled, Work, held_queue, received

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.consumer.fetching import Fetcher
-from rmq_pipeline.consumer.flow_control import Thresholds
-from rmq_pipeline.consumer.kept_offsets import Place
-from rmq_pipeline.consumer.reading import Reading
+from rmq_pipeline.consumer.assigned_queues import Reading
+from rmq_pipeline.consumer.message_queue import Subscription
+from rmq_pipeline.consumer.offset_store import Place
+from rmq_pipeline.consumer.process_queue import Thresholds
+from rmq_pipeline.consumer.pull_consumer import Fetcher
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.subscription import Subscription
 from rmq_pipeline.pulled import Pulled
 from tests.consumer.pieces import QUEUE, rows
 from tests.waiting import until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq_pipeline.consumer.flow_control import FIRST_PULL, Sizes, Thresholds, room
+from rmq_pipeline.consumer.process_queue import FIRST_PULL, Sizes, Thresholds, room
 from rmq_pipeline.errors import RequestError
 from tests.consumer.pieces import held_queue, received
 

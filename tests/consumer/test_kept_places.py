@@ -12,9 +12,8 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.broadcasting import ANYWHERE, KeptPlaces
-from rmq_pipeline.consumer.kept_offsets import BrokerOffsets, FileOffsets, Moves
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue
-from rmq_pipeline.consumer.offset_file import OffsetFile
+from rmq_pipeline.consumer.offset_store import BrokerOffsets, FileOffsets, Moves, OffsetFile
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.errors import StorageError
 from tests.consumer.conftest import bodies

@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.calling import Calling
-from rmq_pipeline.consumer.hooks import Hooks
-from rmq_pipeline.consumer.listener import Result
+from rmq_pipeline.consumer.listener import Calling, Hooks, Result
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.orderly import CONTINUOUS_MS, UNLOCKED_MS, YIELD_MS, Orderly
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.timetable import Timetable
-from rmq_pipeline.consumer.workers import Workers
+from rmq_pipeline.consumer.workers import Timetable, Workers
 from tests.consumer.pieces import Gate, Settled, Work, held_queue, received, repeat
 from tests.waiting import until
 

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.flow_control import Thresholds
+from rmq_pipeline.consumer.message_queue import Subscription
 from rmq_pipeline.consumer.owned_queues import OwnedQueues
-from rmq_pipeline.consumer.process_queue import ProcessQueue
-from rmq_pipeline.consumer.pulling import Puller
+from rmq_pipeline.consumer.process_queue import ProcessQueue, Thresholds
+from rmq_pipeline.consumer.puller import Puller
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.subscription import Subscription
 from tests.consumer.pieces import QUEUE, Settled, received, rows
 from tests.waiting import until
 

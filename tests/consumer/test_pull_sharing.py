@@ -12,8 +12,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer import MessageQueue
 from rmq_pipeline.consumer.allocation import MachineRoomNearby
 from rmq_pipeline.consumer.message_queue import queues_of
-from rmq_pipeline.consumer.offset_file import DamagedOffsetsError, OffsetFile
-from rmq_pipeline.consumer.queue_locks import LOCK_MS
+from rmq_pipeline.consumer.offset_store import DamagedOffsetsError, OffsetFile
+from rmq_pipeline.consumer.rebalancing import LOCK_MS
 from rmq_pipeline.errors import (
     AllocationError,
     BrokerUnavailableError,
@@ -176,7 +176,7 @@ def test_a_damaged_file_is_refused_and_not_overwritten(text: str, tmp_path: Path
 WRITER = """
 import sys
 from rmq_pipeline.consumer.message_queue import queues_of
-from rmq_pipeline.consumer.offset_file import OffsetFile
+from rmq_pipeline.consumer.offset_store import OffsetFile
 
 file = OffsetFile("a", "g", folder=sys.argv[1])
 queues = queues_of("t", 5_000)

@@ -12,9 +12,8 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.broadcasting import Keeper, KeptPlaces
-from rmq_pipeline.consumer.kept_offsets import BrokerOffsets, FileOffsets
 from rmq_pipeline.consumer.message_queue import MessageQueue
-from rmq_pipeline.consumer.offset_file import OffsetFile
+from rmq_pipeline.consumer.offset_store import BrokerOffsets, FileOffsets, OffsetFile
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from tests.consumer.conftest import bodies

@@ -11,7 +11,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import SystemClock
 from rmq_pipeline.consumer import consuming, settler
-from rmq_pipeline.consumer.flow_control import Thresholds
+from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.errors import BrokerUnavailableError
 from tests.consumer.between import Between

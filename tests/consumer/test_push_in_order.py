@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer.flow_control import Thresholds
+from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from tests.consumer.between import Between
 from tests.consumer.conftest import bodies

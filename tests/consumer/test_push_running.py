@@ -11,7 +11,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.hooks import Call
+from rmq_pipeline.consumer.listener import Call
 from rmq_pipeline.consumer.owned_queues import PULL_EXPIRY_MS
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.errors import (

@@ -9,7 +9,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.consumer.message_queue import MessageQueue, queues_of
-from rmq_pipeline.consumer.queue_locks import QueueLocks, Renewed
+from rmq_pipeline.consumer.rebalancing import QueueLocks, Renewed
 from rmq_pipeline.errors import BusyError, ForbiddenError, RocketMQError
 from tests.consumer.conftest import SMALL, bodies
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer.subprocess_handler import Named, SubprocessHandler, start_subprocess
+from rmq_pipeline.consumer.window import Named, SubprocessHandler, start_subprocess
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import MESSAGES, Handler, Outcome

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.consumer.timetable import Timetable
+from rmq_pipeline.consumer.workers import Timetable
 from tests.waiting import until
 
 

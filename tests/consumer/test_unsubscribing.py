@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer.leasing import Leasing
 from rmq_pipeline.consumer.process_queue import ProcessQueue
-from rmq_pipeline.consumer.pulling import Puller
+from rmq_pipeline.consumer.puller import Leasing, Puller
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.errors import ConsumerUsageError, StorageError

@@ -44,7 +44,7 @@ class Archiving(Opened):
     ) -> list[dict[str, Any]]:
         """Return the merges that are due: {"root", "inputs", "bytes"} of each.
 
-        Another process does them with archive.merging.Merger, then calls ``replace_segments``.
+        Another process does them with archive.segment_file.Merger, then calls ``replace_segments``.
         """
         mergers = compaction.plan(self._engine, topic=topic, limit_bytes=limit_bytes)
         return [each.to_json() for each in mergers]
