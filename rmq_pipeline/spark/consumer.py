@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from rmq_pipeline.handling import run, sink
-from rmq_pipeline.handling.engine import Work
+from rmq_pipeline.handling import sink, window
+from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
 from rmq_pipeline.handling.report import BatchReport, WindowReport
-from rmq_pipeline.handling.spec import ConsumerSpec
-from rmq_pipeline.handling.worked import (
+from rmq_pipeline.handling.results import (
     EXCEPTIONS,
+    BatchResult,
     Piece,
-    Worked,
     WorkerDiedError,
     gathered,
     pieces,
 )
+from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.spark.arrow_transport import (
     ANSWER,
     ANSWER_DDL,
@@ -48,16 +48,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_WORKER_DIED: Final = "Python worker exited unexpectedly"
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["BatchReport", "ConsumerSpec", "WindowReport", "run_window"]
 
+_WORKER_DIED: Final = "Python worker exited unexpectedly"
 #: Up to this many messages a second task costs more than it saves.
 ROWS_PER_TASK: Final = 500
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["BatchReport", "ConsumerSpec", "WindowReport", "run_window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class BatchJob:
     batch: int
 
 
-def run_job(spark: "SparkSession", parts: list[Given], *, job: BatchJob) -> Worked:
+def run_job(spark: "SparkSession", parts: list[Given], *, job: BatchJob) -> BatchResult:
     """Walk the parts of a micro-batch, each in its own task.
 
     Raises:
@@ -169,7 +164,7 @@ class SparkEngine:
         """Return one part per ROWS_PER_TASK messages, at most ``parallelism``."""
         return min(self._parallelism, 1 + rows // ROWS_PER_TASK)
 
-    def task(self, work: Work, stopping: threading.Event) -> Callable[[], Worked]:  # noqa: ARG002
+    def task(self, work: Work, stopping: threading.Event) -> Callable[[], BatchResult]:  # noqa: ARG002
         """Return a function that runs the Spark job; ``stopping`` does not interrupt it."""
         spark = self._spark()
         number = work.batch.number
@@ -178,7 +173,7 @@ class SparkEngine:
         parts = _packed_parts(work, folder)
         this = BatchJob(work.rules, folder, sink=work.sink, epoch=work.epoch, batch=number)
 
-        def run() -> Worked:
+        def run() -> BatchResult:
             try:
                 return run_job(spark, parts, job=this)
             finally:
@@ -214,7 +209,7 @@ def run_window(
     spark: "Callable[[], SparkSession]",
     parallelism: int = 2,
     handoff: Path | None = None,
-    **terms: Unpack[Terms],
+    **terms: Unpack[window.Terms],
 ) -> WindowReport:
     """Run a window of ``handling.window`` that handles a group's messages in Spark.
 

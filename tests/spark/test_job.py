@@ -15,7 +15,7 @@ from rmq_pipeline.handling.batch import cut
 from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.handling.worked import Worked
+from rmq_pipeline.handling.results import BatchResult
 from rmq_pipeline.spark.consumer import SparkEngine
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rmq_pipeline.access.policy import ACTIONS, TYPES, Policy, Resource
 from rmq_pipeline.access.rights import SUPER
 from rmq_pipeline.access.source import networks
-from rmq_pipeline.access.user import new_password
+from rmq_pipeline.access.users import new_password
 from rmq_pipeline.broker.decide.transaction import TargetsOf
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened

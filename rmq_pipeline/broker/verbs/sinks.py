@@ -9,7 +9,7 @@ from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.verbs.declaration import verb
 from rmq_pipeline.broker.verbs.opened import Opened
 from rmq_pipeline.broker.work import sinks
-from rmq_pipeline.lake.paths import named_below
+from rmq_pipeline.lake.manifest import named_below
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.verb import Window
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.archive.segment_file import hide, place, show, sync_shown
+from rmq_pipeline.archive.segment_file import Merger, check, hide, merge, place, show, sync_shown
 from rmq_pipeline.broker.decide.request import Fence
 from rmq_pipeline.broker.decide.segments import ReplaceSegments
 from rmq_pipeline.broker.work.engine import Engine

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.handling.known_state import as_declared
+from rmq_pipeline.handling.group_walk import as_declared
 from rmq_pipeline.spark.replay.topic_log import Segment, stored_at
 
 #: Columns: the first and the last message of a message group.

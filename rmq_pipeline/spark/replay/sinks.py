@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.paths import within
+from rmq_pipeline.lake.manifest import within
 
 HOUR_MS: Final = 3_600_000
 _PREFIX: Final = "replay-"

@@ -231,7 +231,7 @@ def _note(
     done.failed.append(pa.table(columns, schema=FAILED))
 
 
-def _keep(walked: Walked, *, role: int, done: Replayed, replay_rules: ReplayRules) -> None:
+def _keep(walked: WalkResult, *, role: int, done: Replayed, replay_rules: ReplayRules) -> None:
     if role == WARM_UP:
         return
     if walked.rows is not None:
