@@ -18,6 +18,9 @@ from rmq_pipeline.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rmq_pipeline.broker.work.verification import Verified
     from rmq_pipeline.flight.flags import Listening, Tls
 
 DEFAULT_GRPC: Final = "127.0.0.1:8081"
@@ -97,10 +100,6 @@ SetSettings = Annotated[
         "Repeatable.",
     ),
 ]
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rmq_pipeline.broker.work.verification import Verified
 
 _MIB = 1 << 20
 

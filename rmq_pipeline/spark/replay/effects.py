@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 #: Column with ``added`` or ``removed``, and column with the number of copies.
 CHANGE: Final = "change"
 COPIES: Final = "copies"
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def differing_rows(

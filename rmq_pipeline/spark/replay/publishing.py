@@ -1,7 +1,7 @@
 """Publication by a replay: copies of a range in another topic, and the handler's own messages.
 
 A message of the handler without an id gets an id derived from its origin (see
-``handling/origins.py``). A repeated replay, of the same hours or others, therefore sends the same
+``handling/handler.py``). A repeated replay, of the same hours or others, therefore sends the same
 ids. A topic that suppresses repetitions stores each message once.
 """
 

@@ -18,6 +18,7 @@ from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.flight.client import Client
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
     from sqlglot import exp
 
 _DIALECT: Final = "duckdb"
@@ -25,8 +26,6 @@ _DIALECT: Final = "duckdb"
 _UNSETTLED: Final = ("in_flight", "retrying", "parked", "waiting")
 #: Place of a message.
 PLACE: Final = pa.schema([("queue_id", pa.int32()), ("queue_offset", pa.int64())])
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 #: Columns read of a message.
 COLUMNS_DDL: Final = (
@@ -38,8 +37,6 @@ _MANIFEST: Final = "_manifest.json"
 _MANIFEST_FORMAT: Final = 2
 _PAGE_ROWS: Final = 10_000
 _TIMES: Final = {"stored": "stored_at_ms", "born": "born_at_ms"}
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
