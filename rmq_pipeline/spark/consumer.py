@@ -164,7 +164,11 @@ class SparkEngine:
         """Return one part per ROWS_PER_TASK messages, at most ``parallelism``."""
         return min(self._parallelism, 1 + rows // ROWS_PER_TASK)
 
-    def task(self, work: Work, stopping: threading.Event) -> Callable[[], BatchResult]:  # noqa: ARG002
+    def task(
+        self,
+        work: Work,
+        stopping: threading.Event,  # noqa: ARG002
+    ) -> Callable[[], BatchResult]:
         """Return a function that runs the Spark job; ``stopping`` does not interrupt it."""
         spark = self._spark()
         number = work.batch.number

@@ -1,10 +1,10 @@
 """Compaction: merging small adjacent segments of a queue into a large one.
 
-The plan is made here; any process may merge the files (archive/segment_file.py). ONE event registers
-the large segment in place of the small ones. After that, file globs see the large one only, the
-manifest is replaced, and the small files are deleted after a grace period. A crash before the event
-leaves an unregistered file. A crash after it leaves file names and a manifest that the next seal
-corrects.
+The plan is made here; any process may merge the files (archive/segment_file.py). ONE event
+registers the large segment in place of the small ones. After that, file globs see the large one
+only, the manifest is replaced, and the small files are deleted after a grace period. A crash before
+the event leaves an unregistered file. A crash after it leaves file names and a manifest that the
+next seal corrects.
 """
 
 import logging
