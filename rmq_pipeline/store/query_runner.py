@@ -93,11 +93,14 @@ class QueryRunner:
             return process.answer(RESULT_BYTES)
 
     def _is_interruptible(self, sql: str) -> bool:
-        with suppress(duckdb.ConnectionException):  # the connection was closed
-            with self._parser_lock:
-                cursor = self._parser.cursor()
-            with cursor:
-                return is_interruptible(cursor, sql, macros=frozenset(self.macros))
+        # The connection may be closed. Under the lock, because closing it closes the cursor, too,
+        # and fails while the cursor is busy.
+        with (
+            suppress(duckdb.ConnectionException),
+            self._parser_lock,
+            self._parser.cursor() as cursor,
+        ):
+            return is_interruptible(cursor, sql, macros=frozenset(self.macros))
         return False
 
     def _in_turn(

@@ -82,6 +82,26 @@ def test_what_runs_and_what_waits_is_ended_when_the_database_closes(
     database.close()
 
 
+def test_a_database_closes_beside_a_query_that_is_being_parsed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing = threading.Event()
+
+    def slowly(cursor: duckdb.DuckDBPyConnection, *_: str, **__: frozenset[str]) -> bool:
+        parsing.set()
+        cursor.execute("SELECT sum(hash(i)) FROM range(50_000_000) AS n(i)").fetchall()
+        return True
+
+    monkeypatch.setattr(query_runner, "is_interruptible", slowly)
+    thread, said = run_in_thread(database, "SELECT 1")
+    assert parsing.wait(60)
+
+    database.close()
+
+    thread.join(60)
+    assert len(said) == 1
+
+
 def test_a_file_that_is_exported_is_ended_when_the_database_closes(
     database: Database, eventually: Eventually
 ) -> None:
