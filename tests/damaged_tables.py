@@ -68,6 +68,11 @@ def _damages() -> dict[str, Damage]:
             bytes(16) + struct.pack("<i4s", 20, b"zzzz"),
             struct.pack("<i12s", -51, b"zzzz") + struct.pack("<i4s", 20, b"zzzz"),
         ),
+        "null view in a list": Damage(
+            pa.array([["z" * 5000], [None], ["z" * 20]], pa.list_(pa.string_view())),
+            bytes(16) + struct.pack("<i4s", 20, b"zzzz"),
+            struct.pack("<i12s", -51, b"zzzz") + struct.pack("<i4s", 20, b"zzzz"),
+        ),
         "list": Damage(pa.array(numbers), ends, far),
         "text in a list": Damage(pa.ListArray.from_arrays(each, text), _ENDS, beyond),
         "text in a map": Damage(
