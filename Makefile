@@ -11,6 +11,8 @@ FAST := tests/test_*.py tests/access tests/archive tests/behaviour tests/filter 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1
 export DAGSTER_DISABLE_TELEMETRY := 1
+# A run starts hundreds of processes: without bytecode files each compiles the library again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo up check test lint verbs bench chaos help
 
