@@ -50,6 +50,14 @@ _ODD_WORDS: Final = re.compile(
     re.IGNORECASE,
 )
 _ODD_OPENINGS: Final = re.compile(r"^(?:What|Whether|Who|Whom|Whose|Which|How|It is|That)\b")
+#: Openings of sentences on pages. "That" may point at a noun there, and a question is none of them.
+_ODD_SENTENCES: Final = re.compile(
+    r"^(?:What|Whether|Who|Whom|Whose|Which|How|It is|That (?:a|an|the|all|each|no|it))\b(?!.*\?$)"
+)
+#: A block of code, a name in backquotes, and the address of a link: no prose.
+_CODE: Final = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+#: Between paragraphs, headings, items, rows and cells.
+_BLOCKS: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[*#|-]|\d+\.))|\|")
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,24 @@ def odd_words(library: list[Module]) -> dict[str, float]:
         "words of comments and docstrings": words,
         "odd words in 10,000": round(odd.total() * 10_000 / words, 1),
     }
+
+
+def pages() -> dict[str, str]:
+    """The texts of README and the pages of docs/ and docs/semantics/, by path; no decisions."""
+    docs = ROOT / "docs"
+    found = [ROOT / "README.md", *sorted(docs.glob("*.md")), *sorted(docs.glob("semantics/*.md"))]
+    return {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in found}
+
+
+def odd_words_of_page(text: str) -> Counter[str]:
+    """The odd words of a page, and the odd openings of its sentences, outside code."""
+    prose = _CODE.sub(" ` ", text)
+    odd = Counter(found.group().lower() for found in _ODD_WORDS.finditer(prose))
+    for block in _BLOCKS.split(prose):
+        for sentence in re.split(r"(?<=[.:?!])\s", " ".join(block.split())):
+            if found := _ODD_SENTENCES.match(sentence.lstrip("*#-`0123456789. ")):
+                odd[found.group()] += 1
+    return odd
 
 
 @dataclass

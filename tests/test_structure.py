@@ -2,7 +2,7 @@
 
 from benchmarks import structure
 
-#: In 10,000 words of comments and docstrings.
+#: In 10,000 words of comments and docstrings, and of each page.
 MOST_ODD_WORDS = 10
 
 
@@ -23,3 +23,32 @@ def test_the_library_is_written_in_the_fields_words() -> None:
 
     assert found["words of comments and docstrings"] > 50_000
     assert found["odd words in 10,000"] <= MOST_ODD_WORDS, "docs/glossary.md has the words"
+
+
+def test_pages_are_written_in_the_fields_words() -> None:
+    pages = structure.pages()
+    odd = {name: structure.odd_words_of_page(text) for name, text in pages.items()}
+
+    found = {
+        name: dict(words)
+        for name, words in odd.items()
+        if words.total() * 10_000 / len(pages[name].split()) > MOST_ODD_WORDS
+    }
+
+    assert len(pages) > 20
+    assert not found, f"{found}: docs/glossary.md has the words"
+
+
+def test_odd_words_of_a_page_are_found_outside_code() -> None:
+    text = (
+        "# What it does\n\nWhich words? Nobody knows. What\ncomes is sent. That time is over.\n"
+        "* Who asks\n\n| a | Whether it is `anew` |\n```\nnobody\n```\n"
+    )
+
+    assert structure.odd_words_of_page(text) == {
+        "nobody": 1,
+        "who asks": 1,
+        "What": 2,
+        "Who": 1,
+        "Whether": 1,
+    }
