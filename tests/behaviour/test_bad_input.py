@@ -360,7 +360,7 @@ def test_half_a_character_is_refused_before_it_comes_near_the_log(
     broker, engine = inside.broker, inside.broker.engine
     name, readers, state = topic(), group(), inside.broker.engine.state
 
-    with pytest.raises(errors.RequestError, match="halves of characters"):
+    with pytest.raises(errors.RequestError, match="unpaired surrogates"):
         NAMES_A_CLIENT[verb](broker, name, readers, "\ud800")
 
     broker.send(name, ONE)

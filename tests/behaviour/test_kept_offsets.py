@@ -245,7 +245,7 @@ def test_only_what_the_other_group_has_begun_with_is_copied(
     door.broker.commit_offsets(readers, name, offsets={1: (-1, 9)})
 
     assert door.broker.clone_offsets(readers, other, topic=name) == {1: 9}
-    with pytest.raises(errors.RequestError, match="where it is"):
+    with pytest.raises(errors.RequestError, match="both the source and the target"):
         door.broker.clone_offsets(readers, readers, topic=name)
 
 

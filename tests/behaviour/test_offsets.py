@@ -104,7 +104,7 @@ def test_a_time_that_is_none_moves_nobody_and_names_no_offset(
         refused.append(refusal.value.remedy)
 
     assert set(refused) == {
-        "Check how the time was computed; the end of a queue is asked for by its name."
+        "Check how the time was computed. The end of a queue has a name of its own."
     }
     assert door.broker.committed_offsets(beginners, name) == {0: (-1, 0)}
     assert len(door.drain(name, readers)) == 10

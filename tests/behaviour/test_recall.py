@@ -111,7 +111,7 @@ def test_a_message_of_another_topic_is_not_recalled(
     other = topic(type="delay")
     sent = door.broker.send(later, messages(1, delay_level=1))
 
-    with pytest.raises(errors.RecallError, match=f"none of topic {other}"):
+    with pytest.raises(errors.RecallError, match=f"not of topic {other}"):
         door.broker.recall(other, of(sent))
     with pytest.raises(errors.TopicNotFoundError):
         door.broker.recall("nowhere", of(sent))

@@ -139,7 +139,7 @@ def test_a_lite_topic_of_half_a_character_is_refused(
     name, readers = topic(type="lite", queues=1), group()
     state = inside.inside.engine.state
 
-    with pytest.raises(errors.IllegalLiteTopicError, match="is no text"):
+    with pytest.raises(errors.IllegalLiteTopicError, match="is not a text"):
         inside.broker.sync_lite_subscription(
             readers, name, client_id="c", action="add", lite_topics=[HALF]
         )

@@ -270,7 +270,7 @@ def test_a_file_that_is_gone_is_named(rmq: Rmq, sealed: Path) -> None:
     told = rmq("verify", "--home", str(sealed))
 
     assert told.code == 1
-    assert "it is gone" in told.text
+    assert "it is missing" in told.text
 
 
 def test_an_open_home_is_refused(rmq: Rmq, sealed: Path) -> None:
@@ -282,7 +282,7 @@ def test_an_open_home_is_refused(rmq: Rmq, sealed: Path) -> None:
 
 
 def test_what_is_no_home_is_refused(rmq: Rmq, tmp_path: Path) -> None:
-    assert "is no home of a broker" in rmq("verify", "--home", str(tmp_path)).err
+    assert "is not the home of a broker" in rmq("verify", "--home", str(tmp_path)).err
 
 
 def test_a_damaged_file_of_a_sink_is_named(rmq: Rmq, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def written(path: Path, n: int) -> Path:
 
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_a_path_that_leads_out_of_the_sink_is_refused(broker: Broker, path: str) -> None:
-    with pytest.raises(errors.RequestError, match=r"Row 1 of the sink files: .*no file below"):
+    with pytest.raises(errors.RequestError, match=r"Row 1 of the sink files: .*not a file below"):
         broker.settle(GROUP, NO_OUTCOMES, sink_files=described("hour=1/a.parquet", path))
-    with pytest.raises(errors.RequestError, match="no file below"):
+    with pytest.raises(errors.RequestError, match="not a file below"):
         broker.replace_sink_files(GROUP, replacement_id="r", add=described(path), remove=[])
 
     assert broker.sink_files(GROUP).num_rows == 0

@@ -130,7 +130,9 @@ class AlterTopic(Request):
         known = state.topic(self.name)
         topic = known.topic
         if topics.is_system(topic.name):
-            raise IllegalTopicError(f"Topic {topic.name} is the system's: its settings stay.")
+            raise IllegalTopicError(
+                f"Topic {topic.name} is a system topic; its settings are fixed."
+            )
         changed = topic.altered(queues=self.queues, partition_time=self.partition_time)
         if changed.queues > topic.queues:
             changed = changed.grown([queue.max_offset for queue in known.queues])
@@ -156,7 +158,7 @@ class DeleteTopic(Request):
         """Refuse while messages are in flight or scheduled for the topic, unless forced."""
         topic = state.topic(self.name).topic
         if topics.is_system(topic.name) or topic.name.startswith(DLQ_PREFIX):
-            raise IllegalTopicError(f"Topic {self.name} is the system's.")
+            raise IllegalTopicError(f"Topic {self.name} is a system topic and cannot be deleted.")
         held = sum(
             int(np.count_nonzero(c.leases.delivery[c.leases.alive] > WAITING))
             for key, c in state.consumptions.items()
@@ -255,7 +257,8 @@ class AlterGroup(Request):
         group = state.group(self.name)
         if self.changes.get("order") not in (None, group.order):
             raise RequestError(
-                f"The order of group {self.name} is {group.order} and stays: create another group."
+                f"Group {self.name} has order {group.order}, which cannot be altered.",
+                remedy="Create another group with the other order.",
             )
         changed = group.altered(**self.changes)
         if changed == group:

@@ -60,9 +60,9 @@ class CommitOffsets(Request):
             if known is not None and (len(known.leases) or known.backlog):
                 raise InUseError(
                     f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
-                    f" group {self.group} and are not settled, or wait for these: a group is given"
-                    " messages, or reads them by offset, and not both.",
-                    remedy="Settle what was delivered first, or take another group.",
+                    f" group {self.group} and are not settled, or that wait for such messages."
+                    " A group either receives messages or reads them by offset.",
+                    remedy="Settle the delivered messages first, or use another group.",
                 )
             back = after < committed
             decision.events.append(
@@ -129,7 +129,9 @@ class CloneOffsets(Request):
         topic = state.topic(self.topic)
         source, target = state.group(self.from_group), state.group(self.to_group)
         if source is target:
-            raise RequestError(f"Group {self.from_group} is where it is.")
+            raise RequestError(
+                f"Group {self.from_group} is both the source and the target of the copy."
+            )
         decision = Decision({})
         for queue_id, queue in enumerate(topic.queues):
             key = QueueKey(source.group_id, topic.topic.topic_id, queue_id)
@@ -214,7 +216,7 @@ class ResetOffset(Request):
             offset = min(max(asked, queue.min_offset), queue.max_offset)
             if offset != asked and not self.clip:
                 raise IllegalOffsetError(
-                    f"Queue {queue_id} of topic {self.topic} keeps offsets"
+                    f"Queue {queue_id} of topic {self.topic} has offsets"
                     f" {queue.min_offset} to {queue.max_offset}, not {asked}."
                 )
             decision.answer[queue_id] = offset
@@ -255,9 +257,9 @@ class UpdateOffsets(Request):
             if known is not None and (len(known.leases) or known.backlog):
                 raise InUseError(
                     f"Queue {queue_id} of topic {self.topic} has messages that were delivered to"
-                    f" group {self.group} and are not settled, or wait for these:"
-                    " only a reader that has the group to itself says how far it is.",
-                    remedy="Settle what was delivered first, or take another group.",
+                    f" group {self.group} and are not settled, or that wait for such messages."
+                    " Only a reader that uses the group alone can update its offsets.",
+                    remedy="Settle the delivered messages first, or use another group.",
                 )
             before = known.cursor if known is not None and known.touched else -1
             decision.answer[queue_id] = max(asked, before)

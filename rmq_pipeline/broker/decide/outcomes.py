@@ -71,7 +71,7 @@ def outcomes_of(receipts: Receipts, columns: Mapping[str, pa.Array]) -> Outcomes
     codes = np.zeros(len(texts.dictionary), dtype=np.int8)
     for i, text in enumerate(texts.dictionary.to_pylist()):
         if text not in OUTCOMES:
-            raise RequestError(f"Outcome {text!r} is none of {', '.join(OUTCOMES)}.")
+            raise RequestError(f"Outcome {text!r} is not one of {', '.join(OUTCOMES)}.")
         codes[i] = OUTCOMES[text]
     if texts.indices.null_count:
         raise RequestError("An outcome is null.")

@@ -274,7 +274,7 @@ def _delivery_times(send: Send, now_ms: int, *, ahead_ms: int) -> tuple[Int64s, 
     if due.max() - now_ms > send.delay_max_ms:
         row = int(np.argmax(due - now_ms > send.delay_max_ms))
         raise DeliveryTimeError(
-            f"Row {row}: due over {send.delay_max_ms} ms ahead.",
+            f"Row {row}: the delivery time is over {send.delay_max_ms} ms ahead.",
             remedy=f"Use a time at most {send.delay_max_ms} ms ahead, or raise delay_max_ms.",
         )
     # A level counts from the broker's clock; a time is given by the wall clock.

@@ -139,10 +139,10 @@ class Recall(Request):
 def refuse_recall(
     wrong: npt.NDArray[np.bool_],
     *,
-    what: str = "the message was delivered or called back before",
-    remedy: str = "Nothing was called back. Only another message can answer what was delivered.",
+    what: str = "the message was delivered or recalled before",
+    remedy: str = "No message was recalled. Correct a delivered message by sending another one.",
 ) -> None:
     """Raise RecallError for the first wrong row."""
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise RecallError(f"Row {row} cannot be called back: {what}.", remedy=remedy)
+        raise RecallError(f"Row {row} cannot be recalled: {what}.", remedy=remedy)

@@ -27,7 +27,7 @@ class ReplaceSegments(Request):
         state.fence(self.window)
         added = self.added
         if added.topic_id not in state.topics:
-            raise RequestError(f"Topic {added.topic} is gone.")
+            raise RequestError(f"Topic {added.topic} was deleted.")
         detail = {
             "path": f"topics/{added.relative}",
             "base": added.base,

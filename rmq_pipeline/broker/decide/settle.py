@@ -184,7 +184,9 @@ class Settle(Request):
         group = state.group(self.group) if self.group is not None else None
         parts = list(by_queue(self.outcomes.receipts, state, now_ms=now_ms))
         if group is not None and any(part.group is not group for part in parts):
-            raise ReceiptHandleError(f"A receipt is not one of consumer group {group.name}.")
+            raise ReceiptHandleError(
+                f"A receipt belongs to another consumer group, not to {group.name}."
+            )
         decision = Decision(Settled())
         for part in parts:
             self._settle_queue(decision, part, now_ms=now_ms)

@@ -84,7 +84,7 @@ def synced(before: Wanted, action: str, *, names: tuple[str, ...]) -> tuple[str,
         LiteSubscriptionQuotaError: they exceed limits.LITE_TOPICS_PER_CLIENT.
     """
     if action not in ACTIONS:
-        raise RequestError(f"Action {action!r} is none of {', '.join(ACTIONS)}.")
+        raise RequestError(f"Action {action!r} is not one of {', '.join(ACTIONS)}.")
     if action == "clear" and names:
         raise RequestError("Action clear takes no lite topics.")
     after = set(names)
@@ -106,12 +106,12 @@ def check_names(names: Any) -> tuple[str, ...]:
         IllegalLiteTopicError: one is blank, too long, or has a control character.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise IllegalLiteTopicError(f"lite_topics is a list of names, not {names!r}.")
+        raise IllegalLiteTopicError(f"lite_topics must be a list of names, not {names!r}.")
     given = tuple(names)
     for name in given:
         if not is_text(name) or not name.strip() or _CONTROL.search(name):
             raise IllegalLiteTopicError(
-                f"Lite topic {name!r} is no text, blank, or has a control character."
+                f"Lite topic {name!r} is not a text, is blank, or has a control character."
             )
         if len(name.encode()) > limits.MESSAGE_GROUP_BYTES:
             raise IllegalLiteTopicError(f"Lite topic {name!r} is over 63 bytes.")
@@ -128,7 +128,7 @@ def check_client(client_id: Any) -> str:
     fits = fits and client_id.encode(errors="replace").decode() == client_id
     if not fits or len(client_id) > limits.CLIENT_ID_LENGTH:
         raise RequestError(
-            f"A lite topic needs the client_id, 1 to {limits.CLIENT_ID_LENGTH} characters, not"
+            f"A lite topic needs a client_id of 1 to {limits.CLIENT_ID_LENGTH} characters, not"
             f" {client_id!r}."
         )
     return str(client_id)
@@ -144,6 +144,6 @@ def check_receive(client_id: Any, filter: Any) -> None:
     check_client(client_id)
     if filter not in ("", "*"):
         raise FilterExpressionError(
-            "A lite topic is read by its lite topics, and takes no filter.",
-            remedy="Leave the filter out.",
+            "A topic of type lite takes no filter: clients subscribe to its lite topics.",
+            remedy="Omit the filter.",
         )

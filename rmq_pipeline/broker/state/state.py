@@ -126,7 +126,7 @@ class State:
             topics.check_known(name)
             if name in self.group_ids:
                 raise TopicNotFoundError(
-                    f"There is no topic {name}, but a consumer group.", remedy=_ORDER
+                    f"There is no topic {name}; {name} is a consumer group.", remedy=_ORDER
                 )
             raise TopicNotFoundError(f"There is no topic {name}.")
         return found
@@ -143,7 +143,7 @@ class State:
             groups.check_name(name)
             if name in self.topic_ids:
                 raise ConsumerGroupNotFoundError(
-                    f"There is no consumer group {name}, but a topic.", remedy=_ORDER
+                    f"There is no consumer group {name}; {name} is a topic.", remedy=_ORDER
                 )
             raise ConsumerGroupNotFoundError(f"There is no consumer group {name}.")
         return found
@@ -177,7 +177,7 @@ class State:
         current = self.windows.get(name)
         if current is None or current.epoch != epoch or current.expires_at_ms == 0:
             raise FencedError(
-                f"Window {name} of epoch {epoch} is over"
+                f"Epoch {epoch} of window {name} has ended"
                 + (f": epoch {current.epoch} belongs to {current.owner}." if current else ".")
             )
         return epoch

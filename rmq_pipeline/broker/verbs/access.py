@@ -169,7 +169,7 @@ class AccessControl(Opened):
             ),
         )
         if not gone:
-            raise NotFoundError(f"User {user} has no such policy of {resource}.")
+            raise NotFoundError(f"User {user} has no such policy for {resource}.")
         return {"deleted": len(gone)}
 
     @verb(rights=SUPER, repeatable=True)
@@ -200,7 +200,7 @@ class AccessControl(Opened):
         if type_ not in TYPES or not name:
             raise RequestError(f"{resource!r} is not TYPE:NAME with one of {', '.join(TYPES)}.")
         if action not in ACTIONS:
-            raise RequestError(f"{action!r} is none of {', '.join(ACTIONS)}.")
+            raise RequestError(f"{action!r} is not one of {', '.join(ACTIONS)}.")
         address = str(networks([source])[0].network_address) if source else ""
         asked = Resource(type_, name)
         decision = self._engine.access.explain(user, resource=asked, action=action, address=address)

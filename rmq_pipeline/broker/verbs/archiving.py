@@ -72,7 +72,7 @@ class Archiving(Opened):
         try:
             old, new = [Segment.from_path(path) for path in removed], Segment.from_path(added)
         except ValueError as error:
-            raise RequestError(f"That is no path of a segment: {error}.") from error
+            raise RequestError(f"A path is not that of a segment: {error}.") from error
         return compaction.replace_segments(self._engine, old, added=new, window=window)
 
     @verb(rights=on_topic("sub"), repeatable=True)

@@ -276,7 +276,7 @@ class Consumers(Opened):
                 for queue_id in queues
             }
         else:
-            raise RequestError(f"where is last, first, or a moment in ms, not {where!r}.")
+            raise RequestError(f"where must be last, first, or a time in ms, not {where!r}.")
         committed: dict[int, int] = engine.submit(StartOffsets(group, topic, start))
         return committed
 

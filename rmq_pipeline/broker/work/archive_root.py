@@ -59,7 +59,7 @@ def _marked(address: str, home_id: str) -> Root:
         owner = checked_json.load(root.read(MARK))["id"]
     except FileNotFoundError:
         if root.folders("") or root.files(""):
-            raise ArchiveError(f"{address} is not empty, and no archive.") from None
+            raise ArchiveError(f"{address} is not empty and not an archive.") from None
         root.replace(MARK, checked_json.dump({"id": home_id}))
     except (ValueError, KeyError) as error:
         raise checked_json.DamagedFileError(f"{address}/{MARK} is damaged: {error}.") from error

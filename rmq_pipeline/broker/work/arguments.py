@@ -59,7 +59,7 @@ def time_ms(at_ms: object, name: str) -> int:
         raise RequestError(
             f"{name} is a time in ms since 1970, from 0 to {limits.TIME_MAX_MS} (the year 9999),"
             f" not {at_ms!r}.",
-            remedy="Check how the time was computed; the end of a queue is asked for by its name.",
+            remedy="Check how the time was computed. The end of a queue has a name of its own.",
         )
     return whole
 
@@ -92,7 +92,7 @@ def check_readable(topic: str) -> None:
         IllegalTopicError: it holds scheduled or half messages.
     """
     if is_hidden(topic):
-        raise IllegalTopicError(f"Topic {topic} is the system's and not for consumer groups.")
+        raise IllegalTopicError(f"Topic {topic} is a system topic; consumer groups cannot read it.")
 
 
 def count(limit: object, *, high: int) -> int:
@@ -146,7 +146,7 @@ def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
     """
     attempt_id = text(attempt_id, "attempt_id")
     if attempt_id and window is not None:
-        raise RequestError("A receive has an attempt_id or a window: runs do not repeat one.")
+        raise RequestError("A receive takes either an attempt_id or a window, not both.")
     if not attempt_id:
         return 0
     return -1 - abs(int(hash64(pa.array([f"{client_id}\n{attempt_id}"]))[0]) >> 1)
@@ -187,7 +187,7 @@ def text(value: object, name: str, *, error: type[RocketMQError] = RequestError)
     if not isinstance(value, str):
         raise error(f"{name} is a text, not {value!r}.")
     if not is_text(value):
-        raise error(f"{name} has halves of characters: {value!r}.")
+        raise error(f"{name} has unpaired surrogates: {value!r}.")
     return value
 
 

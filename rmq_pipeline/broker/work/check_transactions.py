@@ -96,7 +96,7 @@ def _read_parts(engine: Engine, rows: Rows) -> Iterator[tuple[npt.NDArray[np.int
     def put_off(left_out: LeftOut) -> None:
         if new := engine.submit(PutOff(rows["queue_offset"][left_out.rows])):
             log.error(
-                "%d half messages cannot be read, and are given up when they can be",
+                "%d half messages cannot be read; they are ended when they can be read be",
                 new,
                 exc_info=left_out.why,
             )

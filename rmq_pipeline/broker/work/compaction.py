@@ -241,8 +241,8 @@ def _check(removed: Sequence[Segment], added: Segment, *, counted: Sequence[Segm
     whole = bool(inside) and (inside[0].base, inside[-1].end) == (added.base, added.end)
     if not whole or sorted(removed) != inside:
         raise RequestError(
-            f"The segments that count from {added.base} to {added.end} of queue {added.queue_id} of"
-            f" topic {added.topic} are not the {len(removed)} that are to be replaced."
+            f"The current segments from {added.base} to {added.end} of queue {added.queue_id} of"
+            f" topic {added.topic} are not the {len(removed)} segments to be replaced."
         )
 
 

@@ -84,7 +84,7 @@ def told(error: Exception) -> Exception:
     """Return the error to raise to a caller when a message cannot be dead-lettered."""
     if isinstance(error, (RocketMQError, LookupError)):
         return error
-    said = OperatorError(f"A message cannot be buried: {error}")
+    said = OperatorError(f"A message cannot be dead-lettered: {error}")
     said.__cause__ = error
     return said
 
@@ -98,10 +98,10 @@ def finish_burying(engine: Engine) -> None:
     try:
         buried = bury(engine, None).n
     except Exception:
-        log.exception("What was left doomed is not buried yet; revive tries again.")
+        log.exception("Exhausted messages are not dead-lettered yet; revive tries again.")
         return
     if buried:
-        log.info("buried %d messages that were left doomed", buried)
+        log.info("dead-lettered %d exhausted messages of an earlier process", buried)
 
 
 def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
@@ -119,7 +119,7 @@ def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, 
     except Exception as error:
         if _is_for_all(engine, error, before=before):
             raise
-        log.info("Doomed messages of %s are buried one by one: %r", doomed.key, error)
+        log.info("Exhausted messages of %s are dead-lettered one by one: %r", doomed.key, error)
         return _bury_each(engine, doomed.take(slice(done, len(doomed))), buried=buried)
     return {}
 

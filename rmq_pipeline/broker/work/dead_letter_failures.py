@@ -62,7 +62,7 @@ class Unburied:
             if any(isinstance(kept[offset], StorageError) for offset in new):
                 self._wait_ms = _SOON_MS
         log.error(
-            "%d messages of %s cannot be buried and stay doomed, the first at offset %d",
+            "%d messages of %s are exhausted and cannot be dead-lettered, the first at offset %d",
             len(new),
             key,
             new[0],

@@ -189,7 +189,7 @@ class Engine:
         )
 
     def _dispatch_failed(self, error: BaseException) -> None:
-        log.error("Dispatch has failed; the state is rebuilt from disk.", exc_info=error)
+        log.error("Dispatch has failed; the broker rebuilds its state from disk.", exc_info=error)
         # The error's frames hold cursors of the database, which must be reopened.
         forget_frames(error)
         self.database.broken = self.database.broken or text_of(error)
@@ -199,7 +199,7 @@ class Engine:
         """Release a part of the reserve for dispatch, or else wait until the disk has space."""
         if self.database.broken is not None:  # it is reopened first
             return False
-        log.warning("The disk is full for dispatch: %s", error)
+        log.warning("Dispatch cannot write, the disk is full: %s", error)
         try:
             self.log.draw_reserve(part_of(self.settings.reserve_bytes))
         except (StoreFullError, StorageError):
@@ -253,7 +253,7 @@ class Engine:
             self._sync()
         reached = self.log.synced if position is None else position + 1
         if not self.dispatcher.wait_for(reached, _DISPATCH_WAIT_S):
-            raise DispatchBehindError("Dispatch does not reach what was written.")
+            raise DispatchBehindError("Dispatch has not reached the written frames in time.")
 
     def _sync(self) -> None:
         try:
@@ -283,7 +283,7 @@ class Engine:
                 self.members.let_go(self.writer.submit)
             except Exception:  # without this thread nothing is ever rebuilt
                 if not self._closing.is_set():
-                    log.exception("Housekeeping has failed; it is tried again.")
+                    log.exception("Housekeeping has failed; the broker tries again.")
 
     def _why_failed(self) -> BaseException | None:
         """Return why the store must be rebuilt; None: it works."""

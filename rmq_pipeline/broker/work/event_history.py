@@ -56,7 +56,7 @@ def keep(engine: Engine, *, window: Fence | None, fault: FaultPoint) -> dict[str
     except (OSError, StoreFullError) as error:
         if isinstance(error, OSError) and error.errno not in log_file.FULL:
             raise StorageError(f"The history was not written: {error}.") from error
-        log.warning("The history waits until the disk has room: %s", error)
+        log.warning("The history is written when the disk has free space: %s", error)
     sweep(engine)
     return report
 
@@ -65,7 +65,7 @@ def sweep(engine: Engine) -> None:
     """Delete history files that do not count, once no query can read them."""
     engine.dispatched()  # any frame may have registered a file
     for file in engine.database.sweep_history():
-        log.info("Deleted %s, which does not count.", file)
+        log.info("Deleted %s, which no query reads.", file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def fetch_checks(
         check_producer_group(producer_group)
     if topics is not None and not isinstance(topics, list | tuple):
         # Endpoints check the access rights of a list's topics only.
-        raise RequestError(f"topics is a list of names, not {topics!r}.")
+        raise RequestError(f"topics must be a list of names, not {topics!r}.")
     state = engine.state
     topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
     deadline = engine.clock.now_ms() + wait_ms
@@ -71,7 +71,7 @@ def fetch_checks(
         if taken:
             found = _all_described(engine, taken)
             if found.num_rows:
-                log.info("checks given out: client=%s rows=%d", client_id, found.num_rows)
+                log.info("checks sent: client=%s rows=%d", client_id, found.num_rows)
                 return found
             continue
         if now_ms >= deadline or engine.arrivals.closed:

@@ -142,8 +142,8 @@ class Filters:
         if now_ms - self._told_ms.get(key, -_TELL_MS) >= _TELL_MS:
             self._told_ms[key] = now_ms
             log.warning(
-                "group %s receives topic %s with several filters (%s): what one of them leaves out"
-                " no other gets; subscribe alike, or take a group each",
+                "group %s receives topic %s with several filters (%s): a message that one of them"
+                " skips reaches no consumer; use one filter, or a group for each filter",
                 *key,
                 _shown(filters),
             )

@@ -22,7 +22,7 @@ OPEN_FILE: Final = "open.json"
 class CopiedHomeError(OperatorError):
     """The home is a copy made while a process had the original open."""
 
-    remedy = "Stop the original's broker (`rmq stop`), copy the home whole, start that one again."
+    remedy = "Stop the original's broker (`rmq stop`), copy the whole home, start it again."
 
 
 class Home:
@@ -89,9 +89,10 @@ class Home:
             return
         if not mark.is_of(self.path):
             raise CopiedHomeError(
-                f"{self.path} is a copy of {said.get('home')} that was made while process"
-                f" {said.get('pid')} had that open or had died with it: its files need not fit"
-                f" together. If no process wrote to the original during the copy, delete {file}."
+                f"{self.path} is a copy of {said.get('home')}. It was made while process"
+                f" {said.get('pid')} had the original open, or after it had died: its files may be"
+                " of different moments. If no process wrote to the original meanwhile, delete"
+                f" {file}."
             )
 
     def note_open(self) -> None:

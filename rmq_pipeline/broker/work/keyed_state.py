@@ -57,7 +57,7 @@ def state_batch(
         TableSchemaError: a column or its values cannot be stored.
     """
     if not topic:
-        raise RequestError("State needs the topic whose messages it belongs to.")
+        raise RequestError("Keyed state needs the topic of its messages.")
     group_id = engine.state.group(group).group_id
     topic_id = engine.state.topic(topic).topic.topic_id
     _check_state(sound(table, "state"))
@@ -183,8 +183,8 @@ class _Gate:
             # A home that exceeds the limit already may keep its columns.
             if own > max(_COLUMNS_MAX, state_columns.stored_columns(known.columns)):
                 return (
-                    f"The state would have {own} columns, those of earlier settles and the parts "
-                    f"of nested ones included, and may have {_COLUMNS_MAX}."
+                    f"The state would have {own} columns, including those of earlier settles and "
+                    f"the fields of nested ones. It may have {_COLUMNS_MAX}."
                 )
             untried = _traits(row, known.columns) - known.tried
             if untried and (why := self._trial_refusal(row, known.columns)):

@@ -297,10 +297,10 @@ def topics_in(given: object) -> tuple[str, ...]:
     # A mapping would pass as a list of names, but endpoints find no topics in it and would check no
     # rights.
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise RequestError(f"topics is a list of names, not {given!r}.")
+        raise RequestError(f"topics must be a list of names, not {given!r}.")
     every = list(given)
     if not all(is_text(name) and name for name in every):
-        raise RequestError(f"topics is a list of names, not {every!r}.")
+        raise RequestError(f"topics must be a list of names, not {every!r}.")
     names = tuple(dict.fromkeys(every))
     if len(names) > limits.MEMBER_TOPICS:
         raise RequestError(f"A member has {limits.MEMBER_TOPICS} topics, not {len(names)}.")
@@ -314,13 +314,13 @@ def details_in(given: object) -> Mapping[str, Any]:
         RequestError: it is not a mapping, not serializable as JSON, not valid Unicode, or too long.
     """
     if not isinstance(given, Mapping):
-        raise RequestError(f"details is a mapping, not {given!r}.")
+        raise RequestError(f"details must be a mapping, not {given!r}.")
     try:
         text = json.dumps(dict(given), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"details is nothing for JSON: {error}.") from error
+        raise RequestError(f"details cannot be written as JSON: {error}.") from error
     if not is_text(text):
-        raise RequestError(f"details has halves of characters: {given!r}.")
+        raise RequestError(f"details has unpaired surrogates: {given!r}.")
     size = len(text.encode())
     if size > limits.MEMBER_DETAILS_BYTES:
         raise RequestError(f"details has {limits.MEMBER_DETAILS_BYTES} bytes as JSON, not {size}.")

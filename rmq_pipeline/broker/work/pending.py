@@ -50,7 +50,7 @@ class Posted(Pending):
         try:
             self.tell(self.answer, self.error)
         except Exception:
-            log.exception("An answer found nobody; what it tells of is stored.")
+            log.exception("A caller could not be told its answer; the request is stored.")
 
 
 def small_first(together: list[Pending]) -> int:

@@ -56,7 +56,7 @@ def read(
         raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
     low, high = bounds[queue_id]
     if not low <= offset <= high:
-        raise IllegalOffsetError(f"Queue {queue_id} keeps offsets {low} to {high}, not {offset}.")
+        raise IllegalOffsetError(f"Queue {queue_id} has offsets {low} to {high}, not {offset}.")
     if limit < 0:
         raise RequestError("limit is negative.")
     stop = min(high, offset + limit)
@@ -71,7 +71,7 @@ def read(
             raise
         # It has expired meanwhile.
         low, high = bounds[queue_id]
-        text = f"Queue {queue_id} keeps offsets {low} to {high}, not {offset}."
+        text = f"Queue {queue_id} has offsets {low} to {high}, not {offset}."
         raise IllegalOffsetError(text) from None
     return found.cast(schema.READ)
 

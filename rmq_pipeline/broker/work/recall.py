@@ -33,9 +33,9 @@ def recall(engine: Engine, topic: str, *, handles: pa.Table) -> pa.Table:
     topic_id = engine.state.topic(topic).topic.topic_id
     if not len(wanted):
         return schema.RECALLED.empty_table()
-    refuse_recall(wanted.topic_id != topic_id, what=f"it is none of topic {topic}", remedy=_FOREIGN)
+    refuse_recall(wanted.topic_id != topic_id, what=f"it is not of topic {topic}", remedy=_FOREIGN)
     keys = keys_of(wanted.queue_id, wanted.queue_offset)
-    refuse_recall(_repeated(keys), what="it is there twice", remedy="Give each handle once.")
+    refuse_recall(_repeated(keys), what="it is given twice", remedy="Give each handle once.")
     found: tuple[Scheduled, npt.NDArray[np.bool_]] = engine.submit(FindScheduled(keys))
     rows, still = found
     refuse_recall(~still)
@@ -51,7 +51,7 @@ def recall(engine: Engine, topic: str, *, handles: pa.Table) -> pa.Table:
     other = hash64(message_id) != wanted.message_id_hash
     refuse_recall(
         other | (rows.target_topic_id != topic_id),
-        what="no such message waits here",
+        what="no such message is scheduled",
         remedy=_FOREIGN,
     )
     engine.submit(Recall(rows))

@@ -77,7 +77,7 @@ def _check_all_found(found: pa.Table, queue_id: Int32s, *, group: str, offset: I
     missing = np.setdiff1d(np.arange(len(offset)), found.column("ordinal").to_numpy())
     row = int(missing[0])
     raise IllegalOffsetError(
-        f"{len(missing)} of {len(offset)} places are no dead letters of group {group}, the first"
+        f"{len(missing)} of {len(offset)} places are not dead letters of group {group}, the first"
         f" in row {row} (queue {queue_id[row]}, offset {offset[row]}).",
         remedy="Take places from the view dead_letters, or `rmq dead-letters list`.",
     )

@@ -75,7 +75,7 @@ def replace_sink_files(
         answer: dict[str, Any] | None = engine.submit(request)
         if answer is not None:
             return answer
-    raise BusyError(f"Group {group} goes on settling files into its sink.")
+    raise BusyError(f"Group {group} has settled files into its sink during each try.")
 
 
 def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def described_files(files: pa.Table | None) -> list[dict[str, Any]]:
     for at, row in enumerate(rows):
         if fault := manifest.fault_of(row["path"]):
             raise RequestError(
-                f"Row {at} of the sink files: {row['path'][:200]!r} is no file below the sink:"
+                f"Row {at} of the sink files: {row['path'][:200]!r} is not a file below the sink:"
                 f" {fault}. Give the path relative to the sink's folder."
             )
     return rows
@@ -113,20 +113,20 @@ def _check(
     gone = [path for path in removed if path not in counting]
     if gone:
         raise SinkChangedError(
-            f"{len(gone)} of {len(removed)} files to be removed do not count, the first is"
+            f"{len(gone)} of {len(removed)} files to be removed are not current, the first is"
             f" {gone[0]}."
         )
     old = set(seen.removed["path"].to_pylist())
     known = [file["path"] for file in added if file["path"] in counting or file["path"] in old]
     if known:
         raise SinkChangedError(
-            f"{len(known)} files to be added are known, the first is {known[0]}."
+            f"{len(known)} files to be added are known already, the first is {known[0]}."
         )
     named, whole = set(removed), set(partitions)
     left = [path for path, part in counting.items() if part in whole and path not in named]
     if left:
         raise SinkChangedError(
-            f"{len(left)} files of these partitions would go on to count, the first is {left[0]}."
+            f"{len(left)} other files of these partitions are current, the first is {left[0]}."
         )
 
 

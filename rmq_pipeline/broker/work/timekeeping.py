@@ -31,8 +31,8 @@ AHEAD_MOST_NS: Final = 24 * 3_600 * _SECOND
 SLOWER_PPM: Final = 100_000
 
 _AHEAD: Final = (
-    "The machine's clock jumped: it is %d ms ahead of the broker's time, which follows if that"
-    " stays so for 5 minutes. Set the machine's clock if it is wrong."
+    "The machine's clock jumped: it is %d ms ahead of the broker's time, which follows if it"
+    " stays ahead for 5 minutes. Set the machine's clock if it is wrong."
 )
 _BEHIND: Final = (
     "The machine's clock is %d ms behind the broker's time, which goes a tenth slower until they"
@@ -40,7 +40,7 @@ _BEHIND: Final = (
 )
 _FOREIGN: Final = (
     "clock.json has a time %d ms ahead of both the machine's clock and the last moment in the log;"
-    " a time over a day ahead is not believed. The broker starts from the later of these two."
+    " a time over a day ahead is ignored. The broker starts from the later of these two."
 )
 _FOLLOWED: Final = "The broker's time went %d ms forward, to where the machine's clock has stayed."
 

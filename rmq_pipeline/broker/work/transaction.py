@@ -62,8 +62,8 @@ def end_transactions(
         return schema.ENDED.empty_table()
     if len(ids) > limits.BATCH_ROWS:
         raise MessageBodyTooLargeError(
-            f"{len(ids)} transactions at once.",
-            remedy=f"End {limits.BATCH_ROWS} at a time at most.",
+            f"The call ends {len(ids)} transactions.",
+            remedy=f"End at most {limits.BATCH_ROWS} in one call.",
         )
     offsets, hashes = transaction.decode(ids)
     asked = _Asked.of(offsets, hashes, codes=codes)
@@ -107,8 +107,8 @@ class _Asked:
         if differs.any():
             row = int(np.argmax(differs))
             raise TransactionEndedError(
-                f"Row {row} ends a transaction otherwise than another row.",
-                remedy="Nothing was ended: give one end for each transaction.",
+                f"Row {row} ends a transaction differently from another row.",
+                remedy="No transaction was ended. Give one end for each transaction.",
             )
         first = np.zeros(len(offsets), dtype=np.bool_)
         first[deciding] = True
@@ -338,5 +338,5 @@ def check_producer_group(name: str) -> None:
     try:
         check_name(name)
     except IllegalConsumerGroupError as error:
-        text = f"As a producer group: {error.message}"
+        text = f"The producer group is invalid. {error.message}"
         raise TransactionError(text, remedy=error.remedy) from error

@@ -68,7 +68,7 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
     # not be charged an attempt.
     if away.any():
         engine.submit(GiveBack(receipts.take(away), AWAY_MS))
-        log.warning("%d messages of a receive are away: %s", away.sum(), tried.why)
+        log.warning("%d messages of a receive are in a missing file: %s", away.sum(), tried.why)
     if wrong.any():
         said = Failure.of(f"It cannot be read: {tried.why}", error_type=type(tried.why).__name__)
         engine.submit(FailEach(receipts.take(wrong), said.to_json()))
@@ -168,7 +168,7 @@ def give_back(engine: Engine, delivery: Delivery) -> None:
     try:
         engine.submit(GiveBack(receipts_of(delivery)))
     except RocketMQError as error:  # the store has failed; the caller gets that error
-        log.warning("a delivery that nobody got ends with its lease: %s", error)
+        log.warning("a delivery that reached no caller ends with its lease: %s", error)
 
 
 def _and_what_is_behind(delivery: Delivery, wrong: Mask) -> Mask:

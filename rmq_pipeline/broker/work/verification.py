@@ -34,14 +34,14 @@ from rmq_pipeline.store import history, verifying
 RESTORE: Final = "Restore the file from a copy."
 #: Remedy for a damaged file, by kind.
 REMEDIES: Final = {
-    "log": "Restore the file from a copy; what was sealed of it is in segments.",
+    "log": "Restore the file from a copy; its sealed messages are in segments.",
     "database": "Restore the whole home from a copy of one moment.",
-    "segment": "Restore the file from a copy; the messages beside it are given, it is not merged.",
-    "index": "Delete it: the segment is searched without, and a merge makes another.",
-    "manifest": "Delete it: the next seal makes it again.",
+    "segment": "Restore the file from a copy; other messages are delivered, merges skip the file.",
+    "index": "Delete it: the segment is searched without it, and a merge writes another.",
+    "manifest": "Delete it: the next seal writes it again.",
     "events": "Restore the file from a copy; queries of that part of the history are wrong.",
-    "snapshot": "Restore the file from a copy; questions about past moments fail or are wrong.",
-    "endpoint": "Delete it: a start makes it again.",
+    "snapshot": "Restore the file from a copy; queries of past moments fail or are wrong.",
+    "endpoint": "Delete it: a start writes it again.",
 }
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
 
@@ -73,7 +73,7 @@ def verify(home: Path) -> Iterator[Verified]:
     try:
         lock = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{home} is no home of a broker.") from error
+        raise NotFoundError(f"{home} is not the home of a broker.") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ def verify_sink(sink: Path) -> Iterator[Verified]:
         NotFoundError: the sink does not exist.
     """
     if not (sink / sink_manifest.NAME).exists():
-        raise NotFoundError(f"{sink} is no sink: it has no {sink_manifest.NAME}.")
+        raise NotFoundError(f"{sink} is not a sink: it has no {sink_manifest.NAME}.")
     listed: list[dict[str, Any]] = []
 
     def read_manifest(_: Path) -> None:
@@ -132,7 +132,7 @@ class _Home:
         yield from self._archive()
         for name in sorted(self._registered):
             if not name.startswith("topics/") and not (self._path / name).exists():
-                yield Verified(name, name.partition("/")[0], 0, "it is gone")
+                yield Verified(name, name.partition("/")[0], 0, "it is missing")
 
     def _small_files(self) -> Iterator[Verified]:
         checks: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -182,7 +182,7 @@ class _Home:
                 yield Verified(path, kind, size, _damage(read, path))
         for segment in sorted(wanted):
             if (path := place(root, segment)) not in sizes:
-                yield Verified(path, "segment", 0, "it is gone")
+                yield Verified(path, "segment", 0, "it is missing")
 
     def _of(self, path: Path, *, kind: str, check: Callable[[Path], object]) -> Verified:
         return Verified(self._name(path), kind, path.stat().st_size, _damage(check, path))
@@ -214,7 +214,7 @@ def _damage(check: Callable[[Any], object], path: object) -> str | None:
 
 def _read_format(path: Path) -> None:
     if (text := path.read_text().strip()) != str(FORMAT):
-        raise ValueError(f"it says {text!r}, not {FORMAT}")
+        raise ValueError(f"it contains {text!r}, not {FORMAT}")
 
 
 def _read_json(path: Path) -> Any:
@@ -229,7 +229,7 @@ def _read_history(path: Path) -> None:
     if alike.exists():
         with checked_parquet.open_file(alike) as file:
             if not columns.equals(file.schema_arrow):
-                raise ValueError("its columns are not those of the others")
+                raise ValueError("its columns differ from those of the other files")
 
 
 def _read_manifest(root: Root, path: str) -> None:
@@ -238,7 +238,7 @@ def _read_manifest(root: Root, path: str) -> None:
         segment = Segment.from_path(f"{folder}/{entry['name']}")
         if (found := manifest.entry_of(root, segment)) != entry:
             wrong = sorted(name for name in found if found[name] != entry.get(name))
-            raise ValueError(f"{', '.join(wrong)} of {entry['name']} are not what the file says")
+            raise ValueError(f"{', '.join(wrong)} of {entry['name']} differ from the file")
 
 
 def _read_segment(root: Root, path: str) -> None:
@@ -248,7 +248,7 @@ def _read_segment(root: Root, path: str) -> None:
         for group in range(file.num_row_groups):
             offsets = file.read_row_group(group, use_threads=False)["queue_offset"].to_numpy()
             if len(offsets) and (offsets[0], offsets[-1]) != (at, at + len(offsets) - 1):
-                raise ValueError(f"its offsets are not those from {at} on")
+                raise ValueError(f"its offsets are not consecutive from {at} on")
             at += len(offsets)
     if at != segment.end:
         raise ValueError(f"it ends at offset {at}, not {segment.end}")

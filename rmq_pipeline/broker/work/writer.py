@@ -282,7 +282,7 @@ class Writer:
             try:
                 self._committed(frame.decisions)
             except Exception:
-                log.exception("Somebody could not be told of a frame, which is stored.")
+                log.exception("A listener could not be told of a stored frame.")
 
     def _decide_some(self, frame: _Frame, together: list[Pending]) -> None:
         self._frame_bytes = 0
@@ -345,8 +345,8 @@ class Writer:
         needed = self._frame_bytes + decision.encode()
         if needed > FRAME_BYTES_MAX:
             return MessageBodyTooLargeError(
-                f"This takes {needed} bytes of the log at once; {FRAME_BYTES_MAX} are the limit.",
-                remedy="Settle, send or ask for fewer messages at a time.",
+                f"The request takes {needed} bytes of one frame; the limit is {FRAME_BYTES_MAX}.",
+                remedy="Settle, send or receive fewer messages at a time.",
             )
         if self.log.needs_file(needed) and not self._turns.wait_to_write(frame.number):
             raise StorageError("A frame that was decided before this one was not committed.")

@@ -81,7 +81,7 @@ def test_one_that_cannot_be_copied_keeps_no_other_group_from_burying(
     broker.send("two", pa.table({"body": [b"good"]}))
     let_all_fail(broker, clock)
 
-    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+    with pytest.raises(errors.OperatorError, match="cannot be dead-lettered"):
         broker.revive()
 
     assert dead(broker, "readers-of-two") == [b"good"]
@@ -179,7 +179,7 @@ def test_what_cannot_be_buried_is_told_once_and_counted_ever_after(
 ) -> None:
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
     let_all_fail(broker, clock)
-    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+    with pytest.raises(errors.OperatorError, match="cannot be dead-lettered"):
         broker.revive()
     caplog.clear()
 
@@ -255,7 +255,7 @@ def test_who_forwards_one_that_cannot_be_copied_is_told(
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
     received = broker.receive("readers-of-one", "one", limit=2)
 
-    with pytest.raises(errors.OperatorError, match="cannot be buried"):
+    with pytest.raises(errors.OperatorError, match="cannot be dead-lettered"):
         broker.forward_to_dead_letter_queue(received, reason="no good")
 
     assert dead(broker, "readers-of-one") == [b"first"]

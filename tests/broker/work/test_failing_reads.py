@@ -111,7 +111,7 @@ def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
 
     assert isinstance(failing[0].exception(WITHIN_S), StorageError)
     assert (report["dead_lettered"], report["unburied"]) == (3, 0)
-    assert "buried" not in caplog.text
+    assert "dead-lettered" not in caplog.text
 
 
 def test_what_was_buried_before_anothers_write_failed_is_counted(

@@ -89,7 +89,7 @@ def test_expired_offsets_are_refused_by_name(broker: Broker) -> None:
     broker.alter_topic("t", retention_ms=5 * HOUR_MS)
     broker.expire()
 
-    with pytest.raises(errors.IllegalOffsetError, match="keeps offsets 160 to 240, not 0"):
+    with pytest.raises(errors.IllegalOffsetError, match="has offsets 160 to 240, not 0"):
         broker.read("t", 0, offset=0, limit=1)
     assert broker.offset_at("t", 0, at_ms=0) == 160
     broker.create_group("g")
