@@ -140,23 +140,22 @@ def broker(
     from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
-    from rmq_pipeline.serving.serve import serve
+    from rmq_pipeline.serving.interpreter import without_pandas
 
     logs.set_up(log_level, log_format)
     where = home or default_home()
-    serve(
-        where,
-        listening=listening_to_serve(
-            flight=flight,
-            grpc=grpc,
-            grpc_tls=grpc_tls,
-            tls=tls_to_serve(tls, tls_cert, key=tls_key),
-            insecure=insecure,
-        ),
-        upkeep=upkeep,
-        flush=flush,
-        settings=flags.given(settings, set_ or ()),
+    listening = listening_to_serve(
+        flight=flight,
+        grpc=grpc,
+        grpc_tls=grpc_tls,
+        tls=tls_to_serve(tls, tls_cert, key=tls_key),
+        insecure=insecure,
     )
+    chosen = flags.given(settings, set_ or ())
+    with without_pandas():
+        from rmq_pipeline.serving.serve import serve
+
+        serve(where, listening=listening, upkeep=upkeep, flush=flush, settings=chosen)
 
 
 def tls_to_serve(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":

@@ -8,7 +8,7 @@ from pathlib import Path
 from rmq_pipeline import errors, logs
 from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.flight.process import HOME_LOCKED
-from rmq_pipeline.serving.serve import serve
+from rmq_pipeline.serving.interpreter import without_pandas
 
 
 def main() -> int:
@@ -20,7 +20,10 @@ def main() -> int:
     try:
         logs.set_up(default="info")
         said = json.loads(sys.argv[2])
-        serve(Path(sys.argv[1]), listening=Listening(**said.pop("listening")), **said)
+        with without_pandas():
+            from rmq_pipeline.serving.serve import serve
+
+            serve(Path(sys.argv[1]), listening=Listening(**said.pop("listening")), **said)
     except errors.HomeLockedError as error:
         _tell(error)
         return HOME_LOCKED
