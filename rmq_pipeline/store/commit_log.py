@@ -214,7 +214,7 @@ class CommitLog:
         self._check()
         if not use_reserve and not self._reserve.whole:
             raise StoreFullError(
-                "The disk is full; what is left of the reserve is for receive, settle and upkeep."
+                "The disk is full; the rest of the reserve is kept for receive, settle and upkeep."
             )
         if self.needs_file(frame_bytes):
             self._roll(frame_bytes, use_reserve=use_reserve)

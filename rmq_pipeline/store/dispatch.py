@@ -60,8 +60,8 @@ class StuckError(StorageError):
     """The requested data lies behind a frame that the database refuses."""
 
     remedy = (
-        "Messages go on being sent, received and acked, until the disk or `dispatch_behind_bytes` "
-        "is reached. Start a version of rmq_pipeline that takes the frame, or report this text."
+        "Start a version of rmq_pipeline that takes the frame, or report this text. Sends, "
+        "receives and acks go on until the disk is full or `dispatch_behind_bytes` is reached."
     )
 
 

@@ -72,7 +72,9 @@ def allocate(descriptor: int, *, start: int, stop: int) -> None:
         if error.errno not in FULL:
             raise
         os.ftruncate(descriptor, start)
-        raise StoreFullError(f"No room for {stop - start} bytes of commit log.") from error
+        raise StoreFullError(
+            f"The disk has no {stop - start} free bytes for the commit log."
+        ) from error
 
 
 class LogFile:
@@ -137,7 +139,7 @@ class LogFile:
                     f"{path} has format version {header.version}, this is {frame.VERSION}."
                 )
             if header.fingerprint != fingerprint:
-                raise HomeFormatError(f"{path} was written with other columns than these.")
+                raise HomeFormatError(f"{path} was written by a version with other columns.")
             return cls(path, seed=header.seed, base=header.base, descriptor=descriptor)
         except BaseException:
             os.close(descriptor)

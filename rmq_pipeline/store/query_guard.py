@@ -53,7 +53,7 @@ def check(sql: str, views: Collection[str], *, macros: Collection[str] = ()) -> 
     tree = statements[0]
     if not isinstance(tree, exp.Query) or isinstance(tree, exp.Table):
         what = tree.name if isinstance(tree, exp.Command) else tree.key
-        raise QueryError(f"A query is a SELECT, not {what.upper()}.")
+        raise QueryError(f"A query must be a SELECT, not {what.upper()}.")
     names = {name.lower() for name in views}
     names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     functions = _TABLE_FUNCTIONS | {name.lower() for name in macros}
@@ -92,7 +92,7 @@ def _check_node(node: exp.Expr, names: Collection[str], *, functions: Collection
     elif isinstance(node, (exp.Command, exp.DDL, exp.DML, exp.Into)) and not isinstance(
         node, exp.Query
     ):
-        raise QueryError(f"{node.key.upper()} has no place in a query.")
+        raise QueryError(f"{node.key.upper()} is not allowed in a query.")
     elif isinstance(node, exp.Func):
         _check_function(node)
 
@@ -102,7 +102,7 @@ def _check_table(table: exp.Table, names: Collection[str], *, functions: Collect
     if isinstance(source, exp.Func):
         name = _function_name(source)
         if name not in functions:
-            raise QueryError(f"The table function {name} is not for queries.")
+            raise QueryError(f"The table function {name} is not allowed in a query.")
         return
     if table.args.get("db") or table.args.get("catalog"):
         raise QueryError(f"{table.sql(dialect='duckdb')} is not a view. {_known(names)}")
@@ -114,7 +114,7 @@ def _check_function(function: exp.Func) -> None:
     name = _function_name(function)
     reads_files = name.startswith(("read_", "parquet_", "pragma_", "duckdb_")) or "scan" in name
     if reads_files or name in _REFUSED_FUNCTIONS:
-        raise QueryError(f"The function {name} is not for queries.")
+        raise QueryError(f"The function {name} is not allowed in a query.")
 
 
 def _function_name(function: exp.Func) -> str:

@@ -37,7 +37,7 @@ _CONFIG: Final = {
     "temp_directory": "",
 }
 LATER: Final = "Wait and retry."
-SELECT_LESS: Final = "Select less, or give it a longer timeout_s."
+SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 
 
 def limit_error(timeout_s: float) -> QueryError:
@@ -64,7 +64,8 @@ class QueryProcesses:
         end_at = time.monotonic() + timeout_s
         if not self._turns.acquire(timeout=timeout_s):
             raise QueryError(
-                f"Other queries in processes left it no turn within {timeout_s:g} s.", remedy=LATER
+                f"The query has waited {timeout_s:g} s for other queries in processes.",
+                remedy=LATER,
             )
         try:
             with self._lock:
@@ -189,7 +190,7 @@ class QueryProcess:
                 if size > most_bytes:
                     raise QueryError(
                         f"The answer is larger than {most_bytes // MIB} MiB.",
-                        remedy="Select less of it.",
+                        remedy="Select fewer rows or columns.",
                     )
                 batches.append(batch)
             if self._process.wait():
@@ -262,11 +263,11 @@ class QueryProcess:
                 room -= batch.nbytes
                 if room < 0:
                     raise QueryError(
-                        f"The query reads more than {limits.QUERY_COPY_BYTES // MIB} MiB, and uses "
-                        "a function that DuckDB may not interrupt: so it runs in a process of its "
-                        "own, to which what it reads is copied.",
+                        f"The query reads more than {limits.QUERY_COPY_BYTES // MIB} MiB. It uses "
+                        "a function that DuckDB may not interrupt, so it runs in a process of its "
+                        "own, and the rows that it reads are copied to that process.",
                         remedy="Compare columns with constants in WHERE, name the columns, or "
-                        "leave that function to a second step over the answer.",
+                        "apply that function in a second step to the answer.",
                     )
                 stream.write_batch(batch)
             stream.close()
@@ -291,14 +292,14 @@ class QueryProcess:
             return self._killed
         if said["memory"]:
             return QueryError(
-                "The query needs more memory than a query gets: "
-                f"{limits.QUERY_PROCESS_BYTES // MIB} MiB in a process of its own.",
-                remedy="Select less of it.",
+                "The query needs more memory than its process may use: "
+                f"{limits.QUERY_PROCESS_BYTES // MIB} MiB.",
+                remedy="Select fewer rows or columns.",
             )
         if not said["text"]:
             return QueryError(
                 f"The process of the query ended without an answer, with code {self._code()}.",
-                remedy="Select less: the system may have had no memory for it.",
+                remedy="Select fewer rows or columns: the system may have run out of memory.",
             )
         return QueryError(said["text"])
 

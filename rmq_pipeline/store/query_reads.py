@@ -168,9 +168,9 @@ def _calls(tree: exp.Expr, macros: Mapping[str, str]) -> Iterator[Reading]:
         ]
         if len(given) != 1 or list(given[0].find_all(exp.Column, exp.Query)):
             raise QueryError(
-                f"{call.sql(_DIALECT)} depends on rows of the query, which runs in a process of "
-                "its own for a function that DuckDB may not interrupt.",
-                remedy=f"Give {name} a constant, or leave that function to a second step.",
+                f"{call.sql(_DIALECT)} depends on rows of the query. The query runs in a process "
+                "of its own, because it uses a function that DuckDB may not interrupt.",
+                remedy=f"Give {name} a constant, or apply that function in a second step.",
             )
         argument = given[0].sql(_DIALECT)
         yield Reading(name, f"{quoted(name)}({argument})", argument=argument, alias=name)

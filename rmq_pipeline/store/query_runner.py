@@ -115,7 +115,7 @@ class QueryRunner:
             cursor = self._free.get(timeout=max(0.0, end_at - time.monotonic()))
         except queue.Empty:
             raise QueryError(
-                f"Other queries left it no turn within {timeout_s:g} s.", remedy=LATER
+                f"The query has waited {timeout_s:g} s for other queries.", remedy=LATER
             ) from None
         ended = threading.Event()
         limit = threading.Thread(
@@ -138,7 +138,8 @@ class QueryRunner:
         except duckdb.Error as error:
             if is_short_of_memory(error):
                 raise QueryError(
-                    "The query needs more memory than a query gets.", remedy="Select less of it."
+                    "The query needs more memory than a query may use.",
+                    remedy="Select fewer rows or columns.",
                 ) from error
             raise QueryError(str(error)) from error
         finally:
@@ -185,7 +186,7 @@ class QueryRunner:
         """Check that it is one SELECT, and begin its transaction."""
         statements = cursor.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise QueryError("A query is one SELECT.")
+            raise QueryError("A query must be one SELECT.")
         cursor.execute(named("begin_query"))
         self._prepare(cursor)
 
@@ -200,7 +201,7 @@ class QueryRunner:
                 if size > RESULT_BYTES:
                     raise QueryError(
                         f"The answer is larger than {RESULT_BYTES // MIB} MiB.",
-                        remedy="Select less of it.",
+                        remedy="Select fewer rows or columns.",
                     )
                 batches.append(batch)
             return pa.Table.from_batches(batches, schema=reader.schema)

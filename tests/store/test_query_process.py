@@ -87,7 +87,7 @@ def test_it_ends_at_its_limit_and_holds_nothing_up(
     assert database.query("SELECT count(*) AS n FROM messages", timeout_s=3).num_rows == 1
     database.checkpoint()
     dispatch(database, [messages(message(2, 1, 0))])
-    with pytest.raises(QueryError, match=r"left it no turn within 0\.1 s"):
+    with pytest.raises(QueryError, match=r"has waited 0\.1 s for other queries in processes"):
         database.query(FOREVER, timeout_s=0.1)
     began = time.monotonic()
     for thread, said in running:
@@ -139,7 +139,7 @@ def test_its_memory_has_a_bound(
 ) -> None:
     monkeypatch.setattr(limits, "QUERY_PROCESS_BYTES", 128 * MIB)
 
-    with pytest.raises(QueryError, match="more memory than a query gets: 128 MiB"):
+    with pytest.raises(QueryError, match="more memory than its process may use: 128 MiB"):
         database.query(f"SELECT {greedy}", timeout_s=60)
 
     assert children() == []
@@ -181,7 +181,7 @@ def test_a_process_that_does_not_start_is_an_error_and_keeps_no_turn(
 
 
 def test_it_reads_no_files(database: Database) -> None:
-    with pytest.raises(QueryError, match="read_text is not for queries"):
+    with pytest.raises(QueryError, match="read_text is not allowed in a query"):
         database.query("SELECT replace('a', 'a', 'b') FROM read_text('/etc/passwd')", timeout_s=60)
 
 

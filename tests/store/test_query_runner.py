@@ -141,7 +141,7 @@ def test_a_query_without_a_turn_says_so(database: Database, eventually: Eventual
     running = [run_in_thread(database, ENDLESS) for _ in range(2)]
     eventually(database._queries._free.empty)
 
-    with pytest.raises(QueryError, match="no turn"):
+    with pytest.raises(QueryError, match="has waited"):
         database.query("SELECT 1", timeout_s=0.1)
 
     database._queries.stop()

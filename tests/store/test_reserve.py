@@ -84,7 +84,7 @@ def test_sends_are_refused_and_the_rest_goes_on_until_the_reserve_is_used_up(
     with pytest.raises(StoreFullError, match="used up"):
         write(log, events(1000), use_reserve=True)
     log.discard()
-    with pytest.raises(StoreFullError, match="is for receive"):
+    with pytest.raises(StoreFullError, match="is kept for receive"):
         write(log, events(1))
     log.discard()
     assert bodies(log) == sent
@@ -142,7 +142,7 @@ def test_room_can_be_asked_for_before_anything_is_decided(
     log.make_room(frame_bytes=400_000, use_reserve=True)
 
     write(log, events(1), use_reserve=True)
-    with pytest.raises(StoreFullError, match="is for receive"):
+    with pytest.raises(StoreFullError, match="is kept for receive"):
         log.make_room(frame_bytes=1, use_reserve=False)
 
 
