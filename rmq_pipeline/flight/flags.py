@@ -130,7 +130,7 @@ def checked(values: Values) -> "Settings":
             name = ".".join(map(str, found["loc"]))
             if found["type"] == "extra_forbidden":
                 known = ", ".join(Settings.model_fields)
-                wrong.append(f"There is no setting {name}; there are {known}.")
+                wrong.append(f"There is no setting {name}. The settings are {known}.")
             else:
                 wrong.append(f"Setting {name} is {found['input']!r}: {found['msg'].lower()}.")
         raise RequestError(" ".join(wrong)) from error
@@ -157,7 +157,7 @@ def given(file: Path | None = None, pairs: Sequence[str] = ()) -> dict[str, Any]
         try:
             named = tomllib.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise RequestError(f"{file} is no TOML: {error}.") from error
+            raise RequestError(f"{file} is not valid TOML: {error}.") from error
         values = {**dict.fromkeys(Settings.model_fields, DEFAULT), **named}
     for pair in pairs:
         name, equals, text = pair.partition("=")

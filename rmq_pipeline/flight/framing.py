@@ -46,8 +46,8 @@ def read_message(message: bytes) -> Message:
     fields = _read(message)
     if fields.get(_HEADER) or fields.get(_BODY):
         raise errors.RequestError(
-            "The call sends a table as a Flight message of its own: use the version of"
-            " rmq_pipeline that the broker has."
+            "The call sends a table as a Flight message of its own, as another version does.",
+            remedy="Use the broker's version of rmq_pipeline.",
         )
     descriptor = _read(fields[_DESCRIPTOR]) if _DESCRIPTOR in fields else {}
     command = descriptor.get(_COMMAND)
@@ -63,7 +63,7 @@ def read_action(message: bytes) -> Message:
     whole = _read(message).get(_ACTION_BODY, memoryview(b""))
     start = _LENGTH_BYTES + int.from_bytes(whole[:_LENGTH_BYTES], "little")
     if start > len(whole):
-        raise errors.RequestError("A message of the call is no action: it is too short.")
+        raise errors.RequestError("A message of the call is not an action: it is too short.")
     return Message(bytes(whole[_LENGTH_BYTES:start]), whole[start:])
 
 
@@ -77,7 +77,7 @@ def _read(message: bytes | memoryview) -> dict[int, memoryview]:
     try:
         return dict(_fields(memoryview(message)))
     except (IndexError, ValueError) as error:
-        raise errors.RequestError("A message of the call is no Flight message.") from error
+        raise errors.RequestError("A message of the call is not a Flight message.") from error
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

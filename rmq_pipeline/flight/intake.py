@@ -59,7 +59,7 @@ class Room:
         """
         if size > limits.FLIGHT_CALL_BYTES:
             raise MessageBodyTooLargeError(
-                f"A call of {size} bytes, and {limits.FLIGHT_CALL_BYTES} are the limit.",
+                f"The call has {size} bytes; the limit is {limits.FLIGHT_CALL_BYTES}.",
                 remedy="Send or settle fewer messages at a time.",
             )
         with self._lock:
@@ -109,8 +109,8 @@ class Room:
     def _refuse_share(self, caller: str) -> None:
         raise BusyError(
             f"Your calls hold {self._by_caller[caller]} bytes, and another caller is refused for"
-            f" lack of memory: {_share()} bytes are the limit for one caller meanwhile. Try again"
-            " in a moment, or send less at a time."
+            f" lack of memory. Until it has memory, the limit for one caller is {_share()} bytes.",
+            remedy="Try again in a moment, or send less at a time.",
         )
 
 
@@ -223,7 +223,8 @@ class Intake:
                 return message.data
         raise RequestError(
             f"The call has sent {self._read} of the {size} bytes of its body, and then nothing for"
-            f" {SILENT_S:g} s: its memory is needed for others. Call again."
+            f" {SILENT_S:g} s, while other calls wait for its memory.",
+            remedy="Call again.",
         )
 
     def _rate(self) -> float:

@@ -84,7 +84,7 @@ def start(
         return _spawn_until_serving(home, said, give_up_at=time.monotonic() + timeout_s)
     except errors.OperatorError as error:
         if end := _tail(log_file, log_start):
-            raise type(error)(f"{error.message} It said: {end}") from error
+            raise type(error)(f"{error.message} Its log ends with: {end}") from error
         raise
 
 
@@ -106,7 +106,7 @@ def _spawn_until_serving(home: Path, said: dict[str, Any], *, give_up_at: float)
                 retry_at = time.monotonic() + retry_s
             pause.wait(_POLL_S)
         if child.poll() == HOME_LOCKED:
-            raise errors.HomeLockedError(f"{home} is open in a process that serves no door.")
+            raise errors.HomeLockedError(f"{home} is open in a process that serves no endpoint.")
         raise errors.OperatorError(f"The broker of {home} does not answer yet.")
     finally:
         # A losing process that is still starting must not take the home when the winner is stopped.
@@ -190,11 +190,11 @@ def stop(
         holder = holder or found
         who = f"process {holder.pid}" if holder else "a process"
         if not is_told:
-            tell(f"{home} is open in {who}, which serves no door: waiting until it lets it go.")
+            tell(f"{home} is open in {who}, which serves no endpoint; waiting until it ends.")
             is_told = True
         if time.monotonic() >= give_up_at:
             raise errors.OperatorError(
-                f"{home} is open in {who}, which serves no door and has not let it go within "
+                f"{home} is open in {who}, which serves no endpoint and has not ended within "
                 f"{timeout_s:g} s."
             )
         pause.wait(_POLL_S)

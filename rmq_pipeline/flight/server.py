@@ -169,7 +169,7 @@ class FlightServer:
         try:
             self._broker.engine.submit(GiveBack(receipts))
         except errors.RocketMQError as error:
-            log.warning("What was leased to a caller that has gone stays leased: %s", error)
+            log.warning("The leases of a caller that has gone could not be released: %s", error)
 
     def _answer(self, call: Call, said: intake.Intake) -> _Answer:
         if self._closing.is_set():
@@ -195,7 +195,9 @@ class FlightServer:
     ) -> _Answer:
         verb, plain, lengths = command
         if call.is_action and not verb.quick:
-            raise errors.RequestError(f"{verb.name} is no action of Flight's: use do_exchange.")
+            raise errors.RequestError(
+                f"{verb.name} is not a Flight action: call it by do_exchange."
+            )
         size = sum(length for _, length in lengths)
         said.expect(size)
         declared = _DECLARED[verb.name]

@@ -171,7 +171,7 @@ class Service:
                 keys = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
                 self.port = self._server.add_secure_port(address, keys)
         except RuntimeError as error:
-            raise errors.RequestError(f"The address {address} cannot be listened at.") from error
+            raise errors.RequestError(f"The broker cannot listen at {address}.") from error
         self._server.start()
 
     def shutdown(self) -> None:

@@ -62,7 +62,7 @@ def read(name: str, data: pa.Buffer) -> pa.Table:
         return pa.ipc.open_stream(data, options=_READ).read_all()
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         said = str(error)[:_SHOWN]
-        raise TableSchemaError(f"{name} is no Arrow table: {said}.") from error
+        raise TableSchemaError(f"{name} is not an Arrow table: {said}.") from error
 
 
 def unpack(parts: Iterable[Part]) -> dict[str, pa.Table]:
@@ -83,7 +83,7 @@ def together(tables: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
         said = str(error)[:_SHOWN]
-        raise TableSchemaError(f"The pieces of a table are not alike: {said}.") from error
+        raise TableSchemaError(f"The batches of a table have different schemas: {said}.") from error
 
 
 def check_stream(data: pa.Buffer) -> None:
@@ -99,7 +99,7 @@ def check_stream(data: pa.Buffer) -> None:
                     "A table is compressed: send it without compression in its IPC options."
                 )
     except (pa.ArrowException, struct.error, OSError) as error:
-        raise TableSchemaError(f"A part holds no Arrow stream: {str(error)[:200]}.") from error
+        raise TableSchemaError(f"A part is not an Arrow stream: {str(error)[:200]}.") from error
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:

@@ -148,7 +148,11 @@ class _Kept:
         try:
             n = self._client.keep_checks(self._holder, self._ids)
         except RocketMQError as error:
-            log.warning("the broker was not told that %s still checks: %s", self._who, error)
+            log.warning(
+                "the broker could not be told that the checker of %s still works: %s",
+                self._who,
+                error,
+            )
             return
         if n < self._n:
             log.warning(
@@ -165,7 +169,7 @@ class _Kept:
         try:
             self._client.keep_checks(self._holder, self._ids.slice(0, 0))
         except RocketMQError as error:
-            log.info("the checks of %s are kept for a minute yet: %s", self._who, error)
+            log.info("the broker keeps the checks of %s for another minute: %s", self._who, error)
 
 
 def end_all(

@@ -101,7 +101,7 @@ def read_command(command: bytes) -> Command:
     except (ValueError, RecursionError) as error:
         said = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
         raise errors.RequestError(
-            f"The command of {len(command)} bytes is no JSON ({said}): send"
+            f"The command of {len(command)} bytes is not JSON ({said}): send"
             ' {"verb": …, "args": {…}}.'
         ) from error
     fields = found if isinstance(found, dict) else {}
@@ -145,7 +145,7 @@ def _is_part(value: object) -> bool:
 def _check_length(command: bytes) -> None:
     if len(command) > limits.FLIGHT_COMMAND_BYTES:
         raise errors.RequestError(
-            f"A command of {len(command)} bytes, and {limits.FLIGHT_COMMAND_BYTES} are the limit."
+            f"The command has {len(command)} bytes; the limit is {limits.FLIGHT_COMMAND_BYTES}."
         )
 
 
@@ -189,6 +189,8 @@ def as_table(name: str, value: object) -> pa.Table:
         return pa.Table.from_batches([value])
     if name == "receipts" and isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if not all(isinstance(handle, str) for handle in value):
-            raise errors.TableSchemaError(f"receipts are handles, which are text, not {value!r}.")
+            raise errors.TableSchemaError(
+                f"receipts must be receipt handles, which are texts, not {value!r}."
+            )
         return pa.table({"receipt_handle": pa.array(value, pa.string())})
     raise errors.TableSchemaError(f"{name} is a {type(value).__name__}, not a pyarrow.Table.")

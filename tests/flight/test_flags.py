@@ -57,7 +57,7 @@ def test_a_file_stands_for_all_settings_and_pairs_go_before_it(
         ("seal_after_ms=soon", "Setting seal_after_ms is 'soon': input should be a valid integer"),
         ("reserve_bytes=-1", "Setting reserve_bytes is -1: input should be greater than or equal"),
         ("delay_levels_ms=1000,0", r"Setting delay_levels_ms\.1 is 0: "),
-        ("seal_after=1", "There is no setting seal_after; there are log_file_bytes, "),
+        ("seal_after=1", "There is no setting seal_after. The settings are log_file_bytes, "),
         ("seal_after_ms", "given as name=value, not 'seal_after_ms'"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rmq.toml"
     file.write_text("reserve_bytes: 1")
 
-    with pytest.raises(RequestError, match=r"rmq\.toml is no TOML: "):
+    with pytest.raises(RequestError, match=r"rmq\.toml is not valid TOML: "):
         flags.given(file)
 
 
