@@ -207,7 +207,7 @@ def _result(
             f"results name queue {queue_id} offset {queue_offset}, which is not in this call."
         )
     if outcome not in OUTCOMES:
-        raise OutcomeError(f"Outcome {outcome!r} is none of ack, retry, dead_letter.")
+        raise OutcomeError(f"Outcome {outcome!r} is not one of ack, retry, dead_letter.")
     if retry_after_ms is not None and not 0 <= retry_after_ms <= limits.INVISIBLE_MAX_MS:
         raise OutcomeError(f"retry_after_ms {retry_after_ms} is not within 12 hours.")
     return Result(place, outcome, retry_after_ms, reason)
@@ -283,7 +283,7 @@ def with_origin_columns(sink_schema: pa.Schema) -> pa.Schema:
     for field in ORIGIN:
         at = sink_schema.get_field_index(field.name)
         if at >= 0 and sink_schema.field(at).type != field.type:
-            raise ValueError(f"Column {field.name} of the sink is to be {field.type}.")
+            raise ValueError(f"Column {field.name} of the sink must be {field.type}.")
         if at < 0:
             sink_schema = sink_schema.append(field)
     return sink_schema

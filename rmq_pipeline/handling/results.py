@@ -306,8 +306,8 @@ class BatchResult:
         if share > 1:
             raise TooMuchError(
                 f"One settle may hold {limits.BATCH_ROWS} messages and {limits.BATCH_BYTES} bytes"
-                f" for a topic, and {limits.SETTLE_BYTES} bytes in all: the {what} are"
-                f" {share:.1f} times as much."
+                f" for a topic, and {limits.SETTLE_BYTES} bytes in all. The {what} are"
+                f" {share:.1f} times as large."
             )
 
 

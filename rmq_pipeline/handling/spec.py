@@ -57,7 +57,7 @@ class ConsumerSpec:
             raise ValueError(f"Consumer {self.name} needs a sink and its schema, or neither.")
         if self.sink_offsets:
             if self.sink_schema is None:
-                raise ValueError(f"Consumer {self.name} has no sink to have offsets in.")
+                raise ValueError(f"Consumer {self.name} has sink_offsets, but no sink.")
             object.__setattr__(self, "sink_schema", with_origin_columns(self.sink_schema))
         if self.max_batch < 1:
             raise ValueError(f"max_batch of consumer {self.name} is {self.max_batch}.")
@@ -84,7 +84,7 @@ class ConsumerSpec:
                 # A window could store such states, but not read them back next to their messages.
                 raise ValueError(
                     f"Consumer {self.name}: column {field.name} of the state is {field.type},"
-                    " of which Arrow cannot pick out rows."
+                    " and Arrow cannot select rows of this type."
                 ) from error
 
     def _check_partition_time(self, schema: pa.Schema) -> None:

@@ -237,7 +237,7 @@ LIST: Any = [BODY]
         (Outcome(rows=pa.table({**ROW.to_pydict(), "body": [None]})), "Column body of rows"),
         (Outcome(state=pa.table({"total": [1, 2]})), "state has 2 rows"),
         (Outcome(results=pa.table({"outcome": ["ack"]})), "results lack the column queue_id"),
-        (Outcome(results=result(messages(("a", "1")), "nack")), "Outcome 'nack' is none of"),
+        (Outcome(results=result(messages(("a", "1")), "nack")), "Outcome 'nack' is not one of"),
         (Outcome(results=result(messages(("", ""), ("", "")), "ack")), "offset 1, which is not"),
         (
             Outcome(results=pa.concat_tables([result(messages(("a", "1")), "retry")] * 2)),

@@ -24,8 +24,11 @@ def consumer(**settings: Any) -> ConsumerSpec:
         (pa.schema([("Removed", pa.int64())]), "column removed"),
         (pa.schema([("staged_order", pa.int64())]), "may be called staged_order"),
         (pa.schema([("removed", pa.int64())]), "the broker's own"),
-        (pa.schema([("n", pa.string_view())]), "of which Arrow cannot pick out rows"),
-        (pa.schema([("n", pa.list_(pa.binary_view()))]), "of which Arrow cannot pick out rows"),
+        (pa.schema([("n", pa.string_view())]), "and Arrow cannot select rows of this type"),
+        (
+            pa.schema([("n", pa.list_(pa.binary_view()))]),
+            "and Arrow cannot select rows of this type",
+        ),
     ],
 )
 def test_state_that_could_never_be_settled_is_refused(state: pa.Schema, refusal: str) -> None:
