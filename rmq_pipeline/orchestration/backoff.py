@@ -201,7 +201,7 @@ class FailureWatch:
                     self.look_at_sensors(instance)
                 except Exception:
                     # For example a locked table or a full disk: the next attempt may succeed.
-                    log.warning("failed runs cannot be looked for", exc_info=True)
+                    log.warning("failed runs cannot be read", exc_info=True)
 
     def look_at_runs(self, instance: dg.DagsterInstance) -> None:
         """Report which windows fail, and which have recovered."""

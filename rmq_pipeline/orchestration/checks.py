@@ -144,7 +144,7 @@ def _no_delivery_succeeds(now: DeliveryHistory) -> Down:
     reason = Failure.from_json(now.detail).reason or "no reason was given"
     said = (
         f"No delivery succeeds: {now.failures} failed since the last acknowledgement."
-        f" The last failure: {reason}. Mend the handler; the messages come again by themselves."
+        f" The last failure: {reason}. Correct the handler; the broker redelivers the messages."
     )
     return Down("no delivery succeeds", said, {"failures": now.failures, "last_failure": reason})
 
@@ -164,7 +164,7 @@ def _failed_window(
     elif now.acked_at_ms > now.acked_before_ms:
         return None, now
     said = (
-        f"The last window failed: run {last.run_id}. Its log has the error; once that is mended,"
+        f"The last window failed: run {last.run_id}. Its log has the error. After the correction"
         " the next window turns this check green."
     )
     run = {"failed_run": dg.MetadataValue.dagster_run(last.run_id)}
@@ -289,12 +289,12 @@ def _down(
 
 _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "order": "No message was settled before an earlier one of its message group.",
-    "no_loss": "Every message delivered is settled, or will be given again.",
+    "no_loss": "Every delivered message is settled or will be redelivered.",
     "oldest_unread": "No message has waited too long.",
-    "dead_letters": "No more dead letters than expected, those that were redriven aside.",
+    "dead_letters": "No more dead letters than expected, except those that had a redrive.",
     "one_filter": "All consumers of the group receive with the same filter.",
-    "no_fallback": "Dagster did this upkeep; the broker did not have to.",
-    "dispatch": "The database takes what is in the commit log.",
+    "no_fallback": "Dagster did this upkeep; the broker did none of it.",
+    "dispatch": "Dispatch moves the frames of the commit log into the database.",
 }
 
 

@@ -320,7 +320,7 @@ def dead_letter_spec(group: str, consumer: dg.AssetKey) -> dg.AssetSpec:
     return dg.AssetSpec(
         dead_letter_key(group),
         deps=[consumer],
-        description=f"Messages that {group} gave up on, with the reason of each.",
+        description=f"Dead letters of {group}, with the reason of each.",
         kinds={KIND, "topic"},
         metadata={"topic": f"{DLQ_PREFIX}{group}", "consumer_group": group},
     )

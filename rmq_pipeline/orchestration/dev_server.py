@@ -281,7 +281,7 @@ class DevServer:
                 except (OSError, RuntimeError):
                     # For example too many processes or open files, or a full disk: the next attempt
                     # may succeed, and no other process watches the child.
-                    LOG.warning("a child is not begun anew", extra={"child": name}, exc_info=True)
+                    LOG.warning("a child is not restarted", extra={"child": name}, exc_info=True)
 
     def _begin_anew(self, name: str, code: int) -> None:
         LOG.warning("restarting", extra={"child": name, "exit_code": code})
@@ -357,7 +357,7 @@ def _report_lost_runs(home: Path) -> None:
                 _report_lost(instance, run)
     except Exception:
         # Errors of settings, tables and disk have different classes.
-        LOG.warning("runs of a dead code server cannot be reported", exc_info=True)
+        LOG.warning("runs of a dead code server cannot be marked as failed", exc_info=True)
 
 
 def _report_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
@@ -365,7 +365,7 @@ def _report_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
         instance.report_run_failed(run, "The code server died, and the process of this run with it")
     except Exception:
         # Each run has its own event file, so the next run may still be reported.
-        LOG.warning("a run cannot be reported", extra={"run_id": run.run_id}, exc_info=True)
+        LOG.warning("a run cannot be marked as failed", extra={"run_id": run.run_id}, exc_info=True)
 
 
 def prepare_home(dagster_home: Path) -> list[str]:

@@ -193,7 +193,7 @@ def wanted_consumer(
     reads = facts["topics"].get(topic) or {}
     reason = _consumer_reason(reads, now_ms)
     if not reason and reads.get("unsettled") and (held := orphans()):
-        reason = f"{held} messages held by a window that is gone"
+        reason = f"{held} messages held by a window that has ended"
     name = identifier(group)
     if not reason or is_to_come(name):
         return None

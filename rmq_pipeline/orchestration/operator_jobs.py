@@ -40,13 +40,13 @@ _FINISHED: Final = (
 class RedriveConfig(dg.Config):
     """Selection of dead letters to redrive, the rate, and when to stop."""
 
-    consumer_group: str = Field(description="The group whose dead letters are redriven.")
+    consumer_group: str = Field(description="The consumer group of the dead letters.")
     where: str = Field(
         default="",
         description=(
             "A SQL condition on the columns of the view dead_letters, such as "
-            "signature = '3f0c8a1b2d4e' AND properties['region'] = 'east'. Empty: all that were "
-            "not redriven yet."
+            "signature = '3f0c8a1b2d4e' AND properties['region'] = 'east'. Empty: all without "
+            "a redrive."
         ),
     )
     filter: str = Field(
@@ -61,19 +61,19 @@ class RedriveConfig(dg.Config):
         description="The run stops when a larger share than this fails again.",
     )
     minimum: int = Field(
-        default=20, ge=1, description="Outcomes that are awaited before that share counts."
+        default=20, ge=1, description="Outcomes to wait for before the share is compared."
     )
     limit: int = Field(default=0, ge=0, description="At most this many messages; 0 for all.")
     patience_s: float = Field(
         default=120.0,
         ge=0,
-        description="The run ends when it waits and no message was settled for this long.",
+        description="The run ends if no message is settled for this long while it waits.",
     )
     redrive_id: str = Field(
         default="",
         description=(
-            "Of a redrive to go on with. Empty: a new one, named after this run; a retry or a "
-            "re-execution of the run goes on with it."
+            "Id of a redrive to continue. Empty: a new one, named after this run; a retry or a "
+            "re-execution of the run continues it."
         ),
     )
 
@@ -125,7 +125,7 @@ def redrive_asset() -> dg.AssetsDefinition:
         key=[GROUP, REDRIVE],
         group_name=GROUP,
         kinds={KIND},
-        description="Gives dead letters to their consumer group again, each once, in order.",
+        description="Delivers dead letters to their consumer group again, each once, in order.",
         output_required=False,
         retry_policy=dg.RetryPolicy(3, REDRIVE_RETRY_S, backoff=dg.Backoff.EXPONENTIAL),
     )
@@ -197,7 +197,7 @@ def redrive_job() -> Any:
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, REDRIVE])),
         description=(
             "Redrives dead letters of a consumer group, chosen by SQL, at a rate, in order; stops "
-            "by itself when too many fail again. Retried or run again, it redrives nothing twice."
+            "by itself when too many fail again. A retry redrives no dead letter twice."
         ),
         executor_def=dg.in_process_executor,
     )
@@ -207,7 +207,7 @@ class UnparkConfig(dg.Config):
     """Selection of messages to unpark, and whether the failed ones are retried."""
 
     consumer_group: str = Field(description="The group that has parked messages.")
-    topic: str = Field(default="", description="What is parked of this topic only; empty: of all.")
+    topic: str = Field(default="", description="Topic of the parked messages; empty: all.")
     message_groups: list[str] = Field(
         default=[], description="These message groups; empty: all, and messages without one."
     )
@@ -224,7 +224,7 @@ def unpark_asset() -> dg.AssetsDefinition:
         key=[GROUP, UNPARK],
         group_name=GROUP,
         kinds={KIND},
-        description="Lets parked messages come again, in order, with what waits behind them.",
+        description="Delivers parked messages again, in order, with the messages behind them.",
     )
     def run(
         context: dg.AssetExecutionContext, *, config: UnparkConfig, broker: BrokerResource
@@ -279,7 +279,7 @@ def unpark_job() -> Any:
         selection=dg.AssetSelection.assets(dg.AssetKey([GROUP, UNPARK])),
         description=(
             "Unparks messages of a consumer group: the failed ones first, from their first attempt "
-            "on, or skipped; then what waits behind them. Message groups given up are pardoned."
+            "on, or skipped; then the messages behind them. It also lifts quarantines."
         ),
         executor_def=dg.in_process_executor,
     )

@@ -52,9 +52,9 @@ class ReplayConfig(dg.Config):
     mode: str = Field(
         default="dry_run",
         description=(
-            "dry_run: what would change, and nothing is. replace: the consumer's sink gets the new"
-            " rows in place of those of the same hours. side_sink: another folder gets them."
-            " side_topic: the messages go into another topic, and no handler is called."
+            "dry_run: report the changes and make none. replace: replace the rows of the same hours"
+            " in the consumer's sink. side_sink: write the rows into another folder."
+            " side_topic: send the messages into another topic, without a handler."
         ),
     )
     side_sink: str = Field(
@@ -73,12 +73,14 @@ class ReplayConfig(dg.Config):
     publish: bool = Field(
         default=False,
         description=(
-            "Modes replace and side_sink: what the handler publishes is sent, to topics that drop"
-            " repetitions of message ids."
+            "Modes replace and side_sink: send the messages that the handler publishes, to topics"
+            " that drop repeated message ids."
         ),
     )
     parallelism: int = Field(default=2, ge=1, description="Spark tasks, at least.")
-    side_topic: str = Field(default="", description="Mode side_topic: the topic; made if need be.")
+    side_topic: str = Field(
+        default="", description="Mode side_topic: the topic; created if missing."
+    )
     filter: str = Field(
         default="*", description="Mode side_topic: which messages, as for receive; * for all."
     )
@@ -89,12 +91,12 @@ class ReplayConfig(dg.Config):
     ttl_ms: int = Field(
         default=86_400_000,
         ge=0,
-        description="Mode side_topic: how long its messages are kept once sealed; 0: for good.",
+        description="Mode side_topic: retention of its sealed messages; 0: no limit.",
     )
     replay_id: str = Field(
         default="",
         description=(
-            "What was done under an id is not done twice. Empty: that of the backfill, else of the"
+            "A replay with the same id is done once. Empty: the id of the backfill, else of the"
             " run, which a retry or a re-execution shares."
         ),
     )
@@ -185,8 +187,8 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={KIND, "pyspark"},
         description=(
-            f"Hours of {topic.name} through {spec.group} again: what would change, or the same"
-            " partitions of its sink anew, or another sink or topic. The group goes on undisturbed."
+            f"Processes hours of {topic.name} with the handler of {spec.group} again: a dry run, or"
+            " rows for its sink, another sink or a topic. The group is not affected."
         ),
         metadata={"topic": spec.topic, "consumer_group": spec.group},
         output_required=False,

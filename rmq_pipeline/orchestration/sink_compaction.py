@@ -172,7 +172,7 @@ def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDe
         except BusyError as error:
             return dg.SensorResult(skip_reason=str(error))
         if not due:
-            return dg.SensorResult(skip_reason="No sink is worth it.")
+            return dg.SensorResult(skip_reason="No sink has enough small files.")
         serial = next_serial(int(context.cursor or 0), now_ms=now_ms)
         request = dg.RunRequest(
             run_key=f"{NAME}/{serial}", tags={"rmq/reason": f"small files of {', '.join(due)}"}

@@ -69,7 +69,7 @@ def log_spec(topic: DeclaredTopic) -> dg.AssetSpec:
         log_key(topic),
         deps=[topic.key],
         partitions_def=log_partitions(topic),
-        description=f"What is sealed of {topic.name}, by the hour {_words(topic)}.",
+        description=f"Sealed messages of {topic.name}, by the hour {_words(topic)}.",
         kinds={KIND, "parquet"},
         tags=topic.tags,
         metadata={"topic": topic.name}

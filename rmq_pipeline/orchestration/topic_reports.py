@@ -172,7 +172,7 @@ def _make(client: Client, topics: Sequence[DeclaredTopic], *, made: set[str], lo
         except BusyError:
             raise
         except RocketMQError as error:
-            log.warning("Topic %s is not as it is declared: %s", topic.name, error)
+            log.warning("Topic %s differs from its declaration: %s", topic.name, error)
         made.add(topic.name)
 
 

@@ -115,7 +115,7 @@ class TransactionChecker:
             said = answers(checks, self.checker(checks))
         except Exception:  # noqa: BLE001 - user code must not end the window
             name = self.key.to_user_string()
-            dg.get_dagster_logger().exception("%s failed; it is asked again.", name)
+            dg.get_dagster_logger().exception("%s failed; its checks are repeated.", name)
             return {"failed": checks.num_rows}
         end_all(client, said, window=window)
         counted = pc.value_counts(said["resolution"]).to_pylist()

@@ -121,15 +121,14 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
         ),
         UpkeepJob(
             "revive",
-            "Records leases that have ended, wakes those who wait for the messages, and "
-            "dead-letters what has no attempt left.",
+            "Records leases that have ended, wakes receives that wait for the messages, and "
+            "dead-letters exhausted messages.",
             _revive,
             ("revived", "dead_lettered"),
         ),
         UpkeepJob(
             "check_transactions",
-            "Has somebody asked about half messages that stay open, and gives them up after the "
-            "last check.",
+            "Has producers check open half messages, and ends these after the last check.",
             _check_transactions,
             ("checked", "given_up", "dropped"),
             lease_ms=CHECK_LEASE_MS,
@@ -152,7 +151,7 @@ JOBS: Final[Mapping[str, UpkeepJob]] = {
         ),
         UpkeepJob(
             "expire",
-            "Lets go of messages that their topics no longer keep, and of files past their grace.",
+            "Deletes messages past the retention of their topics, and files past their grace.",
             _expire,
             ("segments", "rows", "bytes", "deleted_files"),
             waits=False,

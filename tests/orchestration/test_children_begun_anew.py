@@ -73,7 +73,7 @@ def test_a_child_that_cannot_be_begun_anew_is_tried_again(
     # Nobody can write a log: an OSError for whoever opens one.
     logs.rename(away)
     webserver = end(bare, "webserver")
-    eventually(lambda: "not begun anew" in caplog.text, within_s=60)
+    eventually(lambda: "a child is not restarted" in caplog.text, within_s=60)
     away.rename(logs)
 
     eventually(lambda: bare.pids()["webserver"] != webserver, within_s=60)
@@ -125,7 +125,7 @@ def test_a_code_server_is_begun_anew_though_its_runs_cannot_be_looked_at(
     code_server = end(bare, "code_server")
 
     eventually(lambda: bare.pids()["code_server"] != code_server, within_s=60)
-    assert "cannot be reported" in caplog.text
+    assert "cannot be marked as failed" in caplog.text
 
 
 def test_one_run_that_cannot_be_reported_keeps_no_other_from_it(
