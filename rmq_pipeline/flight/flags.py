@@ -162,7 +162,7 @@ def given(file: Path | None = None, pairs: Sequence[str] = ()) -> dict[str, Any]
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise RequestError(f"A setting is given as name=value, not {pair!r}.")
+            raise RequestError(f"A setting must be given as name=value, not {pair!r}.")
         values[name.strip()] = _value(text.strip())
     values = {name: None if value == _NONE else value for name, value in values.items()}
     checked(values)

@@ -113,15 +113,16 @@ def read_command(command: bytes) -> Command:
     verb, plain, lengths = fields.get("verb"), fields.get("args"), fields.get("parts", [])
     if not isinstance(verb, str):
         raise errors.RequestError(
-            f'The command\'s "verb" is the name of a verb, not {str(verb)[:_SHOWN]!r}.'
+            f'The command\'s "verb" must be the name of a verb, not {str(verb)[:_SHOWN]!r}.'
         )
     if not isinstance(plain, dict):
         raise errors.RequestError(
-            f'The command\'s "args" is an object of arguments, not {str(plain)[:_SHOWN]!r}.'
+            f'The command\'s "args" must be an object of arguments, not {str(plain)[:_SHOWN]!r}.'
         )
     if not isinstance(lengths, list) or not all(map(_is_part, lengths)):
         raise errors.RequestError(
-            f'The command\'s "parts" are pairs of name and length, not {str(lengths)[:_SHOWN]!r}.'
+            'The command\'s "parts" must be pairs of name and length, not'
+            f" {str(lengths)[:_SHOWN]!r}."
         )
     return Command(find(verb), plain, [(name, size) for name, size in lengths])
 

@@ -50,7 +50,7 @@ class ConsumerSpec:
 
     def __post_init__(self) -> None:
         if self.order_by not in (None, "message_group"):
-            raise ValueError(f"order_by is message_group or None, not {self.order_by!r}.")
+            raise ValueError(f"order_by must be message_group or None, not {self.order_by!r}.")
         if self.state is not None and self.order_by is None:
             raise ValueError(f"Consumer {self.name} keeps state, so it needs order_by.")
         if (self.sink is None) != (self.sink_schema is None):

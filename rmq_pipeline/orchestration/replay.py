@@ -235,7 +235,7 @@ class _ReplayRun:
     ) -> None:
         self._context, self.config, self._sinks = context, config, sinks
         if config.mode not in _MODES:
-            said = f"mode is one of {', '.join(_MODES)}, not {config.mode!r}."
+            said = f"mode must be one of {', '.join(_MODES)}, not {config.mode!r}."
             raise dg.Failure(said, allow_retries=False)
         sink = None if spec.sink is None else sinks.folder(spec.sink)
         self._spec = changed(spec, sink=sink)

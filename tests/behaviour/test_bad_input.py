@@ -279,7 +279,7 @@ def test_sql_ends_at_its_limit_within_a_function_too(door: Door, source: str) ->
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, 1e12, "soon", None, True])
 def test_the_time_limit_of_sql_is_a_number(door: Door, timeout_s: Any) -> None:
-    with pytest.raises(errors.RequestError, match="timeout_s is a number"):
+    with pytest.raises(errors.RequestError, match="timeout_s must be a number"):
         door.broker.sql("SELECT 1", timeout_s=timeout_s)
 
 

@@ -232,7 +232,7 @@ def test_a_mode_that_there_is_not_fails_at_once(materialize: Materialize, client
     result = materialize(replay_asset(made), (0, 0), ReplayConfig(mode="redo"))
 
     [failure] = [event for event in result.all_events if event.is_step_failure]
-    assert "mode is one of" in failure.step_failure_data.error_display_string
+    assert "mode must be one of" in failure.step_failure_data.error_display_string
 
 
 def test_tags_say_what_the_form_says() -> None:

@@ -128,8 +128,8 @@ def checked_keys(keys: pa.Array) -> pa.Array:
     if pc.any(bad).as_py():
         row = pc.index(bad, True).as_py()
         raise RequestError(
-            f"An idempotency key has 1 to {limits.IDEMPOTENCY_KEY_LENGTH} characters; that in row"
-            f" {row} has {lengths[row]}."
+            f"An idempotency key must have 1 to {limits.IDEMPOTENCY_KEY_LENGTH} characters; that in"
+            f" row {row} has {lengths[row]}."
         )
     return keys
 

@@ -19,7 +19,7 @@ def _check(name: str, duration_ms: int) -> None:
     if kind not in ("upkeep", "consumer") or not of:
         raise RequestError(f"Window {name!r} is neither upkeep/<job> nor consumer/<group>.")
     if not 1 <= duration_ms <= limits.WINDOW_MAX_MS:
-        raise RequestError(f"A window is leased for 1 ms to 12 h, not {duration_ms}.")
+        raise RequestError(f"The lease of a window must be 1 ms to 12 h, not {duration_ms} ms.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def check(verb: str, method: Callable[..., object], *, args: Mapping[str, Any]) 
         hint = hints.get(name, Any)
         if not fits(value, hint):
             error = TableSchemaError if hint is pa.Table else _OWN.get(name, RequestError)
-            raise error(f"{verb}: {name} is {said(hint)}, not {_shown(value)}.")
+            raise error(f"{verb}: {name} must be {said(hint)}, not {_shown(value)}.")
 
 
 @functools.cache

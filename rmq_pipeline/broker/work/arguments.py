@@ -27,7 +27,7 @@ from rmq_pipeline.topic import is_hidden
 
 def _whole(value: object, name: str, *, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} is a whole number from {low} to {high}, not {value!r}.")
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
     return value
 
 
@@ -57,8 +57,8 @@ def time_ms(at_ms: object, name: str) -> int:
     whole = -1 if isinstance(at_ms, bool) or not isinstance(at_ms, int) else at_ms
     if not 0 <= whole <= limits.TIME_MAX_MS:
         raise RequestError(
-            f"{name} is a time in ms since 1970, from 0 to {limits.TIME_MAX_MS} (the year 9999),"
-            f" not {at_ms!r}.",
+            f"{name} must be a time in ms since 1970, from 0 to {limits.TIME_MAX_MS} (the year"
+            f" 9999), not {at_ms!r}.",
             remedy="Check how the time was computed. The end of a queue has a name of its own.",
         )
     return whole
@@ -73,9 +73,9 @@ def query_s(timeout_s: object) -> float:
     """Return a checked time limit of a query in seconds."""
     high = limits.QUERY_TIMEOUT_MAX_S
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise RequestError(f"timeout_s is a number of seconds, not {timeout_s!r}.")
+        raise RequestError(f"timeout_s must be a number of seconds, not {timeout_s!r}.")
     if not 0 <= timeout_s <= high:
-        raise RequestError(f"timeout_s is a number from 0 to {high}, not {timeout_s!r}.")
+        raise RequestError(f"timeout_s must be a number from 0 to {high}, not {timeout_s!r}.")
     return timeout_s
 
 
@@ -159,7 +159,7 @@ def queues(given: object) -> tuple[int, ...]:
         RequestError: it is not a list of queue ids.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise RequestError(f"queue_ids is a list of numbers, not {given!r}.")
+        raise RequestError(f"queue_ids must be a list of numbers, not {given!r}.")
     return tuple(
         dict.fromkeys(_whole(one, "A queue_id", low=0, high=limits.QUEUES - 1) for one in given)
     )
@@ -173,7 +173,9 @@ def client(client_id: object) -> str:
     """
     known_by = text(client_id, "A client_id")
     if not known_by.strip() or len(known_by) > limits.CLIENT_ID_LENGTH:
-        refusal = f"A client_id has 1 to {limits.CLIENT_ID_LENGTH} characters, not {client_id!r}."
+        refusal = (
+            f"A client_id must have 1 to {limits.CLIENT_ID_LENGTH} characters, not {client_id!r}."
+        )
         raise RequestError(refusal)
     return known_by
 
@@ -185,7 +187,7 @@ def text(value: object, name: str, *, error: type[RocketMQError] = RequestError)
         ``error``: it is not a text, or not valid Unicode.
     """
     if not isinstance(value, str):
-        raise error(f"{name} is a text, not {value!r}.")
+        raise error(f"{name} must be a text, not {value!r}.")
     if not is_text(value):
         raise error(f"{name} has unpaired surrogates: {value!r}.")
     return value
@@ -203,7 +205,7 @@ def texts(values: Iterable[str], name: str) -> tuple[str, ...]:
         RequestError: it is not a list, or a value is not a text or not valid Unicode.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} is a list of texts, not {values!r}.")
+        raise RequestError(f"{name} must be a list of texts, not {values!r}.")
     return tuple(text(value, f"One of {name}") for value in values)
 
 
@@ -228,7 +230,7 @@ def held(window: tuple[str, int] | None) -> tuple[str, int] | None:
         name, epoch = window
         return text(name, "A window's name"), int(epoch)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"window is a name and an epoch, not {window!r}.") from error
+        raise RequestError(f"window must be a name and an epoch, not {window!r}.") from error
 
 
 def max_bytes(size: object) -> int:
@@ -248,7 +250,7 @@ def offsets(given: object) -> dict[int, int]:
         RequestError: it is not such a mapping.
     """
     if not isinstance(given, Mapping):
-        raise RequestError(f"offsets maps a queue_id to an offset, not {given!r}.")
+        raise RequestError(f"offsets must map a queue_id to an offset, not {given!r}.")
     numbers = (_whole(offset, "An offset", low=0, high=2**62) for offset in given.values())
     return dict(zip(_queues_of(given), numbers, strict=True))
 
@@ -260,11 +262,11 @@ def changes(given: object) -> dict[int, tuple[int, int]]:
         RequestError: it is not such a mapping.
     """
     if not isinstance(given, Mapping):
-        raise RequestError(f"offsets maps a queue_id to two offsets, not {given!r}.")
+        raise RequestError(f"offsets must map a queue_id to two offsets, not {given!r}.")
     pairs = []
     for pair in given.values():
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise RequestError(f"offsets maps a queue_id to (from, to), not to {pair!r}.")
+            raise RequestError(f"offsets must map a queue_id to (from, to), not to {pair!r}.")
         before = _whole(pair[0], "An offset to go from", low=-1, high=2**62)
         pairs.append((before, _whole(pair[1], "An offset", low=0, high=2**62)))
     return dict(zip(_queues_of(given), pairs, strict=True))
@@ -274,7 +276,7 @@ def _queues_of(given: Mapping[Any, Any]) -> list[int]:
     try:
         return [int(queue) for queue in given]
     except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"offsets maps a queue_id to an offset: {error}.") from error
+        raise RequestError(f"offsets must map a queue_id to an offset: {error}.") from error
 
 
 def reset(

@@ -48,7 +48,7 @@ class Wanted:
         if all(each is None for each in asked):
             raise RequestError("Say what to find: key, message_id, from_ms or to_ms.")
         if not 0 <= self.limit <= limits.FIND_ROWS:
-            raise RequestError(f"limit is 0 to {limits.FIND_ROWS}, not {self.limit!r}.")
+            raise RequestError(f"limit must be 0 to {limits.FIND_ROWS}, not {self.limit!r}.")
 
     def columns(self) -> list[str]:
         """Return the columns to read of a segment."""

@@ -303,7 +303,7 @@ def topics_in(given: object) -> tuple[str, ...]:
         raise RequestError(f"topics must be a list of names, not {every!r}.")
     names = tuple(dict.fromkeys(every))
     if len(names) > limits.MEMBER_TOPICS:
-        raise RequestError(f"A member has {limits.MEMBER_TOPICS} topics, not {len(names)}.")
+        raise RequestError(f"A member may have {limits.MEMBER_TOPICS} topics, not {len(names)}.")
     return names
 
 
@@ -323,6 +323,8 @@ def details_in(given: object) -> Mapping[str, Any]:
         raise RequestError(f"details has unpaired surrogates: {given!r}.")
     size = len(text.encode())
     if size > limits.MEMBER_DETAILS_BYTES:
-        raise RequestError(f"details has {limits.MEMBER_DETAILS_BYTES} bytes as JSON, not {size}.")
+        raise RequestError(
+            f"details may have {limits.MEMBER_DETAILS_BYTES} bytes as JSON, not {size}."
+        )
     details: Mapping[str, Any] = json.loads(text)
     return details

@@ -31,7 +31,7 @@ def redrive(engine: Engine, group: str, *, dead_letters: pa.Table, redrive_id: s
     dead_topic_id = engine.state.group(group).dead_letter_topic_id
     columns = columns_of(dead_letters, schema.DEAD_LETTER)
     if len(columns["queue_id"]) > limits.REDRIVE_ROWS:
-        raise RequestError(f"A redrive of more than {limits.REDRIVE_ROWS} dead letters at once.")
+        raise RequestError(f"One redrive may take {limits.REDRIVE_ROWS} dead letters at most.")
     for name, column in columns.items():
         if column.null_count:
             raise TableSchemaError(f"Column {name} of the dead letters has a null.")
@@ -66,9 +66,9 @@ def checked_id(redrive_id: object) -> None:
         RequestError: it is not a text of 1 to 127 printable characters.
     """
     if not isinstance(redrive_id, str) or not redrive_id.isprintable():
-        raise RequestError(f"A redrive_id is a printable text, not {redrive_id!r}.")
+        raise RequestError(f"A redrive_id must be a printable text, not {redrive_id!r}.")
     if not 1 <= len(redrive_id) <= limits.REDRIVE_ID_LENGTH:
-        raise RequestError(f"A redrive_id has 1 to {limits.REDRIVE_ID_LENGTH} characters.")
+        raise RequestError(f"A redrive_id must have 1 to {limits.REDRIVE_ID_LENGTH} characters.")
 
 
 def _check_all_found(found: pa.Table, queue_id: Int32s, *, group: str, offset: Int64s) -> None:

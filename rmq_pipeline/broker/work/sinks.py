@@ -132,10 +132,10 @@ def _check(
 
 def _check_id(replacement_id: object) -> None:
     if not isinstance(replacement_id, str) or not replacement_id.isprintable():
-        raise RequestError(f"A replacement_id is a printable text, not {replacement_id!r}.")
+        raise RequestError(f"A replacement_id must be a printable text, not {replacement_id!r}.")
     if not 1 <= len(replacement_id) <= limits.REPLACEMENT_ID_LENGTH:
         longest = limits.REPLACEMENT_ID_LENGTH
-        raise RequestError(f"A replacement_id has 1 to {longest} characters.")
+        raise RequestError(f"A replacement_id must have 1 to {longest} characters.")
 
 
 def _check_paths(added: Sequence[str], removed: Sequence[str]) -> None:

@@ -46,21 +46,33 @@ def client(door: FlightServer) -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("verb", "args", "said"),
     [
-        ("describe_group", {"name": {}}, "describe_group: name is text, not {}"),
+        ("describe_group", {"name": {}}, "describe_group: name must be text, not {}"),
         (
             "reset_offset",
             {"group": "g", "topic": "t", "to_offset": [1]},
-            r"to_offset is a whole number or null, not \(1,\)",
+            r"to_offset must be a whole number or null, not \(1,\)",
         ),
-        ("subscribe", {"group": 1, "topic": "t"}, "group is text, not 1"),
+        ("subscribe", {"group": 1, "topic": "t"}, "group must be text, not 1"),
         ("offset_at", {"topic": "t", "queue_id": True, "at_ms": 1}, "whole number, not True"),
         ("open_window", {"name": "w", "owner": "o", "duration_ms": 0.5}, "whole number, not 0.5"),
         ("list_topics", {"colour": 1}, "list_topics has no argument 'colour'"),
         ("describe_group", {}, "missing a required argument: name, text"),
-        ("keyed_state_history", {"group": "g", "topic": "t", "places": 1}, "places is a table"),
-        ("receive", {"topic": "t", "group": "g", "window": ["w"]}, "window is a list of text and"),
-        ("update_offsets", {"group": "g", "topic": "t", "offsets": {"a": 1}}, "offsets is an obj"),
-        ("sql", {"query": ["x"]}, "query is text"),
+        (
+            "keyed_state_history",
+            {"group": "g", "topic": "t", "places": 1},
+            "places must be a table",
+        ),
+        (
+            "receive",
+            {"topic": "t", "group": "g", "window": ["w"]},
+            "window must be a list of text and",
+        ),
+        (
+            "update_offsets",
+            {"group": "g", "topic": "t", "offsets": {"a": 1}},
+            "offsets must be an obj",
+        ),
+        ("sql", {"query": ["x"]}, "query must be text"),
     ],
 )
 def test_a_wrong_argument_is_told(
