@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store import frame, log_file, recovery
+from rmq_pipeline.store import log_file, recovery
 from rmq_pipeline.store.frame_builder import FrameBuilder
 from rmq_pipeline.store.log_file import FULL, LogFile
 from rmq_pipeline.store.payload import Payload
@@ -57,7 +57,6 @@ class CommitLog:
         self._folder = folder
         #: Schemas of the kinds whose payloads omit the schema.
         self.schemas = dict(schemas)
-        self._fingerprint = frame.fingerprint(self.schemas)
         self._file_bytes = log_file.whole_pages(file_bytes)
         self._sync_commits = sync_commits
         self._fault = fault
@@ -96,7 +95,7 @@ class CommitLog:
 
         Raises:
             CorruptLogError: a frame is damaged or missing; the error names the place.
-            HomeFormatError: the log has another format, or was written with other columns.
+            HomeFormatError: a newer version wrote the log.
             StoreFullError: the log is new, and its first file does not fit on the disk.
             StorageError: the disk failed.
         """
@@ -200,7 +199,8 @@ class CommitLog:
 
     def needs_file(self, frame_bytes: int) -> bool:
         """Return True if a frame of this length would go to a new file."""
-        return self.building.start + frame_bytes > self._files[-1].capacity_end
+        last = self._files[-1]
+        return not last.is_current or self.building.start + frame_bytes > last.capacity_end
 
     def make_room(self, *, frame_bytes: int, use_reserve: bool) -> None:
         """Ensure that the staged sections can be written as a frame of this length.
@@ -320,7 +320,7 @@ class CommitLog:
             self._let_go()
 
     def _recover(self, dispatched_position: int) -> None:
-        files = recovery.open_files(self._folder, fingerprint=self._fingerprint)
+        files = recovery.open_files(self._folder, schemas=self.schemas)
         if not files:
             recovery.check_new(self._folder, dispatched_position=dispatched_position)
             files = [self._create(self._file_bytes, seed=secrets.randbits(32))]
@@ -331,7 +331,7 @@ class CommitLog:
 
     def _create(self, size: int, *, seed: int) -> LogFile:
         return LogFile.create(
-            self._folder, base=self.end, size=size, seed=seed, fingerprint=self._fingerprint
+            self._folder, base=self.end, size=size, seed=seed, schemas=self.schemas
         )
 
     def _roll(self, frame_bytes: int, *, use_reserve: bool) -> None:

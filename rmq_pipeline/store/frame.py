@@ -15,9 +15,14 @@ torn tail, after which nothing was synced, from damage.
 A payload is an encapsulated Arrow IPC record batch. Kinds with a fixed schema omit the schema,
 whose fingerprint is in the file header. The payload of any other kind is a whole IPC stream with
 its schema.
+
+Columns are only ever appended to a fixed schema. An older file has the fingerprint of the first
+columns, and is read with nulls in the others; new frames go to a new file. VERSION is raised when a
+change is not of this kind, such as another meaning of a column; lower versions stay readable.
 """
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -101,6 +106,33 @@ def fingerprint(schemas: Mapping[int, pa.Schema]) -> bytes:
         for field in schema
     ]
     return hashlib.sha256("\n".join(lines).encode()).digest()
+
+
+def written_schemas(
+    file_fingerprint: bytes, schemas: Mapping[int, pa.Schema]
+) -> Mapping[int, pa.Schema] | None:
+    """Return the schemas of a file: ``schemas``, or their first columns in an older file.
+
+    None: the file has columns that this version does not know.
+    """
+    counts = (range(len(schema), 0, -1) for schema in schemas.values())
+    for lengths in itertools.product(*counts):
+        found = {
+            kind: pa.schema(list(schema)[:length])
+            for (kind, schema), length in zip(schemas.items(), lengths, strict=True)
+        }
+        if fingerprint(found) == file_fingerprint:
+            return found
+    return None
+
+
+def completed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Append, as nulls, the columns that an older file does not have."""
+    missing = list(schema)[batch.num_columns :]
+    if not missing:
+        return batch
+    nulls = (pa.nulls(batch.num_rows, field.type) for field in missing)
+    return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=schema)
 
 
 def pack_file_header(header: FileHeader) -> bytes:

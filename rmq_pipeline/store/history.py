@@ -56,14 +56,18 @@ def let_in(root: duckdb.DuckDBPyConnection, home: Path) -> None:
     root.execute(named("forbid_files"))
 
 
-def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Create the empty files that stand for no history; the tables must exist."""
+def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path, *, replace: bool = False) -> None:
+    """Create the empty files that stand for no history; the tables must exist.
+
+    Args:
+        replace: the tables may have more columns than when a file was written.
+    """
     for folder, statement, params in (
         (EVENTS, "no_events", None),
         (SNAPSHOTS, "snapshot_rows", {"position": 0}),
     ):
         path = home / folder / NOTHING
-        if not _is_whole(path):
+        if replace or not _is_whole(path):
             columns = cursor.sql(named(statement), params=params).limit(0).to_arrow_table().schema
             unfinished = path.with_suffix(".unfinished")
             checked_parquet.write(columns.empty_table(), unfinished)
@@ -82,6 +86,7 @@ def use_files(cursor: duckdb.DuckDBPyConnection, home: Path) -> None:
     """Make the views of this connection read the files registered now."""
     for name in ("use_event_files", "use_snapshot_files"):
         cursor.execute(named(name), {"home": f"{home}/"})
+    cursor.execute(named("use_older_columns"))
 
 
 def export_events(cursor: duckdb.DuckDBPyConnection, to_position: int, *, path: Path) -> int:
@@ -91,7 +96,8 @@ def export_events(cursor: duckdb.DuckDBPyConnection, to_position: int, *, path: 
 
 def merge_events(cursor: duckdb.DuckDBPyConnection, files: Sequence[Path], *, path: Path) -> int:
     """Write the events of several files to one; return their count."""
-    params = {"files": [str(file) for file in files]}
+    # The file without events has all columns; older files may lack some.
+    params = {"files": [str(file) for file in (files[0].parent / NOTHING, *files)]}
     return _write(cursor.sql(named("events_of_files"), params=params), path)
 
 

@@ -8,7 +8,7 @@ zeros.
 import errno
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeAlias
@@ -80,8 +80,21 @@ def allocate(descriptor: int, *, start: int, stop: int) -> None:
 class LogFile:
     """A mapped log file; open for writing until ``finish``."""
 
-    def __init__(self, path: Path, *, seed: int, base: int, descriptor: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        seed: int,
+        base: int,
+        descriptor: int,
+        schemas: Mapping[int, pa.Schema],
+        is_current: bool = True,
+    ) -> None:
         self.path = path
+        #: Schemas of the payloads that omit theirs. Those of an older file have fewer columns.
+        self.schemas = schemas
+        #: False: an older version wrote it; new frames go to another file.
+        self.is_current = is_current
         self.base = base
         self.size = os.fstat(descriptor).st_size
         self.seed = seed
@@ -94,7 +107,9 @@ class LogFile:
         self._small_run = 0
 
     @classmethod
-    def create(cls, folder: Path, *, base: int, size: int, seed: int, fingerprint: bytes) -> Self:
+    def create(
+        cls, folder: Path, *, base: int, size: int, seed: int, schemas: Mapping[int, pa.Schema]
+    ) -> Self:
         """Create a file of ``size`` bytes and sync it with its name; replaces one of the same name.
 
         Raises:
@@ -102,45 +117,59 @@ class LogFile:
             OSError: creation failed for another reason.
         """
         return descriptors.with_reserve(
-            lambda: cls._create(folder, base=base, size=size, seed=seed, fingerprint=fingerprint)
+            lambda: cls._create(folder, base=base, size=size, seed=seed, schemas=schemas)
         )
 
     @classmethod
-    def _create(cls, folder: Path, *, base: int, size: int, seed: int, fingerprint: bytes) -> Self:
+    def _create(
+        cls, folder: Path, *, base: int, size: int, seed: int, schemas: Mapping[int, pa.Schema]
+    ) -> Self:
         path = path_of(folder, base)
         unfinished = path.with_suffix(UNFINISHED_SUFFIX)
-        header = frame.FileHeader(frame.VERSION, seed, base, fingerprint)
+        header = frame.FileHeader(frame.VERSION, seed, base, frame.fingerprint(schemas))
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             allocate(descriptor, start=0, stop=size)
             os.pwrite(descriptor, frame.pack_file_header(header), 0)
             durable_files.publish(unfinished, path)
-            return cls(path, seed=seed, base=base, descriptor=descriptor)
+            return cls(path, seed=seed, base=base, descriptor=descriptor, schemas=schemas)
         except BaseException:
             os.close(descriptor)
             unfinished.unlink(missing_ok=True)
             raise
 
     @classmethod
-    def open(cls, path: Path, *, fingerprint: bytes) -> Self:
-        """Open an existing file.
+    def open(cls, path: Path, *, schemas: Mapping[int, pa.Schema]) -> Self:
+        """Open an existing file, of this version or an older one.
 
         Raises:
             CorruptLogError: its header is damaged, or does not match the file name.
-            HomeFormatError: it was written in another format, or with other columns.
+            HomeFormatError: it has a newer format, or columns that are not in ``schemas``.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             header = frame.unpack_file_header(memoryview(os.pread(descriptor, PAGE_BYTES, 0)))
             if header is None or path.name != path_of(path.parent, header.base).name:
                 raise CorruptLogError(f"{path}: the file header (byte 0) is damaged.")
-            if header.version != frame.VERSION:
+            if header.version > frame.VERSION:
                 raise HomeFormatError(
-                    f"{path} has format version {header.version}, this is {frame.VERSION}."
+                    f"{path} has format version {header.version}; this version of rmq_pipeline"
+                    f" reads versions up to {frame.VERSION}."
                 )
-            if header.fingerprint != fingerprint:
-                raise HomeFormatError(f"{path} was written by a version with other columns.")
-            return cls(path, seed=header.seed, base=header.base, descriptor=descriptor)
+            written = frame.written_schemas(header.fingerprint, schemas)
+            if written is None:
+                raise HomeFormatError(
+                    f"{path} was written with other columns, which this version of rmq_pipeline"
+                    " does not know."
+                )
+            return cls(
+                path,
+                seed=header.seed,
+                base=header.base,
+                descriptor=descriptor,
+                schemas=written,
+                is_current=header.version == frame.VERSION and written == dict(schemas),
+            )
         except BaseException:
             os.close(descriptor)
             raise

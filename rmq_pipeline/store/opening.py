@@ -8,9 +8,10 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline.errors import HomeFormatError
 from rmq_pipeline.store import history
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.statements import named, script
+from rmq_pipeline.store.statements import named, quoted, script
 
 #: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
 #: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
@@ -18,6 +19,8 @@ _CHECKPOINT_THRESHOLD: Final = "32MB"
 #: Maximum disk space for query data that does not fit in memory.
 _SPILL: Final = "4GB"
 _SCRIPTS: Final = ("schema", "views", "history")
+#: Tables whose rows are written to Parquet files of the history.
+_IN_HISTORY: Final = ("events", "leases", "cursors", "behind", "heads", "scheduled", "halves")
 
 
 def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
@@ -56,7 +59,11 @@ def made_by(cursor: duckdb.DuckDBPyConnection) -> str:
 
 
 def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None:
-    """Create missing tables and replace all views, inside an open transaction."""
+    """Create missing tables and columns and replace all views, inside an open transaction.
+
+    Raises:
+        HomeFormatError: a newer version made a table, with other columns.
+    """
     kinds = pa.table(
         {
             "kind": pa.array([int(kind) for kind in Kind], pa.int16()),
@@ -65,13 +72,43 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     )
     cursor.execute(script("schema"))
     cursor.register("staged_kinds", kinds)
-    making = ("add_deleted_detail", "begin_reached", "clear_kinds", "insert_kinds")
-    for name in (*making, "begin_snapshots"):
+    extended = _add_columns(cursor)
+    for name in ("begin_reached", "clear_kinds", "insert_kinds", "begin_snapshots"):
         cursor.execute(named(name))
     cursor.unregister("staged_kinds")
-    history.write_nothing(cursor, home)
+    cursor.execute(named("begin_made_by"))
+    if not extended.isdisjoint(_IN_HISTORY):
+        cursor.execute(named("set_columns_since"))
+    history.write_nothing(cursor, home, replace=True)
     history.use_files(cursor, home)
     cursor.execute(script("views"))
     cursor.execute(script("history"))
-    cursor.execute(named("clear_made_by"))
-    cursor.execute(named("insert_made_by"), {"made_by": made_by})
+    cursor.execute(named("set_made_by"), {"made_by": made_by})
+
+
+def _add_columns(cursor: duckdb.DuckDBPyConnection) -> set[str]:
+    """Append the columns of ``schema.sql`` that an older version's tables lack; return these."""
+    with duckdb.connect() as new:
+        new.execute(script("schema"))
+        wanted = _columns(new)
+    extended = set()
+    for table, found in _columns(cursor).items():
+        columns = wanted.get(table, found)
+        if columns[: len(found)] != found:
+            raise HomeFormatError(
+                f"The table {table} of the database has other columns, which this version of"
+                f" rmq_pipeline does not know: {found}, not {columns}."
+            )
+        for column, of_type in columns[len(found) :]:
+            names = {"table": f"store.{quoted(table)}", "column": quoted(column)}
+            cursor.execute(named("add_column", **names, type=of_type))
+            extended.add(table)
+    return extended
+
+
+def _columns(cursor: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[str, str]]]:
+    """Return the names and types of the columns of each table."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for table, column, of_type in cursor.sql(named("table_columns")).fetchall():
+        found.setdefault(table, []).append((column, of_type))
+    return found

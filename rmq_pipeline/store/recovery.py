@@ -8,10 +8,13 @@ missing, the broker refuses to start and says how much is lost.
 """
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.store import log_file, synced_mark
@@ -37,12 +40,12 @@ class LostLogError(CorruptLogError):
     )
 
 
-def open_files(folder: Path, *, fingerprint: bytes) -> list[LogFile]:
+def open_files(folder: Path, *, schemas: Mapping[int, pa.Schema]) -> list[LogFile]:
     """Open the files of a folder in log order, and delete unfinished files of a crash.
 
     Raises:
         CorruptLogError: a file header is damaged, or a file is missing between two others.
-        HomeFormatError: a file has another format.
+        HomeFormatError: a newer version wrote a file.
     """
     for unfinished in folder.glob(f"*{log_file.UNFINISHED_SUFFIX}"):
         unfinished.unlink()
@@ -50,7 +53,7 @@ def open_files(folder: Path, *, fingerprint: bytes) -> list[LogFile]:
     with ExitStack() as on_failure:
         files: list[LogFile] = []
         for path in paths:
-            files.append(LogFile.open(path, fingerprint=fingerprint))
+            files.append(LogFile.open(path, schemas=schemas))
             on_failure.callback(files[-1].finish)
         _check_continuous(files)
         on_failure.pop_all()

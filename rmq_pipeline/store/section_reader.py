@@ -102,7 +102,7 @@ class SectionReader:
         if self._mapped_bytes > _MAPPED_BYTES:
             self._let_pages_go()
         try:
-            batch = frame.decode(payload, self._schemas.get(header.kind))
+            batch = frame.decode(payload, file.schemas.get(header.kind))
         except pa.ArrowInvalid as error:
             raise file.damage(header.position, f"a section that is no Arrow ({error})") from error
         try:
@@ -113,6 +113,8 @@ class SectionReader:
             if whole is not batch:
                 log.warning("the section at %d has damaged values: %s", header.position, error)
                 batch = whole
+        if (schema := self._schemas.get(header.kind)) is not None:
+            batch = frame.completed(batch, schema)
         return Section(header.position, header.kind, batch)
 
     def _let_pages_go(self) -> None:

@@ -5,7 +5,7 @@ The interpreter lock is held for most of that time, and the writer waits.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -54,7 +54,9 @@ class Stretches:
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        self._forms = {kind: _Form(of_kind) for kind, of_kind in log.schemas.items()}
+        self._forms = {kind: _Form(of_kind, of_kind) for kind, of_kind in log.schemas.items()}
+        #: The same for the schemas of the last older file.
+        self._older: tuple[Mapping[int, pa.Schema], dict[int, _Form]] = ({}, {})
         #: The file read last; the weak reference lets a dropped file be freed.
         self._last: weakref.ref[LogFile] | None = None
 
@@ -108,13 +110,24 @@ class Stretches:
         if found.number < 2:
             return None
         try:
-            return Stretch(found.end, list(self._decoded(found)))
+            return Stretch(found.end, list(self._decoded(found, self._forms_of(file))))
         except pa.ArrowInvalid:  # reading that frame by itself names the place
             return None
 
-    def _decoded(self, found: SmallFrames) -> Iterator[Rows]:
+    def _forms_of(self, file: LogFile) -> dict[int, "_Form"]:
+        if file.is_current:
+            return self._forms
+        if file.schemas is not self._older[0]:
+            forms = {
+                kind: _Form(written, self._log.schemas[kind])
+                for kind, written in file.schemas.items()
+            }
+            self._older = (file.schemas, forms)
+        return self._older[1]
+
+    def _decoded(self, found: SmallFrames, forms: dict[int, "_Form"]) -> Iterator[Rows]:
         for kind, sections in found.sections.items():
-            form = self._forms.get(kind)
+            form = forms.get(kind)
             if form is not None:
                 yield from form.rows(kind, sections)
             else:
@@ -125,13 +138,19 @@ class Stretches:
 
 
 class _Form:
-    """Reads payloads without a schema as one IPC stream, by prefixing the schema."""
+    """Reads payloads without a schema as one IPC stream, by prefixing the schema.
 
-    def __init__(self, of_kind: pa.Schema) -> None:
-        kept = [at for at, name in enumerate(of_kind.names) if name not in _UNREAD]
-        self.names: Final = [of_kind.names[at] for at in kept]
+    Args:
+        written: schema of the payloads.
+        of_kind: schema of the rows: that one, or more columns.
+    """
+
+    def __init__(self, written: pa.Schema, of_kind: pa.Schema) -> None:
+        kept = [at for at, name in enumerate(written.names) if name not in _UNREAD]
+        self._schema = pa.schema([field for field in of_kind if field.name not in _UNREAD])
+        self.names: Final = self._schema.names
         self._options = pa.ipc.IpcReadOptions(included_fields=kept, use_threads=False)
-        self._head = of_kind.serialize().to_pybytes()
+        self._head = written.serialize().to_pybytes()
 
     def rows(self, kind: int, sections: Sequence[tuple[int, memoryview]]) -> Iterator[Rows]:
         """Yield the rows of sections, given as (position, payload).
@@ -148,4 +167,4 @@ class _Form:
             raise pa.ArrowInvalid(f"{len(counts)} batches in {len(sections)} sections")
         positions = [position for position, _ in sections]
         for batch in table.combine_chunks().to_batches():  # one batch, or none
-            yield Rows(kind, batch, positions, counts)
+            yield Rows(kind, frame.completed(batch, self._schema), positions, counts)

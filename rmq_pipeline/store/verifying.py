@@ -8,7 +8,6 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError
-from rmq_pipeline.store import frame
 from rmq_pipeline.store.log_file import LogFile
 from rmq_pipeline.store.statements import named, quoted
 
@@ -55,11 +54,10 @@ def damaged_log_files(
         Each file, and why it is damaged, or None if it is sound. A torn write at the very end
         counts as sound: it was never acknowledged, and the next start cuts it.
     """
-    fingerprint = frame.fingerprint(schemas)
     paths = sorted(folder.glob("*.log"))
     for path, following in zip(paths, [*paths[1:], None], strict=True):
         try:
-            file = LogFile.open(path, fingerprint=fingerprint)
+            file = LogFile.open(path, schemas=schemas)
         except (CorruptLogError, HomeFormatError, OSError, ValueError) as error:
             yield path, str(getattr(error, "message", error))
             continue

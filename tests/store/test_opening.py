@@ -5,6 +5,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from rmq_pipeline.errors import HomeFormatError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store import opening
 from rmq_pipeline.store.database import Database
@@ -83,3 +84,27 @@ def test_columns_that_older_homes_lack_are_added(path: Path) -> None:
     with duckdb.connect(path) as connection:
         found = connection.sql("SELECT name, detail FROM store.deleted_names").fetchall()
     assert found == [("gone", None)]
+
+
+def test_columns_that_this_version_does_not_know_are_refused(path: Path) -> None:
+    _open_and_close(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("ALTER TABLE store.cursors ADD COLUMN newer VARCHAR")
+        connection.execute("UPDATE store.made_by SET made_by = 'a newer one'")
+
+    with pytest.raises(HomeFormatError, match=r"cursors .* other columns"):
+        _open_and_close(path)
+
+
+def test_only_files_from_before_a_new_column_are_known_to_lack_it(path: Path) -> None:
+    _open_and_close(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("DROP VIEW store.all_events CASCADE")
+        connection.execute("ALTER TABLE store.events DROP COLUMN detail")
+        connection.execute("UPDATE store.reached SET dispatched = 640")
+        connection.execute("UPDATE store.made_by SET made_by = 'another'")
+
+    _open_and_close(path)
+
+    with duckdb.connect(path) as connection:
+        assert connection.sql("SELECT columns_since FROM store.made_by").fetchall() == [(640,)]

@@ -288,6 +288,30 @@ def test_another_format_is_refused(open_log: OpenLog, log_file: Path) -> None:
         open_log()
 
 
+def test_a_log_with_fewer_columns_is_read_and_goes_on_in_another_file(
+    open_log: OpenLog, log_file: Path
+) -> None:
+    older = {**SCHEMAS, EVENTS: pa.schema(list(SCHEMAS[EVENTS])[:-1])}
+    log = open_log(schemas=older)
+    log.stage(EVENTS, (old := events(3)).select(older[EVENTS].names))
+    log.commit()
+    log.close()
+
+    log = open_log()
+    log.stage(EVENTS, new := events(2))
+    log.commit()
+    log.close()
+    log = open_log()
+    sections = [section.batch for _, found in log.frames(0, log.end) for section in found]
+
+    last = SCHEMAS[EVENTS].names[-1]
+    assert sections[0].schema.equals(SCHEMAS[EVENTS])
+    assert sections[0].drop_columns([last]).equals(old.drop_columns([last]))
+    assert sections[0].column(last).null_count == 3
+    assert sections[1].equals(new)
+    assert len(list(log_file.parent.glob("*.log"))) == 2
+
+
 def test_a_file_of_another_log_is_refused(open_log: OpenLog, tmp_path: Path) -> None:
     logs = [open_log(tmp_path / name) for name in ("one", "two")]
     for log in logs:

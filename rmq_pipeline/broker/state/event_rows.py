@@ -96,17 +96,18 @@ def single(kind: Kind, at_ms: int, *, offset: int = -1, **columns: int | str | N
 
 def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
     """Return all events as one batch of schema.EVENT, in order."""
-    columns: list[pa.Array] = []
+    columns: dict[str, pa.Array] = {}
     lengths = [len(rows.queue_offset) for rows in events]
     stops = list(itertools.accumulate(lengths))
     for name, dtype in _NUMBERS:
         column = np.empty(stops[-1], dtype=dtype)
         for rows, length, stop in zip(events, lengths, stops, strict=True):
             column[stop - length : stop] = getattr(rows, name)
-        columns.append(pa.array(column))
-    columns.append(_texts([rows.client_id for rows in events], lengths))
-    columns.append(_texts([rows.detail for rows in events], lengths))
-    return pa.RecordBatch.from_arrays(columns, schema=schema.EVENT)
+        columns[name] = pa.array(column)
+    columns["client_id"] = _texts([rows.client_id for rows in events], lengths)
+    columns["detail"] = _texts([rows.detail for rows in events], lengths)
+    ordered = [columns[name] for name in schema.EVENT.names]
+    return pa.RecordBatch.from_arrays(ordered, schema=schema.EVENT)
 
 
 def to_payload(events: Sequence[EventRows]) -> pa.Buffer:
@@ -144,7 +145,8 @@ def _texts(values: Sequence[str | Sequence[str | None] | None], lengths: Sequenc
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
     """Yield the runs of a batch of schema.EVENT, in order."""
-    columns = {name: batch.column(name).to_numpy() for name, _ in _NUMBERS}
+    # A log file of an older version does not have the columns that were added since.
+    columns = {name: batch.column(name).fill_null(0).to_numpy() for name, _ in _NUMBERS}
     starts = np.zeros(batch.num_rows, dtype=np.bool_)
     starts[:1] = True
     for name in _RUN:

@@ -4,10 +4,7 @@
 
 -- name: insert_events
 -- In: staged_events. Out: each, kept.
-INSERT INTO store.events
-SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
-       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
-FROM staged_events;
+INSERT INTO store.events BY NAME SELECT * EXCLUDE (seq) FROM staged_events;
 
 -- name: fold_consumption
 -- In: staged_events. Out: net_consumption, the last event of each message of each group.

@@ -1,7 +1,7 @@
 -- What happened, and the state as of a moment: views and macros over the events, those that DuckDB
 -- keeps and those in event Parquet, and over the snapshots of the state.
--- The variables event_files and snapshot_files name the Parquet files that count
--- (history_files.sql).
+-- The variables event_files and snapshot_files name the Parquet files that count; columns_differ
+-- says that some lack columns (history_files.sql).
 -- A macro takes a moment t: ms since 1970, a TIMESTAMP, or a text that is one. What happened in
 -- that millisecond has happened. position + "row" orders events: a row takes more than a byte.
 
@@ -27,14 +27,12 @@ FROM store.deleted_names WHERE group_id IS NOT NULL;
 
 -- Every event of the kept history once: the table's part begins where registered files end.
 CREATE OR REPLACE VIEW store.all_events AS
-SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
-       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
-FROM store.events
+SELECT * FROM store.events
 WHERE position >= (SELECT coalesce(max(to_position), 0) FROM store.event_segments)
-UNION ALL
-SELECT position, "row", kind, at_ms, group_id, topic_id, queue_id, queue_offset, attempt,
-       visible_at_ms, delivery, epoch, message_group_hash, client_id, detail
-FROM read_parquet(getvariable('event_files'));
+UNION ALL BY NAME
+SELECT * FROM read_parquet(
+    getvariable('event_files'), union_by_name = getvariable('columns_differ')
+);
 
 -- Everything that happened within the kept history, in no order; position and row are one.
 CREATE OR REPLACE VIEW main.events AS
@@ -103,7 +101,9 @@ FROM (
 
 -- The rows of that snapshot.
 CREATE OR REPLACE MACRO store.snapshot_at(ms) AS TABLE
-SELECT s.* FROM read_parquet(getvariable('snapshot_files')) AS s
+SELECT s.* FROM read_parquet(
+    getvariable('snapshot_files'), union_by_name = getvariable('columns_differ')
+) AS s
 JOIN store.base_at(ms) AS b USING (position);
 
 -- What happened between the snapshot and the moment.

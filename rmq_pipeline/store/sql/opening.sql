@@ -4,18 +4,24 @@
 -- In: nothing. Out: made_by: which version made the tables and views.
 SELECT made_by FROM store.made_by;
 
--- name: clear_made_by
--- In: nothing. Out: nobody made them.
-DELETE FROM store.made_by;
+-- name: begin_made_by
+-- In: nothing. Out: the one row of store.made_by.
+INSERT INTO store.made_by SELECT '', 0 WHERE NOT EXISTS (FROM store.made_by);
 
--- name: insert_made_by
+-- name: set_made_by
 -- In: $made_by. Out: that version has made them.
-INSERT INTO store.made_by VALUES ($made_by);
+UPDATE store.made_by SET made_by = $made_by;
 
--- name: add_deleted_detail
--- In: nothing. Out: older homes, too, have the column: what a topic or group was like at last; null
--- for what was deleted before they had it.
-ALTER TABLE store.deleted_names ADD COLUMN IF NOT EXISTS detail VARCHAR;
+-- name: set_columns_since
+-- In: nothing. Out: files of the history that begin before now may lack columns.
+UPDATE store.made_by SET columns_since = (SELECT dispatched FROM store.reached);
+
+-- name: table_columns
+-- In: nothing. Out: table_name, column_name and data_type of the tables of schema.sql, in order.
+SELECT c.table_name, c.column_name, c.data_type
+FROM duckdb_columns() AS c JOIN duckdb_tables() AS t USING (table_oid)
+WHERE c.schema_name = 'store' AND t.schema_name = 'store'
+ORDER BY c.table_name, c.column_index;
 
 -- name: begin_reached
 -- In: nothing. Out: the one row of store.reached, at position 0 when it is new.

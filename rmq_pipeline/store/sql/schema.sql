@@ -6,10 +6,11 @@
 
 CREATE SCHEMA IF NOT EXISTS store;
 
+-- columns_since: the log position from which Parquet files of the history have all columns.
 -- A row: a digest of what made the tables and views. There is exactly one.
 -- Written by: opening, when it is another.
--- Goes: then.
-CREATE TABLE IF NOT EXISTS store.made_by (made_by VARCHAR);
+-- Goes: never.
+CREATE TABLE IF NOT EXISTS store.made_by (made_by VARCHAR, columns_since BIGINT);
 
 -- A row: how far dispatch has come. There is exactly one.
 -- Written by: every dispatch transaction.
