@@ -14,7 +14,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 # A run starts hundreds of processes: without bytecode files each compiles the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo up check test lint verbs bench chaos help
+.PHONY: setup demo up check test lint verbs sql bench chaos help
 
 setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
 	@scripts/find_jdk
@@ -45,6 +45,9 @@ lint:
 
 verbs: setup ## write rmq_pipeline/verbs.py and docs/verbs.md from the broker's declared verbs
 	@$(BIN)/python -m scripts.generate_verbs
+
+sql: setup ## write rmq_pipeline/store/sql/delivery_views.sql from its template
+	@$(BIN)/python -m scripts.generate_sql
 
 bench: setup ## measure engine, upkeep, archive, replay, pipeline, memory and start-up
 	$(BIN)/python -m benchmarks.engine

@@ -128,6 +128,21 @@ class Kind(IntEnum):
     UPKEEP_FALLBACK = 60
 
 
+class Delivery(IntEnum):
+    """Values of ``delivery``, in events and store.leases, that are not the number of a receipt."""
+
+    #: Waits to be delivered again.
+    WAITING = 0
+    #: The attempts are exhausted: waits to be dead-lettered.
+    EXHAUSTED = -1
+    #: Failed permanently, and is held until an operator unparks it.
+    PARKED = -2
+    #: Held behind a parked message of its order.
+    HELD = -3
+    #: Acked in a group of order queue before an earlier message was settled.
+    ACKED_AHEAD = -4
+
+
 #: Kinds whose last event is the state of a consumption row.
 CONSUMPTION = frozenset(range(Kind.LEASE, Kind.ACK_AHEAD + 1))
 REMOVES_ROW = frozenset({Kind.ACK, Kind.DEAD_LETTER})

@@ -11,14 +11,13 @@ import pyarrow as pa
 from rmq_pipeline.errors import HomeFormatError
 from rmq_pipeline.store import history
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.statements import named, quoted, script
+from rmq_pipeline.store.statements import SCRIPTS, named, quoted, script
 
 #: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
 #: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
 _CHECKPOINT_THRESHOLD: Final = "32MB"
 #: Maximum disk space for query data that does not fit in memory.
 _SPILL: Final = "4GB"
-_SCRIPTS: Final = ("schema", "views", "history")
 #: Tables whose rows are written to Parquet files of the history.
 _IN_HISTORY: Final = ("events", "leases", "cursors", "behind", "heads", "scheduled", "halves")
 
@@ -45,7 +44,7 @@ def made_by_this() -> str:
     The digest includes DuckDB's version, because DuckDB stores views in a version-specific form.
     """
     kinds = " ".join(f"{kind.name}={int(kind)}" for kind in Kind)
-    texts = [duckdb.__version__, kinds, *(script(name) for name in _SCRIPTS)]
+    texts = [duckdb.__version__, kinds, *map(script, SCRIPTS)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
@@ -81,8 +80,8 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
         cursor.execute(named("set_columns_since"))
     history.write_nothing(cursor, home, replace=True)
     history.use_files(cursor, home)
-    cursor.execute(script("views"))
-    cursor.execute(script("history"))
+    for name in SCRIPTS[1:]:
+        cursor.execute(script(name))
     cursor.execute(named("set_made_by"), {"made_by": made_by})
 
 

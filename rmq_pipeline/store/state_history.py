@@ -27,7 +27,7 @@ from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.commit_log import Section
-from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.events import Delivery, Kind
 from rmq_pipeline.store.history_columns import together
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,6 @@ _EVENTS, _KEYED_STATE = 2, 3
 _NEW: Final = ".new"
 #: Files of old states are merged when there are this many.
 _EXPIRED_FILES: Final = 8
-#: Delivery number in the event of a message whose attempts are exhausted.
-_GIVEN_UP: Final = -1
 
 
 class Owner(NamedTuple):
@@ -333,7 +331,7 @@ def _settled(sections: list[Section], owner: Owner) -> _Settled:
         column = {name: section.batch.column(name) for name in section.batch.schema.names}
         at_ms = column["at_ms"][0].as_py()
         kind = column["kind"].to_numpy()
-        given_up = (column["delivery"].to_numpy() == _GIVEN_UP) & np.isin(
+        given_up = (column["delivery"].to_numpy() == Delivery.EXHAUSTED) & np.isin(
             kind, [Kind.RETRY, Kind.EXPIRE]
         )
         mine = (column["group_id"].to_numpy() == owner.group_id) & (

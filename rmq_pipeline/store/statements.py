@@ -1,8 +1,8 @@
 """The SQL of the store: named statements and scripts from ``store/sql``.
 
 A statement begins with a line ``-- name: …``, then comments on its parameters and its result.
-``$ACK`` and similar names are replaced by the numbers of store/events.py. ``named`` replaces
-``"{table}"`` and similar placeholders.
+``$ACK``, ``$PARKED`` and similar names are replaced by the numbers of store/events.py. ``named``
+replaces ``"{table}"`` and similar placeholders.
 """
 
 import re
@@ -12,10 +12,11 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Final
 
-from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.events import Delivery, Kind
 
-#: Files that run as a whole.
-_SCRIPTS: Final = frozenset({"schema", "views", "history"})
+#: Files that run as a whole, in the order in which they do.
+SCRIPTS: Final = ("schema", "views", "history", "delivery_views")
+_NUMBERS: Final = {each.name: int(each) for each in (*Kind, *Delivery)}
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r'"\{(\w+)\}"')
 _VIEW_MACRO: Final = re.compile(
@@ -24,8 +25,10 @@ _VIEW_MACRO: Final = re.compile(
 
 
 def script(name: str) -> str:
-    """Return a file that runs as a whole: ``schema``, ``views`` or ``history``."""
-    return _with_kinds((resources.files("rmq_pipeline.store") / "sql" / f"{name}.sql").read_text())
+    """Return a file that runs as a whole."""
+    return _with_numbers(
+        (resources.files("rmq_pipeline.store") / "sql" / f"{name}.sql").read_text()
+    )
 
 
 def named(name: str, **placeholders: str) -> str:
@@ -57,9 +60,10 @@ def quoted(identifier: str) -> str:
 def view_macros() -> Mapping[str, str]:
     """Return the macros that a query may read like views, each with its parameter.
 
-    They are parsed from ``history.sql``, because DuckDB takes 30 ms to list its functions.
+    They are parsed from the scripts, because DuckDB takes 30 ms to list its functions.
     """
-    return MappingProxyType(dict(_VIEW_MACRO.findall(script("history"))))
+    texts = "".join(map(script, SCRIPTS))
+    return MappingProxyType(dict(_VIEW_MACRO.findall(texts)))
 
 
 @cache
@@ -70,9 +74,9 @@ def statements() -> dict[str, str]:
         (resources.files("rmq_pipeline.store") / "sql").iterdir(), key=lambda file: file.name
     ):
         stem, _, ending = file.name.rpartition(".")
-        if ending != "sql" or stem in _SCRIPTS:
+        if ending != "sql" or stem in SCRIPTS:
             continue
-        parts = _NAME.split(_with_kinds(file.read_text()))
+        parts = _NAME.split(_with_numbers(file.read_text()))
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in found:
                 raise ValueError(f"Two statements have the name {name}.")
@@ -80,5 +84,5 @@ def statements() -> dict[str, str]:
     return found
 
 
-def _with_kinds(text: str) -> str:
-    return re.sub(r"\$([A-Z][A-Z_]+)\b", lambda match: str(int(Kind[match[1]])), text)
+def _with_numbers(text: str) -> str:
+    return re.sub(r"\$([A-Z][A-Z_]+)\b", lambda match: str(_NUMBERS[match[1]]), text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.behaviour.conftest import Door, Make
 
-VIEWS = ("in_flight", "retrying", "parked", "progress", "lag", "scheduled", "half")
+VIEWS = ("in_flight", "retrying", "parked", "progress", "lag", "scheduled", "half", "waiting")
 #: How many, by their numbers; in a usual run one to which everything happens.
 HISTORIES = int(os.environ.get("RMQ_AS_OF_HISTORIES", "0"))
 NUMBERS = range(1, HISTORIES + 1) if HISTORIES else [2]

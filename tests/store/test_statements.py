@@ -8,8 +8,9 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.store import history, staging
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.statements import named, quoted, script, statements
+from rmq_pipeline.store.statements import SCRIPTS, named, quoted, script, statements
 from rmq_pipeline.store.stretch import Rows
+from scripts import generate_sql
 from tests.store import rows
 
 PREPARABLE = {
@@ -57,8 +58,8 @@ def connection(
             (home / folder).mkdir()
         history.write_nothing(made, home)
         history.use_files(made, home)
-        made.execute(script("views"))
-        made.execute(script("history"))
+        for name in SCRIPTS[1:]:
+            made.execute(script(name))
         kept, origins = staging.messages([_alone(*rows.messages(rows.message(2, 0, 0)))])
         state = staging.state_runs(
             [_alone(*rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
@@ -143,6 +144,12 @@ def test_a_text_that_fills_a_placeholder_neither_is_one_nor_ends_a_comment() -> 
 
     code = [line for line in filled.split("\n") if not line.startswith("--")]
     assert "\n".join(code) == f"SELECT * FROM {text} AS a WHERE true;"
+
+
+def test_generated_sql_follows_its_template() -> None:
+    assert generate_sql.DELIVERY_VIEWS.read_text("utf-8") == generate_sql.delivery_views(), (
+        "Run `make sql`."
+    )
 
 
 def test_kinds_are_their_numbers() -> None:

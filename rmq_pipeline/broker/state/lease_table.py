@@ -6,18 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq_pipeline.message import Int32s, Int64s
+from rmq_pipeline.store.events import Delivery
 
 Rows = npt.NDArray[np.intp]
 Columns = dict[str, npt.NDArray[Any]]
 FAR = np.iinfo(np.int64).max
-#: Values of ``delivery`` without a lease: waits for redelivery; marked for the dead letters.
-WAITING = 0
-DOOMED = -1
-#: Failed permanently and parked; held behind a parked message.
-PARKED = -2
-HELD = -3
-#: Acked while an earlier message is unsettled (order by queue).
-AHEAD = -4
+#: Values of ``delivery`` without a lease, as plain numbers for columns.
+WAITING = int(Delivery.WAITING)
+DOOMED = int(Delivery.EXHAUSTED)
+PARKED = int(Delivery.PARKED)
+HELD = int(Delivery.HELD)
+AHEAD = int(Delivery.ACKED_AHEAD)
 
 
 class LeaseTable:

@@ -229,179 +229,40 @@ FROM (
 )
 GROUP BY topic_id, queue_id;
 
--- As the view in_flight, at the moment t.
-CREATE OR REPLACE MACRO main.in_flight_at(t) AS TABLE
-SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id,
-       greatest(l.epoch, 0) AS epoch
-FROM store.leases_at(store.ms_of(t)) AS l
-JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
-JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
-LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-WHERE l.delivery > 0;
+-- Unsettled deliveries with their last failures.
+CREATE OR REPLACE MACRO store.failed_leases_at(ms) AS TABLE
+SELECT l.*, f.failure
+FROM store.leases_at(ms) AS l
+LEFT JOIN store.failures_at(ms) AS f USING (group_id, topic_id, queue_id, queue_offset);
 
--- As the view retrying, at the moment t.
-CREATE OR REPLACE MACRO main.retrying_at(t) AS TABLE
-SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempts, l.visible_at_ms,
-       f.failure ->> '$.reason' AS reason, f.failure ->> '$.error_type' AS error_type,
-       f.failure ->> '$.signature' AS signature, f.failure ->> '$.run_id' AS run_id,
-       f.failure ->> '$.traceback' AS traceback
-FROM store.leases_at(store.ms_of(t)) AS l
-JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
-JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
-LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-LEFT JOIN store.failures_at(store.ms_of(t)) AS f
-    USING (group_id, topic_id, queue_id, queue_offset)
-WHERE l.delivery IN (0, -1);
+-- Messages stored up to the moment.
+CREATE OR REPLACE MACRO store.stored_messages_at(ms) AS TABLE
+SELECT * FROM store.consume_queue WHERE stored_at_ms <= ms;
 
--- As the view parked, at the moment t.
-CREATE OR REPLACE MACRO main.parked_at(t) AS TABLE
-WITH leases AS MATERIALIZED (FROM store.leases_at(store.ms_of(t))),
-waiting AS (
-    SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset, count(*) AS waiting
-    FROM leases AS l
-    JOIN store.cursors_at(store.ms_of(t)) AS c USING (group_id, topic_id, queue_id)
-    LEFT JOIN store.behind_at(store.ms_of(t)) AS b
-        USING (group_id, topic_id, queue_id, message_group_hash)
-    JOIN store.consume_queue AS q
-        ON q.topic_id = l.topic_id AND q.queue_id = l.queue_id
-       AND q.message_group_hash = l.message_group_hash AND q.queue_offset > l.queue_offset
-       AND q.stored_at_ms <= store.ms_of(t)
-    LEFT JOIN leases AS h
-        ON h.group_id = l.group_id AND h.topic_id = l.topic_id AND h.queue_id = l.queue_id
-       AND h.queue_offset = q.queue_offset
-    WHERE l.delivery = -2 AND l.message_group_hash <> 0
-      AND (q.queue_offset >= least(c.queue_offset, b.queue_offset) OR h.queue_offset IS NOT NULL)
-    GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset
-),
-queue_waiting AS (
-    SELECT l.group_id, l.topic_id, l.queue_id, l.queue_offset,
-           greatest(h.max_offset - c.queue_offset, 0) + count(o.queue_offset) AS waiting
-    FROM leases AS l
-    JOIN store.groups_at(store.ms_of(t)) AS g
-        ON g.group_id = l.group_id AND g.detail ->> '$.order' = 'queue'
-    JOIN store.topics_at(store.ms_of(t)) AS own
-        ON own.topic_id = l.topic_id AND own.detail ->> '$.type' <> 'lite'
-    JOIN store.cursors_at(store.ms_of(t)) AS c
-        ON c.group_id = l.group_id AND c.topic_id = l.topic_id AND c.queue_id = l.queue_id
-    JOIN store.heads_at(store.ms_of(t)) AS h
-        ON h.topic_id = l.topic_id AND h.queue_id = l.queue_id
-    LEFT JOIN leases AS o
-        ON o.group_id = l.group_id AND o.topic_id = l.topic_id AND o.queue_id = l.queue_id
-       AND o.queue_offset > l.queue_offset AND o.delivery <> -4
-    WHERE l.delivery = -2
-    GROUP BY l.group_id, l.topic_id, l.queue_id, l.queue_offset, h.max_offset, c.queue_offset
-)
-SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
-       q.message_group, l.attempt AS delivery_attempts, l.parked_at_ms,
-       coalesce(b.waiting, w.waiting, 0) AS waiting, f.failure ->> '$.reason' AS reason,
-       f.failure ->> '$.error_type' AS error_type, f.failure ->> '$.signature' AS signature,
-       f.failure ->> '$.run_id' AS run_id
-FROM leases AS l
-JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
-JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
-LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
-LEFT JOIN store.failures_at(store.ms_of(t)) AS f
-    USING (group_id, topic_id, queue_id, queue_offset)
-LEFT JOIN waiting AS w USING (group_id, topic_id, queue_id, queue_offset)
-LEFT JOIN queue_waiting AS b USING (group_id, topic_id, queue_id, queue_offset)
-WHERE l.delivery = -2;
-
--- Progress by group id, and the messages never delivered that wait behind a cursor because their
--- message group is blocked.
-CREATE OR REPLACE MACRO store.progress_by_id_at(ms) AS TABLE
-WITH leases AS MATERIALIZED (FROM store.leases_at(ms)),
-cursors AS MATERIALIZED (FROM store.cursors_at(ms)),
-behind AS MATERIALIZED (FROM store.behind_at(ms)),
-unsettled AS (
-    SELECT group_id, topic_id, queue_id, min(queue_offset) AS first,
-           count(*) FILTER (WHERE delivery > 0) AS in_flight,
-           count(*) FILTER (WHERE delivery IN (0, -1)) AS retrying,
-           count(*) FILTER (WHERE delivery IN (-2, -3)) AS parked
-    FROM leases GROUP BY group_id, topic_id, queue_id
-),
-blocked AS (
-    SELECT group_id, topic_id, queue_id, min(queue_offset) AS first
-    FROM behind GROUP BY group_id, topic_id, queue_id
-),
-waiting AS (
-    SELECT b.group_id, b.topic_id, b.queue_id, count(*) AS waiting
-    FROM behind AS b
-    JOIN cursors AS c USING (group_id, topic_id, queue_id)
-    JOIN store.consume_queue AS q
-        ON q.topic_id = b.topic_id AND q.queue_id = b.queue_id
-       AND q.message_group_hash = b.message_group_hash
-       AND q.queue_offset >= b.queue_offset AND q.queue_offset < c.queue_offset
-    ANTI JOIN leases AS l
-        ON l.group_id = b.group_id AND l.topic_id = b.topic_id AND l.queue_id = b.queue_id
-       AND l.queue_offset = q.queue_offset
-    GROUP BY b.group_id, b.topic_id, b.queue_id
-)
-SELECT g.name AS consumer_group, t.name AS topic, c.topic_id, c.queue_id,
-       coalesce(h.min_offset, 0) AS min_offset, coalesce(h.max_offset, 0) AS max_offset,
-       c.queue_offset AS cursor, least(c.queue_offset, u.first, b.first) AS committed_offset,
-       coalesce(u.in_flight, 0) AS in_flight, coalesce(u.retrying, 0) AS retrying,
-       coalesce(u.parked, 0) AS parked, coalesce(w.waiting, 0) AS waiting
-FROM cursors AS c
-JOIN store.groups_at(ms) AS g USING (group_id)
-JOIN store.topics_at(ms) AS t USING (topic_id)
-LEFT JOIN store.heads_at(ms) AS h USING (topic_id, queue_id)
-LEFT JOIN unsettled AS u USING (group_id, topic_id, queue_id)
-LEFT JOIN blocked AS b USING (group_id, topic_id, queue_id)
-LEFT JOIN waiting AS w USING (group_id, topic_id, queue_id);
-
--- As the view progress, at the moment t.
-CREATE OR REPLACE MACRO main.progress_at(t) AS TABLE
-SELECT consumer_group, topic, queue_id, min_offset, max_offset, cursor, committed_offset, in_flight,
-       retrying, parked
-FROM store.progress_by_id_at(store.ms_of(t));
-
--- As the view lag, at the moment t.
-CREATE OR REPLACE MACRO main.lag_at(t) AS TABLE
-SELECT p.consumer_group, p.topic, p.queue_id,
-       p.max_offset - p.cursor + p.in_flight + p.retrying + p.parked + p.waiting AS lag,
-       q.stored_at_ms AS oldest_unread_at_ms
-FROM store.progress_by_id_at(store.ms_of(t)) AS p
-LEFT JOIN store.consume_queue AS q
-    ON q.topic_id = p.topic_id AND q.queue_id = p.queue_id
-   AND q.queue_offset = greatest(p.committed_offset, p.min_offset)
-   AND q.stored_at_ms <= store.ms_of(t);
-
--- As the view scheduled, at the moment t.
-CREATE OR REPLACE MACRO main.scheduled_at(t) AS TABLE
-WITH stored AS (
+-- Messages of SCHEDULE_TOPIC_XXXX that waited for their time.
+CREATE OR REPLACE MACRO store.scheduled_at(ms) AS TABLE
+SELECT s.* FROM (
     SELECT queue_id, queue_offset, visible_at_ms AS deliver_at_ms, target_topic_id
-    FROM store.snapshot_at(store.ms_of(t)) WHERE what = 'scheduled'
+    FROM store.snapshot_at(ms) WHERE what = 'scheduled'
     UNION ALL
     SELECT queue_id, queue_offset, deliver_at_ms, abs(target_topic_id)
-    FROM store.messages_at(store.ms_of(t)) WHERE topic_id = 1
-)
-SELECT t.name AS topic, s.deliver_at_ms,
-       CASE WHEN s.queue_id < 18 THEN s.queue_id + 1
-            WHEN s.queue_id > 18 THEN s.queue_id END AS delay_level,
-       q.message_id, q.tag, q.keys, q.message_group, q.born_at_ms, q.stored_at_ms,
-       s.queue_id, s.queue_offset
-FROM stored AS s
+    FROM store.messages_at(ms) WHERE topic_id = 1
+) AS s
 ANTI JOIN (
-    SELECT queue_id, queue_offset FROM store.events_at(store.ms_of(t))
+    SELECT queue_id, queue_offset FROM store.events_at(ms)
     WHERE topic_id = 1 AND kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED)
-) AS e ON e.queue_id = s.queue_id AND e.queue_offset = s.queue_offset
-LEFT JOIN store.topics_at(store.ms_of(t)) AS t ON t.topic_id = s.target_topic_id
-LEFT JOIN store.consume_queue AS q
-    ON q.topic_id = 1 AND q.queue_id = s.queue_id AND q.queue_offset = s.queue_offset;
+) AS e ON e.queue_id = s.queue_id AND e.queue_offset = s.queue_offset;
 
--- As the view half, at the moment t.
-CREATE OR REPLACE MACRO main.half_at(t) AS TABLE
+-- Half messages that were not ended.
+CREATE OR REPLACE MACRO store.halves_at(ms) AS TABLE
 WITH said AS (
     SELECT seq, kind, queue_offset, message_group_hash AS message_id_hash, client_id, attempt,
            visible_at_ms, NULL::INTEGER AS target_topic_id
-    FROM store.events_at(store.ms_of(t))
-    WHERE topic_id = 2 AND kind BETWEEN $HALF AND $HALF_GIVEN_UP
+    FROM store.events_at(ms) WHERE topic_id = 2 AND kind BETWEEN $HALF AND $HALF_GIVEN_UP
     UNION ALL
     SELECT -1, $HALF, queue_offset, message_group_hash, client_id, attempt, visible_at_ms,
            target_topic_id
-    FROM store.snapshot_at(store.ms_of(t)) WHERE what = 'half'
+    FROM store.snapshot_at(ms) WHERE what = 'half'
 ),
 open AS (
     SELECT queue_offset, arg_max(message_id_hash, seq) AS message_id_hash,
@@ -409,15 +270,10 @@ open AS (
            arg_max(visible_at_ms, seq) AS next_check_ms, max(target_topic_id) AS target_topic_id
     FROM said GROUP BY queue_offset HAVING arg_max(kind, seq) = $HALF
 )
-SELECT t.name AS topic, q.message_id,
-       lpad(to_hex(h.queue_offset), 16, '0') || lpad(to_hex(h.message_id_hash), 16, '0')
-           AS transaction_id,
-       h.producer_group, h.checks, h.next_check_ms, q.born_at_ms, q.stored_at_ms
+SELECT h.* REPLACE (coalesce(h.target_topic_id, q.target_topic_id) AS target_topic_id)
 FROM open AS h
 LEFT JOIN store.consume_queue AS q
-    ON q.topic_id = 2 AND q.queue_id = 0 AND q.queue_offset = h.queue_offset
-LEFT JOIN store.topics_at(store.ms_of(t)) AS t
-    ON t.topic_id = coalesce(h.target_topic_id, q.target_topic_id);
+    ON q.topic_id = 2 AND q.queue_id = 0 AND q.queue_offset = h.queue_offset;
 
 -- ------------------------------------------------------------------------------------- sink files
 

@@ -53,10 +53,8 @@ CREATE TABLE IF NOT EXISTS store.heads (
     topic_id INTEGER, queue_id INTEGER, min_offset BIGINT, max_offset BIGINT
 );
 
--- delivery > 0 is the number in its receipt; 0: it waits to be delivered again, -1: it is to be
--- dead-lettered, -2: parked, -3: held behind a parked one, -4: acked in order by queue while one
--- before it is not. epoch below 0: the attempt of the receive that was given it. failure is JSON
--- of its last one.
+-- delivery > 0 is the number in its receipt; Delivery in store/events.py names the others. epoch
+-- below 0: the attempt of the receive that was given it. failure is JSON of its last one.
 -- A row: a message that was delivered, or is to go to the dead letters, and is not settled.
 -- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK, ACK_AHEAD: the last one of a key.
 -- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
