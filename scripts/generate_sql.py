@@ -1,6 +1,7 @@
-"""Writes the SQL that follows from templates: ``rmq_pipeline/store/sql/delivery_views.sql``.
+"""Writes the generated SQL: of the state tables, and of the views of delivery state.
 
-Run it with ``make sql`` after a template was changed; a test fails while a file is stale.
+Run it with ``make sql`` after a table or the template was changed; a test fails while a file is
+stale.
 """
 
 import re
@@ -9,7 +10,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from scripts import table_sql
+
 SQL: Final = Path(__file__).resolve().parents[1] / "rmq_pipeline" / "store" / "sql"
+TABLES: Final = SQL / "tables"
 DELIVERY_VIEWS: Final = SQL / "delivery_views.sql"
 _TEMPLATE: Final = SQL / "delivery_views.sql.template"
 _HEAD: Final = """\
@@ -19,7 +23,7 @@ _HEAD: Final = """\
 _SECTION: Final = re.compile(r"^-- (view|part): (\w+)\n", re.MULTILINE)
 _NAME: Final = re.compile(r"\{(\w+)\}")
 #: What a name stands for now, where that is not the table of the name.
-_NOW: Final = {"failed_leases": "store.leases", "stored_messages": "store.consume_queue"}
+_NOW: Final = {"leases_with_failure": "store.leases", "stored_messages": "store.consume_queue"}
 #: Too many rows to be kept during a query.
 _NEVER_KEPT: Final = frozenset({"stored_messages"})
 
@@ -28,6 +32,12 @@ class _Template(NamedTuple):
     is_view: bool
     comment: str
     body: str
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    tables = {TABLES / name: text for name, text in table_sql.files().items()}
+    return {DELIVERY_VIEWS: delivery_views(), **tables}
 
 
 def delivery_views() -> str:
@@ -94,7 +104,8 @@ def _parts_of(view: _Template, templates: dict[str, _Template]) -> list[str]:
 
 def main() -> None:
     """Write the files."""
-    DELIVERY_VIEWS.write_text(delivery_views(), "utf-8")
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

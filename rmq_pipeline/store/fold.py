@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.store import staging
-from rmq_pipeline.store.events import CONSUMPTION, Kind
+from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.keyed_state import KeyedState
 from rmq_pipeline.store.redrives import RedriveFold
+from rmq_pipeline.store.state_tables import GROUPS, STATE_TABLES, TOPICS, StateTable
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.store.stretch import Rows
 from rmq_pipeline.topic import DLQ_PREFIX, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
@@ -25,33 +26,18 @@ _MESSAGES: Final = 1
 _EVENTS: Final = 2
 _KEYED_STATE: Final = 3
 
-#: Statements to run, in this order, if one of their kinds is among the events between two resets.
-_QUEUE_STATEMENTS: Final = (
-    (CONSUMPTION, ("fold_consumption", "fold_failures", "delete_leases", "insert_leases")),
-    ({Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED}, ("raise_cursors",)),
-    ({Kind.BEHIND, Kind.CAUGHT_UP}, ("fold_behind", "delete_behind", "insert_behind")),
-    (
-        {Kind.CONDEMN, Kind.PARDON},
-        ("fold_condemned", "delete_condemned", "insert_condemned"),
-    ),
+#: Regular tables, whose events are applied before the messages, for each run of events between two
+#: resets, and at the end.
+_NAMES: Final = (TOPICS, GROUPS)
+_PER_RUN: Final = tuple(each for each in STATE_TABLES if each.is_regular and each.is_reset)
+_AT_END: Final = tuple(
+    each for each in STATE_TABLES if each.is_regular and each not in (*_NAMES, *_PER_RUN)
 )
-_RESET_STATEMENTS: Final = ("reset_leases", "reset_behind", "reset_condemned", "reset_cursors")
-#: Statements for all events of the transaction, run before the messages are applied.
-_NAMING_STATEMENTS: Final = (
-    ({Kind.TOPIC}, ("set_topics",)),
-    ({Kind.GROUP}, ("set_groups",)),
-)
+_CURSOR_KINDS: Final = frozenset({Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED})
+#: Statements to run, in this order, if one of their kinds is among the events.
 _OTHER_STATEMENTS: Final = (
     ({Kind.WINDOW, Kind.WINDOW_CLOSED}, ("set_windows",)),
     ({Kind.SETTLED}, ("set_settled",)),
-    (
-        {Kind.LITE_SUBSCRIPTION},
-        ("fold_subscriptions", "delete_subscriptions", "insert_subscriptions"),
-    ),
-    (
-        {Kind.QUEUE_LOCKED, Kind.QUEUE_UNLOCKED},
-        ("fold_queue_locks", "delete_queue_locks", "insert_queue_locks"),
-    ),
     ({Kind.RESET}, ("count_resets",)),
     ({Kind.SINK_FILE}, ("insert_sink_files",)),
     (
@@ -85,33 +71,14 @@ _OTHER_STATEMENTS: Final = (
     ),
 )
 _HALVES: Final = frozenset(range(Kind.HALF, Kind.HALF_GIVEN_UP + 1))
+#: Tables whose rows go with their topic or group.
 _OF_TOPICS: Final = (
-    "store.topics",
-    "store.heads",
-    "store.leases",
-    "store.cursors",
-    "store.behind",
-    "store.condemned",
-    "store.lite_subscriptions",
-    "store.queue_locks",
-    "store.resets",
-    "store.dead_letters",
-    "store.segments",
-    "store.keyed_tables",
+    *(each.name for each in STATE_TABLES if each.belongs_to("topic_id")),
+    *("dead_letters", "keyed_tables"),
 )
 _OF_GROUPS: Final = (
-    "store.groups",
-    "store.leases",
-    "store.cursors",
-    "store.behind",
-    "store.condemned",
-    "store.lite_subscriptions",
-    "store.queue_locks",
-    "store.resets",
-    "store.sink_files",
-    "store.sink_replacements",
-    "store.effects",
-    "store.keyed_tables",
+    *(each.name for each in STATE_TABLES if each.belongs_to("group_id")),
+    *("sink_files", "sink_replacements", "effects", "keyed_tables"),
 )
 
 
@@ -149,7 +116,7 @@ class Fold:
             reached["topic_id"] = staging.largest(events, "topic_id")
             reached["group_id"] = staging.largest(events, "group_id")
             self._connection.register("staged_events", events)
-            self._run_for(kinds, _NAMING_STATEMENTS)
+            self._fold(kinds, _NAMES)
         if Kind.TOPIC in kinds:
             self._dead_letter_topics = None
         if by_kind[_MESSAGES]:
@@ -189,7 +156,7 @@ class Fold:
                 self._take_run(run)
             self._connection.register("staged_events", events)
         else:
-            self._run_for(kinds, _QUEUE_STATEMENTS)
+            self._take_queues(kinds)
         if {Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED} & kinds:
             self._run("delete_scheduled", {"schedule_topic_id": SCHEDULE_TOPIC_ID})
         if Kind.SCHEDULE_RECALLED in kinds:
@@ -201,6 +168,7 @@ class Fold:
             newest_ms = staging.largest(staging.of_kinds(events, _HALVES), "at_ms")
             before_ms = newest_ms - limits.TRANSACTION_REMEMBERED_MS
             self._run("forget_ended_halves", {"before_ms": before_ms})
+        self._fold(kinds, _AT_END)
         self._run_for(kinds, _OTHER_STATEMENTS)
 
     def _take_halves(self, *, new: bool) -> None:
@@ -216,21 +184,27 @@ class Fold:
         self._connection.register("staged_events", events)
         kinds = staging.kinds_of(events)
         if Kind.RESET in kinds:
-            for name in _RESET_STATEMENTS:
-                self._run(name)
+            for table in _PER_RUN:
+                self._run(f"reset_{table.name}")
+            self._run("reset_cursors")
         else:
-            self._run_for(kinds, _QUEUE_STATEMENTS)
+            self._take_queues(kinds)
+
+    def _take_queues(self, kinds: frozenset[int]) -> None:
+        self._fold(kinds, _PER_RUN)
+        if not kinds.isdisjoint(_CURSOR_KINDS):
+            self._run("raise_cursors")
 
     def _forget_deleted(self, kinds: frozenset[int]) -> None:
         self._keyed.drop_deleted()
         if Kind.TOPIC_DELETED in kinds:
             self._run("note_deleted_topics")
             for table in _OF_TOPICS:
-                self._connection.execute(named("forget_topics", table=table))
+                self._connection.execute(named("forget_topics", table=f"store.{table}"))
         if Kind.GROUP_DELETED in kinds:
             self._run("note_deleted_groups")
             for table in _OF_GROUPS:
-                self._connection.execute(named("forget_groups", table=table))
+                self._connection.execute(named("forget_groups", table=f"store.{table}"))
 
     def _topics_of_dead_letters(self) -> pa.Array:
         if self._dead_letter_topics is None:
@@ -239,6 +213,13 @@ class Fold:
             ).fetchall()
             self._dead_letter_topics = pa.array([topic_id for (topic_id,) in found], pa.int32())
         return self._dead_letter_topics
+
+    def _fold(self, kinds: frozenset[int], tables: Sequence[StateTable]) -> None:
+        """Apply the events to regular tables."""
+        for table in tables:
+            if not kinds.isdisjoint(table.kinds):
+                for name in table.folding:
+                    self._run(name)
 
     def _run_for(
         self,

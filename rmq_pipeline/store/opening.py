@@ -11,7 +11,8 @@ import pyarrow as pa
 from rmq_pipeline.errors import HomeFormatError
 from rmq_pipeline.store import history
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.statements import SCRIPTS, named, quoted, script
+from rmq_pipeline.store.state_tables import STATE_TABLES
+from rmq_pipeline.store.statements import named, quoted, tables, views
 
 #: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
 #: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
@@ -19,7 +20,7 @@ _CHECKPOINT_THRESHOLD: Final = "32MB"
 #: Maximum disk space for query data that does not fit in memory.
 _SPILL: Final = "4GB"
 #: Tables whose rows are written to Parquet files of the history.
-_IN_HISTORY: Final = ("events", "leases", "cursors", "behind", "heads", "scheduled", "halves")
+_IN_HISTORY: Final = ("events", *(table.name for table in STATE_TABLES if table.in_snapshots))
 
 
 def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
@@ -44,7 +45,7 @@ def made_by_this() -> str:
     The digest includes DuckDB's version, because DuckDB stores views in a version-specific form.
     """
     kinds = " ".join(f"{kind.name}={int(kind)}" for kind in Kind)
-    texts = [duckdb.__version__, kinds, *map(script, SCRIPTS)]
+    texts = [duckdb.__version__, kinds, tables(), views()]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
@@ -69,7 +70,7 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
             "name": [kind.name.lower() for kind in Kind],
         }
     )
-    cursor.execute(script("schema"))
+    cursor.execute(tables())
     cursor.register("staged_kinds", kinds)
     extended = _add_columns(cursor)
     for name in ("begin_reached", "clear_kinds", "insert_kinds", "begin_snapshots"):
@@ -80,15 +81,14 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
         cursor.execute(named("set_columns_since"))
     history.write_nothing(cursor, home, replace=True)
     history.use_files(cursor, home)
-    for name in SCRIPTS[1:]:
-        cursor.execute(script(name))
+    cursor.execute(views())
     cursor.execute(named("set_made_by"), {"made_by": made_by})
 
 
 def _add_columns(cursor: duckdb.DuckDBPyConnection) -> set[str]:
-    """Append the columns of ``schema.sql`` that an older version's tables lack; return these."""
+    """Append the declared columns that an older version's tables lack; return these."""
     with duckdb.connect() as new:
-        new.execute(script("schema"))
+        new.execute(tables())
         wanted = _columns(new)
     extended = set()
     for table, found in _columns(cursor).items():

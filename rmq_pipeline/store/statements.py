@@ -6,16 +6,18 @@ replaces ``"{table}"`` and similar placeholders.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Final
 
 from rmq_pipeline.store.events import Delivery, Kind
 
-#: Files that run as a whole, in the order in which they do.
-SCRIPTS: Final = ("schema", "views", "history", "delivery_views")
+#: Files that run as a whole.
+_SCRIPTS: Final = ("schema", "views", "history", "delivery_views")
+_SQL: Final = resources.files("rmq_pipeline.store") / "sql"
 _NUMBERS: Final = {each.name: int(each) for each in (*Kind, *Delivery)}
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r'"\{(\w+)\}"')
@@ -24,11 +26,26 @@ _VIEW_MACRO: Final = re.compile(
 )
 
 
+@cache
+def tables() -> str:
+    """Return the script that creates the tables."""
+    return "\n".join((script("schema"), *_beginning("create_")))
+
+
+@cache
+def views() -> str:
+    """Return the script that creates the views and macros over the tables."""
+    moments = _beginning("at_")
+    return "\n".join((script("views"), script("history"), *moments, script("delivery_views")))
+
+
+def _beginning(prefix: str) -> Iterator[str]:
+    return (text for name, text in _of_state_tables().items() if name.startswith(prefix))
+
+
 def script(name: str) -> str:
     """Return a file that runs as a whole."""
-    return _with_numbers(
-        (resources.files("rmq_pipeline.store") / "sql" / f"{name}.sql").read_text()
-    )
+    return _with_numbers((_SQL / f"{name}.sql").read_text())
 
 
 def named(name: str, **placeholders: str) -> str:
@@ -62,19 +79,28 @@ def view_macros() -> Mapping[str, str]:
 
     They are parsed from the scripts, because DuckDB takes 30 ms to list its functions.
     """
-    texts = "".join(map(script, SCRIPTS))
-    return MappingProxyType(dict(_VIEW_MACRO.findall(texts)))
+    return MappingProxyType(dict(_VIEW_MACRO.findall(views())))
 
 
 @cache
 def statements() -> dict[str, str]:
     """Return all named statements, with their comment lines."""
+    others = _named_in(_SQL, without=_SCRIPTS)
+    if both := others.keys() & _of_state_tables().keys():
+        raise ValueError(f"Two statements have the same name: {', '.join(sorted(both))}.")
+    return {**others, **_of_state_tables()}
+
+
+@cache
+def _of_state_tables() -> dict[str, str]:
+    return _named_in(_SQL / "tables")
+
+
+def _named_in(folder: Traversable, *, without: Sequence[str] = ()) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in sorted(
-        (resources.files("rmq_pipeline.store") / "sql").iterdir(), key=lambda file: file.name
-    ):
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
         stem, _, ending = file.name.rpartition(".")
-        if ending != "sql" or stem in SCRIPTS:
+        if ending != "sql" or stem in without:
             continue
         parts = _NAME.split(_with_numbers(file.read_text()))
         for name, text in zip(parts[1::2], parts[2::2], strict=True):

@@ -7,33 +7,16 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline.store.state_tables import STATE_TABLES
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
 
-_TABLES: Final = (
-    "topics",
-    "groups",
-    "heads",
-    "leases",
-    "cursors",
-    "behind",
-    "condemned",
-    "scheduled",
-    "halves",
-    "redriven",
-    "windows",
-    "lite_subscriptions",
-    "queue_locks",
-    "resets",
-    "sinks",
-    "segments",
-    "event_segments",
-)
+_TABLES: Final = (*(table.name for table in STATE_TABLES), "redriven", "sinks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """The state tables, all at log position ``dispatched``; columns as in sql/state.sql."""
+    """The state tables, all at log position ``dispatched``; columns as in state_tables.py."""
 
     dispatched: int
     last_at_ms: int

@@ -5,25 +5,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline.store.database import Database
-from rmq_pipeline.store.events import CONSUMPTION, REMOVES_ROW, Kind
+from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.state_tables import STATE_TABLES, StateTable
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 from tests.store.rows import Row, rows_of
 
 #: Kinds that end the wait of a scheduled message.
 ENDS_WAIT = [Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED]
-LEASE_COLUMNS = ("attempt", "visible_at_ms", "delivery", "epoch", "message_group_hash", "client_id")
+#: Values of a row that is not kept, by table: the conditions of the declarations.
+NOT_KEPT = {"lite_subscriptions": ("[]",)}
+REGULAR = [table for table in STATE_TABLES if table.is_regular]
 
 
 @dataclass
 class Model:
     """The state tables as dicts, changed event by event."""
 
-    topics: dict[int, str] = field(default_factory=dict)
-    groups: dict[int, str] = field(default_factory=dict)
-    leases: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
+    #: Of each regular table, by its key: the values that recovery reads.
+    regular: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = field(
+        default_factory=lambda: {table.name: {} for table in REGULAR}
+    )
     cursors: dict[tuple[int, ...], int] = field(default_factory=dict)
-    behind: dict[tuple[int, ...], int] = field(default_factory=dict)
-    condemned: dict[tuple[int, ...], tuple[int, str | None]] = field(default_factory=dict)
     scheduled: dict[tuple[int, ...], int] = field(default_factory=dict)
     heads: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
     windows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -41,28 +43,16 @@ class Model:
         """Whether a broker could say this now; if so, it is taken in."""
         kind = Kind(row["kind"])
         queue = (row["group_id"], row["topic_id"], row["queue_id"])
-        key = (*queue, row["queue_offset"])
-        if kind in REMOVES_ROW:
-            self.leases.pop(key, None)
-        elif kind in CONSUMPTION:
-            before = self.leases.get(key, (None,))[-1]
-            state = (row[name] for name in LEASE_COLUMNS)
-            self.leases[key] = (*state, row["detail"] or before)
+        for table in REGULAR:
+            self.take_last(table, kind, row)
         if kind in (Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED):
             reached = row["queue_offset"] + (kind == Kind.LEASE)
             self.cursors[queue] = max(self.cursors.get(queue, 0), reached)
-        elif kind == Kind.BEHIND:
-            self.behind[(*queue, row["message_group_hash"])] = row["queue_offset"]
-        elif kind == Kind.CAUGHT_UP:
-            self.behind.pop((*queue, row["message_group_hash"]), None)
-        elif kind == Kind.CONDEMN:
-            given_up = (row["queue_offset"], row["detail"])
-            self.condemned[(*queue, row["message_group_hash"])] = given_up
-        elif kind == Kind.PARDON:
-            self.condemned.pop((*queue, row["message_group_hash"]), None)
         elif kind == Kind.RESET:
             self.cursors[queue] = row["queue_offset"]
-            self.forget(lambda key: key[:3] == queue, leases=True)
+            for table in REGULAR:
+                if table.is_reset:
+                    forget(self.regular[table.name], lambda key: key[:3] == queue)
         elif kind in ENDS_WAIT:
             place = (row["queue_id"], row["queue_offset"])
             return self.scheduled.pop(place, None) is not None
@@ -72,6 +62,21 @@ class Model:
             self.take_other(kind, row)
         return True
 
+    def take_last(self, table: StateTable, kind: Kind, row: Row) -> None:
+        rows = self.regular[table.name]
+        key = tuple(row[name] for name in table.key_names)
+        if kind in table.removes:
+            rows.pop(key, None)
+        elif kind in table.sets:
+            loaded = [column for column in table.columns if column.is_loaded]
+            before = rows.get(key, (None,) * len(loaded))
+            rows[key] = tuple(
+                (row[column.of_event] or old) if column.is_kept else row[column.of_event]
+                for column, old in zip(loaded, before, strict=True)
+            )
+            if rows[key] == NOT_KEPT.get(table.name):
+                del rows[key]
+
     def take_settled(self, said: Row) -> bool:
         kept = self.windows.get(said["window"])
         if kept is not None:
@@ -79,53 +84,49 @@ class Model:
         return kept is not None
 
     def take_other(self, kind: Kind, row: Row) -> None:
-        if kind == Kind.TOPIC:
-            self.topics[row["topic_id"]] = row["detail"]
-        elif kind == Kind.GROUP:
-            self.groups[row["group_id"]] = row["detail"]
-        elif kind == Kind.TOPIC_DELETED:
-            self.dead.add(("topic", row["topic_id"]))
+        if kind == Kind.TOPIC_DELETED:
+            self.dead.add(("topic_id", row["topic_id"]))
         elif kind == Kind.GROUP_DELETED:
-            self.dead.add(("group", row["group_id"]))
+            self.dead.add(("group_id", row["group_id"]))
         elif kind in (Kind.WINDOW, Kind.WINDOW_CLOSED):
             owner, _, _, *settled = self.windows.get(row["detail"], ("", 0, 0, "", ""))
             expires = row["visible_at_ms"] if kind == Kind.WINDOW else 0
             window = (row["client_id"] or owner, row["epoch"], expires, *settled)
             self.windows[row["detail"]] = window
 
-    def forget(self, condition: Any, *, leases: bool = False, cursors: bool = False) -> None:
-        tables: list[dict[Any, Any]] = [self.behind, self.condemned]
-        tables += [self.leases] if leases else []
-        tables += [self.cursors] if cursors else []
-        for table in tables:
-            for key in [key for key in table if condition(key)]:
-                del table[key]
-
     def end(self) -> None:
         """What is dead is gone."""
         for what, number in self.dead:
-            place = 0 if what == "group" else 1
-            self.forget(lambda key, n=number, p=place: key[p] == n, leases=True, cursors=True)
-            (self.groups if what == "group" else self.topics).pop(number, None)
-            if what == "topic":
-                self.heads = {key: v for key, v in self.heads.items() if key[0] != number}
+            for table in REGULAR:
+                if what in table.key_names:
+                    place = table.key_names.index(what)
+                    forget(self.regular[table.name], lambda key, n=number, p=place: key[p] == n)
+            place = ("group_id", "topic_id").index(what)
+            forget(self.cursors, lambda key, n=number, p=place: key[p] == n)
+            if what == "topic_id":
+                forget(self.heads, lambda key, n=number: key[0] == n)
+
+
+def forget(table: dict[Any, Any], condition: Any) -> None:
+    """Delete the rows whose keys are meant."""
+    for key in [key for key in table if condition(key)]:
+        del table[key]
 
 
 def state_of(database: Database) -> Model:
     """The state tables as a model."""
     stored = database.load_state()
-    n = len(LEASE_COLUMNS) + 1  # and the last failure
     windows = {
         name: (*kept, settle_id, json.loads(answer) if answer else "")
         for name, *kept, settle_id, answer in rows_of(stored.windows)
     }
+    regular = {}
+    for table in REGULAR:
+        n = len(table.key)
+        regular[table.name] = {row[:n]: row[n:] for row in rows_of(getattr(stored, table.name))}
     return Model(
-        topics=dict(rows_of(stored.topics)),
-        groups=dict(rows_of(stored.groups)),
-        leases={row[:-n]: row[-n:] for row in rows_of(stored.leases)},
+        regular=regular,
         cursors={row[:-1]: row[-1] for row in rows_of(stored.cursors)},
-        behind={row[:-1]: row[-1] for row in rows_of(stored.behind)},
-        condemned={row[:-2]: row[-2:] for row in rows_of(stored.condemned)},
         scheduled={row[:2]: row[2] for row in rows_of(stored.scheduled)},
         heads={row[:2]: row[2:] for row in rows_of(stored.heads)},
         windows=windows,

@@ -82,6 +82,20 @@ settles = made(
         }
     ),
 )
+locks = made(
+    [Kind.QUEUE_LOCKED, Kind.QUEUE_UNLOCKED],
+    **places,
+    client_id=text,
+    visible_at_ms=number,
+    epoch=small,
+)
+subscriptions = made(
+    [Kind.LITE_SUBSCRIPTION],
+    group_id=places["group_id"],
+    topic_id=places["topic_id"],
+    client_id=st.sampled_from(["a", "b"]),
+    detail=st.sampled_from(['["x"]', "[]"]),
+)
 names = st.one_of(
     st.builds(rows.topic, places["topic_id"], st.sampled_from(["t", "u"])),
     st.builds(rows.group, places["group_id"], st.sampled_from(["g", "h"])),
@@ -91,7 +105,7 @@ deletions = st.one_of(
 )
 an_event = st.one_of(
     *(consumption, consumption, consumption, moves, waits, waits, verdicts),
-    *(deliveries, windows, settles, names),
+    *(deliveries, windows, settles, names, locks, subscriptions),
 )
 #: What becomes of one frame: events, and how many messages go to each of two queues.
 frame = st.tuples(st.lists(an_event, max_size=12), st.tuples(small, small), st.booleans())

@@ -8,7 +8,8 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.store import history, staging
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.statements import SCRIPTS, named, quoted, script, statements
+from rmq_pipeline.store.state_tables import STATE_TABLES
+from rmq_pipeline.store.statements import named, quoted, statements, tables, views
 from rmq_pipeline.store.stretch import Rows
 from scripts import generate_sql
 from tests.store import rows
@@ -53,13 +54,12 @@ def connection(
     """The tables and views, and every relation that statements read from Python."""
     home = tmp_path_factory.mktemp("home")
     with duckdb.connect() as made:
-        made.execute(script("schema"))
+        made.execute(tables())
         for folder in (history.EVENTS, history.SNAPSHOTS):
             (home / folder).mkdir()
         history.write_nothing(made, home)
         history.use_files(made, home)
-        for name in SCRIPTS[1:]:
-            made.execute(script(name))
+        made.execute(views())
         kept, origins = staging.messages([_alone(*rows.messages(rows.message(2, 0, 0)))])
         state = staging.state_runs(
             [_alone(*rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
@@ -76,17 +76,8 @@ def connection(
         places = {"queue_id": [0], "queue_offset": [0], "ordinal": [0]}
         made.register("asked_places", pa.table(places))
         made.register("asked_keys", pa.table({"idempotency_key": ["k"], "ordinal": [0]}))
-        for name in (
-            "fold_consumption",
-            "fold_failures",
-            "fold_behind",
-            "fold_condemned",
-            "fold_subscriptions",
-            "fold_queue_locks",
-            "fold_halves",
-            "fold_redrives",
-            "fold_state",
-        ):
+        folds = [name for table in STATE_TABLES if table.is_regular for name in table.folding]
+        for name in (*folds, "fold_halves", "fold_redrives", "fold_state"):
             made.execute(named(name))
         made.execute(named("create_state", table="keyed.state_1_2"))
         made.execute(named("view_state", table="keyed.state_1_2", view='"keyed_state_a"'))
@@ -132,7 +123,7 @@ def test_statement_says_what_goes_in_and_what_comes_out(name: str) -> None:
 
 
 def test_every_table_says_what_a_row_is_who_writes_it_and_when_it_goes() -> None:
-    for match in re.finditer(r"((?:^--.*\n)+)CREATE TABLE", script("schema"), re.MULTILINE):
+    for match in re.finditer(r"((?:^--.*\n)+)CREATE TABLE", tables(), re.MULTILINE):
         assert re.search(r"-- A row: .*\n-- Written by: .*\n-- Goes: ", match[1]), match[1]
 
 
@@ -146,10 +137,11 @@ def test_a_text_that_fills_a_placeholder_neither_is_one_nor_ends_a_comment() -> 
     assert "\n".join(code) == f"SELECT * FROM {text} AS a WHERE true;"
 
 
-def test_generated_sql_follows_its_template() -> None:
-    assert generate_sql.DELIVERY_VIEWS.read_text("utf-8") == generate_sql.delivery_views(), (
-        "Run `make sql`."
-    )
+def test_generated_sql_follows_its_declarations() -> None:
+    generated = generate_sql.generated()
+
+    assert {path: path.read_text("utf-8") for path in generated} == generated, "Run `make sql`."
+    assert set(generate_sql.TABLES.iterdir()) == generated.keys() - {generate_sql.DELIVERY_VIEWS}
 
 
 def test_kinds_are_their_numbers() -> None:

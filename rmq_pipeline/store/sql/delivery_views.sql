@@ -192,7 +192,7 @@ SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.
        l.failure ->> '$.reason' AS reason, l.failure ->> '$.error_type' AS error_type,
        l.failure ->> '$.signature' AS signature, l.failure ->> '$.run_id' AS run_id,
        l.failure ->> '$.traceback' AS traceback
-FROM store.failed_leases_at(store.ms_of(t)) AS l
+FROM store.leases_with_failure_at(store.ms_of(t)) AS l
 JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
 JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
 LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
@@ -264,7 +264,7 @@ SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.
        coalesce(b.waiting, w.waiting, 0) AS waiting, l.failure ->> '$.reason' AS reason,
        l.failure ->> '$.error_type' AS error_type, l.failure ->> '$.signature' AS signature,
        l.failure ->> '$.run_id' AS run_id
-FROM store.failed_leases_at(store.ms_of(t)) AS l
+FROM store.leases_with_failure_at(store.ms_of(t)) AS l
 JOIN groups AS g USING (group_id)
 JOIN topics AS t USING (topic_id)
 LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)

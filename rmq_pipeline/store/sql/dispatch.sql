@@ -6,52 +6,6 @@
 -- In: staged_events. Out: each, kept.
 INSERT INTO store.events BY NAME SELECT * EXCLUDE (seq) FROM staged_events;
 
--- name: fold_consumption
--- In: staged_events. Out: net_consumption, the last event of each message of each group.
-CREATE OR REPLACE TEMP TABLE net_consumption AS
-SELECT kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
-       message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
-FROM staged_events
-WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
-    GROUP BY group_id, topic_id, queue_id, queue_offset
-);
-
--- name: fold_failures
--- In: staged_events, net_consumption. Out: net_failures, the last failure said of each message that
--- stays: by an event of the transaction after which it was not removed, or by the row it replaces.
-CREATE OR REPLACE TEMP TABLE net_failures AS
-SELECT group_id, topic_id, queue_id, queue_offset, nullif(arg_max(failure, seq), '') AS failure
-FROM (
-    SELECT group_id, topic_id, queue_id, queue_offset, seq,
-           CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
-    FROM staged_events
-    WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
-      AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
-    UNION ALL
-    SELECT group_id, topic_id, queue_id, queue_offset, -1, failure
-    FROM store.leases WHERE failure IS NOT NULL
-)
-SEMI JOIN (
-    SELECT group_id, topic_id, queue_id, queue_offset
-    FROM net_consumption WHERE kind NOT IN ($ACK, $DEAD_LETTER)
-) USING (group_id, topic_id, queue_id, queue_offset)
-GROUP BY group_id, topic_id, queue_id, queue_offset;
-
--- name: delete_leases
--- In: net_consumption. Out: the rows it replaces or removes are gone.
-DELETE FROM store.leases AS l USING net_consumption AS n
-WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.queue_id
-  AND l.queue_offset = n.queue_offset;
-
--- name: insert_leases
--- In: net_consumption, net_failures. Out: the rows that they leave.
-INSERT INTO store.leases
-SELECT group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery, epoch,
-       message_group_hash, client_id, failure, parked_at_ms
-FROM net_consumption LEFT JOIN net_failures USING (group_id, topic_id, queue_id, queue_offset)
-WHERE kind NOT IN ($ACK, $DEAD_LETTER);
-
 -- name: raise_cursors
 -- In: staged_events. Out: cursors at least where CURSOR and OFFSET_UPDATED say, and past what was
 -- leased.
@@ -66,38 +20,6 @@ ON c.group_id = n.group_id AND c.topic_id = n.topic_id AND c.queue_id = n.queue_
 WHEN MATCHED THEN UPDATE SET queue_offset = greatest(c.queue_offset, n.queue_offset)
 WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.topic_id, n.queue_id, n.queue_offset);
 
--- name: fold_behind
--- In: staged_events. Out: net_behind, the last BEHIND or CAUGHT_UP of each message group.
-CREATE OR REPLACE TEMP TABLE net_behind AS
-SELECT kind, group_id, topic_id, queue_id, message_group_hash, queue_offset
-FROM staged_events
-WHERE seq IN (
-    SELECT max(seq) FROM staged_events WHERE kind IN ($BEHIND, $CAUGHT_UP)
-    GROUP BY group_id, topic_id, queue_id, message_group_hash
-);
-
--- name: delete_behind
--- In: net_behind. Out: the rows it replaces or removes are gone.
-DELETE FROM store.behind AS b USING net_behind AS n
-WHERE b.group_id = n.group_id AND b.topic_id = n.topic_id AND b.queue_id = n.queue_id
-  AND b.message_group_hash = n.message_group_hash;
-
--- name: insert_behind
--- In: net_behind. Out: the rows that it leaves.
-INSERT INTO store.behind
-SELECT group_id, topic_id, queue_id, message_group_hash, queue_offset
-FROM net_behind WHERE kind = $BEHIND;
-
--- name: reset_leases
--- In: staged_events, all RESET. Out: no leases of those queues.
-DELETE FROM store.leases AS l USING staged_events AS n
-WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.queue_id;
-
--- name: reset_behind
--- In: staged_events, all RESET. Out: no message groups behind the cursor in those queues.
-DELETE FROM store.behind AS b USING staged_events AS n
-WHERE b.group_id = n.group_id AND b.topic_id = n.topic_id AND b.queue_id = n.queue_id;
-
 -- name: reset_cursors
 -- In: staged_events, all RESET. Out: the cursors of those queues exactly where the last one says.
 MERGE INTO store.cursors AS c
@@ -108,28 +30,6 @@ USING (
 ON c.group_id = n.group_id AND c.topic_id = n.topic_id AND c.queue_id = n.queue_id
 WHEN MATCHED THEN UPDATE SET queue_offset = n.queue_offset
 WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.topic_id, n.queue_id, n.queue_offset);
-
--- name: set_topics
--- In: staged_events. Out: the topics as their last TOPIC says.
-MERGE INTO store.topics AS t
-USING (
-    SELECT topic_id, arg_max(detail, seq) AS detail
-    FROM staged_events WHERE kind = $TOPIC GROUP BY topic_id
-) AS n
-ON t.topic_id = n.topic_id
-WHEN MATCHED THEN UPDATE SET name = n.detail ->> '$.name', detail = n.detail
-WHEN NOT MATCHED THEN INSERT VALUES (n.topic_id, n.detail ->> '$.name', n.detail);
-
--- name: set_groups
--- In: staged_events. Out: the groups as their last GROUP says.
-MERGE INTO store.groups AS g
-USING (
-    SELECT group_id, arg_max(detail, seq) AS detail
-    FROM staged_events WHERE kind = $GROUP GROUP BY group_id
-) AS n
-ON g.group_id = n.group_id
-WHEN MATCHED THEN UPDATE SET name = n.detail ->> '$.name', detail = n.detail
-WHEN NOT MATCHED THEN INSERT VALUES (n.group_id, n.detail ->> '$.name', n.detail);
 
 -- name: forget_topics
 -- In: staged_events; {table}, one with a topic_id. Out: no rows of deleted topics in it.
@@ -221,42 +121,6 @@ FROM (
     FROM staged_events WHERE kind = $SETTLED GROUP BY ALL
 ) AS n
 WHERE w.name = n.name;
-
--- name: fold_subscriptions
--- In: staged_events. Out: net_subscriptions, the last LITE_SUBSCRIPTION of each client.
-CREATE OR REPLACE TEMP TABLE net_subscriptions AS
-SELECT group_id, topic_id, client_id, arg_max(detail, seq) AS lite_topics
-FROM staged_events WHERE kind = $LITE_SUBSCRIPTION GROUP BY group_id, topic_id, client_id;
-
--- name: delete_subscriptions
--- In: net_subscriptions. Out: the rows they replace or remove are gone.
-DELETE FROM store.lite_subscriptions AS s USING net_subscriptions AS n
-WHERE s.group_id = n.group_id AND s.topic_id = n.topic_id AND s.client_id = n.client_id;
-
--- name: insert_subscriptions
--- In: net_subscriptions. Out: the rows that they leave.
-INSERT INTO store.lite_subscriptions
-SELECT group_id, topic_id, client_id, lite_topics FROM net_subscriptions WHERE lite_topics <> '[]';
-
--- name: fold_queue_locks
--- In: staged_events. Out: net_queue_locks, the last of each queue.
-CREATE OR REPLACE TEMP TABLE net_queue_locks AS
-SELECT group_id, topic_id, queue_id, arg_max(kind, seq) AS kind,
-       arg_max(client_id, seq) AS client_id, arg_max(visible_at_ms, seq) AS expires_at_ms,
-       arg_max(epoch, seq) AS locked_at_ms, arg_max(at_ms, seq) AS renewed_at_ms
-FROM staged_events WHERE kind IN ($QUEUE_LOCKED, $QUEUE_UNLOCKED)
-GROUP BY group_id, topic_id, queue_id;
-
--- name: delete_queue_locks
--- In: net_queue_locks. Out: the rows they replace or remove are gone.
-DELETE FROM store.queue_locks AS l USING net_queue_locks AS n
-WHERE l.group_id = n.group_id AND l.topic_id = n.topic_id AND l.queue_id = n.queue_id;
-
--- name: insert_queue_locks
--- In: net_queue_locks. Out: the rows that they leave.
-INSERT INTO store.queue_locks
-SELECT group_id, topic_id, queue_id, client_id, expires_at_ms, locked_at_ms, renewed_at_ms
-FROM net_queue_locks WHERE kind = $QUEUE_LOCKED;
 
 -- name: count_resets
 -- In: staged_events. Out: as many more for each queue.

@@ -131,50 +131,6 @@ CREATE OR REPLACE MACRO store.resets_at(ms) AS TABLE
 SELECT group_id, topic_id, queue_id, max(seq) AS seq, arg_max(queue_offset, seq) AS queue_offset
 FROM store.events_at(ms) WHERE kind = $RESET GROUP BY group_id, topic_id, queue_id;
 
--- Unsettled deliveries as store.leases has them, but for the failure: the last event of a message
--- of a group, unless it was settled or its queue reset.
-CREATE OR REPLACE MACRO store.leases_at(ms) AS TABLE
-WITH said AS (
-    SELECT seq, kind, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms, delivery,
-           epoch, message_group_hash, client_id, CASE kind WHEN $PARK THEN at_ms END AS parked_at_ms
-    FROM store.events_at(ms) WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
-    UNION ALL
-    SELECT -1, $INVISIBLE, group_id, topic_id, queue_id, queue_offset, attempt, visible_at_ms,
-           delivery, epoch, message_group_hash, client_id, at_ms
-    FROM store.snapshot_at(ms) WHERE what = 'lease'
-),
-latest AS (
-    SELECT group_id, topic_id, queue_id, queue_offset, max(seq) AS seq
-    FROM said GROUP BY group_id, topic_id, queue_id, queue_offset
-    HAVING arg_max(kind, seq) NOT IN ($ACK, $DEAD_LETTER)
-)
-SELECT s.* EXCLUDE (kind)
-FROM said AS s
-SEMI JOIN latest AS l
-    ON l.seq = s.seq AND l.queue_offset = s.queue_offset AND l.queue_id = s.queue_id
-   AND l.topic_id = s.topic_id AND l.group_id = s.group_id
-ANTI JOIN store.resets_at(ms) AS r
-    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
-   AND r.seq > s.seq;
-
--- The last failure said of each message that failed and was not settled since.
-CREATE OR REPLACE MACRO store.failures_at(ms) AS TABLE
-SELECT group_id, topic_id, queue_id, queue_offset, nullif(arg_max(failure, seq), '') AS failure
-FROM (
-    SELECT seq, group_id, topic_id, queue_id, queue_offset,
-           CASE WHEN kind IN ($ACK, $DEAD_LETTER) THEN '' ELSE detail END AS failure
-    FROM store.events_at(ms)
-    WHERE kind BETWEEN $LEASE AND $ACK_AHEAD
-      AND (detail IS NOT NULL OR kind IN ($ACK, $DEAD_LETTER))
-    UNION ALL
-    SELECT -1, group_id, topic_id, queue_id, queue_offset, detail
-    FROM store.snapshot_at(ms) WHERE what = 'lease' AND detail IS NOT NULL
-) AS f
-ANTI JOIN store.resets_at(ms) AS r
-    ON r.group_id = f.group_id AND r.topic_id = f.topic_id AND r.queue_id = f.queue_id
-   AND r.seq > f.seq
-GROUP BY group_id, topic_id, queue_id, queue_offset;
-
 -- How far each group had looked at each queue.
 CREATE OR REPLACE MACRO store.cursors_at(ms) AS TABLE
 WITH resets AS MATERIALIZED (FROM store.resets_at(ms)),
@@ -195,24 +151,6 @@ ANTI JOIN resets AS r
    AND r.seq > s.seq
 GROUP BY s.group_id, s.topic_id, s.queue_id;
 
--- Message groups with messages waiting before the cursor.
-CREATE OR REPLACE MACRO store.behind_at(ms) AS TABLE
-WITH said AS (
-    SELECT seq, kind, group_id, topic_id, queue_id, message_group_hash, queue_offset
-    FROM store.events_at(ms) WHERE kind IN ($BEHIND, $CAUGHT_UP)
-    UNION ALL
-    SELECT -1, $BEHIND, group_id, topic_id, queue_id, message_group_hash, queue_offset
-    FROM store.snapshot_at(ms) WHERE what = 'behind'
-)
-SELECT s.group_id, s.topic_id, s.queue_id, s.message_group_hash,
-       arg_max(s.queue_offset, s.seq) AS queue_offset
-FROM said AS s
-ANTI JOIN store.resets_at(ms) AS r
-    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
-   AND r.seq > s.seq
-GROUP BY s.group_id, s.topic_id, s.queue_id, s.message_group_hash
-HAVING arg_max(s.kind, s.seq) = $BEHIND;
-
 -- Which offsets each queue kept.
 CREATE OR REPLACE MACRO store.heads_at(ms) AS TABLE
 SELECT topic_id, queue_id, max(min_offset) AS min_offset, max(max_offset) AS max_offset
@@ -228,12 +166,6 @@ FROM (
     FROM store.events_at(ms) WHERE kind = $EXPIRED
 )
 GROUP BY topic_id, queue_id;
-
--- Unsettled deliveries with their last failures.
-CREATE OR REPLACE MACRO store.failed_leases_at(ms) AS TABLE
-SELECT l.*, f.failure
-FROM store.leases_at(ms) AS l
-LEFT JOIN store.failures_at(ms) AS f USING (group_id, topic_id, queue_id, queue_offset);
 
 -- Messages stored up to the moment.
 CREATE OR REPLACE MACRO store.stored_messages_at(ms) AS TABLE

@@ -59,34 +59,6 @@ ORDER BY topic_id, queue_id, queue_offset, position, "row";
 SELECT * FROM read_parquet($files, union_by_name = true)
 ORDER BY topic_id, queue_id, queue_offset, position, "row";
 
--- name: snapshot_rows
--- In: $position, that of store.reached. Out: the state of this moment, a row for each row of its
--- tables, as an event that says the same would fill it; what is the table.
-SELECT $position AS position, 'lease' AS what, parked_at_ms AS at_ms, group_id, topic_id, queue_id,
-       queue_offset, attempt, visible_at_ms, delivery, epoch, message_group_hash, client_id,
-       failure AS detail, NULL::BIGINT AS min_offset, NULL::INTEGER AS target_topic_id
-FROM store.leases
-UNION ALL BY NAME
-SELECT $position AS position, 'cursor' AS what, group_id, topic_id, queue_id, queue_offset
-FROM store.cursors
-UNION ALL BY NAME
-SELECT $position AS position, 'behind' AS what, group_id, topic_id, queue_id, queue_offset,
-       message_group_hash
-FROM store.behind
-UNION ALL BY NAME
-SELECT $position AS position, 'head' AS what, topic_id, queue_id, max_offset AS queue_offset,
-       min_offset
-FROM store.heads
-UNION ALL BY NAME
-SELECT $position AS position, 'scheduled' AS what, 1 AS topic_id, queue_id, queue_offset,
-       deliver_at_ms AS visible_at_ms, target_topic_id
-FROM store.scheduled
-UNION ALL BY NAME
-SELECT $position AS position, 'half' AS what, 2 AS topic_id, 0 AS queue_id, queue_offset,
-       checks AS attempt, next_check_ms AS visible_at_ms, immunity_ms AS delivery,
-       message_id_hash AS message_group_hash, producer_group AS client_id, target_topic_id
-FROM store.halves;
-
 -- name: events_since
 -- In: $position. Out: how many events there are from there on; a file counts as a whole.
 SELECT coalesce((

@@ -1,7 +1,8 @@
--- The tables of state.duckdb. All of them are derived from the commit log by dispatch, in the same
--- transaction as the log position they stand for. None has an index: rows are found by the ranges
--- that DuckDB keeps for each block, and a table changes by DELETE and INSERT of whole batches,
--- which costs less than half of what keeping a primary key does.
+-- The tables of state.duckdb, but for the state tables: store/state_tables.py declares those.
+-- Dispatch derives all tables from the commit log, in the same transaction as the log position they
+-- stand for. None has an index: rows are found by the ranges that DuckDB keeps for each block,
+-- and a table changes by DELETE and INSERT of whole batches, which costs less than half of what
+-- keeping a primary key does.
 -- Offsets are half-open; times are ms since 1970; "row" is the row inside the section at position.
 
 CREATE SCHEMA IF NOT EXISTS store;
@@ -24,16 +25,6 @@ CREATE TABLE IF NOT EXISTS store.reached (
 -- Goes: at the next opening.
 CREATE TABLE IF NOT EXISTS store.kinds (kind SMALLINT, name VARCHAR);
 
--- A row: a topic that exists; detail is its JSON.
--- Written by: TOPIC.
--- Goes: with TOPIC_DELETED.
-CREATE TABLE IF NOT EXISTS store.topics (topic_id INTEGER, name VARCHAR, detail VARCHAR);
-
--- A row: a consumer group that exists; detail is its JSON.
--- Written by: GROUP.
--- Goes: with GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.groups (group_id INTEGER, name VARCHAR, detail VARCHAR);
-
 -- target_topic_id is negative once the message was recalled.
 -- zstd is told because trying all that there is for the ids takes as long as all else.
 -- A row: a message without its body and properties, and where in the commit log it lies.
@@ -44,64 +35,6 @@ CREATE TABLE IF NOT EXISTS store.consume_queue (
     position BIGINT, "row" INTEGER, message_group_hash BIGINT, tag_hash BIGINT,
     message_id VARCHAR USING COMPRESSION zstd, tag VARCHAR, keys VARCHAR[], message_group VARCHAR,
     born_at_ms BIGINT, stored_at_ms BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER
-);
-
--- A row: a message queue that was written to: offsets [min_offset, max_offset) exist.
--- Written by: every message; EXPIRED raises min_offset.
--- Goes: with TOPIC_DELETED.
-CREATE TABLE IF NOT EXISTS store.heads (
-    topic_id INTEGER, queue_id INTEGER, min_offset BIGINT, max_offset BIGINT
-);
-
--- delivery > 0 is the number in its receipt; Delivery in store/events.py names the others. epoch
--- below 0: the attempt of the receive that was given it. failure is JSON of its last one.
--- A row: a message that was delivered, or is to go to the dead letters, and is not settled.
--- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK, ACK_AHEAD: the last one of a key.
--- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.leases (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT,
-    attempt INTEGER, visible_at_ms BIGINT, delivery BIGINT, epoch BIGINT,
-    message_group_hash BIGINT, client_id VARCHAR, failure VARCHAR, parked_at_ms BIGINT
-);
-
--- A row: a message group given up by a consumer group from queue_offset on, and for which failure.
--- Written by: CONDEMN.
--- Goes: with PARDON, RESET, TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.condemned (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, message_group_hash BIGINT,
-    queue_offset BIGINT, condemned_at_ms BIGINT, failure VARCHAR
-);
-
--- A row: everything before queue_offset was looked at by the group.
--- Written by: LEASE and CURSOR raise it, RESET sets it.
--- Goes: with TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.cursors (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, queue_offset BIGINT
-);
-
--- A row: a message group with messages waiting before the cursor, the first at or after the offset.
--- Written by: BEHIND.
--- Goes: with CAUGHT_UP, RESET, TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.behind (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, message_group_hash BIGINT,
-    queue_offset BIGINT
-);
-
--- A row: a message of SCHEDULE_TOPIC_XXXX (offset there) that waits for its time.
--- Written by: every message of that topic.
--- Goes: with SCHEDULE_DELIVERED, SCHEDULE_DROPPED, SCHEDULE_RECALLED.
-CREATE TABLE IF NOT EXISTS store.scheduled (
-    queue_id INTEGER, queue_offset BIGINT, deliver_at_ms BIGINT, target_topic_id INTEGER,
-    position BIGINT, "row" INTEGER
-);
-
--- A row: a half message (offset in the half topic) that nobody has ended, and its next check.
--- Written by: HALF; the first one of a half message comes in the frame of the message.
--- Goes: with HALF_COMMITTED, HALF_ROLLED_BACK, HALF_GIVEN_UP.
-CREATE TABLE IF NOT EXISTS store.halves (
-    queue_offset BIGINT, position BIGINT, "row" INTEGER, target_topic_id INTEGER,
-    message_id_hash BIGINT, producer_group VARCHAR, checks INTEGER, next_check_ms BIGINT,
-    immunity_ms BIGINT
 );
 
 -- A row: a half message that was ended; resolution is the kind of the event.
@@ -141,36 +74,6 @@ CREATE TABLE IF NOT EXISTS store.effects (
     group_id INTEGER, idempotency_key VARCHAR, at_ms BIGINT
 );
 
--- A row: the lease under which one run does one kind of work, and its last settle.
--- Written by: WINDOW, WINDOW_CLOSED (expires at 0), SETTLED.
--- Goes: never: an epoch is not given twice.
-CREATE TABLE IF NOT EXISTS store.windows (
-    name VARCHAR, owner VARCHAR, epoch BIGINT, expires_at_ms BIGINT,
-    settle_id VARCHAR, settle_answer VARCHAR
-);
-
--- A row: the lite topics that a client of a group has subscribed to, a JSON list of names.
--- Written by: LITE_SUBSCRIPTION.
--- Goes: with a LITE_SUBSCRIPTION of none, TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.lite_subscriptions (
-    group_id INTEGER, topic_id INTEGER, client_id VARCHAR, lite_topics VARCHAR
-);
-
--- A row: the client of a group that is the only one to be given a queue, until expires_at_ms.
--- Written by: QUEUE_LOCKED: the last one of a queue.
--- Goes: with QUEUE_UNLOCKED, TOPIC_DELETED, GROUP_DELETED; one that has run out stays until then.
-CREATE TABLE IF NOT EXISTS store.queue_locks (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, client_id VARCHAR,
-    expires_at_ms BIGINT, locked_at_ms BIGINT, renewed_at_ms BIGINT
-);
-
--- A row: how often somebody has put a group elsewhere in a queue.
--- Written by: RESET, unless it is of the reader itself.
--- Goes: with TOPIC_DELETED, GROUP_DELETED.
-CREATE TABLE IF NOT EXISTS store.resets (
-    group_id INTEGER, topic_id INTEGER, queue_id INTEGER, resets BIGINT
-);
-
 -- Each version of a sink is one settle or one replacement.
 -- A row: a file that counts in the sink of a group, or did until removed_version.
 -- Written by: SINK_FILE, SINK_REPLACED.
@@ -188,14 +91,6 @@ CREATE TABLE IF NOT EXISTS store.sink_files (
 CREATE TABLE IF NOT EXISTS store.sink_replacements (
     group_id INTEGER, replacement_id VARCHAR, version BIGINT, at_ms BIGINT, reason VARCHAR,
     added VARCHAR[], removed VARCHAR[]
-);
-
--- A row: a registered Parquet segment of a message queue.
--- Written by: SEGMENT, SEGMENTS_REPLACED.
--- Goes: with SEGMENTS_REPLACED, EXPIRED, TOPIC_DELETED.
-CREATE TABLE IF NOT EXISTS store.segments (
-    topic_id INTEGER, queue_id INTEGER, base BIGINT, "end" BIGINT, path VARCHAR,
-    "rows" BIGINT, bytes BIGINT
 );
 
 -- A row: a snapshot of the state at a log position, or (path null) that there was nothing yet.
@@ -218,13 +113,6 @@ CREATE TABLE IF NOT EXISTS store.expired_heads (
 CREATE TABLE IF NOT EXISTS store.deleted_names (
     topic_id INTEGER, group_id INTEGER, name VARCHAR, created_at_ms BIGINT, deleted_at_ms BIGINT,
     detail VARCHAR
-);
-
--- A row: a registered Parquet file of events.
--- Written by: EVENT_SEGMENT, EVENT_SEGMENTS_REPLACED.
--- Goes: with an EVENT_SEGMENTS_REPLACED that removes it.
-CREATE TABLE IF NOT EXISTS store.event_segments (
-    path VARCHAR, from_position BIGINT, to_position BIGINT, "rows" BIGINT
 );
 
 -- A row: an event, as schema.EVENT has it.
