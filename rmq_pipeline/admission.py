@@ -1,5 +1,6 @@
 """Admission: every check of the messages of a send (semantics §1.2)."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -8,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline import limits
-from rmq_pipeline.chosen_queues import check_chosen_queues
 from rmq_pipeline.errors import (
     DeliveryTimeError,
     IllegalLiteTopicError,
@@ -17,6 +17,7 @@ from rmq_pipeline.errors import (
     IllegalMessageKeyError,
     IllegalMessagePropertyError,
     IllegalMessageTagError,
+    IllegalQueueError,
     IllegalTopicError,
     MessageBodyEmptyError,
     MessageBodyTooLargeError,
@@ -381,3 +382,48 @@ def _check_priority(topic: Topic, priority: pa.Array) -> None:
         what=f"it has no priority, but topic {topic.name} is of type priority",
     )
     _refuse(pc.less(priority, 0), RequestError, what="the priority is negative")
+
+
+_LATER: Final = "the broker chooses the queue when it is delivered"
+_COMMITTED: Final = "the broker chooses the queue when it is committed"
+_BY_GROUP: Final = "its message_group chooses the queue"
+#: By topic type: the reason why a producer cannot choose a message's queue.
+_REFUSED: Final[Mapping[str, str]] = {
+    "fifo": _BY_GROUP,
+    "lite": "its lite_topic chooses the queue",
+    "priority": "its priority chooses the queue",
+    "delay": _LATER,
+    "transaction": _COMMITTED,
+}
+
+
+def check_chosen_queues(topic: Topic, columns: Mapping[str, pa.Array], *, half: bool) -> None:
+    """Check the column queue_id of schema.SEND; ``half``: the messages begin transactions.
+
+    Raises:
+        MessageTypeError: the queue of a message is chosen in another way.
+        IllegalQueueError: the topic has no such queue.
+    """
+    chosen = columns["queue_id"]
+    if chosen.null_count == len(chosen):
+        return
+    given = pc.is_valid(chosen)
+    if why := _COMMITTED if half else _REFUSED.get(topic.type):
+        _refuse_chosen(given, why)
+    _refuse_chosen(pc.and_(given, pc.is_valid(columns["message_group"])), _BY_GROUP)
+    for name in ("delay_level", "deliver_at_ms"):
+        _refuse_chosen(pc.and_(given, pc.is_valid(columns[name])), _LATER)
+    beyond = pc.fill_null(pc.or_(pc.less(chosen, 0), pc.greater_equal(chosen, topic.queues)), False)
+    if pc.any(beyond).as_py():
+        row = pc.index(beyond, True).as_py()
+        raise IllegalQueueError(f"Row {row}: topic {topic.name} has no queue {chosen[row]}.")
+
+
+def _refuse_chosen(bad: pa.Array, why: str) -> None:
+    """Raise an error that names the first bad row, if there is one."""
+    if pc.any(bad).as_py():
+        row = pc.index(bad, True).as_py()
+        raise MessageTypeError(
+            f"Row {row}: it has a queue_id, but {why}.",
+            remedy="Send it without a queue_id, or to a topic of type normal.",
+        )

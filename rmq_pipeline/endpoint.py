@@ -4,16 +4,41 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import psutil
 
 from rmq_pipeline import checked_json, durable_files
-from rmq_pipeline.home_mark import HomeMark
 
 FILE_NAME = "endpoint.json"
 #: A process may seem this much younger than its endpoint file: clock ticks round its start time.
 _START_SLACK_MS = 2_000
+#: The lock of a home; contains the pid of its current or last process.
+LOCK_FILE: Final = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class HomeMark:
+    """The lock file of a home as it was when the home was opened."""
+
+    inode: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, home: Path) -> Self | None:
+        """Return the mark of a folder; None if it was never opened as a home."""
+        try:
+            found = (home / LOCK_FILE).stat()
+        except OSError:
+            return None
+        return cls(found.st_ino, found.st_ctime_ns)
+
+    def is_of(self, home: Path) -> bool:
+        """Return True if the folder is the marked one, even after a move."""
+        found = HomeMark.of(home)
+        return found is not None and (
+            found.inode == self.inode or found.changed_ns == self.changed_ns
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_pipeline.errors import ReceiptHandleError, RocketMQError, TableSchemaError
+from rmq_pipeline.errors import RecallError, ReceiptHandleError, RocketMQError, TableSchemaError
 from rmq_pipeline.message import Int32s, Int64s, offsets_of, texts_of_bytes
 
 _LAYOUT: Final = np.dtype(
@@ -132,4 +132,51 @@ def _no_handle(error: type[RocketMQError], row: int, *, column: str) -> RocketMQ
     return error(
         f"Row {row} is not a {column.replace('_', ' ')}.",
         remedy=f"Pass the {column} exactly as the broker returned it.",
+    )
+
+
+_RECALL_LAYOUT: Final = np.dtype(
+    [
+        ("message_id_hash", ">i8"),
+        ("queue_offset", ">i8"),
+        ("queue_id", ">i4"),
+        ("topic_id", ">i4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHandles:
+    """Decoded recall handles, one row each; queue and offset are those in SCHEDULE_TOPIC_XXXX."""
+
+    #: The topic to which the message will be delivered.
+    topic_id: Int32s
+    queue_id: Int32s
+    queue_offset: Int64s
+    message_id_hash: Int64s
+
+    def __len__(self) -> int:
+        return len(self.queue_offset)
+
+
+def encode_recall(handles: RecallHandles) -> pa.StringArray:
+    """Return the handles as texts."""
+    rows = np.empty(len(handles), dtype=_RECALL_LAYOUT)
+    for name in _RECALL_LAYOUT.names or ():
+        rows[name] = getattr(handles, name)
+    return texts_of_bytes(rows.view(np.uint8).reshape(len(rows), _RECALL_LAYOUT.itemsize))
+
+
+def decode_recall(texts: pa.Array | pa.ChunkedArray) -> RecallHandles:
+    """Return the decoded handles.
+
+    Raises:
+        RecallError: a text is null or was not made by ``encode_recall``.
+    """
+    rows = rows_behind(texts, _RECALL_LAYOUT, column="recall_handle", error=RecallError)
+    return RecallHandles(
+        rows["topic_id"].astype(np.int32),
+        rows["queue_id"].astype(np.int32),
+        rows["queue_offset"].astype(np.int64),
+        rows["message_id_hash"].astype(np.int64),
     )

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import psutil
 
-from rmq_pipeline import durable_files, errors, home_mark
-from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline import durable_files, errors
+from rmq_pipeline.endpoint import LOCK_FILE, Endpoint
 from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.connection import Connection
 from rmq_pipeline.flight.flags import AS_LAST_TIME, SETTINGS_FILE, Flush, Listening, Upkeep, Values
@@ -122,7 +122,7 @@ def is_locked(home: Path) -> bool:
     free.
     """
     try:
-        lock = os.open(home / home_mark.LOCK_FILE, os.O_RDONLY)
+        lock = os.open(home / LOCK_FILE, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -232,7 +232,7 @@ def _holder(home: Path) -> psutil.Process | None:
 
 def _holder_pid(home: Path) -> int | None:
     try:
-        return int((home / home_mark.LOCK_FILE).read_text())
+        return int((home / LOCK_FILE).read_text())
     except (OSError, ValueError):
         return None
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rmq_pipeline.properties import PRIORITY, TRANSACTION_ID
+from rmq_pipeline.message import PRIORITY, TRANSACTION_ID
 from rmq_pipeline.rocketmq.decoding import BORN_HOST, TRACE_CONTEXT
 from rmq_pipeline.rocketmq.protocol import (
     DeadLetterQueue,

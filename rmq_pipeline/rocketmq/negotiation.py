@@ -9,7 +9,6 @@ from rmq_pipeline.errors import IllegalConsumerGroupError, UnknownClientTypeErro
 from rmq_pipeline.group import Group
 from rmq_pipeline.rocketmq.clients import Client
 from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.endpoints import endpoints, endpoints_of
 from rmq_pipeline.rocketmq.protocol import (
     ClientType,
     CustomizedBackoff,
@@ -18,6 +17,7 @@ from rmq_pipeline.rocketmq.protocol import (
     RetryPolicy,
     Settings,
 )
+from rmq_pipeline.rocketmq.routes import endpoints, endpoints_of
 
 _CONSUMERS: Final = frozenset(
     (

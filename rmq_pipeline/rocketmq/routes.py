@@ -5,10 +5,12 @@ from typing import Any, Final
 from rmq_pipeline.errors import IllegalTopicError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.endpoints import endpoints, endpoints_of
 from rmq_pipeline.rocketmq.protocol import (
+    Address,
+    AddressScheme,
     Assignment,
     Broker,
+    Endpoints,
     MessageQueue,
     MessageType,
     Permission,
@@ -88,3 +90,19 @@ class Routes:
         """Return the broker at the dialled address: behind NAT no other one works."""
         known = endpoints(request.endpoints) or endpoints_of(self._context.address)
         return Broker(name=BROKER_NAME, id=0, endpoints=known)
+
+
+def endpoints(dialled: Any) -> Any:
+    """Return the address that a client dialled, with one host name; None if it names none."""
+    if not dialled.addresses:
+        return None
+    if dialled.scheme == AddressScheme.DOMAIN_NAME and len(dialled.addresses) > 1:
+        return Endpoints(scheme=dialled.scheme, addresses=dialled.addresses[:1])
+    return dialled
+
+
+def endpoints_of(address: str) -> Any:
+    """Return an address that the endpoint listens on."""
+    host, _, port = address.rpartition(":")
+    scheme = AddressScheme.IPv6 if ":" in host else AddressScheme.IPv4
+    return Endpoints(scheme=scheme, addresses=[Address(host=host.strip("[]"), port=int(port))])

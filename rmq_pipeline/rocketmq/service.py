@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -11,22 +12,20 @@ from google.protobuf.message import DecodeError
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import BrokerUnavailableError, BusyError, RequestError
-from rmq_pipeline.rocketmq import authorising, protocol
-from rmq_pipeline.rocketmq.authorising import Demands, authorise
+from rmq_pipeline.rocketmq import protocol, rights
 from rmq_pipeline.rocketmq.caller import Caller, caller_of, metadata_of
-from rmq_pipeline.rocketmq.checks import Checks
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.lite import Lite
 from rmq_pipeline.rocketmq.metrics import Metrics
 from rmq_pipeline.rocketmq.pulling import Pulling
 from rmq_pipeline.rocketmq.receiving import Receiving
+from rmq_pipeline.rocketmq.rights import Demands, authorise
 from rmq_pipeline.rocketmq.routes import Routes
-from rmq_pipeline.rocketmq.rpc import Streaming, Unary
 from rmq_pipeline.rocketmq.sending import Sending
 from rmq_pipeline.rocketmq.settling import Settling
 from rmq_pipeline.rocketmq.status import status_of
 from rmq_pipeline.rocketmq.telemetry import Telemetry
-from rmq_pipeline.rocketmq.transactions import Transactions
+from rmq_pipeline.rocketmq.transactions import Checks, Transactions
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +37,28 @@ _LARGEST: Final = {
 }
 #: A request of up to this size is accepted even when the limit of all bytes is reached.
 _SMALL_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """RPC with one request and one reply, which has a status."""
+
+    name: str
+    request: Any
+    reply: Any
+    handle: Callable[[Any, Caller], Awaitable[Any]]
+    demands: Demands
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """RPC with one request and a stream of frames, one of which has a status."""
+
+    name: str
+    request: Any
+    reply: Any
+    handle: Callable[[Any, Caller], AsyncGenerator[Any, None]]
+    demands: Demands
 
 
 class Service:
@@ -227,20 +248,20 @@ def _unary_rpcs(context: Context, telemetry: Telemetry) -> tuple[Unary, ...]:
     routes, sending, transactions = Routes(context), Sending(context), Transactions(context)
     settling, lite, pulling = Settling(context), Lite(context), Pulling(context)
     handlers: dict[str, tuple[Callable[..., Any], Demands]] = {
-        "QueryRoute": (routes.query_route, authorising.route),
-        "QueryAssignment": (routes.query_assignment, authorising.consume),
-        "Heartbeat": (telemetry.heartbeat, authorising.consume),
-        "NotifyClientTermination": (telemetry.notify_client_termination, authorising.consume),
-        "SendMessage": (sending.send_message, authorising.send),
-        "RecallMessage": (sending.recall_message, authorising.publish),
-        "EndTransaction": (transactions.end_transaction, authorising.publish),
-        "AckMessage": (settling.ack_message, authorising.consume),
-        "ChangeInvisibleDuration": (settling.change_invisible_duration, authorising.consume),
-        "ForwardMessageToDeadLetterQueue": (settling.forward, authorising.consume),
-        "SyncLiteSubscription": (lite.sync_lite_subscription, authorising.consume),
-        "UpdateOffset": (pulling.update_offset, authorising.consume),
-        "GetOffset": (pulling.get_offset, authorising.consume),
-        "QueryOffset": (pulling.query_offset, authorising.look),
+        "QueryRoute": (routes.query_route, rights.route),
+        "QueryAssignment": (routes.query_assignment, rights.consume),
+        "Heartbeat": (telemetry.heartbeat, rights.consume),
+        "NotifyClientTermination": (telemetry.notify_client_termination, rights.consume),
+        "SendMessage": (sending.send_message, rights.send),
+        "RecallMessage": (sending.recall_message, rights.publish),
+        "EndTransaction": (transactions.end_transaction, rights.publish),
+        "AckMessage": (settling.ack_message, rights.consume),
+        "ChangeInvisibleDuration": (settling.change_invisible_duration, rights.consume),
+        "ForwardMessageToDeadLetterQueue": (settling.forward, rights.consume),
+        "SyncLiteSubscription": (lite.sync_lite_subscription, rights.consume),
+        "UpdateOffset": (pulling.update_offset, rights.consume),
+        "GetOffset": (pulling.get_offset, rights.consume),
+        "QueryOffset": (pulling.query_offset, rights.look),
     }
     return tuple(
         Unary(
@@ -256,8 +277,8 @@ def _unary_rpcs(context: Context, telemetry: Telemetry) -> tuple[Unary, ...]:
 
 def _streaming_rpcs(context: Context) -> tuple[Streaming, ...]:
     handlers: dict[str, tuple[Callable[..., Any], Demands]] = {
-        "ReceiveMessage": (Receiving(context).receive_message, authorising.consume),
-        "PullMessage": (Pulling(context).pull_message, authorising.consume),
+        "ReceiveMessage": (Receiving(context).receive_message, rights.consume),
+        "PullMessage": (Pulling(context).pull_message, rights.consume),
     }
     return tuple(
         Streaming(

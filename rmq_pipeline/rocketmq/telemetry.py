@@ -8,9 +8,8 @@ from google.protobuf.message import DecodeError
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.rocketmq import authorising
+from rmq_pipeline.rocketmq import rights
 from rmq_pipeline.rocketmq.caller import Caller
-from rmq_pipeline.rocketmq.checks import Checks
 from rmq_pipeline.rocketmq.clients import Client, Stream
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.negotiation import agreed, check
@@ -21,6 +20,7 @@ from rmq_pipeline.rocketmq.protocol import (
     TelemetryCommand,
 )
 from rmq_pipeline.rocketmq.status import OK
+from rmq_pipeline.rocketmq.transactions import Checks
 
 #: Node loses settings that arrive while it still queries routes, and then waits without limit.
 #: The broker sends them again after these times.
@@ -48,7 +48,7 @@ class Telemetry:
                 client.seen_ms = self._context.clock.now_ms()
                 command = _command(raw)
                 if command.WhichOneof("command") == "settings":
-                    authorise(command.settings, caller, demands=authorising.settings)
+                    authorise(command.settings, caller, demands=rights.settings)
                     await self._settle(command.settings, caller, at=(client, stream))
                 # Other commands answer the broker's pushes and need no reply.
         finally:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.endpoint import Endpoint, HomeMark
 from rmq_pipeline.errors import StoreFullError
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
@@ -26,7 +26,6 @@ from rmq_pipeline.flight.flags import (
     checked,
 )
 from rmq_pipeline.flight.process import STORE_FAILED
-from rmq_pipeline.home_mark import HomeMark
 from rmq_pipeline.interruption import Interruption
 from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard

@@ -17,11 +17,10 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.endpoint import Endpoint
+from rmq_pipeline.endpoint import LOCK_FILE, Endpoint
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Flags, Listening
-from rmq_pipeline.home_mark import LOCK_FILE
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
 from tests.free_address import free_doors

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.rocketmq.small_columns import FEW_ROWS, column_of
+from rmq_pipeline.rocketmq.decoding import FEW_ROWS, column_of
 
 VALUES: dict[str, list[Any]] = {
     "body": [b"a", b"", b"\x00\xff" * 1000],

@@ -26,8 +26,7 @@ from rmq_pipeline.broker.state.duplicates import identities
 from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.state import State, TopicState
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
-from rmq_pipeline.message import Int32s, Int64s, MessageIds, hash64
-from rmq_pipeline.properties import PRIORITY, with_properties
+from rmq_pipeline.message import PRIORITY, Int32s, Int64s, MessageIds, hash64, with_properties
 from rmq_pipeline.tables import columns_of, nulls, numbers
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
 

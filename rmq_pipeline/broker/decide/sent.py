@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline import recall_handle, schema
+from rmq_pipeline import receipt, schema
 from rmq_pipeline.message import Int32s, Int64s, hash64
-from rmq_pipeline.recall_handle import RecallHandles
+from rmq_pipeline.receipt import RecallHandles
 from rmq_pipeline.tables import nulls, numbers
 
 Mask = npt.NDArray[np.bool_]
@@ -58,7 +58,7 @@ class Sent:
         n = len(self.queue_id)
         if self.later is None or not self.later.any():
             return nulls(n, pa.string())
-        handles = recall_handle.encode(
+        handles = receipt.encode_recall(
             RecallHandles(
                 np.full(n, self.topic_id, dtype=np.int32),
                 self.queue_id,

@@ -16,7 +16,7 @@ from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.readable import LeftOut, read_parts
 from rmq_pipeline.broker.work.transaction import COPIED, plain_columns, stored_halves
-from rmq_pipeline.properties import with_properties
+from rmq_pipeline.message import with_properties
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID
 
 log = logging.getLogger(__name__)

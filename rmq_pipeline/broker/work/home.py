@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from rmq_pipeline import checked_json, durable_files
-from rmq_pipeline.endpoint import write_json
+from rmq_pipeline.endpoint import LOCK_FILE, HomeMark, write_json
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
-from rmq_pipeline.home_mark import LOCK_FILE, HomeMark
 
 FORMAT: Final = 4
 FORMAT_FILE: Final = "format"

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_pipeline import recall_handle, schema
+from rmq_pipeline import receipt, schema
 from rmq_pipeline.broker.decide.schedule import FindScheduled, Recall, refuse_recall
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.state.schedule import Scheduled, keys_of
@@ -29,7 +29,7 @@ def recall(engine: Engine, topic: str, *, handles: pa.Table) -> pa.Table:
         RecallError: a message was delivered or recalled before, is of another topic, or is unknown.
     """
     texts = columns_of(handles, schema.RECALL)["recall_handle"]
-    wanted = recall_handle.decode(texts)
+    wanted = receipt.decode_recall(texts)
     topic_id = engine.state.topic(topic).topic.topic_id
     if not len(wanted):
         return schema.RECALLED.empty_table()

@@ -25,8 +25,7 @@ from rmq_pipeline.errors import (
     TransactionNotFoundError,
 )
 from rmq_pipeline.group import check_name
-from rmq_pipeline.message import Int64s, hash64
-from rmq_pipeline.properties import TRANSACTION_ID, with_properties
+from rmq_pipeline.message import TRANSACTION_ID, Int64s, hash64, with_properties
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.tables import columns_of, contiguous
 from rmq_pipeline.topic import HALF_TOPIC_ID

@@ -26,8 +26,8 @@ from rmq_pipeline.broker.work.archive_root import FILE as ARCHIVE_FILE
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.broker.work.home import FORMAT, FORMAT_FILE, OPEN_FILE
 from rmq_pipeline.endpoint import FILE_NAME as ENDPOINT_FILE
+from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import HomeLockedError, NotFoundError, RocketMQError
-from rmq_pipeline.home_mark import LOCK_FILE
 from rmq_pipeline.lake import manifest as sink_manifest
 from rmq_pipeline.store import history, verifying
 

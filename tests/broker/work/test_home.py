@@ -13,8 +13,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.home import FORMAT_FILE, OPEN_FILE, CopiedHomeError
-from rmq_pipeline.endpoint import FILE_NAME, Endpoint
-from rmq_pipeline.home_mark import HomeMark
+from rmq_pipeline.endpoint import FILE_NAME, Endpoint, HomeMark
 from rmq_pipeline.settings import Settings
 
 SMALL = Settings(log_file_bytes=1 << 20, reserve_bytes=0)
