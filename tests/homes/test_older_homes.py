@@ -12,6 +12,7 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.broker import Broker
+from rmq_pipeline.broker.work.home import FORMAT, FORMAT_FILE
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.homes.write_home import GROUPS, SETTINGS, TYPES, rows_of
@@ -69,6 +70,8 @@ def test_it_shows_what_the_code_that_wrote_it_showed(home: Home) -> None:
     for view, expected in home.views.items():
         assert home.rows(f'FROM "{view}"', like=expected) == expected, view
     home.check_moments()
+    # A version that does not know the format refuses the home from now on, by name.
+    assert (home.folder / FORMAT_FILE).read_text() == f"{FORMAT}\n"
 
 
 def test_its_database_is_made_again_from_its_log(home: Home) -> None:

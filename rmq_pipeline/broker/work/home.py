@@ -12,7 +12,10 @@ from rmq_pipeline import checked_json, durable_files
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark, write_json
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
 
-FORMAT: Final = 4
+FORMAT: Final = 5
+#: Formats that this version reads; opening a home gives it the last one. Versions before format 5
+#: fail on tables with more columns than they know; later ones say so.
+FORMATS: Final = ("4", str(FORMAT))
 FORMAT_FILE: Final = "format"
 #: Exists while a process has the home open, or after it has died; names the folder at that time.
 OPEN_FILE: Final = "open.json"
@@ -57,6 +60,7 @@ class Home:
         try:
             home._check_format()
             home._check_mark()
+            home._write_format()
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             os.fsync(lock)
@@ -68,16 +72,22 @@ class Home:
         return home
 
     def _check_format(self) -> None:
+        # Empty: a new home; or one of an older version, which did not sync the file, after a power
+        # cut. The log files hold their own format.
+        if (text := self._format()) and text not in FORMATS:
+            raise HomeFormatError(
+                f"{self.path} has format {text!r}; this version reads {' and '.join(FORMATS)}."
+            )
+
+    def _write_format(self) -> None:
+        if (before := self._format()) != str(FORMAT):
+            durable_files.replace(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
+            if not before:  # the creator of the folder may not have synced its name
+                durable_files.sync_names_in(self.path.parent)
+
+    def _format(self) -> str:
         file = self.path / FORMAT_FILE
-        text = file.read_bytes().strip(b"\0 \n").decode(errors="replace") if file.exists() else ""
-        if not text:
-            # A new home; or one of an older version, which did not sync the file, after a power
-            # cut. The log files hold their own format.
-            durable_files.replace(file, f"{FORMAT}\n".encode())
-            # The creator of the folder may not have synced its name.
-            durable_files.sync_names_in(self.path.parent)
-        elif text != str(FORMAT):
-            raise HomeFormatError(f"{self.path} has format {text!r}; this version reads {FORMAT}.")
+        return file.read_bytes().strip(b"\0 \n").decode(errors="replace") if file.exists() else ""
 
     def _check_mark(self) -> None:
         file = self.path / OPEN_FILE

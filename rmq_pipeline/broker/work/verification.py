@@ -24,7 +24,7 @@ from rmq_pipeline.archive.segment import HIDDEN, INDEX, KEPT, SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import open_segment, place
 from rmq_pipeline.broker.work.archive_root import FILE as ARCHIVE_FILE
 from rmq_pipeline.broker.work.engine import SCHEMAS
-from rmq_pipeline.broker.work.home import FORMAT, FORMAT_FILE, OPEN_FILE
+from rmq_pipeline.broker.work.home import FORMAT_FILE, FORMATS, OPEN_FILE
 from rmq_pipeline.endpoint import FILE_NAME as ENDPOINT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import HomeLockedError, NotFoundError, RocketMQError
@@ -213,8 +213,8 @@ def _damage(check: Callable[[Any], object], path: object) -> str | None:
 
 
 def _read_format(path: Path) -> None:
-    if (text := path.read_text().strip()) != str(FORMAT):
-        raise ValueError(f"it contains {text!r}, not {FORMAT}")
+    if (text := path.read_text().strip()) not in FORMATS:
+        raise ValueError(f"it contains {text!r}, not {' or '.join(FORMATS)}")
 
 
 def _read_json(path: Path) -> Any:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.home import FORMAT_FILE, OPEN_FILE, CopiedHomeError
+from rmq_pipeline.broker.work.home import FORMAT, FORMAT_FILE, OPEN_FILE, CopiedHomeError
 from rmq_pipeline.endpoint import FILE_NAME, Endpoint, HomeMark
 from rmq_pipeline.settings import Settings
 
@@ -78,7 +78,7 @@ def test_a_home_whose_files_a_power_cut_emptied_opens_with_its_messages(
         assert broker.read("plain", 0, offset=0, limit=9)["body"].to_pylist() == [b"answered"]
         assert broker.sql("SELECT count(*) AS n FROM events")["n"][0].as_py() > 0
         assert broker.sql("SELECT count(*) AS n FROM parked_at(0)")["n"].to_pylist() == [0]
-    assert (home / FORMAT_FILE).read_text() == "4\n"
+    assert (home / FORMAT_FILE).read_text() == f"{FORMAT}\n"
 
 
 def copied(home: Path) -> Path:
