@@ -7,6 +7,10 @@ from typing import Final
 
 #: How often another process is looked at: it tells nobody when it gets there.
 LOOK_S: Final = 0.005
+#: A look that takes long, such as a query, takes the processor from what is waited for: the pause
+#: after it is so many times as long, but no longer than this.
+PAUSES: Final = 4
+MOST_S: Final = 0.25
 
 Told = str | Callable[[], str]
 
@@ -19,9 +23,13 @@ def until(condition: Callable[[], object], *, within_s: float = 60.0, what: Told
     """
     give_up_at = time.monotonic() + within_s
     pause = threading.Event()
-    while not condition():
-        if time.monotonic() >= give_up_at:
+    while True:
+        looked_at = time.monotonic()
+        if condition():
+            return
+        took_s = time.monotonic() - looked_at
+        if looked_at + took_s >= give_up_at:
             said = what if isinstance(what, str) else what()
             missed = said or getattr(condition, "__qualname__", str(condition))
             raise AssertionError(f"not within {within_s:g} s: {missed}")
-        pause.wait(LOOK_S)
+        pause.wait(min(max(LOOK_S, PAUSES * took_s), MOST_S))
