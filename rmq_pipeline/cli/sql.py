@@ -41,9 +41,9 @@ def sql(
     """Run one SELECT over the broker's views.
 
     topics, consumer_groups, messages, lite_subscriptions, queue_locks, in_flight, waiting,
-    retrying, parked, condemned, dead_letters, redrives, progress, lag, scheduled, half, windows,
-    events, message_trace, window_history, segments, sink_files, sink_replacements; and at a past
-    time in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md lists their columns.
+    retrying, parked, quarantined_groups, dead_letters, redrives, progress, lag, scheduled, half,
+    windows, events, message_trace, window_history, segments, sink_files, sink_replacements; and at
+    a past time in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md lists their columns.
     """
     form = "json" if as_json else format
     if output is not None and form not in _WRITERS:

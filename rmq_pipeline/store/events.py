@@ -49,9 +49,9 @@ class Kind(IntEnum):
     RESET = 13
     #: The message group message_group_hash is quarantined from queue_offset on: all of its
     #: messages, later ones included, are dead-lettered. detail is the failure.
-    CONDEMN = 14
+    QUARANTINE = 14
     #: The quarantine of the message group was lifted.
-    PARDON = 15
+    LIFT = 15
     #: Same as CURSOR, from a consumer that stores its own offsets: it has processed all messages
     #: before queue_offset.
     OFFSET_UPDATED = 16

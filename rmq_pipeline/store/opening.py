@@ -70,6 +70,7 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
             "name": [kind.name.lower() for kind in Kind],
         }
     )
+    _rename(cursor)
     cursor.execute(tables())
     cursor.register("staged_kinds", kinds)
     extended = _add_columns(cursor)
@@ -83,6 +84,21 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     history.use_files(cursor, home)
     cursor.execute(views())
     cursor.execute(named("set_made_by"), {"made_by": made_by})
+
+
+def _rename(cursor: duckdb.DuckDBPyConnection) -> None:
+    """Give the tables and columns of an older version the names that they have now."""
+    found = _columns(cursor)
+    for table in STATE_TABLES:
+        if table.formerly not in found:
+            continue
+        before = f"store.{quoted(table.formerly)}"
+        names = [name for name, _ in found[table.formerly]]
+        for column in table.columns:
+            if column.formerly in names:
+                into = {"column": quoted(column.formerly), "new_name": quoted(column.name)}
+                cursor.execute(named("rename_column", table=before, **into))
+        cursor.execute(named("rename_table", table=before, new_name=quoted(table.name)))
 
 
 def _add_columns(cursor: duckdb.DuckDBPyConnection) -> set[str]:

@@ -28,6 +28,8 @@ class Column(NamedTuple):
     is_loaded: bool = True
     #: True: an event in which it is null keeps the value of the row.
     is_kept: bool = False
+    #: Its name in older homes, if that was another.
+    formerly: str = ""
 
     @property
     def of_event(self) -> str:
@@ -45,6 +47,8 @@ class StateTable:
     """A table of ``state.duckdb`` that recovery reads."""
 
     name: str
+    #: Its name in older homes, if that was another.
+    formerly: str = ""
     #: What a row is, for the reader of the SQL.
     row: str
     #: Further sentences about the columns.
@@ -196,17 +200,18 @@ BEHIND: Final = StateTable(
     order=("group_id", "topic_id", "queue_id", "queue_offset"),
 )
 
-CONDEMNED: Final = StateTable(
-    name="condemned",
+QUARANTINED_GROUPS: Final = StateTable(
+    name="quarantined_groups",
+    formerly="condemned",
     row="a message group that a consumer group quarantined from queue_offset on; failure says why.",
     key=(*_QUEUE, ("message_group_hash", "BIGINT")),
     columns=(
         Column(*_OFFSET),
-        Column("condemned_at_ms", "BIGINT", "at_ms", is_loaded=False),
+        Column("quarantined_at_ms", "BIGINT", "at_ms", is_loaded=False, formerly="condemned_at_ms"),
         Column("failure", "VARCHAR", "detail"),
     ),
-    sets=frozenset({Kind.CONDEMN}),
-    removes=frozenset({Kind.PARDON}),
+    sets=frozenset({Kind.QUARANTINE}),
+    removes=frozenset({Kind.LIFT}),
     is_reset=True,
     order=("group_id", "topic_id", "queue_id", "queue_offset"),
 )
@@ -330,7 +335,7 @@ STATE_TABLES: Final = (
     LEASES,
     CURSORS,
     BEHIND,
-    CONDEMNED,
+    QUARANTINED_GROUPS,
     SCHEDULED,
     HALVES,
     WINDOWS,

@@ -30,7 +30,7 @@ class StoredState:
     leases: pa.Table
     cursors: pa.Table
     behind: pa.Table
-    condemned: pa.Table
+    quarantined_groups: pa.Table
     scheduled: pa.Table
     #: Unresolved half messages.
     halves: pa.Table

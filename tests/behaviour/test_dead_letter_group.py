@@ -131,7 +131,7 @@ def test_what_is_given_up_is_seen(door: Door, condemn: Condemn) -> None:
     name, readers = condemn()
 
     [row] = door.sql(
-        "SELECT consumer_group, topic, message_group, queue_offset, reason FROM condemned"
+        "SELECT consumer_group, topic, message_group, queue_offset, reason FROM quarantined_groups"
     )
 
     assert row == {
@@ -141,6 +141,16 @@ def test_what_is_given_up_is_seen(door: Door, condemn: Condemn) -> None:
         "queue_offset": 0,
         "reason": "no engine",
     }
+
+
+def test_the_view_has_its_earlier_name_for_one_release(door: Door, condemn: Condemn) -> None:
+    _, readers = condemn()
+
+    now = door.sql("SELECT * EXCLUDE quarantined_at_ms, quarantined_at_ms FROM quarantined_groups")
+    before = door.sql("SELECT * EXCLUDE condemned_at_ms, condemned_at_ms FROM condemned")
+
+    assert [tuple(row.values()) for row in now] == [tuple(row.values()) for row in before]
+    assert [row["consumer_group"] for row in now] == [readers]
 
 
 def test_a_pardoned_message_group_is_delivered_again(
@@ -203,7 +213,7 @@ def test_a_given_up_message_group_stays_so_across_a_restart(
 ) -> None:
     name, readers = condemn(2)
     if dispatched:
-        door.sql("FROM condemned")
+        door.sql("FROM quarantined_groups")
 
     door.reopen()
 
@@ -211,7 +221,7 @@ def test_a_given_up_message_group_stays_so_across_a_restart(
     assert door.drain(name, readers) == [b"1"]
     assert dead(door, readers) == [0, 2, 3]
     door.broker.unpark(readers)
-    door.sql("FROM condemned")
+    door.sql("FROM quarantined_groups")
     door.reopen()
     door.broker.send(name, messages(1, start=4, groups=["a"]))
     assert door.drain(name, readers) == [b"4"]
@@ -223,7 +233,7 @@ def test_a_reset_clears_what_is_given_up(door: Door, condemn: Condemn) -> None:
 
     door.broker.reset_offset(readers, name, to_offset=2)
 
-    assert door.sql("FROM condemned") == []
+    assert door.sql("FROM quarantined_groups") == []
     assert door.drain(name, readers) == [b"2", b"3", b"4", b"5", b"6", b"7"]
 
 
@@ -236,4 +246,4 @@ def test_deleting_the_topic_or_the_group_clears_what_is_given_up(
     door.broker.delete_topic(name)
     door.broker.delete_group(readers)
 
-    assert door.sql("FROM condemned") == []
+    assert door.sql("FROM quarantined_groups") == []

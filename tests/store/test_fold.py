@@ -53,7 +53,7 @@ consumption = made(
 moves = made([Kind.CURSOR, Kind.OFFSET_UPDATED, Kind.RESET], **places, queue_offset=number)
 waits = made([Kind.BEHIND, Kind.CAUGHT_UP], **places, queue_offset=number, message_group_hash=small)
 verdicts = made(
-    [Kind.CONDEMN, Kind.PARDON],
+    [Kind.QUARANTINE, Kind.LIFT],
     **places,
     queue_offset=number,
     message_group_hash=small,

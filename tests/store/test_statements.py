@@ -93,7 +93,13 @@ def test_statement_fits_the_schema(connection: duckdb.DuckDBPyConnection, name: 
     table = TABLES.get(name, "keyed.state_1_2")
     column = quoted("more" if name == "add_column" else "total")
     types = {"type": "BIGINT", "before": "VARCHAR"}
-    filled = {"view": quoted("keyed_state_a"), **types, "size": "'1GB'", **COPIED}
+    filled = {
+        "new_name": quoted("other"),
+        "view": quoted("keyed_state_a"),
+        **types,
+        "size": "'1GB'",
+        **COPIED,
+    }
     if name == "copied_branch":
         filled["parameter"] = "1"  # outside of its macro
     text = named(name, table=table, column=column, **filled)

@@ -25,7 +25,7 @@ class Elders:
     #: State of the consumer group on the older queues with unsettled messages.
     consumptions: tuple[Consumption, ...]
     #: Message groups quarantined in the older queues, and the failure of each as JSON.
-    condemned: Mapping[int, str]
+    quarantined: Mapping[int, str]
 
     def blocks(self, group: int) -> bool:
         """Return True if the message group must wait. Messages without a group never wait."""
@@ -60,17 +60,17 @@ def elders(state: State, topic: TopicState, *, group: Group) -> Sequence[Elders 
 def _elders(state: State, topic: TopicState, *, group: Group, ends: Sequence[int]) -> Elders | None:
     """Return what is unsettled before these end offsets of the first queues."""
     unread, unsettled = False, []
-    condemned: dict[int, str] = {}
+    quarantined: dict[int, str] = {}
     for queue_id, end in enumerate(ends):
         queue = topic.queues[queue_id]
         consumption = state.consumption(group, topic.topic.topic_id, queue_id=queue_id)
-        condemned.update(consumption.condemned)
+        quarantined.update(consumption.quarantined)
         if max(consumption.cursor, queue.min_offset) < end:
             unread = True
         if consumption.unsettled_before(end):
             unsettled.append(consumption)
-    if unread or unsettled or condemned:
-        return Elders(unread, tuple(unsettled), condemned)
+    if unread or unsettled or quarantined:
+        return Elders(unread, tuple(unsettled), quarantined)
     return None
 
 
@@ -157,8 +157,8 @@ class BarredScan(GroupScan):
         keep = ~barrier.bars(ended.group)
         allowed = Ended(ended.offset[keep], ended.attempt[keep], ended.group[keep], ended.events)
         super().__init__(queue, consumption, sieve=sieve, ended=allowed)
-        if barrier.elders is not None and barrier.elders.condemned:
-            self._condemned_groups = {**barrier.elders.condemned, **consumption.condemned}
+        if barrier.elders is not None and barrier.elders.quarantined:
+            self._quarantined = {**barrier.elders.quarantined, **consumption.quarantined}
 
     def _open_groups(self) -> list[int]:
         return self._barrier.open_groups(self.consumption)

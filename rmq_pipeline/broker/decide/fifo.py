@@ -61,13 +61,13 @@ class GroupScan(QueueScan):
         self._passed: list[tuple[Int64s, Int64s]] = []
         self._window = _WINDOW_ROWS
         #: Quarantined message groups, and the failure of each as JSON.
-        self._condemned_groups: Mapping[int, str] = consumption.condemned
+        self._quarantined: Mapping[int, str] = consumption.quarantined
         #: Messages of quarantined groups, for the dead letters: groups and offsets.
         self._given_up: list[tuple[Int64s, Int64s]] = []
         self._given_up_bytes = 0
         #: Rows of blocked and of quarantined groups in the last page; None: there are none.
         self._last_passed: Mask | None = None
-        self._last_condemned: Mask | None = None
+        self._last_quarantined: Mask | None = None
 
     def _open_groups(self) -> list[int]:
         return list(self.consumption.ready)
@@ -101,7 +101,7 @@ class GroupScan(QueueScan):
                 self._ready_left = False
                 break
             known = backlog[group].known
-            if group in self._condemned_groups:
+            if group in self._quarantined:
                 self._give_up_backlog(group, np.array(known, dtype=np.int64))
                 if self.scanned_out:
                     self._ready_left = False
@@ -133,7 +133,7 @@ class GroupScan(QueueScan):
         The first call marks at least one. If some are left over, the scan stops (``scanned_out``).
         """
         distinct, place = np.unique(groups, return_inverse=True)
-        texts = [len(self._condemned_groups[group]) for group in distinct.tolist()]
+        texts = [len(self._quarantined[group]) for group in distinct.tolist()]
         sizes = np.array(texts, dtype=np.int64)[place] + _GIVEN_UP_ROW_BYTES
         ends = self._given_up_bytes + np.cumsum(sizes)
         n = int(np.searchsorted(ends, GIVEN_UP_BYTES, side="right"))
@@ -163,23 +163,23 @@ class GroupScan(QueueScan):
         Remember the other groups' rows.
         """
         free = super()._wanted(rows)
-        self._last_passed = self._last_condemned = None
+        self._last_passed = self._last_quarantined = None
         blocked = self._blocked(rows.message_group_hash)
         if blocked is not None:
             self._last_passed = blocked if free is None else blocked & free
             free = ~blocked if free is None else free & ~blocked
-        condemned = self._condemned(rows.message_group_hash)
-        if condemned is not None:
-            self._last_condemned = condemned if free is None else condemned & free
-            free = ~condemned if free is None else free & ~condemned
+        quarantined = self._in_quarantine(rows.message_group_hash)
+        if quarantined is not None:
+            self._last_quarantined = quarantined if free is None else quarantined & free
+            free = ~quarantined if free is None else free & ~quarantined
         return free
 
-    def _condemned(self, groups: Int64s) -> Mask | None:
+    def _in_quarantine(self, groups: Int64s) -> Mask | None:
         """Mark the messages of quarantined groups; None: there are none."""
-        condemned = self._condemned_groups
-        if not condemned:
+        quarantined = self._quarantined
+        if not quarantined:
             return None
-        return _among(groups, list(condemned))
+        return _among(groups, list(quarantined))
 
     def _blocked(self, groups: Int64s) -> Mask | None:
         """Mark the messages of groups that must not be delivered; None: there are none."""
@@ -217,7 +217,7 @@ class GroupScan(QueueScan):
         Return the row where the cursor stops: earlier than ``stop`` if the frame has no space to
         dead-letter the next message.
         """
-        mask = self._last_condemned
+        mask = self._last_quarantined
         if mask is not None and len(at := mask[:stop].nonzero()[0]):
             n = self._give_up(rows.message_group_hash[at], at + rows.base)
             stop = stop if n == len(at) else int(at[n])
@@ -255,7 +255,7 @@ class GroupScan(QueueScan):
             doomed_with_group(
                 offsets,
                 groups,
-                failures=self._condemned_groups,
+                failures=self._quarantined,
                 attempt=np.zeros(len(groups), dtype=np.int32),
                 now_ms=now_ms,
             )

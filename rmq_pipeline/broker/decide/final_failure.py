@@ -73,7 +73,7 @@ def give_up(
         follow = release(consumption, behind, visible_at_ms=FAR, delivery=HELD)
     elif policy == "dead_letter_group" and consumption.ordered:
         why = _failures(consumption, offsets, said=said)
-        return [event, *_condemn(consumption, failed, why=why, behind=behind, now_ms=now_ms)]
+        return [event, *_quarantine(consumption, failed, why=why, behind=behind, now_ms=now_ms)]
     else:
         behind = behind[leases.delivery[behind] > WAITING] if not keep_behind else behind[:0]
         follow = release(consumption, behind, visible_at_ms=now_ms)
@@ -90,7 +90,7 @@ def _failures(
     return [one or known.get(o, unsaid) for one, o in zip(now, offsets.tolist(), strict=True)]
 
 
-def _condemn(
+def _quarantine(
     consumption: Consumption, failed: Rows, *, why: list[str], behind: Rows, now_ms: int
 ) -> list[EventRows]:
     """Quarantine the message groups of failed messages, with their unsettled messages.
@@ -105,7 +105,7 @@ def _condemn(
         return []
     events = [
         EventRows(
-            kind=Kind.CONDEMN,
+            kind=Kind.QUARANTINE,
             at_ms=now_ms,
             queue_offset=leases.offset[failed][firsts],
             message_group_hash=groups[firsts],

@@ -270,7 +270,7 @@ class Revive(Request):
                 found = expire(consumption, group, now_ms=now_ms, limit=self.limit - revived)
                 for events in found:
                     again = events.column("delivery", np.int64) == WAITING
-                    revived += int(again.sum()) if events.kind != Kind.CONDEMN else 0
+                    revived += int(again.sum()) if events.kind != Kind.QUARANTINE else 0
                     parked += len(events) if events.kind == Kind.PARK else 0
                 decision.events.extend(QueueKey._make(key).events(found, now_ms))
             leases = consumption.leases

@@ -20,7 +20,7 @@ class Unparked:
 
     unparked: int = 0
     skipped: int = 0
-    pardoned: int = 0
+    lifted: int = 0
     #: Queues with messages that must now be copied to the dead letters.
     doomed: list[QueueKey] = field(default_factory=list)
 
@@ -76,16 +76,16 @@ class Unpark(Request):
             answer.doomed.extend([key] if len(failed) else [])
         else:
             answer.unparked += len(failed)
-        pardoned = self._pardoned(consumption)
-        answer.pardoned += len(pardoned)
-        if len(pardoned):
-            nowhere = np.full(len(pardoned), -1, dtype=np.int64)
+        lifted = self._lifted(consumption)
+        answer.lifted += len(lifted)
+        if len(lifted):
+            nowhere = np.full(len(lifted), -1, dtype=np.int64)
             events.append(
                 EventRows(
-                    kind=Kind.PARDON,
+                    kind=Kind.LIFT,
                     at_ms=now_ms,
                     queue_offset=nowhere,
-                    message_group_hash=pardoned,
+                    message_group_hash=lifted,
                 )
             )
         return events
@@ -95,6 +95,6 @@ class Unpark(Request):
             return np.ones(len(groups), dtype=np.bool_)
         return np.isin(groups, self.message_groups)
 
-    def _pardoned(self, consumption: Consumption) -> Int64s:
-        condemned = np.fromiter(consumption.condemned, np.int64, len(consumption.condemned))
-        return condemned[self._meant(condemned)]
+    def _lifted(self, consumption: Consumption) -> Int64s:
+        quarantined = np.fromiter(consumption.quarantined, np.int64, len(consumption.quarantined))
+        return quarantined[self._meant(quarantined)]

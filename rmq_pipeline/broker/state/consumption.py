@@ -55,7 +55,6 @@ class Consumption:
         "_backlog_from",
         "backlog",
         "by_queue",
-        "condemned",
         "cursor",
         "eases",
         "failures",
@@ -63,6 +62,7 @@ class Consumption:
         "known",
         "leases",
         "ordered",
+        "quarantined",
         "ready",
         "resets",
         "told_eases",
@@ -89,7 +89,7 @@ class Consumption:
         #: one.
         self.failures: dict[int, str] = {}
         #: Quarantined message groups, and the failure of each as JSON.
-        self.condemned: dict[int, str] = {}
+        self.quarantined: dict[int, str] = {}
         #: Number of offsets in all backlogs together.
         self.known = 0
         #: No backlog begins before this offset; exact after ``unsettled_before``.
@@ -150,14 +150,14 @@ class Consumption:
             self.resets += int(np.count_nonzero(events.column("delivery", np.int64) >= 0))
         elif kind == Kind.BEHIND:
             self._behind(events)
-        elif kind == Kind.CONDEMN:
+        elif kind == Kind.QUARANTINE:
             groups = events.column("message_group_hash", np.int64).tolist()
-            self.condemned.update(
+            self.quarantined.update(
                 (group, events.detail_of(row)) for row, group in enumerate(groups)
             )
-        elif kind == Kind.PARDON:
+        elif kind == Kind.LIFT:
             for group in events.column("message_group_hash", np.int64).tolist():
-                self.condemned.pop(group, None)
+                self.quarantined.pop(group, None)
         elif kind == Kind.CAUGHT_UP:
             for group in events.column("message_group_hash", np.int64).tolist():
                 gone = self.backlog.pop(group, None)
@@ -249,7 +249,7 @@ class Consumption:
         self.ready.clear()
         self.known = 0
         self.failures.clear()
-        self.condemned.clear()
+        self.quarantined.clear()
         self.cursor = offset
 
     def learn(self, skipped: Skipped) -> None:

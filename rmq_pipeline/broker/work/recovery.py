@@ -165,7 +165,7 @@ def _load_consumptions(state: State, stored: StoredState) -> None:
         (Kind.CURSOR, stored.cursors),
         (Kind.INVISIBLE, stored.leases),
         (Kind.BEHIND, stored.behind),
-        (Kind.CONDEMN, stored.condemned),
+        (Kind.QUARANTINE, stored.quarantined_groups),
     ):
         for events in _runs(kind, table):
             state.apply(events)

@@ -99,7 +99,7 @@ def unpark(
     return {
         "unparked": unparked.unparked,
         "skipped": unparked.skipped,
-        "pardoned": unparked.pardoned,
+        "pardoned": unparked.lifted,
     }
 
 

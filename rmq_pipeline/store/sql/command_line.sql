@@ -32,7 +32,7 @@ FROM parked
 WHERE $consumer_group IS NULL OR consumer_group = $consumer_group
 UNION ALL
 SELECT consumer_group, topic, message_group, queue_id, queue_offset, message_id, 'given up',
-       condemned_at_ms, 0, NULL, reason, error_type, signature, run_id
-FROM condemned
+       quarantined_at_ms, 0, NULL, reason, error_type, signature, run_id
+FROM quarantined_groups
 WHERE $consumer_group IS NULL OR consumer_group = $consumer_group
 ORDER BY since_ms, consumer_group, topic, queue_id, queue_offset;

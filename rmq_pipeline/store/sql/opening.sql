@@ -42,3 +42,11 @@ SET operator_memory_limit = "{size}";
 -- name: lock_settings
 -- In: nothing. Out: no setting changes any more, on any connection.
 SET lock_configuration = true;
+
+-- name: rename_table
+-- In: {table}, {new_name}. Out: the table has that name.
+ALTER TABLE "{table}" RENAME TO "{new_name}";
+
+-- name: rename_column
+-- In: {table}, {column}, {new_name}. Out: the column has that name.
+ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{new_name}";
