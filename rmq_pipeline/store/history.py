@@ -56,12 +56,16 @@ def let_in(root: duckdb.DuckDBPyConnection, home: Path) -> None:
     root.execute(named("forbid_files"))
 
 
-def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path, *, replace: bool = False) -> None:
+def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path, *, replace: bool = False) -> bool:
     """Create the empty files that stand for no history; the tables must exist.
 
     Args:
         replace: the tables may have more columns than when a file was written.
+
+    Returns:
+        True if other files of the history lack columns that the tables have.
     """
+    lacking = False
     for folder, statement, params in (
         (EVENTS, "no_events", None),
         (SNAPSHOTS, "snapshot_rows", {"position": 0}),
@@ -69,9 +73,22 @@ def write_nothing(cursor: duckdb.DuckDBPyConnection, home: Path, *, replace: boo
         path = home / folder / NOTHING
         if replace or not _is_whole(path):
             columns = cursor.sql(named(statement), params=params).limit(0).to_arrow_table().schema
+            lacking |= replace and _lacks(home / folder, columns.names)
             unfinished = path.with_suffix(".unfinished")
             checked_parquet.write(columns.empty_table(), unfinished)
             durable_files.publish(unfinished, path)
+    return lacking
+
+
+def _lacks(folder: Path, columns: Sequence[str]) -> bool:
+    """Return True if a file in the folder has fewer columns, or cannot be read."""
+    for file in folder.glob("*.parquet"):
+        try:
+            if set(columns) - set(pq.read_schema(file).names):
+                return True
+        except (OSError, ValueError):  # a damaged footer, which is for its readers to tell
+            return True
+    return False
 
 
 def _is_whole(path: Path) -> bool:

@@ -19,8 +19,6 @@ from rmq_pipeline.store.statements import named, quoted, tables, views
 _CHECKPOINT_THRESHOLD: Final = "32MB"
 #: Maximum disk space for query data that does not fit in memory.
 _SPILL: Final = "4GB"
-#: Tables whose rows are written to Parquet files of the history.
-_IN_HISTORY: Final = ("events", *(table.name for table in STATE_TABLES if table.in_snapshots))
 
 
 def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
@@ -73,14 +71,15 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     _rename(cursor)
     cursor.execute(tables())
     cursor.register("staged_kinds", kinds)
-    extended = _add_columns(cursor)
+    _add_columns(cursor)
     for name in ("begin_reached", "clear_kinds", "insert_kinds", "begin_snapshots"):
         cursor.execute(named(name))
     cursor.unregister("staged_kinds")
+    # The log may register older files of the history again, at positions that are not dispatched.
+    is_new = not cursor.sql(named("made_by")).fetchall()
     cursor.execute(named("begin_made_by"))
-    if not extended.isdisjoint(_IN_HISTORY):
-        cursor.execute(named("set_columns_since"))
-    history.write_nothing(cursor, home, replace=True)
+    if history.write_nothing(cursor, home, replace=True):
+        cursor.execute(named("never_complete" if is_new else "set_columns_since"))
     history.use_files(cursor, home)
     cursor.execute(views())
     cursor.execute(named("set_made_by"), {"made_by": made_by})
@@ -101,12 +100,11 @@ def _rename(cursor: duckdb.DuckDBPyConnection) -> None:
         cursor.execute(named("rename_table", table=before, new_name=quoted(table.name)))
 
 
-def _add_columns(cursor: duckdb.DuckDBPyConnection) -> set[str]:
-    """Append the declared columns that an older version's tables lack; return these."""
+def _add_columns(cursor: duckdb.DuckDBPyConnection) -> None:
+    """Append the declared columns that an older version's tables lack."""
     with duckdb.connect() as new:
         new.execute(tables())
         wanted = _columns(new)
-    extended = set()
     for table, found in _columns(cursor).items():
         columns = wanted.get(table, found)
         if columns[: len(found)] != found:
@@ -117,8 +115,6 @@ def _add_columns(cursor: duckdb.DuckDBPyConnection) -> set[str]:
         for column, of_type in columns[len(found) :]:
             names = {"table": f"store.{quoted(table)}", "column": quoted(column)}
             cursor.execute(named("add_column", **names, type=of_type))
-            extended.add(table)
-    return extended
 
 
 def _columns(cursor: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[str, str]]]:

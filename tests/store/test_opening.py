@@ -1,14 +1,19 @@
 """Tables and views are made when they are missing, or another version has made them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 
+from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.errors import HomeFormatError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store import opening
+from rmq_pipeline.store import history, opening
 from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.events import Kind
+from tests.store.rows import dispatch, event, events
 
 
 @pytest.fixture
@@ -96,15 +101,58 @@ def test_columns_that_this_version_does_not_know_are_refused(path: Path) -> None
         _open_and_close(path)
 
 
+def _write_older_file(path: Path) -> None:
+    """A file of events that was written before events had a detail."""
+    names = [field.name for field in schema.EVENT if field.name != "detail"]
+    columns = pa.schema([("position", pa.int64()), ("row", pa.int32())])
+    older = pa.schema([*columns, *(schema.EVENT.field(name) for name in names)])
+    path.parent.mkdir(exist_ok=True)
+    checked_parquet.write(older.empty_table(), path)
+
+
+def _columns_since(path: Path) -> int:
+    with duckdb.connect(path) as connection:
+        [(since,)] = connection.sql("SELECT columns_since FROM store.made_by").fetchall()
+    return int(since)
+
+
 def test_only_files_from_before_a_new_column_are_known_to_lack_it(path: Path) -> None:
     _open_and_close(path)
+    assert _columns_since(path) == 0
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE store.reached SET dispatched = 640")
+        connection.execute("UPDATE store.made_by SET made_by = 'another'")
+    _open_and_close(path)
+    assert _columns_since(path) == 0
     with duckdb.connect(path) as connection:
         connection.execute("DROP VIEW store.all_events CASCADE")
         connection.execute("ALTER TABLE store.events DROP COLUMN detail")
-        connection.execute("UPDATE store.reached SET dispatched = 640")
         connection.execute("UPDATE store.made_by SET made_by = 'another'")
+    _write_older_file(path.parent / history.EVENTS / "0-640.parquet")
 
     _open_and_close(path)
 
-    with duckdb.connect(path) as connection:
-        assert connection.sql("SELECT columns_since FROM store.made_by").fetchall() == [(640,)]
+    # A snapshot of position 640 may have been written, and not yet registered.
+    assert _columns_since(path) == 641
+
+
+def test_older_files_are_read_by_name_when_the_database_is_made_again(path: Path) -> None:
+    _write_older_file(path.parent / history.EVENTS / "0-640.parquet")
+
+    database = Database.open(path, memory_bytes=64 * MIB)
+    registered = {"path": "events/0-640.parquet", "from_position": 320, "to_position": 640}
+    dispatch(database, [events(event(Kind.EVENT_SEGMENT, detail={**registered, "rows": 0}))])
+
+    with closing(database):
+        found = database.query("SELECT detail FROM events", timeout_s=10.0)
+    assert found.num_rows == 0
+
+
+def test_a_folder_that_looks_like_a_partition_gives_no_column(tmp_path: Path) -> None:
+    for name in ("kind=prod", "row=a"):
+        path = tmp_path / name / "state.duckdb"
+        path.parent.mkdir()
+        with closing(Database.open(path, memory_bytes=64 * MIB)) as database:
+            events = database.query("SELECT * FROM events", timeout_s=10.0)
+            leases = database.query("SELECT * FROM in_flight_at(0)", timeout_s=10.0)
+        assert (events.num_rows, leases.num_rows) == (0, 0)

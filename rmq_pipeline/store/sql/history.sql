@@ -31,7 +31,8 @@ SELECT * FROM store.events
 WHERE position >= (SELECT coalesce(max(to_position), 0) FROM store.event_segments)
 UNION ALL BY NAME
 SELECT * FROM read_parquet(
-    getvariable('event_files'), union_by_name = getvariable('columns_differ')
+    getvariable('event_files'), union_by_name = getvariable('columns_differ'),
+    hive_partitioning = false
 );
 
 -- Everything that happened within the kept history, in no order; position and row are one.
@@ -102,7 +103,8 @@ FROM (
 -- The rows of that snapshot.
 CREATE OR REPLACE MACRO store.snapshot_at(ms) AS TABLE
 SELECT s.* FROM read_parquet(
-    getvariable('snapshot_files'), union_by_name = getvariable('columns_differ')
+    getvariable('snapshot_files'), union_by_name = getvariable('columns_differ'),
+    hive_partitioning = false
 ) AS s
 JOIN store.base_at(ms) AS b USING (position);
 

@@ -56,7 +56,7 @@ ORDER BY topic_id, queue_id, queue_offset, position, "row";
 -- name: events_of_files
 -- In: $files, a list of paths. Out: their events, so that those of a message lie together. Older
 -- files do not have the columns that were added since.
-SELECT * FROM read_parquet($files, union_by_name = true)
+SELECT * FROM read_parquet($files, union_by_name = true, hive_partitioning = false)
 ORDER BY topic_id, queue_id, queue_offset, position, "row";
 
 -- name: events_since

@@ -13,8 +13,13 @@ INSERT INTO store.made_by SELECT '', 0 WHERE NOT EXISTS (FROM store.made_by);
 UPDATE store.made_by SET made_by = $made_by;
 
 -- name: set_columns_since
--- In: nothing. Out: files of the history that begin before now may lack columns.
-UPDATE store.made_by SET columns_since = (SELECT dispatched FROM store.reached);
+-- In: nothing. Out: files of the history that exist now may lack columns: events end before the
+-- position of store.reached, and a snapshot may be of just that position.
+UPDATE store.made_by SET columns_since = (SELECT dispatched + 1 FROM store.reached);
+
+-- name: never_complete
+-- In: nothing. Out: all files of the history may lack columns, whatever their positions.
+UPDATE store.made_by SET columns_since = 9223372036854775807;
 
 -- name: table_columns
 -- In: nothing. Out: table_name, column_name and data_type of the tables of schema.sql, in order.
