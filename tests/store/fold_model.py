@@ -6,15 +6,74 @@ from typing import Any
 
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.state_tables import STATE_TABLES, StateTable
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 from tests.store.rows import Row, rows_of
 
 #: Kinds that end the wait of a scheduled message.
 ENDS_WAIT = [Kind.SCHEDULE_DELIVERED, Kind.SCHEDULE_DROPPED, Kind.SCHEDULE_RECALLED]
-#: Values of a row that is not kept, by table: the conditions of the declarations.
-NOT_KEPT = {"lite_subscriptions": ("[]",)}
-REGULAR = [table for table in STATE_TABLES if table.is_regular]
+QUEUE = ("group_id", "topic_id", "queue_id")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What events do to a regular table, written down apart from the table's declaration."""
+
+    key: tuple[str, ...]
+    #: Columns of the event that has the row's values, in the order in which recovery reads them.
+    values: tuple[str, ...]
+    sets: tuple[Kind, ...]
+    removes: tuple[Kind, ...] = ()
+    is_reset: bool = False
+    #: A column whose value stays when an event has none.
+    kept: str = ""
+    #: Values with which there is no row.
+    none: tuple[str, ...] = ()
+
+
+REGULAR = {
+    "topics": Rule(("topic_id",), ("detail",), (Kind.TOPIC,)),
+    "groups": Rule(("group_id",), ("detail",), (Kind.GROUP,)),
+    "leases": Rule(
+        (*QUEUE, "queue_offset"),
+        (
+            *("attempt", "visible_at_ms", "delivery", "epoch", "message_group_hash"),
+            *("client_id", "detail"),
+        ),
+        (
+            *(Kind.LEASE, Kind.RETRY, Kind.RELEASE, Kind.EXPIRE, Kind.INVISIBLE, Kind.PARK),
+            Kind.ACK_AHEAD,
+        ),
+        (Kind.ACK, Kind.DEAD_LETTER),
+        is_reset=True,
+        kept="detail",
+    ),
+    "behind": Rule(
+        (*QUEUE, "message_group_hash"),
+        ("queue_offset",),
+        (Kind.BEHIND,),
+        (Kind.CAUGHT_UP,),
+        is_reset=True,
+    ),
+    "quarantined_groups": Rule(
+        (*QUEUE, "message_group_hash"),
+        ("queue_offset", "detail"),
+        (Kind.QUARANTINE,),
+        (Kind.LIFT,),
+        is_reset=True,
+    ),
+    "lite_subscriptions": Rule(
+        ("group_id", "topic_id", "client_id"),
+        ("detail",),
+        (Kind.LITE_SUBSCRIPTION,),
+        none=("[]",),
+    ),
+    "queue_locks": Rule(
+        QUEUE,
+        ("client_id", "visible_at_ms", "epoch", "at_ms"),
+        (Kind.QUEUE_LOCKED,),
+        (Kind.QUEUE_UNLOCKED,),
+    ),
+}
 
 
 @dataclass
@@ -23,7 +82,7 @@ class Model:
 
     #: Of each regular table, by its key: the values that recovery reads.
     regular: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = field(
-        default_factory=lambda: {table.name: {} for table in REGULAR}
+        default_factory=lambda: {name: {} for name in REGULAR}
     )
     cursors: dict[tuple[int, ...], int] = field(default_factory=dict)
     scheduled: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -43,16 +102,16 @@ class Model:
         """Whether a broker could say this now; if so, it is taken in."""
         kind = Kind(row["kind"])
         queue = (row["group_id"], row["topic_id"], row["queue_id"])
-        for table in REGULAR:
-            self.take_last(table, kind, row)
+        for name, rule in REGULAR.items():
+            take_last(self.regular[name], rule, kind, row)
         if kind in (Kind.LEASE, Kind.CURSOR, Kind.OFFSET_UPDATED):
             reached = row["queue_offset"] + (kind == Kind.LEASE)
             self.cursors[queue] = max(self.cursors.get(queue, 0), reached)
         elif kind == Kind.RESET:
             self.cursors[queue] = row["queue_offset"]
-            for table in REGULAR:
-                if table.is_reset:
-                    forget(self.regular[table.name], lambda key: key[:3] == queue)
+            for name, rule in REGULAR.items():
+                if rule.is_reset:
+                    forget(self.regular[name], lambda key: key[:3] == queue)
         elif kind in ENDS_WAIT:
             place = (row["queue_id"], row["queue_offset"])
             return self.scheduled.pop(place, None) is not None
@@ -61,21 +120,6 @@ class Model:
         else:
             self.take_other(kind, row)
         return True
-
-    def take_last(self, table: StateTable, kind: Kind, row: Row) -> None:
-        rows = self.regular[table.name]
-        key = tuple(row[name] for name in table.key_names)
-        if kind in table.removes:
-            rows.pop(key, None)
-        elif kind in table.sets:
-            loaded = [column for column in table.columns if column.is_loaded]
-            before = rows.get(key, (None,) * len(loaded))
-            rows[key] = tuple(
-                (row[column.of_event] or old) if column.is_kept else row[column.of_event]
-                for column, old in zip(loaded, before, strict=True)
-            )
-            if rows[key] == NOT_KEPT.get(table.name):
-                del rows[key]
 
     def take_settled(self, said: Row) -> bool:
         kept = self.windows.get(said["window"])
@@ -97,14 +141,31 @@ class Model:
     def end(self) -> None:
         """What is dead is gone."""
         for what, number in self.dead:
-            for table in REGULAR:
-                if what in table.key_names:
-                    place = table.key_names.index(what)
-                    forget(self.regular[table.name], lambda key, n=number, p=place: key[p] == n)
+            for name, rule in REGULAR.items():
+                if what in rule.key:
+                    place = rule.key.index(what)
+                    forget(self.regular[name], lambda key, n=number, p=place: key[p] == n)
             place = ("group_id", "topic_id").index(what)
             forget(self.cursors, lambda key, n=number, p=place: key[p] == n)
             if what == "topic_id":
                 forget(self.heads, lambda key, n=number: key[0] == n)
+
+
+def take_last(
+    rows: dict[tuple[Any, ...], tuple[Any, ...]], rule: Rule, kind: Kind, row: Row
+) -> None:
+    """Take an event into a table whose rows are the last events of their keys."""
+    key = tuple(row[name] for name in rule.key)
+    if kind in rule.removes:
+        rows.pop(key, None)
+    elif kind in rule.sets:
+        before = rows.get(key, (None,) * len(rule.values))
+        rows[key] = tuple(
+            (row[name] or old) if name == rule.kept else row[name]
+            for name, old in zip(rule.values, before, strict=True)
+        )
+        if rows[key] == rule.none:
+            del rows[key]
 
 
 def forget(table: dict[Any, Any], condition: Any) -> None:
@@ -121,9 +182,9 @@ def state_of(database: Database) -> Model:
         for name, *kept, settle_id, answer in rows_of(stored.windows)
     }
     regular = {}
-    for table in REGULAR:
-        n = len(table.key)
-        regular[table.name] = {row[:n]: row[n:] for row in rows_of(getattr(stored, table.name))}
+    for name, rule in REGULAR.items():
+        n = len(rule.key)
+        regular[name] = {row[:n]: row[n:] for row in rows_of(getattr(stored, name))}
     return Model(
         regular=regular,
         cursors={row[:-1]: row[-1] for row in rows_of(stored.cursors)},

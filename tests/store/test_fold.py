@@ -1,6 +1,7 @@
 """Dispatch leaves what its messages and events say, however they are cut into transactions."""
 
 import json
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 from tests.histories import histories
 from tests.store import rows
 from tests.store.conftest import OpenDatabase
-from tests.store.fold_model import ENDS_WAIT, Model, state_of
+from tests.store.fold_model import ENDS_WAIT, REGULAR, Model, state_of
 from tests.store.rows import Row, dispatch, event, events, message, messages, on_queue, rows_of
 
 
@@ -143,6 +144,39 @@ def test_tables_are_the_state_after_the_last_event(
 
     model.dead.clear()
     assert found == model
+
+
+@pytest.mark.parametrize("name", sorted(REGULAR.keys() - {"topics", "groups"}))
+def test_each_kind_of_event_sets_or_removes_the_row_of_its_key(
+    database: Database, name: str
+) -> None:
+    """Many events of one table on few keys, so that each kind meets rows that are there."""
+    rule, chance = REGULAR[name], random.Random(name)
+    kinds = [*rule.sets, *rule.sets, *rule.removes, *[Kind.RESET] * rule.is_reset]
+    model = Model()
+    for _ in range(12):
+        parts = []
+        for _ in range(3):
+            told = [
+                event(
+                    chance.choice(kinds),
+                    group_id=1,
+                    topic_id=2,
+                    queue_id=chance.randrange(2),
+                    **{n: chance.randrange(3) for n in ("queue_offset", "message_group_hash")},
+                    **{n: chance.randrange(9) for n in ("attempt", "visible_at_ms", "epoch")},
+                    delivery=chance.randrange(9),
+                    client_id=chance.choice(["a", "b"]),
+                    detail=chance.choice(["[]", '["x"]', None] if not rule.none else ["[]", "[1]"]),
+                )
+                for _ in range(4)
+            ]
+            for row in told:
+                model.take_event(row)
+            parts.append([events(*told)])
+        dispatch(database, *parts)
+
+        assert state_of(database).regular == model.regular
 
 
 def placed(
