@@ -84,6 +84,16 @@ def test_a_caller_without_credentials_costs_no_memory(served: Endpoint) -> None:
     assert watch.rise() < 64 * MIB
 
 
+def test_slices_of_a_caller_without_credentials_cost_no_memory(served: Endpoint) -> None:
+    watch = MemoryWatch(served.pid)
+    table = pa.table({"body": [bytes(MIB)] * 300})
+
+    with Client(served.flight, retry_s=0) as client, pytest.raises(errors.UnauthorizedError):
+        client.send("t", table)
+
+    assert watch.rise() < 64 * MIB
+
+
 def test_a_caller_without_rights_costs_no_memory(served: Endpoint) -> None:
     watch = MemoryWatch(served.pid)
     table = pa.table({"body": [bytes(MIB)] * 300})
