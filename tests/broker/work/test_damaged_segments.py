@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,9 @@ def sealed(home: Path, clock: ManualClock) -> dict[str, bytes]:
             broker.create_topic(topic, queues=1)
         broker.create_group("readers", max_attempts=2)
         for batch in range(3):
-            bodies = [b"%03d" % (batch * BATCH + i) * 40 for i in range(BATCH)]
+            # Not compressible, so that only the checksum of a page knows a flipped bit.
+            dice = random.Random(batch)
+            bodies = [dice.randbytes(120) for _ in range(BATCH)]
             keys = [[f"k{batch}"]] * BATCH
             answer = broker.send("t", pa.table({"body": bodies, "keys": keys}))
             broker.send("u", pa.table({"body": bodies}))
