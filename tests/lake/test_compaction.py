@@ -315,3 +315,19 @@ def test_a_file_that_is_not_what_was_settled_is_not_merged(
         compact()
 
     assert not [path for path in on_disk(folder) if "merged" in path]
+
+
+def test_a_damaged_file_is_not_merged(folder: Path, settle: Settle, compact: Compact) -> None:
+    import pyarrow.parquet as pq
+
+    paths = [path for n in range(4) for path in settle(n)["path"].to_pylist()]
+    column = pq.read_metadata(folder / paths[0]).row_group(0).column(0)
+    content = bytearray((folder / paths[0]).read_bytes())
+    # The last byte of the page: one of the number, which only the checksum of the page knows.
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 0x10
+    (folder / paths[0]).write_bytes(content)
+
+    with pytest.raises(OSError, match="page integrity"):
+        compact()
+
+    assert set(manifest.read(folder).files["path"].to_pylist()) == set(paths)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import manifest, readers
 
@@ -43,6 +45,23 @@ def test_pyarrow_and_pandas(folder: Path) -> None:
     assert table.schema == ROW
     assert table.to_pandas()["n"].tolist() == [0, 1]
     assert readers.sink_table(folder, columns=["n"], partitions=[SIX]).to_pylist() == [{"n": 1}]
+
+
+def test_files_are_read_beside_each_other_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = stage(tmp_path, *range(4)).replace_schema_metadata({"version": "1"})
+    manifest.publish(tmp_path, listed, known=manifest.NOTHING)
+    together, read = threading.Barrier(4, timeout=10), checked_parquet.read
+
+    def slow(path: str | Path, **options: Any) -> pa.Table:
+        if "hour=" in str(path):
+            together.wait()
+        return read(path, **options)
+
+    monkeypatch.setattr(checked_parquet, "read", slow)
+
+    assert readers.sink_table(tmp_path)["n"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_duckdb(folder: Path) -> None:

@@ -133,9 +133,11 @@ def test_a_damaged_segment_is_not_merged_and_the_others_are(
 
 
 def test_a_merge_leaves_nothing_of_damaged_inputs(
-    home: Path, clock: ManualClock, sealed: dict[str, bytes]
+    home: Path, clock: ManualClock, sealed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sealed
+    # What was read is written at once, so that there is a file when the damage is found.
+    monkeypatch.setattr("rmq_pipeline.archive.segment_file._PENDING_BYTES", 1)
     with opened(home, clock) as broker:
         archive = broker.engine.segments.root
         registered = segments_of(broker.engine).of_topic(broker.describe_topic("t")["topic_id"])
