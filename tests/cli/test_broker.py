@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from typing_extensions import override
@@ -243,15 +244,16 @@ def test_a_sound_home_has_no_damage(rmq: Rmq, sealed: Path) -> None:
         ("topics/**/_manifest.json", 60, "manifest"),
         ("events/0*.parquet", 30, "events"),
         ("log/*.log", 4096 + 100, "log"),
+        ("log/*.log", b"49:", "log"),  # a body
         ("archive.json", 20, "archive"),
         ("state.duckdb", 4096 * 3 + 100, "database"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_to_do(
-    rmq: Rmq, sealed: Path, pattern: str, byte: int, kind: str
+    rmq: Rmq, sealed: Path, pattern: str, byte: int | bytes, kind: str
 ) -> None:
     (path,) = sealed.glob(pattern)
-    flip(path, byte)
+    flip(path, byte if isinstance(byte, int) else path.read_bytes().index(byte))
 
     told = rmq("verify", "--home", str(sealed), "--json")
 
@@ -261,6 +263,19 @@ def test_a_damaged_file_is_named_with_what_to_do(
     assert damaged["kind"] == kind
     assert damaged["damage"]
     assert damaged["remedy"]
+
+
+def test_a_damaged_row_of_the_database_is_named(rmq: Rmq, sealed: Path) -> None:
+    path = sealed / "state.duckdb"
+    with duckdb.connect(path, read_only=True) as database:
+        stored = "SELECT min(block_id) FROM pragma_storage_info('store.topics') WHERE block_id >= 0"
+        [(block,)] = database.sql(stored).fetchall()
+    # Opening the database does not read it.
+    flip(path, 3 * 4096 + block * 256 * 1024 + 100)
+
+    told = rmq("verify", "--home", str(sealed), "--json")
+
+    assert [each["kind"] for each in json.loads(told.text)["damaged"]] == ["database"]
 
 
 def test_a_file_that_is_gone_is_named(rmq: Rmq, sealed: Path) -> None:
