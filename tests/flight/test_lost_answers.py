@@ -63,13 +63,14 @@ class Caller:
         self.messages = iter([framing.Message(command, None)])
         self.peer = ""
         self.is_action = False
+        self.is_there = True
 
     def read(self, timeout_s: float) -> framing.Message | None:
         del timeout_s
         return next(self.messages, None)
 
     def is_active(self) -> bool:
-        return True
+        return self.is_there
 
 
 @pytest.fixture
@@ -122,6 +123,21 @@ def test_a_receive_whose_answer_cannot_be_written_counts_as_none(
             answer.close()  # type: ignore[attr-defined]
 
     assert broker.receive("g", "t")["body"].to_pylist() == left
+
+
+def test_a_receive_whose_caller_goes_while_its_answer_is_written_counts_as_none(
+    broker: Broker,
+) -> None:
+    broker.send("t", pa.table({"body": [b"a"]}))
+    caller = Caller(wire.request("receive", {"topic": "t", "group": "g"}).command())
+
+    with FlightServer(broker) as server:
+        answer = server.exchange(caller)
+        assert next(answer)
+        caller.is_there = False
+        list(answer)
+
+    assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [1]
 
 
 def test_a_lost_receive_with_an_attempt_id_is_answered_again(broker: Broker) -> None:
