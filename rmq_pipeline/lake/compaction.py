@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline import checked_parquet, durable_files
-from rmq_pipeline.errors import SinkChangedError
+from rmq_pipeline.errors import OperatorError, SinkChangedError
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.manifest import named_below, within
 from rmq_pipeline.lake.publication import (
@@ -41,6 +41,15 @@ PREFIX: Final = "merged"
 _TIER_BYTES: Final = 64 * 1024
 _TIER_FACTOR: Final = 8
 _GROUP_BYTES: Final = 64 * MIB
+
+
+class DamagedSinkError(OperatorError):
+    """Files of a sink are damaged; all that could be merged without them was merged."""
+
+    remedy = (
+        "Restore the files from a copy, or replay their hours into the sink (docs/replay.md)."
+        " `rmq verify` names all damaged files."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +186,10 @@ def compact(
 
     Raises:
         FencedError: another holder has taken over the window.
+        DamagedSinkError: some files are damaged. It is raised last, when the rest is done.
     """
     done = Compacted()
+    damage: list[str] = []
     listed = publish(verbs, group, sink=sink)
     known = {*listed["path"].to_pylist()}
     known |= replaced_files(verbs, group, grace_ms=rules.grace_ms).keys()
@@ -186,7 +197,12 @@ def compact(
     for merge in plan(listed, rules=rules):
         if not going_on():
             break
-        staged = stage(sink, merge, epoch=window[1])
+        try:
+            staged = stage(sink, merge, epoch=window[1])
+        except DamagedSinkError as error:
+            logger.error("merge dropped group=%s error=%s", group, error.message)  # noqa: TRY400
+            damage.append(error.message)
+            continue
         try:
             replace(
                 verbs,
@@ -205,6 +221,8 @@ def compact(
             continue
         _count(done, merge, staged=staged)
     done.deleted_files = len(delete_replaced(verbs, group, sink=sink, grace_ms=rules.grace_ms))
+    if damage:
+        raise DamagedSinkError(" ".join(damage))
     return done
 
 
@@ -221,15 +239,21 @@ def stage(sink: Path, merge: Merge, *, epoch: int) -> pa.Table:
     """Write the rows of several files to one, in order, and sync it; one row of schema.SINK_FILE.
 
     Raises:
+        DamagedSinkError: a file is damaged; it is named, and no merged file is left.
         ValueError: the files hold more or fewer rows than the broker listed.
     """
     folder = within(sink, merge.paths[0]).parent
     whole = folder / f"{PREFIX}-{epoch:06}-{uuid.uuid4().hex[:12]}.parquet"
-    rows = _write(whole, [within(sink, path) for path in merge.paths])
     expected = sum(file["rows"] for file in merge.files)
-    if rows != expected:
-        whole.unlink()
-        raise ValueError(f"{len(merge.files)} files of {folder} have {rows} rows, not {expected}.")
+    try:
+        rows = _write(whole, [within(sink, path) for path in merge.paths])
+        if rows != expected:
+            raise ValueError(
+                f"{len(merge.files)} files of {folder} have {rows} rows, not {expected}."
+            )
+    except BaseException:
+        whole.unlink(missing_ok=True)
+        raise
     durable_files.sync(folder)
     described = {
         "path": str(whole.relative_to(sink)),
@@ -242,7 +266,7 @@ def stage(sink: Path, merge: Merge, *, epoch: int) -> pa.Table:
 
 
 def _write(whole: Path, paths: Sequence[Path]) -> int:
-    schemas = [pq.read_schema(path) for path in paths]
+    schemas = [_schema(path) for path in paths]
     united = pa.unify_schemas(schemas, promote_options="permissive")
     rows = 0
     with whole.open("xb") as file:
@@ -260,15 +284,37 @@ def _row_groups(paths: Sequence[Path], united: pa.Schema) -> Iterator[pa.Table]:
     gathered: list[pa.Table] = []
     size = 0
     for path in paths:
-        with checked_parquet.open_file(path) as file:
-            for batch in file.iter_batches():
-                gathered.append(pa.Table.from_batches([batch]))
-                size += batch.nbytes
-                if size >= _GROUP_BYTES:
-                    yield _one(gathered, united)
-                    gathered, size = [], 0
+        for batch in _batches(path):
+            gathered.append(pa.Table.from_batches([batch]))
+            size += batch.nbytes
+            if size >= _GROUP_BYTES:
+                yield _one(gathered, united)
+                gathered, size = [], 0
     if gathered:
         yield _one(gathered, united)
+
+
+def _schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (OSError, ValueError) as error:  # Arrow's errors, and UnicodeDecodeError
+        _raise_damage(path, error)
+        raise
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        with checked_parquet.open_file(path) as file:
+            yield from file.iter_batches()
+    except (OSError, pa.ArrowException) as error:
+        _raise_damage(path, error)
+        raise
+
+
+def _raise_damage(path: Path, error: Exception) -> None:
+    """Raise DamagedSinkError, unless the system failed: such an error has a number."""
+    if not isinstance(error, OSError) or error.errno is None:
+        raise DamagedSinkError(f"{path} is damaged: {error}.") from error
 
 
 def _one(tables: list[pa.Table], united: pa.Schema) -> pa.Table:

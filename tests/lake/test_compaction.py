@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline import schema
@@ -14,6 +16,7 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import FencedError
 from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import compaction, manifest
+from rmq_pipeline.lake.compaction import DamagedSinkError
 from rmq_pipeline.lake.publication import publish_version, replace
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.settings import Settings
@@ -304,8 +307,6 @@ def test_files_of_older_columns_are_merged(folder: Path, settle: Settle, compact
 def test_a_file_that_is_not_what_was_settled_is_not_merged(
     folder: Path, settle: Settle, compact: Compact
 ) -> None:
-    import pyarrow.parquet as pq
-
     (path,) = settle(0)["path"].to_pylist()
     for n in range(1, 4):
         settle(n)
@@ -317,17 +318,33 @@ def test_a_file_that_is_not_what_was_settled_is_not_merged(
     assert not [path for path in on_disk(folder) if "merged" in path]
 
 
-def test_a_damaged_file_is_not_merged(folder: Path, settle: Settle, compact: Compact) -> None:
-    import pyarrow.parquet as pq
-
+@pytest.mark.parametrize("where", ["page", "footer"])
+def test_a_damaged_file_is_named_and_not_merged_and_other_hours_are(
+    folder: Path, settle: Settle, compact: Compact, where: str
+) -> None:
     paths = [path for n in range(4) for path in settle(n)["path"].to_pylist()]
+    for n in range(4, 8):
+        settle(n, hour=1)
     column = pq.read_metadata(folder / paths[0]).row_group(0).column(0)
     content = bytearray((folder / paths[0]).read_bytes())
     # The last byte of the page: one of the number, which only the checksum of the page knows.
-    content[column.data_page_offset + column.total_compressed_size - 1] ^= 0x10
+    place = column.data_page_offset + column.total_compressed_size - 1 if where == "page" else -1
+    content[place] ^= 0x10
     (folder / paths[0]).write_bytes(content)
 
-    with pytest.raises(OSError, match="page integrity"):
+    with pytest.raises(DamagedSinkError, match=re.escape(f"{folder / paths[0]} is damaged")):
         compact()
 
-    assert set(manifest.read(folder).files["path"].to_pylist()) == set(paths)
+    files = set(manifest.read(folder).files["path"].to_pylist())
+    assert files >= set(paths)
+    assert len(files) == len(paths) + 1
+    assert numbers(folder, SIX) == [4, 5, 6, 7]
+    assert len([path for path in on_disk(folder) if "merged" in path]) == 1
+
+
+def test_a_disk_that_fails_is_no_damage(folder: Path, settle: Settle, compact: Compact) -> None:
+    paths = [path for n in range(4) for path in settle(n)["path"].to_pylist()]
+    (folder / paths[0]).unlink()
+
+    with pytest.raises(FileNotFoundError):
+        compact()
