@@ -44,6 +44,7 @@ def sql(
     retrying, parked, quarantined_groups, dead_letters, redrives, progress, lag, scheduled, half,
     windows, events, message_trace, window_history, segments, sink_files, sink_replacements; and at
     a past time in_flight_at(t), progress_at(t), lag_at(t), …: docs/sql.md lists their columns.
+    condemned is quarantined_groups by its earlier name, for one release.
     """
     form = "json" if as_json else format
     if output is not None and form not in _WRITERS:
