@@ -61,6 +61,7 @@ class RandomHistory:
             (self.send_half, 2),
             (self.receive, 9),
             (self.settle, 7),
+            (self.park, 3),
             (self.change_invisible, 2),
             (self.recall, 1),
             (self.end_halves, 2),
@@ -158,6 +159,15 @@ class RandomHistory:
                     self.door.broker.settle(group, outcomes)
                 except errors.ReceiptHandleError:
                     self.happened["ended receipt"] += 1
+
+    def park(self) -> None:
+        """Park a message group whose later messages the cursor has passed: they wait."""
+        topic = self.random.choice(self.topics)
+        self.door.broker.send(topic, self.table(6, message_group=["a", "b", "c"] * 2))
+        got = self.door.broker.receive("parking", topic, limit=1)
+        self.door.broker.receive("parking", topic, limit=12, invisible_duration_ms=300)
+        rows = [{"receipt_handle": r, "outcome": "dead_letter"} for r in got["receipt_handle"]]
+        self.door.broker.settle("parking", pa.Table.from_pylist(rows, schema=schema.OUTCOME))
 
     def change_invisible(self) -> None:
         for group, receipt in self.some(self.receipts):
