@@ -1,9 +1,11 @@
 """Messages that cannot be read: they fail like any other, and nobody waits behind them for ever."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from rmq_pipeline.broker.work.unreadable import AWAY_MS
@@ -129,3 +131,20 @@ def test_what_cannot_be_buried_keeps_nobody_else_from_it(stand: Stand, one: Cons
 
     assert one.receive("%DLQ%b", "burial").bodies == [b"sound"]
     assert one.receive("%DLQ%a", "burial").code == EMPTY
+
+
+@pytest.mark.parametrize("lost", ["queue_offset < 50", "true"], ids=["some", "all"])
+def test_a_receive_of_rows_that_the_database_lacks_is_refused(home: Path, lost: str) -> None:
+    with contextlib.closing(Stand(home)) as stand:
+        stand.broker.create_topic("t", queues=1)
+        stand.broker.create_group("g")
+        stand.send("t", *[b"x"] * 100)
+    with duckdb.connect(home / "state.duckdb") as database:
+        database.execute(f"DELETE FROM store.consume_queue WHERE {lost}")
+
+    with contextlib.closing(Stand(home)) as stand:
+        first, *rest = stand.consumer().call("t", "g", wait_ms=10_000)
+
+    assert first.status.code == STORAGE
+    assert "lacks offsets 0 to " in first.status.message
+    assert rest == []
