@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
+from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.errors import IllegalQueueError, OffsetNotFoundError, RequestError
 from rmq_pipeline.rocketmq.caller import Caller
 from rmq_pipeline.rocketmq.context import Context
@@ -21,6 +22,7 @@ from rmq_pipeline.rocketmq.protocol import (
     QueryOffsetPolicy,
     QueryOffsetRequest,
     QueryOffsetResponse,
+    Resource,
     Status,
     UpdateOffsetRequest,
     UpdateOffsetResponse,
@@ -53,7 +55,7 @@ class Pulling:
             )
         until_ms = context.clock.now_ms() + poll_ms(request, caller)
         resource = request.message_queue.topic
-        topic = context.engine.state.topic(caller.named(resource)).topic
+        topic = context.engine.state.topic(_readable(resource, caller)).topic
         watch = context.polls.watch(Place(topic.topic_id, 0, object()))
         try:
             table, offset = await self._pulled(request, topic.name, watch=watch, until_ms=until_ms)
@@ -108,7 +110,7 @@ class Pulling:
     async def get_offset(self, request: GetOffsetRequest, caller: Caller) -> Any:
         """Return a group's committed offset in a queue."""
         group = caller.named(request.group)
-        topic = caller.named(request.message_queue.topic)
+        topic = _readable(request.message_queue.topic, caller)
         asked = CommittedOffset(group, topic, request.message_queue.id)
         offset = await self._context.bridge.submit(asked)
         if offset is None:
@@ -119,7 +121,8 @@ class Pulling:
 
     async def query_offset(self, request: QueryOffsetRequest, caller: Caller) -> Any:
         """Return the first or the next offset of a queue, or the offset of a time."""
-        topic, queue_id = caller.named(request.message_queue.topic), request.message_queue.id
+        topic = _readable(request.message_queue.topic, caller)
+        queue_id = request.message_queue.id
         policy = request.query_offset_policy
         if policy == QueryOffsetPolicy.TIMESTAMP:
             at_ms = min(_FAR_MS, duration_ms(request.timestamp))
@@ -136,3 +139,14 @@ class Pulling:
             raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
         low, high = bounds[queue_id]
         return low, high
+
+
+def _readable(resource: Resource, caller: Caller) -> str:
+    """Return the name of a topic whose messages a client may read.
+
+    Raises:
+        IllegalTopicError: it holds scheduled or half messages.
+    """
+    name = caller.named(resource)
+    check_readable(name)
+    return name

@@ -21,6 +21,8 @@ from rmq_pipeline.rocketmq.protocol import (
 from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand, duration
 from tests.waiting import until
 
+ILLEGAL_TOPIC = 40002
+
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
@@ -138,3 +140,31 @@ def test_offsets_of_a_queue_by_policy(stand: Stand, one: Consumer) -> None:
     assert ask(QueryOffsetPolicy.TIMESTAMP, Timestamp(seconds=-(2**62))) == (40000, 0)
     assert ask(QueryOffsetPolicy.TIMESTAMP, Timestamp(nanos=-1_000_000)) == (40000, 0)
     assert ask(QueryOffsetPolicy.END, queue_id=9) == (40019, 0)
+
+
+@pytest.mark.parametrize("topic", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"])
+def test_every_call_refuses_what_waits_for_its_time(
+    stand: Stand, one: Consumer, topic: str
+) -> None:
+    group, lies_in = Resource(name="g"), queue(topic)
+    request = PullMessageRequest(group=group, message_queue=lies_in, batch_size=1)
+    request.long_polling_timeout.FromMilliseconds(0)
+    pulled, *_ = stand.stub.PullMessage(request, metadata=one.metadata, timeout=20)
+
+    answers = [
+        pulled,
+        stand.stub.UpdateOffset(
+            UpdateOffsetRequest(group=group, message_queue=lies_in, offset=0),
+            metadata=one.metadata,
+            timeout=20,
+        ),
+        stand.stub.GetOffset(
+            GetOffsetRequest(group=group, message_queue=lies_in), metadata=one.metadata, timeout=20
+        ),
+        stand.stub.QueryOffset(
+            QueryOffsetRequest(message_queue=lies_in), metadata=one.metadata, timeout=20
+        ),
+    ]
+
+    assert [answer.status.code for answer in answers] == [ILLEGAL_TOPIC] * 4
+    assert one.receive(topic, "g").code == ILLEGAL_TOPIC
