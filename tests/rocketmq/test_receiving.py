@@ -104,6 +104,17 @@ def test_a_wrong_receive_is_answered_with_its_status(
     assert one.receive(topic, "g", **how).code == code
 
 
+def test_members_with_different_filters_are_shown(
+    stand: Stand, one: Consumer, other: Consumer
+) -> None:
+    one.receive("t", "g", tags="a")
+    assert stand.broker.describe_group("g")["mixed_filters"] == {}
+
+    other.receive("t", "g", tags="b || c")
+
+    assert stand.broker.describe_group("g")["mixed_filters"] == {"t": ["a", "b || c"]}
+
+
 def test_a_batch_is_32_at_most(stand: Stand, one: Consumer) -> None:
     stand.send("t", *(str(n).encode() for n in range(40)))
 

@@ -50,6 +50,17 @@ def test_a_message_is_stored_with_all_it_has(broker: Broker, client: Clients) ->
     assert (row["born_at_ms"], dict(row["properties"])) == (5_000, {"x": "y"})
 
 
+@pytest.mark.parametrize("copies", [1, 20])
+def test_keys_are_split_at_blanks(broker: Broker, client: Clients, copies: int) -> None:
+    broker.create_topic("t", queues=1)
+    given = [["order-1 user-2"], [], [" a  b", "c"]]
+
+    send(client(), *(raw.message("t", keys=keys) for keys in given * copies))
+
+    kept = [["order-1", "user-2"], [], ["a", "b", "c"]]
+    assert [row["keys"] or [] for row in rows(broker, "t")] == kept * copies
+
+
 def received(client: Raw, topic: str) -> Any:
     (message,) = raw.received(client("ReceiveMessage", raw.receives(topic, "g")))
     return message
