@@ -30,11 +30,10 @@ from rmq_pipeline.broker.work.group_filters import Filters
 from rmq_pipeline.broker.work.home import Home
 from rmq_pipeline.broker.work.line import Lines
 from rmq_pipeline.broker.work.membership import Members
-from rmq_pipeline.broker.work.pending import Done
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, text_of
 from rmq_pipeline.broker.work.room import RefillReserve, give_up_reserve, note_open, part_of
-from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Writer
+from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
 from rmq_pipeline.message import Int64s, MessageIds
@@ -316,7 +315,8 @@ class Engine:
                     groups.add(events.group_id)
                 if events.kind == Kind.RESET:
                     self._tell_of_reset(events)
-            rung.update((placed.topic_id, None) for placed in decision.placed)
+            for placed in decision.placed:
+                rung[placed.topic_id] = None
         self.arrivals.ring_for(rung)
 
     def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:

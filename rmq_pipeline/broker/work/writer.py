@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state import event_rows
+from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.broker.work.pending import Done, Pending, Posted, is_bulk, small_first
 from rmq_pipeline.broker.work.repair import refusal, text_of
-from rmq_pipeline.broker.work.turns import Turns
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import (
     MessageBodyTooLargeError,
@@ -36,6 +35,170 @@ FRAME_REQUESTS = 1024
 FRAME_BYTES = 16 * 1024 * 1024
 #: Time after a full disk in which sends are refused without another try.
 FULL_PAUSE_MS = 1000
+
+
+class Pending:
+    """Request whose caller waits for ``done``."""
+
+    __slots__ = ("answer", "done", "error", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        # A bare lock is the cheapest way to pass one answer to one waiting thread.
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def finish(self) -> None:
+        """Release the answer or error to the caller."""
+        self.done.release()
+
+
+#: Called with the answer or error in the thread that wrote the frame; it must not wait.
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Posted(Pending):
+    """Request without a waiting caller: a function gets its answer."""
+
+    __slots__ = ("tell",)
+
+    def __init__(self, request: Request, tell: Done) -> None:
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.tell = tell
+
+    @override
+    def finish(self) -> None:
+        try:
+            self.tell(self.answer, self.error)
+        except Exception:
+            log.exception("A caller could not be told its answer; the request is stored.")
+
+
+def small_first(together: list[Pending]) -> int:
+    """Move small requests with a waiting caller to the front, before bulk; return how many.
+
+    A waiting caller has no other request in the queue, so no order is lost. Posted requests keep
+    their order.
+    """
+    if not is_bulk(together):
+        return 0
+    small = [p for p in together if not isinstance(p, Posted) and not p.request.is_bulk()]
+    if small:
+        first = set(map(id, small))
+        together[:] = small + [p for p in together if id(p) not in first]
+    return len(small)
+
+
+def is_bulk(together: Iterable[Pending]) -> bool:
+    """Return True if deciding one of them is slow enough that it should overlap a write."""
+    for pending in together:  # noqa: SIM110 a loop costs each frame less than a generator
+        if pending.request.is_bulk():
+            return True
+    return False
+
+
+class Turns:
+    """Turns of frames, which are taken, decided and written in order; safe for all threads.
+
+    A bulk frame may be decided while the bulk frame before it is written. During the short write of
+    a small frame that gains nothing: it takes the interpreter from the thread that answers.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        #: Number of frames taken so far; of those decided; of those written.
+        self._taken = 0
+        self._decided = 0
+        self._written = 0
+        #: True if the last frame taken is bulk.
+        self._bulk = False
+        #: Number of threads in ``take``; ``try_take`` does not overtake them.
+        self._waiting = 0
+        self._stopped = False
+        self._closed = False
+
+    def _is_free(self, *, bulk: bool) -> bool:
+        if self._stopped or self._closed or self._taken > self._decided:
+            return False
+        under_way = self._taken - self._written
+        return not under_way or (under_way == 1 and bulk and self._bulk)
+
+    def _take(self, *, bulk: bool) -> int:
+        self._taken += 1
+        self._bulk = bulk
+        return self._taken
+
+    def try_take(self, *, bulk: bool) -> int | None:
+        """Return the number of a frame to decide now.
+
+        The result is None if another thread has the turn or waits for it.
+        """
+        with self._changed:
+            if self._waiting or not self._is_free(bulk=bulk):
+                return None
+            return self._take(bulk=bulk)
+
+    def take(self, *, bulk: bool) -> int:
+        """Wait for the turn; return the number of a frame to decide."""
+        with self._changed:
+            if self._waiting or not self._is_free(bulk=bulk):
+                self._waiting += 1
+                self._changed.wait_for(lambda: self._is_free(bulk=bulk))
+                self._waiting -= 1
+            return self._take(bulk=bulk)
+
+    def decided(self) -> None:
+        """Mark the last frame taken as decided; the next frame may be taken."""
+        with self._changed:
+            self._decided = self._taken
+            self._changed.notify_all()
+
+    def wait_to_write(self, frame: int) -> bool:
+        """Wait until all earlier frames are written.
+
+        Returns:
+            False if an earlier frame has failed while this one is being decided. Then deciding must
+            stop.
+        """
+        with self._changed:
+            while self._written != frame - 1:
+                if self._stopped and self._decided == frame - 1:
+                    return False
+                self._changed.wait()
+            return True
+
+    def has_before(self, frame: int) -> bool:
+        """Return True if an earlier frame is not written yet."""
+        return self._written < frame - 1
+
+    def written(self) -> None:
+        """Mark the frame as written; the next one may be written."""
+        with self._changed:
+            self._written += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Stop the deciding of frames; return when no frame is being decided."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._taken == self._decided)
+
+    def go_on(self) -> None:
+        """Allow the deciding of frames again."""
+        with self._changed:
+            self._stopped = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let no frame be taken from now on; return when all are written."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: self._taken == self._written)
 
 
 class _Nothing(Request):
@@ -286,15 +449,16 @@ class Writer:
 
     def _decide_some(self, frame: _Frame, together: list[Pending]) -> None:
         self._frame_bytes = 0
+        events: list[EventRows] = []
         for pending in together:
             frame.pending.append(pending)
             self._check_usable()
             decision = self._decide(pending, frame)
             if decision is not None and decision.stores():
                 frame.decisions.append(decision)
+                events += decision.events
             if self._frame_bytes > FRAME_BYTES:  # with its events, which are staged at the end
                 break
-        events = [rows for decision in frame.decisions for rows in decision.events]
         if events:
             self.log.stage_payload(EVENTS, (event_rows.to_payload(events),))
         frame.staged = self.log.take()

@@ -11,7 +11,7 @@ from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.decide.settle import Settle
 from rmq_pipeline.broker.work import bulk_gate
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
-from rmq_pipeline.broker.work.pending import Pending, Posted, small_first
+from rmq_pipeline.broker.work.writer import Pending, Posted, small_first
 from rmq_pipeline.errors import RequestError
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages
