@@ -15,15 +15,13 @@ from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.source import check_free, split_address
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import AccessError, RequestError
-from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.rocketmq.bridge import Bridge, Timers
 from rmq_pipeline.rocketmq.clients import Clients
-from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.groups import Groups
+from rmq_pipeline.rocketmq.context import Context, Groups
 from rmq_pipeline.rocketmq.leases import Leases
 from rmq_pipeline.rocketmq.polls import Polls
 from rmq_pipeline.rocketmq.rights import Authenticating
 from rmq_pipeline.rocketmq.service import Service
-from rmq_pipeline.rocketmq.timers import Timers
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from rmq_pipeline import receipt
 from rmq_pipeline.broker.decide.settle_each import Renew
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError
-from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.rocketmq.bridge import Bridge, Timers
 from rmq_pipeline.rocketmq.clients import Clients
-from rmq_pipeline.rocketmq.timers import Timers
 
 log = logging.getLogger(__name__)
 

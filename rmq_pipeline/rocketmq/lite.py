@@ -6,15 +6,14 @@ from typing import Any, Final
 from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
 from rmq_pipeline.broker.state import lite
 from rmq_pipeline.errors import NotFoundError, RequestError
-from rmq_pipeline.rocketmq.caller import Caller
-from rmq_pipeline.rocketmq.clients import LIVE_WITH_STREAM_MS
+from rmq_pipeline.rocketmq.clients import LIVE_WITH_STREAM_MS, Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.protocol import (
+    OK,
     LiteSubscriptionAction,
     SyncLiteSubscriptionRequest,
     SyncLiteSubscriptionResponse,
 )
-from rmq_pipeline.rocketmq.status import OK
 
 _ACTIONS: Final = {
     LiteSubscriptionAction.PARTIAL_ADD: "add",

@@ -16,7 +16,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from rmq_pipeline import limits
 from rmq_pipeline.errors import AccessError, RequestError, RocketMQError
-from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 
 SERVICE: Final = "opentelemetry.proto.collector.metrics.v1.MetricsService"

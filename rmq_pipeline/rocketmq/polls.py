@@ -7,8 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from rmq_pipeline.broker.work.arrivals import Arrivals, Rung
 from rmq_pipeline.errors import BrokerUnavailableError
-from rmq_pipeline.rocketmq.bridge import Bridge
-from rmq_pipeline.rocketmq.timers import Timers
+from rmq_pipeline.rocketmq.bridge import Bridge, Timers
 
 
 class Place(NamedTuple):

@@ -9,11 +9,12 @@ from rmq_pipeline import limits
 from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
 from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.errors import IllegalQueueError, OffsetNotFoundError, RequestError
-from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of
 from rmq_pipeline.rocketmq.polls import Place, Watch
 from rmq_pipeline.rocketmq.protocol import (
+    OK,
     Code,
     GetOffsetRequest,
     GetOffsetResponse,
@@ -28,7 +29,6 @@ from rmq_pipeline.rocketmq.protocol import (
     UpdateOffsetResponse,
 )
 from rmq_pipeline.rocketmq.receiving import duration_ms, filter_of, poll_ms
-from rmq_pipeline.rocketmq.status import OK
 
 #: Offsets that one pull reads; each message may have the maximum size.
 BATCH: Final = 32

@@ -9,7 +9,7 @@ from typing_extensions import override
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.policy import Action, Resource
 from rmq_pipeline.errors import AccessError, ForbiddenError
-from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import Caller
 
 #: A resource, and the actions of which the caller needs one.
 Demand = tuple[Resource, tuple[Action, ...]]

@@ -3,9 +3,10 @@
 from typing import Any, Final
 
 from rmq_pipeline.errors import IllegalTopicError
-from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.protocol import (
+    OK,
     Address,
     AddressScheme,
     Assignment,
@@ -17,7 +18,6 @@ from rmq_pipeline.rocketmq.protocol import (
     QueryAssignmentResponse,
     QueryRouteResponse,
 )
-from rmq_pipeline.rocketmq.status import OK
 from rmq_pipeline.topic import is_hidden
 
 BROKER_NAME: Final = "rmq"

@@ -13,17 +13,17 @@ from google.protobuf.message import DecodeError
 from rmq_pipeline import limits
 from rmq_pipeline.errors import BrokerUnavailableError, BusyError, RequestError
 from rmq_pipeline.rocketmq import protocol, rights
-from rmq_pipeline.rocketmq.caller import Caller, caller_of, metadata_of
+from rmq_pipeline.rocketmq.clients import Caller, caller_of, metadata_of
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.lite import Lite
 from rmq_pipeline.rocketmq.metrics import Metrics
+from rmq_pipeline.rocketmq.protocol import status_of
 from rmq_pipeline.rocketmq.pulling import Pulling
 from rmq_pipeline.rocketmq.receiving import Receiving
 from rmq_pipeline.rocketmq.rights import Demands, authorise
 from rmq_pipeline.rocketmq.routes import Routes
 from rmq_pipeline.rocketmq.sending import Sending
 from rmq_pipeline.rocketmq.settling import Settling
-from rmq_pipeline.rocketmq.status import status_of
 from rmq_pipeline.rocketmq.telemetry import Telemetry
 from rmq_pipeline.rocketmq.transactions import Checks, Transactions
 

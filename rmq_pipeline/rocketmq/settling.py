@@ -13,10 +13,11 @@ from rmq_pipeline.broker.work.settle import forward
 from rmq_pipeline.errors import ReceiptHandleError, RequestError, RocketMQError
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.rocketmq.bridge import Bridge
-from rmq_pipeline.rocketmq.caller import Caller
+from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
-from rmq_pipeline.rocketmq.handle import PROLONGED, Handle, parse
+from rmq_pipeline.rocketmq.encoding import PROLONGED, Handle, parse
 from rmq_pipeline.rocketmq.protocol import (
+    OK,
     AckMessageRequest,
     AckMessageResponse,
     AckMessageResultEntry,
@@ -27,9 +28,9 @@ from rmq_pipeline.rocketmq.protocol import (
     ForwardMessageToDeadLetterQueueRequest,
     ForwardMessageToDeadLetterQueueResponse,
     Status,
+    status_of,
 )
 from rmq_pipeline.rocketmq.receiving import duration_ms
-from rmq_pipeline.rocketmq.status import OK, status_of
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from rmq_pipeline.broker.decide.transaction import TargetsOf
 from rmq_pipeline.broker.work.arrivals import Rung
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.errors import RocketMQError, TransactionError, TransactionNotFoundError
-from rmq_pipeline.rocketmq.caller import Caller
-from rmq_pipeline.rocketmq.clients import Client
+from rmq_pipeline.rocketmq.clients import Caller, Client
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of
 from rmq_pipeline.rocketmq.protocol import (
+    OK,
     EndTransactionResponse,
     RecoverOrphanedTransactionCommand,
     Resource,
@@ -26,7 +26,6 @@ from rmq_pipeline.rocketmq.protocol import (
     TransactionResolution,
 )
 from rmq_pipeline.rocketmq.rights import may_publish
-from rmq_pipeline.rocketmq.status import OK
 
 #: Python sends UNSPECIFIED when its checker does not know the resolution either.
 _RESOLUTIONS: Final = {

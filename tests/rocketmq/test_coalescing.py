@@ -12,8 +12,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.publish import Send
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.rocketmq.bridge import Bridge
-from rmq_pipeline.rocketmq.coalescing import SMALL_ROWS, Coalescing, Outcome
 from rmq_pipeline.rocketmq.decoding import Batch
+from rmq_pipeline.rocketmq.sending import SMALL_ROWS, Coalescing, Outcome
 from rmq_pipeline.settings import Settings
 from tests.conformance import raw
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmq_pipeline import errors
-from rmq_pipeline.rocketmq.protocol import Code
-from rmq_pipeline.rocketmq.status import code_of, status_of
+from rmq_pipeline.rocketmq.protocol import Code, code_of, status_of
 
 
 def classes(of: type[errors.RocketMQError]) -> Iterator[type[errors.RocketMQError]]:

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.rocketmq.timers import Timers
+from rmq_pipeline.rocketmq.bridge import Timers
 from tests.waiting import until
 
 
