@@ -248,7 +248,7 @@ def listening_to_serve(
 
 def _flight_to_serve(flight: str | None) -> str | None:
     from rmq_pipeline.access.source import split_address
-    from rmq_pipeline.flight.target import bare
+    from rmq_pipeline.flight.connection import bare
 
     address = flight or os.environ.get("RMQ_FLIGHT") or None
     if not address:

@@ -108,7 +108,7 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
     from rmq_pipeline.access.source import split_address
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.client import Client
-    from rmq_pipeline.flight.target import bare
+    from rmq_pipeline.flight.connection import bare
 
     address = flight or (None if home else os.environ.get("RMQ_FLIGHT"))
     if address and split_address(bare(address))[1] == 0:

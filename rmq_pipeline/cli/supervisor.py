@@ -17,7 +17,7 @@ from rmq_pipeline import durable_files
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, HomeLockedError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
-from rmq_pipeline.flight.connection import Connection
+from rmq_pipeline.flight.connection import Connection, Target
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
     NO_DOOR,
@@ -28,7 +28,6 @@ from rmq_pipeline.flight.flags import (
     Values,
     checked,
 )
-from rmq_pipeline.flight.target import Target
 
 log = logging.getLogger(__name__)
 

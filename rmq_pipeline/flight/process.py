@@ -17,9 +17,8 @@ import psutil
 from rmq_pipeline import durable_files, errors
 from rmq_pipeline.endpoint import LOCK_FILE, Endpoint
 from rmq_pipeline.flight import flags
-from rmq_pipeline.flight.connection import Connection
+from rmq_pipeline.flight.connection import Connection, Target
 from rmq_pipeline.flight.flags import AS_LAST_TIME, SETTINGS_FILE, Flush, Listening, Upkeep, Values
-from rmq_pipeline.flight.target import Target
 
 LOG_FILE: Final = "broker.log"
 ANY_PORT: Final = "127.0.0.1:0"

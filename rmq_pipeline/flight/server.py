@@ -21,8 +21,8 @@ from rmq_pipeline.broker.decide.settle_each import GiveBack
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
 from rmq_pipeline.broker.work.caller import watching
-from rmq_pipeline.flight import answers, framing, intake, wire
-from rmq_pipeline.flight.service import Call, Service
+from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.flight.service import Call, Intake, Room, Service
 from rmq_pipeline.pulled import Pulled
 from rmq_pipeline.verb import Verb
 
@@ -78,7 +78,7 @@ class FlightServer:
         self._token = token
         self._access = access
         self._closing = threading.Event()
-        self._room = intake.Room()
+        self._room = Room()
         #: By thread: schema.RECEIVED that is being written to a caller.
         self._giving: dict[int, pa.Table] = {}
         #: True when the broker is about to close: messages leased from now on are released at once.
@@ -119,7 +119,7 @@ class FlightServer:
         Raises:
             RocketMQError: the call is refused before its body was read completely.
         """
-        said = intake.Intake(call)
+        said = Intake(call)
         try:
             answer = self._answer(call, said)
         except Exception as error:
@@ -130,7 +130,7 @@ class FlightServer:
             )
             if not said.is_over:
                 raise refused from error
-            yield answers.refusal(refused)
+            yield wire.refusal(refused)
             return
         if answer.leased is None:
             yield from answer.content
@@ -171,7 +171,7 @@ class FlightServer:
         except errors.RocketMQError as error:
             log.warning("The leases of a caller that has gone could not be released: %s", error)
 
-    def _answer(self, call: Call, said: intake.Intake) -> _Answer:
+    def _answer(self, call: Call, said: Intake) -> _Answer:
         if self._closing.is_set():
             raise errors.BrokerUnavailableError("The broker is stopping.")
         # The headers name the caller: nothing is read from a caller without rights.
@@ -187,7 +187,7 @@ class FlightServer:
     def _obeyed(
         self,
         call: Call,
-        said: intake.Intake,
+        said: Intake,
         *,
         command: wire.Command,
         caller: Principal | None,
@@ -212,8 +212,8 @@ class FlightServer:
         if isinstance(result, Pulled):
             result = result.to_table()
         if not isinstance(result, pa.Table):
-            return _Answer([answers.value(result)])
-        return _Answer(answers.pieces(result, whole=call.is_action), leased=leased)
+            return _Answer([wire.value(result)])
+        return _Answer(wire.pieces(result, whole=call.is_action), leased=leased)
 
     def _caller(self, headers: Mapping[str, str]) -> Principal | None:
         """Return the caller; None if there is no access control.

@@ -9,7 +9,7 @@ from pyarrow import flight
 from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.verbs.declaration import declarations
-from rmq_pipeline.flight import answers, wire
+from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.verb import Verb
@@ -286,7 +286,7 @@ def test_a_flight_client_buys_a_token(door: FlightServer, broker: Broker) -> Non
         writer, reader = foreign.do_exchange(descriptor, options)
         with writer:
             writer.done_writing()
-            return answers.read([chunk.app_metadata for chunk in reader])
+            return wire.read_answer([chunk.app_metadata for chunk in reader])
 
     assert "orders" in ask()["name"].to_pylist()
     with pytest.raises(flight.FlightUnauthenticatedError):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from rmq_pipeline import errors
-from rmq_pipeline.flight import answers, framing, wire
+from rmq_pipeline.flight import framing, wire
 
 Pieces = Iterable[tuple[str, bytes]]
 
@@ -54,9 +54,9 @@ def exchange(
                 found = [chunk.app_metadata for chunk in reader]
             found = found or [chunk.app_metadata for chunk in reader]
     except (flight.FlightError, pa.ArrowException) as error:
-        answers.check_status(str(error))
+        wire.check_status(str(error))
         raise
-    return answers.read(found)
+    return wire.read_answer(found)
 
 
 def refusal(

@@ -11,11 +11,11 @@ import pytest
 from pyarrow import flight
 
 from rmq_pipeline import errors, limits
-from rmq_pipeline.flight import answers, framing
-from rmq_pipeline.flight import intake as intake_module
+from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.flight import service as service_module
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.intake import Intake, Room
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.flight.service import Intake, Room
 from tests.flight.echo import Echo
 from tests.flight.exchange import message, refusal
 from tests.waiting import until
@@ -208,14 +208,14 @@ def refused_with(reader: flight.FlightStreamReader) -> errors.RocketMQError:
     with pytest.raises((flight.FlightError, pa.ArrowException)) as caught:
         reader.read_chunk()
     with pytest.raises(errors.RocketMQError) as refused:
-        answers.check_status(str(caught.value))
+        wire.check_status(str(caught.value))
     return refused.value
 
 
 def test_a_call_that_sends_nothing_more_is_refused(
     server: FlightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake_module, "SILENT_S", 0.2)
+    monkeypatch.setattr(service_module, "SILENT_S", 0.2)
     with begun(server.address, 1_000_000) as reader:
         said = refused_with(reader)
 
@@ -228,7 +228,7 @@ def test_who_holds_all_the_room_and_is_silent_makes_room_for_others(
     client: Client, server: FlightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "FLIGHT_CALLS_BYTES", 4_100_000)
-    monkeypatch.setattr(intake_module, "SILENT_S", 60.0)
+    monkeypatch.setattr(service_module, "SILENT_S", 60.0)
     half = TABLE.slice(0, 10)
     with begun(server.address, 4_000_000) as silent:
         until(lambda: server._room._held > 4_000_000)
@@ -265,9 +265,9 @@ def test_a_large_call_that_comes_fast_is_read_to_its_end(monkeypatch: pytest.Mon
     with room.hold(1_100_000, caller="large"):
         with pytest.raises(errors.BusyError, match="under way"), room.hold(200_000, caller="two"):
             pass
-        room.check_share("large", bytes_per_s=intake_module.FAIR_BYTES_PER_S)
+        room.check_share("large", bytes_per_s=service_module.FAIR_BYTES_PER_S)
         with pytest.raises(errors.BusyError, match="another caller is refused"):
-            room.check_share("large", bytes_per_s=intake_module.FAIR_BYTES_PER_S - 1)
+            room.check_share("large", bytes_per_s=service_module.FAIR_BYTES_PER_S - 1)
 
     # Now it is the turn of the other one.
     with pytest.raises(errors.BusyError, match="another caller is refused"):
@@ -304,4 +304,4 @@ def test_a_long_command_is_refused(server: FlightServer, monkeypatch: pytest.Mon
 
     assert isinstance(refused, errors.RequestError)
     assert "the limit is" in refused.message
-    assert answers.PIECE_BYTES > limits.BODY_BYTES
+    assert wire.PIECE_BYTES > limits.BODY_BYTES

@@ -14,7 +14,7 @@ from pyarrow import flight
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
-from rmq_pipeline.flight import answers, framing, process
+from rmq_pipeline.flight import framing, process, wire
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.limits import FLIGHT_CALLS_BYTES, FLIGHT_SLICE_BYTES, MIB
 from rmq_pipeline.settings import Settings
@@ -150,7 +150,7 @@ def test_calls_with_rights_hold_no_more_than_all_may(served: Endpoint) -> None:
             with pytest.raises((flight.FlightError, pa.ArrowException)) as refused:
                 reader.read_chunk()
             with pytest.raises(errors.BusyError):
-                answers.check_status(str(refused.value))
+                wire.check_status(str(refused.value))
             return None
         return reader
 

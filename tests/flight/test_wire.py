@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits, schema
-from rmq_pipeline.flight import answers, wire
+from rmq_pipeline.flight import wire
 from rmq_pipeline.flight.client import Client
 from tests.flight.echo import Echo
 
@@ -48,7 +48,7 @@ def test_table_comes_back_as_it_was_sent(client: Client, table: pa.Table) -> Non
 def test_table_of_many_pieces_comes_back_whole(client: Client) -> None:
     body = pa.array([bytes([n % 256]) * 1024 for n in range(100_000)], pa.binary())
     table = pa.table({"n": range(100_000), "body": body})
-    assert table.nbytes > 3 * answers.PIECE_BYTES
+    assert table.nbytes > 3 * wire.PIECE_BYTES
 
     assert rows(client.send("t", table)).equals(table)
 
@@ -111,8 +111,8 @@ def test_every_error_comes_back_as_itself(error: type[errors.RocketMQError]) -> 
     raised = error("What happened.")
 
     for read in (
-        lambda: answers.read([pa.py_buffer(answers.refusal(raised))]),
-        lambda: answers.check_status(f"Flight said: {answers.refusal_status(raised)}. Context: …"),
+        lambda: wire.read_answer([pa.py_buffer(wire.refusal(raised))]),
+        lambda: wire.check_status(f"Flight said: {wire.refusal_status(raised)}. Context: …"),
     ):
         with pytest.raises(error) as caught:
             read()
@@ -169,4 +169,4 @@ def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
 
 
 def test_limits_of_a_piece_leave_room_for_the_largest_body() -> None:
-    assert answers.PIECE_BYTES > limits.BODY_BYTES
+    assert wire.PIECE_BYTES > limits.BODY_BYTES

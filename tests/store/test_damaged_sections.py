@@ -11,7 +11,7 @@ import pytest
 from rmq_pipeline import errors, tables
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.engine import SCHEMAS
-from rmq_pipeline.flight import answers
+from rmq_pipeline.flight import wire
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.sound_tables import mended
 from rmq_pipeline.store.commit_log import CommitLog
@@ -77,7 +77,7 @@ def test_a_client_takes_what_can_be_read() -> None:
     times = pa.array([86_400_000_000, 0], pa.int64()).view(pa.time64("us"))
     given = pa.table({"tag": not_utf8(), "at": times, "body": [b"a", b"b"]})
 
-    found = answers.read(list(map(pa.py_buffer, answers.pieces(given))))
+    found = wire.read_answer(list(map(pa.py_buffer, wire.pieces(given))))
 
     assert found["tag"].cast(pa.binary()).to_pylist() == [None, b"i\xff"]
     assert found["body"].to_pylist() == [b"a", b"b"]
@@ -98,7 +98,7 @@ def test_a_client_says_that_an_answer_is_damaged(damage: Damage) -> None:
     answer = pa.py_buffer(b"T" + damage.stream("body"))
 
     with pytest.raises(errors.TableSchemaError, match="answer is damaged"):
-        answers.read([answer])
+        wire.read_answer([answer])
 
 
 def older_log(home: Path) -> CommitLog:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.target import Target
+from rmq_pipeline.flight.connection import Target
 
 EARLIEST: Final = -2
 LATEST: Final = -1
