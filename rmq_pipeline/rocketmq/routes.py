@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from rmq_pipeline.errors import IllegalTopicError
+from rmq_pipeline.errors import IllegalTopicError, TopicNotFoundError
 from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.protocol import (
@@ -21,6 +21,8 @@ from rmq_pipeline.rocketmq.protocol import (
 from rmq_pipeline.topic import is_hidden
 
 BROKER_NAME: Final = "rmq"
+#: RocketMQ's own words for an unknown topic: programs and tests of its clients search for them.
+_NO_ROUTE: Final = "CODE: 17  DESC: No topic route info in name server for the topic: {}."
 #: Queue id in the assignments of an unordered group: all queues of the broker.
 _ANY_QUEUE: Final = -1
 #: Message types that a topic takes. A mixed topic names the four that every client knows: older
@@ -74,7 +76,12 @@ class Routes:
             raise IllegalTopicError("The topic has no name.")
         if is_hidden(name):
             raise IllegalTopicError(f"Topic {name} is a system topic.")
-        return self._context.engine.state.topic(name).topic
+        try:
+            return self._context.engine.state.topic(name).topic
+        except TopicNotFoundError as error:
+            raise TopicNotFoundError(
+                f"{error.message} {_NO_ROUTE.format(name)}", remedy=error.remedy
+            ) from error
 
     @staticmethod
     def _queue(resource: Any, topic: Any, *, queue_id: int, broker: Any) -> Any:

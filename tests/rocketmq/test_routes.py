@@ -96,7 +96,11 @@ def test_a_topic_takes_its_type(
 def test_unknown_and_hidden_topics_have_no_route(client: Clients) -> None:
     one = client()
 
-    assert raw.code(route(one, "nowhere")) == "TOPIC_NOT_FOUND"
+    unknown = route(one, "nowhere")
+    assert raw.code(unknown) == "TOPIC_NOT_FOUND"
+    assert unknown.status.message.startswith("There is no topic nowhere. ")
+    said = "CODE: 17  DESC: No topic route info in name server for the topic: nowhere"
+    assert said in unknown.status.message  # the Node client's own test searches for it
     assert raw.code(route(one, "")) == "ILLEGAL_TOPIC"
     assert raw.code(route(one, "SCHEDULE_TOPIC_XXXX")) == "ILLEGAL_TOPIC"
 
