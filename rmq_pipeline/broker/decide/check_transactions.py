@@ -125,5 +125,8 @@ class PutOff(Request):
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Return the number of messages delayed for the first time as the answer."""
-        until_ms = now_ms + _AGAIN_MS
-        return Decision(state.halves.put_off(self.queue_offset, until_ms=until_ms))
+
+        def put_off(state: State) -> None:
+            state.halves.put_off(self.queue_offset, until_ms=now_ms + _AGAIN_MS)
+
+        return Decision(state.halves.not_put_off(self.queue_offset), unlogged=[put_off])

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -253,7 +254,7 @@ class Receive(Request):
         decision.events.extend(key.events(scan.progress_events(taken, now_ms), now_ms))
         skipped = scan.skipped()
         if skipped is not None:
-            decision.skipped.append(Skipped(*key, *skipped))
+            decision.unlogged.append(partial(State.learn, skipped=Skipped(*key, *skipped)))
         if scan.page_wanted is not None:
             start, stop = scan.page_wanted
             answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))

@@ -23,14 +23,17 @@ class TrimIndex(Request):
     dispatched: int
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Drop the same share of each queue's pages; store nothing."""
+        """Store nothing: the read-ahead is a cache."""
+        return Decision(unlogged=[self._trim])
+
+    def _trim(self, state: State) -> None:
+        """Drop the same share of each queue's pages."""
         state.forget_changes(self.dispatched)
         queues = [queue for topic in state.topics.values() for queue in topic.queues]
         held = sum(queue.index.pages for queue in queues)
         if held > self.pages:
             for queue in queues:
                 queue.index.drop(queue.index.pages * self.pages // held, self.dispatched)
-        return Decision()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,10 @@ class FillIndex(Request):
     def decide(self, state: State, now_ms: int) -> Decision:
         """Store nothing: the read-ahead is a cache."""
         topic = state.topics.get(self.topic_id)
-        if topic is not None:
-            topic.queues[self.queue_id].index.fill(self.rows)
-        return Decision()
+        if topic is None:
+            return Decision()
+        index = topic.queues[self.queue_id].index
+        return Decision(unlogged=[lambda _: index.fill(self.rows)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,18 @@ class FillBacklog(Request):
         consumption = state.consumptions.get(wanted.key)
         if consumption is None or consumption.resets != wanted.resets:
             return Decision()
-        consumption.found(
+        looked_up = consumption.looked_up(
             wanted.groups,
             self.offsets,
             starts=wanted.starts,
             more_from=self.more_from,
             stop=wanted.stop,
         )
-        return Decision(events=wanted.key.events(consumption.empty_backlogs(), now_ms))
+        events = consumption.empty_backlogs(looked_up)
+        return Decision(
+            events=wanted.key.events(events, now_ms),
+            unlogged=[lambda _: consumption.fill_backlogs(looked_up)],
+        )
 
 
 @dataclass(frozen=True, slots=True)

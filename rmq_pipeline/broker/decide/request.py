@@ -1,12 +1,12 @@
 """A request to the writer, and the decision about it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from rmq_pipeline.broker.state.consumption import Skipped
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.state import State
@@ -27,7 +27,10 @@ class Decision:
     placed: list[Placed] = field(default_factory=list)
     events: list[EventRows] = field(default_factory=list)
     keyed_state: list[pa.RecordBatch] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    #: Changes of memory that the log does not hold: caches, and delays that end with the process.
+    unlogged: list[Callable[[State], object]] = field(default_factory=list)
+    #: True if the writer refills the log's reserve now; the answer is then True if it is whole.
+    refills_reserve: bool = False
     #: Serialized ``placed`` for the log, set by ``encode``.
     payloads: list[Payload] = field(default_factory=list)
 
@@ -53,10 +56,12 @@ def _batch_bytes(batch: pa.RecordBatch) -> int:
 
 #: A request with this many rows is bulk.
 BULK_ROWS: Final = 256
+#: Window of a caller, by name and epoch; a newer epoch fences the caller off.
+Fence = tuple[str, int]
 
 
 class Request(ABC):
-    """Request of a verb; ``decide`` is pure and does not change the state."""
+    """Request of a verb; ``decide`` is pure: it does not change the state, and does no I/O."""
 
     #: True if it may use the reserve on a full disk: all requests except those that add messages.
     uses_reserve: ClassVar[bool] = True
@@ -70,5 +75,28 @@ class Request(ABC):
         """Return what to store and answer; raise RocketMQError to refuse."""
 
 
-#: Window of a caller, by name and epoch; a newer epoch fences the caller off.
-Fence = tuple[str, int]
+@dataclass(frozen=True, slots=True)
+class CheckFence(Request):
+    """Query that fails if a newer epoch has opened the window; without a window it only waits."""
+
+    window: Fence | None = None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Store nothing."""
+        state.fence(self.window)
+        return Decision()
+
+
+@dataclass(frozen=True, slots=True)
+class RefillReserve(Request):
+    """Request that refills the log's reserve if the disk has space; nothing is stored.
+
+    The log also records how far it is synced, which costs a system call if it has grown.
+    """
+
+    window: Fence | None = None
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Let the writer refill it, whose thread also creates the log files."""
+        state.fence(self.window)
+        return Decision(refills_reserve=True)

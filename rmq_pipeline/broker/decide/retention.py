@@ -16,18 +16,6 @@ from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
-class CheckFence(Request):
-    """Query that fails if a newer epoch has opened the window."""
-
-    window: Fence | None
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """Store nothing."""
-        state.fence(self.window)
-        return Decision()
-
-
-@dataclass(frozen=True, slots=True)
 class ExpireSegments(Request):
     """Request that raises min_offset to the ends of segments, up to the first pending message."""
 

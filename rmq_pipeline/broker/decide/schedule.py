@@ -95,7 +95,11 @@ class PutOff(Request):
         pause = min(max(now_ms - int(self.rows.deliver_at.min()), _SOON_MS), _AGAIN_MS)
         until_ms = now_ms + np.where(self.alone, pause, pause // 2)
         keys = self.rows.keys()
-        return Decision(state.schedule.put_off(keys, until_ms=until_ms, alone=self.alone))
+
+        def put_off(state: State) -> None:
+            state.schedule.put_off(keys, until_ms=until_ms, alone=self.alone)
+
+        return Decision(state.schedule.not_put_off(keys), unlogged=[put_off])
 
 
 def ended_events(kind: Kind, rows: Scheduled, *, now_ms: int) -> list[EventRows]:

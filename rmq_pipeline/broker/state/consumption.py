@@ -2,7 +2,7 @@
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -282,36 +282,42 @@ class Consumption:
         """Return the ready message groups whose next message is not in memory."""
         return [group for group in self.ready if not self.backlog[group].known]
 
-    def found(
+    def looked_up(
         self,
         groups: Sequence[int],
-        offsets: Sequence[Sequence[int]],
+        offsets: Sequence[list[int]],
         *,
         starts: Sequence[int],
         more_from: Sequence[int | None],
         stop: int,
-    ) -> None:
-        """Add the result of a look-up of ``groups`` before ``stop``.
+    ) -> dict[int, Backlog]:
+        """Return the backlogs that a look-up of ``groups`` before ``stop`` has found.
 
         It has all offsets of a group, or the first ones.
 
         Another look-up may have been faster, and its messages may be settled. So a result is
         dropped if the backlog begins elsewhere by now; the next look-up reads it again.
         """
+        found = {}
         for group, some, start, more in zip(groups, offsets, starts, more_from, strict=True):
             entry = self.backlog.get(group)
             if entry is None or entry.known or entry.more_from != start:
                 continue
-            entry.known.extend(some)
-            self.known += len(some)
-            if more is not None:
-                entry.more_from = more
-            else:
-                entry.more_from = stop if stop < self.cursor else None
+            rest = stop if stop < self.cursor else None
+            found[group] = Backlog(some, rest if more is None else more)
+        return found
 
-    def empty_backlogs(self) -> list[EventRows]:
+    def fill_backlogs(self, looked_up: Mapping[int, Backlog]) -> None:
+        """Add what was looked up to the groups that still have a backlog."""
+        for group, entry in looked_up.items():
+            if group in self.backlog:
+                self.backlog[group] = entry
+                self.known += len(entry.known)
+
+    def empty_backlogs(self, looked_up: Mapping[int, Backlog]) -> list[EventRows]:
         """Return CAUGHT_UP events for ready groups whose backlog turned out to be empty."""
-        empty = [g for g in self.wanting() if self.backlog[g].more_from is None]
+        entries = ((group, looked_up.get(group, self.backlog[group])) for group in self.wanting())
+        empty = [group for group, one in entries if not one.known and one.more_from is None]
         if not empty:
             return []
         groups = np.array(empty, dtype=np.int64)

@@ -90,17 +90,20 @@ class Halves:
         rows["producer"][at] = self.code(events.client_id or "")
         self._next = min(self._next, int(due.min()))
 
-    def put_off(self, queue_offset: Int64s, *, until_ms: int) -> int:
-        """Delay open half messages to ``until_ms``; return how many for the first time.
+    def not_put_off(self, queue_offset: Int64s) -> int:
+        """Return how many of these half messages are open and were not delayed before."""
+        still = self._find(queue_offset) >= 0
+        return len(set(queue_offset[still].tolist()).difference(self._put_off))
+
+    def put_off(self, queue_offset: Int64s, *, until_ms: int) -> None:
+        """Delay open half messages to ``until_ms``.
 
         The delay is kept in memory only, so each start retries all of them.
         """
         at = self._find(queue_offset)
         at = at[at >= 0]
         self._rows["due_ms"][at] = until_ms
-        new = set(self._rows["queue_offset"][at].tolist()).difference(self._put_off)
-        self._put_off.update(new)
-        return len(new)
+        self._put_off.update(self._rows["queue_offset"][at].tolist())
 
     def code(self, producer_group: str) -> int:
         """Return the code of a producer group."""

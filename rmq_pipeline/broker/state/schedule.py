@@ -219,8 +219,15 @@ class Schedule:
             rows = _in_order(_due(self._unreadable, now_ms, limit=limit))
         return rows
 
-    def put_off(self, keys: Int64s, *, until_ms: Int64s, alone: Mask) -> int:
-        """Delay rows to ``until_ms``; return how many for the first time.
+    def not_put_off(self, keys: Int64s) -> int:
+        """Return how many of these rows wait and were not delayed before."""
+        new = self.open(keys)
+        for run in (*self._untried, *self._unreadable):
+            new &= ~run.find(keys)[1]
+        return int(np.count_nonzero(new))
+
+    def put_off(self, keys: Int64s, *, until_ms: Int64s, alone: Mask) -> None:
+        """Delay rows to ``until_ms``.
 
         Until then they can still be dropped or recalled. The delay is kept in memory only, so each
         start retries all of them.
@@ -232,16 +239,11 @@ class Schedule:
         """
         rows, still = self.find(keys)
         until_ms, alone = until_ms[still], alone[still]
-        new = np.ones(len(rows), np.bool_)
-        for run in self._untried:
-            new &= ~run.find(rows.keys())[1]
         for run in self._unreadable:
-            before = run.find(rows.keys())[1]
-            new, alone = new & ~before, alone | before
+            alone = alone | run.find(rows.keys())[1]
         self.remove(rows.keys())
         self._untried = _joined(self._untried, rows.take(~alone), due_at=until_ms[~alone])
         self._unreadable = _joined(self._unreadable, rows.take(alone), due_at=until_ms[alone])
-        return int(np.count_nonzero(new))
 
     def count_due(self, now_ms: int, *, ahead_ms: int = 0) -> int:
         """Return how many rows are due."""

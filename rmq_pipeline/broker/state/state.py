@@ -149,14 +149,12 @@ class State:
         return found
 
     def consumption(self, group: Group, topic_id: int, *, queue_id: int) -> Consumption:
-        """Return the group's state on the queue; an empty one if it is new."""
-        key = (group.group_id, topic_id, queue_id)
-        found = self.consumptions.get(key)
+        """Return the group's state on the queue; if it is new, an empty one that is not kept."""
+        found = self.consumptions.get((group.group_id, topic_id, queue_id))
         if found is None:
             ordered = self.keeps_order(group, topic_id)
             by_queue = group.order == "queue" and not ordered
             found = Consumption(ordered=ordered, by_queue=by_queue)
-            self.consumptions[key] = found
         return found
 
     def keeps_order(self, group: Group, topic_id: int) -> bool:
@@ -234,7 +232,9 @@ class State:
         if events.kind in (Kind.QUEUE_LOCKED, Kind.QUEUE_UNLOCKED):
             self.queue_locks.apply(events)
         else:
-            self.consumption(group, events.topic_id, queue_id=events.queue_id).apply(events)
+            found = self.consumption(group, events.topic_id, queue_id=events.queue_id)
+            self.consumptions[events.group_id, events.topic_id, events.queue_id] = found
+            found.apply(events)
 
     def _apply_work(self, events: EventRows) -> None:
         if events.kind in (Kind.WINDOW, Kind.WINDOW_CLOSED, Kind.SETTLED):

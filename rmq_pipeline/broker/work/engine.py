@@ -15,7 +15,7 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.access import Access
 from rmq_pipeline.broker.decide.admin import Found
 from rmq_pipeline.broker.decide.queue_index import TrimIndex
-from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.decide.request import Decision, RefillReserve, Request
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import Verdicts
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
@@ -32,7 +32,7 @@ from rmq_pipeline.broker.work.line import Lines
 from rmq_pipeline.broker.work.membership import Members
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, text_of
-from rmq_pipeline.broker.work.room import RefillReserve, give_up_reserve, note_open, part_of
+from rmq_pipeline.broker.work.room import give_up_reserve, note_open, part_of
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
@@ -277,7 +277,7 @@ class Engine:
                     self._sync()
                 self._clock_file.keep(self.clock)
                 rows = self.settings.index_cache_rows
-                self.writer.submit(RefillReserve(self.writer))
+                self.writer.submit(RefillReserve())
                 self.writer.submit(TrimIndex(rows // PAGE_ROWS, self.database.dispatched))
                 self.members.let_go(self.writer.submit)
             except Exception:  # without this thread nothing is ever rebuilt

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from rmq_pipeline import receipt, schema
 from rmq_pipeline.broker.decide.deliver import Delivery, receipts_of
-from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.decide.request import CheckFence
 from rmq_pipeline.broker.decide.scan import Taken
 from rmq_pipeline.broker.decide.settle import Mask
 from rmq_pipeline.broker.state.queue_index import Places
-from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.placement import locate
 from rmq_pipeline.broker.work.sealed import fetch
@@ -87,14 +86,5 @@ def has_another_log(engine: Engine, before: CommitLog) -> bool:
     """Return True if the log was replaced since, or will be after the current failed write."""
     if engine.log is before:
         with suppress(RocketMQError):  # it may fail with the log, after which the log is replaced
-            engine.submit(_Nothing())
+            engine.submit(CheckFence())  # it is answered once the log works
     return engine.log is not before
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing(Request):
-    """Empty request, answered once the log works: the writer replaces a failed log first."""
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """Store nothing."""
-        return Decision()

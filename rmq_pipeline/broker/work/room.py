@@ -1,12 +1,8 @@
-"""Free space on the disk: drawing on the log's reserve, and refilling it."""
+"""Free space on the disk: drawing on the log's reserve."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from rmq_pipeline.broker.decide.request import Decision, Request
-from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.home import Home
-from rmq_pipeline.broker.work.writer import Writer
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log_file import FULL
 from rmq_pipeline.store.reserve import Reserve
@@ -41,18 +37,3 @@ def note_open(home: Home, settings: Settings) -> None:
             give_up_reserve(home.log, settings.reserve_bytes)
         else:
             return
-
-
-@dataclass(frozen=True, slots=True)
-class RefillReserve(Request):
-    """Request that refills the reserve if the disk has space; nothing is stored.
-
-    The log also records how far it is synced, which costs a system call if it has grown.
-    """
-
-    writer: Writer
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """Refill it in the writer's thread, which also creates the log files."""
-        self.writer.log.refill_reserve()
-        return Decision()

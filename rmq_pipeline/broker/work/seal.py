@@ -10,7 +10,6 @@ that the next seal repeats.
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +19,8 @@ from rmq_pipeline import durable_files, limits
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
 from rmq_pipeline.archive.segment_file import place, show
-from rmq_pipeline.broker.decide.request import Decision, Fence, Request
+from rmq_pipeline.broker.decide.request import Fence, RefillReserve
 from rmq_pipeline.broker.decide.segments import RegisterSealed, Sealed
-from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work import event_history, keyed_state
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.sealable import Frames, Reach, reach
@@ -69,7 +67,7 @@ def seal(
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
     file_bytes = engine.settings.log_file_bytes
     with engine.segments.sealing:
-        whole = engine.submit(_TendReserve(engine, window))
+        whole = engine.submit(RefillReserve(window))
         turns = _Turns(engine, window=window, fault=fault or _no_fault)
         try:
             turns.run(limit_bytes, squeezed=not whole or _free_bytes(engine) < file_bytes)
@@ -83,7 +81,7 @@ def seal(
             raise
         turns.report.update(event_history.keep(engine, window=window, fault=fault or _no_fault))
         if turns.report["dropped_files"]:
-            engine.submit(_TendReserve(engine, window))
+            engine.submit(RefillReserve(window))
     return turns.report
 
 
@@ -248,22 +246,6 @@ class _Turns:
         self.report["dropped_files"] += len(dropped)
         if dropped:
             self._fault("log_dropped")
-
-
-@dataclass(frozen=True, slots=True)
-class _TendReserve(Request):
-    """Request that refills the log's reserve if the disk has space.
-
-    The answer is True if it is full.
-    """
-
-    engine: Engine
-    window: Fence | None
-
-    def decide(self, state: State, now_ms: int) -> Decision:
-        """Store nothing; the reserve belongs to the writer's thread."""
-        state.fence(self.window)
-        return Decision(self.engine.log.refill_reserve())
 
 
 def _free_bytes(engine: Engine) -> int:

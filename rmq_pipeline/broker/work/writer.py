@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.decide.request import CheckFence, Decision, Request
 from rmq_pipeline.broker.state import event_rows
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.state import State
@@ -201,14 +201,6 @@ class Turns:
             self._changed.wait_for(lambda: self._taken == self._written)
 
 
-class _Nothing(Request):
-    """Request that stores nothing."""
-
-    @override
-    def decide(self, state: State, now_ms: int) -> Decision:
-        return Decision()
-
-
 @dataclass(slots=True)
 class _Frame:
     """Requests decided together, on the state of one log."""
@@ -327,7 +319,7 @@ class Writer:
 
         Requests that wait meanwhile get an error. The writer's own threads must not call this.
         """
-        pending = Pending(_Nothing())
+        pending = Pending(CheckFence())
         with self._entering:
             if self._closed:
                 return
@@ -484,6 +476,8 @@ class Writer:
             if now_ms < self._full_until_ms and not request.uses_reserve:
                 raise StoreFullError("The disk is full.")
             decision = request.decide(self.state, now_ms)
+            if decision.refills_reserve:
+                decision.answer = self.log.refill_reserve()
         except RocketMQError as error:
             pending.error = error
             return None
@@ -529,8 +523,8 @@ class Writer:
             self.state.append(placed, position)
         for events in decision.events:
             self.state.apply(events)
-        for skipped in decision.skipped:
-            self.state.learn(skipped)
+        for change in decision.unlogged:
+            change(self.state)
         for batch in decision.keyed_state:
             self.log.stage(KEYED_STATE, batch)
             self.state.keep(batch)

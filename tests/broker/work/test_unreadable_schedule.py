@@ -292,8 +292,10 @@ def test_what_was_put_off_is_due_then_and_waits_as_before() -> None:
     keys = keys_of(0, at)
     untried = np.array([False, False])
 
-    assert kept.put_off(keys[[1, 3]], until_ms=np.array([40, 50]), alone=untried) == 2
-    assert kept.put_off(keys[[1, 0]], until_ms=np.array([60, 50]), alone=untried) == 1
+    assert kept.not_put_off(keys[[1, 3]]) == 2
+    kept.put_off(keys[[1, 3]], until_ms=np.array([40, 50]), alone=untried)
+    assert kept.not_put_off(keys[[1, 0]]) == 1
+    kept.put_off(keys[[1, 0]], until_ms=np.array([60, 50]), alone=untried)
 
     assert kept.due(30, 10).queue_offset.tolist() == [2, 4, 5]
     assert kept.count_due(50) == 5
@@ -306,7 +308,9 @@ def test_what_was_put_off_is_due_then_and_waits_as_before() -> None:
     kept.remove(keys[[1, 3]])
     assert kept.next_due_ms() is None
     assert not len(kept)
-    assert kept.put_off(keys, until_ms=at, alone=at < 0) == 0
+    assert kept.not_put_off(keys) == 0
+    kept.put_off(keys, until_ms=at, alone=at < 0)
+    assert not len(kept)
 
 
 def test_what_could_not_be_read_comes_alone_when_nothing_else_is_due() -> None:
@@ -324,6 +328,7 @@ def test_what_could_not_be_read_comes_alone_when_nothing_else_is_due() -> None:
     kept.remove(keys[1:])
     assert kept.due(10, 10).queue_offset.tolist() == [0]
     # It is known still when there was no time to try it.
-    assert kept.put_off(keys[:1], until_ms=until_ms[:1], alone=np.array([False])) == 0
+    assert kept.not_put_off(keys[:1]) == 0
+    kept.put_off(keys[:1], until_ms=until_ms[:1], alone=np.array([False]))
     kept.add(Scheduled(at[1:2] + 4, queue[:1], at[1:2] + 4, at[:1], queue[:1], queue[:1]))
     assert kept.due(10, 10).queue_offset.tolist() == [5]
