@@ -68,6 +68,9 @@ class Accounts:
                     if attempt == before.attempt
                     or (before.answered_at < asked_at and attempt < before.attempt)
                 ]
+                # The answers of two receives at once are noted in any order.
+                earlier = self.seen[key]
+                self.calls["noted late"] += bool(earlier) and attempt < earlier[-1].attempt
                 if attempt > GROUPS[group]:
                     self.violations.append(f"{key}: delivery {attempt} of {GROUPS[group]}")
                 if self.acked.get(key, asked_at) < asked_at:

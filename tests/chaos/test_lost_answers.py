@@ -1,8 +1,26 @@
 """Receives whose answers get lost, by callers that go away and by kill -9 of the broker.
 
-Every message comes to somebody whose answer arrived, or is a dead letter after all its attempts;
-and the attempts that arrived only go up. In 150 kills 936 of 23,200 messages of the group with two
-attempts were dead letters that no answer had brought; none was missing.
+Every message comes to a caller whose answer arrived, or is a dead letter after all its attempts.
+The attempts that arrived only go up.
+
+An earlier crash history, of 60 kills, reported four messages that no answer had brought, and two
+attempts that were one lower than before. This history found no such fault in 480 kills of the code
+of that time, with groups of 2, 5, 8, 17 and 1,000 attempts, nor in 60 kills of today's code. The
+earlier history was not kept. This one found two things that look like its report to the callers:
+
+* A lost answer uses up an attempt, and the message is a dead letter after the last one. No answer
+  had brought 11,428 of 129,300 messages to a group with 2 attempts, 95 of 18,840 to one with 5, and
+  none of 25,520 to one with 8. All of them were dead letters with all their attempts.
+* A lease may end while its answer is on the way to one caller, and another caller notes the next
+  attempt first. So 2,337 of 111,642 repeated deliveries were noted with a lower attempt than the
+  one before, 2,196 of them with one less. None of them was asked for after the other had come, and
+  in the events each lease counts one more than the one before.
+
+Today's code releases the messages of a receive whose caller has gone, and does not count the
+attempt. Then the next receive has the same attempt, and is the first that any caller has of it:
+this history fails if an attempt of a message comes twice. In 60 kills 21,524 were released, no
+answer had brought 368 of 24,720 messages to the group with 2 attempts, and 153 deliveries were
+noted late. RocketMQ's proxy counts such an attempt.
 
 RMQ_CHAOS_ANSWER_KILLS sets how many kills (100).
 """
