@@ -93,7 +93,7 @@ def filtered_receives(bench: Bench) -> list[Row]:
     rates: dict[str, list[float]] = {"tag": [], "sql92": []}
     for turn in range(ROUNDS):
         for kind, expression in (("tag", "*"), ("sql92", FILTER)):
-            broker.engine.verdicts.clear()
+            broker.engine.filter_results.clear()
             group = f"{kind}-{turn}"
             broker.ensure_group(group)
             found = 0

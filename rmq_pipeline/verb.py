@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, 
 
 import pyarrow as pa
 
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 
 #: Name and epoch of an open window.
 Window: TypeAlias = tuple[str, int]
@@ -44,8 +44,8 @@ def restored(value: Any, hint: Any) -> Any:
     JSON has no tuples and no numbers as keys; a pull's answer is a table.
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is Pulled:
-        return Pulled.from_table(value)
+    if hint is PullResult:
+        return PullResult.from_table(value)
     if value is None or origin in {Union, types.UnionType}:
         return value
     if is_typeddict(hint):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.group import GroupMembers
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 from rmq_pipeline.topic import PARTITION_TIME
 from rmq_pipeline.verb import Receipts, Verb, Window, restored
 
@@ -763,7 +763,7 @@ class Verbs(Protocol):
         filter: str = "*",
         filter_type: str = "tag",
         wait_ms: int = 0,
-    ) -> Pulled:
+    ) -> PullResult:
         """Read messages of several queues by offset, without a lease and without a group.
 
         Args:
@@ -779,7 +779,7 @@ class Verbs(Protocol):
         Raises:
             IllegalOffsetError: there is no such queue, or it ends before the position.
         """
-        answer: Pulled = restored(
+        answer: PullResult = restored(
             self.call(
                 "pull",
                 {
@@ -792,7 +792,7 @@ class Verbs(Protocol):
                     "wait_ms": wait_ms,
                 },
             ),
-            Pulled,
+            PullResult,
         )
         return answer
 
@@ -1176,8 +1176,8 @@ class Verbs(Protocol):
             window: refuse the call when this window has been taken over.
 
         Returns:
-            {"revived", "parked", "dead_lettered", "next_visible_ms", "unburied"}. ``unburied``:
-            exhausted messages that cannot be read or copied now.
+            {"revived", "parked", "dead_lettered", "next_visible_ms", "dead_letter_failures"}. The
+            last one counts exhausted messages that cannot be read or copied now.
         """
         answer: dict[str, Any] = self.call(
             "revive", {"wait_ms": wait_ms, "limit": limit, "window": window}
@@ -1464,7 +1464,7 @@ class Verbs(Protocol):
             skip: dead-letter the parked messages instead, and go on with the messages behind them.
 
         Returns:
-            {"unparked", "skipped"} (messages), {"pardoned"} (message groups).
+            {"unparked", "skipped"} (messages), {"lifted"} (quarantines of message groups).
         """
         answer: dict[str, int] = restored(
             self.call(

@@ -41,7 +41,7 @@ class Access:
         self._clock = clock
         self._utc_offsets_min = utc_offsets_min
         self._changing = threading.Lock()
-        self._nobody = User("nobody", secrets.token_hex(16))
+        self._unknown_user = User("nobody", secrets.token_hex(16))
         #: True while an endpoint listens beyond loopback; the last user cannot be deleted then.
         self.is_required = False
 
@@ -149,7 +149,7 @@ class Access:
         user = self._rules.users.get(claim.user)
         # An unknown name is checked against a random secret: the response time must not reveal
         # which users exist.
-        is_proven = proves(user or self._nobody)
+        is_proven = proves(user or self._unknown_user)
         if user is None or not is_proven or user.disabled:
             raise UnauthorizedError(_WRONG)
         return Principal(user.name)

@@ -23,7 +23,7 @@ from rmq_pipeline.broker.verbs.redriving import Redriving
 from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.work import queries
-from rmq_pipeline.broker.work.dead_letter import finish_burying
+from rmq_pipeline.broker.work.dead_letter import finish_dead_lettering
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.timekeeping import BrokerClock
 from rmq_pipeline.broker.work.upkeep import Mode, Upkeep
@@ -92,7 +92,7 @@ class Broker(
         """
         chosen = settings or Settings()
         engine = Engine.open(Path(home), clock=clock or BrokerClock(), settings=chosen, flush=flush)
-        finish_burying(engine)
+        finish_dead_lettering(engine)
         return cls(engine, upkeep)
 
     def call(self, verb: str, args: Mapping[str, Any]) -> Any:

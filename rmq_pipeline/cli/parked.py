@@ -81,5 +81,5 @@ def unpark(
     show_message(
         f"{done['skipped'] if skip else done['unparked']} messages are"
         f" {'dead-lettered' if skip else 'redelivered'};"
-        f" the quarantine of {done['pardoned']} message groups is lifted."
+        f" the quarantine of {done['lifted']} message groups is lifted."
     )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription, by_topic
-from rmq_pipeline.consumer.offset_store import KeptOffsets, Place
+from rmq_pipeline.consumer.offset_store import OffsetStore, Place
 from rmq_pipeline.consumer.process_queue import ProcessQueue, Thresholds
 from rmq_pipeline.consumer.received_message import ReceivedMessage, messages_of
 from rmq_pipeline.errors import (
@@ -23,7 +23,7 @@ from rmq_pipeline.errors import (
     QueueLockedError,
     RocketMQError,
 )
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Position:
         self.fetch_at = self.at = self.done = offset
         self.is_moved = True
 
-    def give_back(self, offset: int) -> None:
+    def release(self, offset: int) -> None:
         """Return messages from an offset on again; processed messages stay processed."""
         self.at = offset
         self.clear()
@@ -182,9 +182,9 @@ class Reading:
 
     def __init__(
         self,
-        kept: KeptOffsets,
+        kept: OffsetStore,
         *,
-        of_group: KeptOffsets,
+        of_group: OffsetStore,
         thresholds: Thresholds,
         describe: Callable[[dict[str, list[Position]]], dict[str, Any]],
     ) -> None:
@@ -302,7 +302,7 @@ class Reading:
                 for queue, position in self._positions.items()
             )
 
-    def add(self, topic: str, asked: Mapping[int, int], *, pulled: Pulled) -> None:
+    def add(self, topic: str, asked: Mapping[int, int], *, pulled: PullResult) -> None:
         """Add fetched messages to queues that have not moved since the request."""
         parts = by_queue(pulled.messages)
         with self.changed:
@@ -350,13 +350,13 @@ class Reading:
             for queue in list(self._positions if queues is None else queues):
                 self._of(queue).seek(self._of(queue).done)
 
-    def give_back(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def release(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Return unused messages from these offsets on to the queues, for the next poll."""
         with self.changed:
             for queue, offset in offsets.items():
                 position = self._positions.get(queue)
                 if position is not None and position.done <= offset < position.at:
-                    position.give_back(offset)
+                    position.release(offset)
 
     def wait_for_messages(self, timeout_s: float) -> None:
         """Wait until messages are available or another change is notified."""

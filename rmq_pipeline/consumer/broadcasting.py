@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription
-from rmq_pipeline.consumer.offset_store import KeptOffsets, Place
+from rmq_pipeline.consumer.offset_store import OffsetStore, Place
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part
@@ -80,7 +80,7 @@ class Reading:
 class KeptPlaces:
     """Start and end offsets of each queue, stored in a file of this machine."""
 
-    def __init__(self, offsets: KeptOffsets, of_group: KeptOffsets) -> None:
+    def __init__(self, offsets: OffsetStore, of_group: OffsetStore) -> None:
         """Use the given stores.
 
         Args:
@@ -117,7 +117,7 @@ class KeptPlaces:
 class Keeper:
     """Results of a broadcasting member: it stores offsets and settles nothing at the broker."""
 
-    def __init__(self, offsets: KeptOffsets, *, group: str) -> None:
+    def __init__(self, offsets: OffsetStore, *, group: str) -> None:
         self._offsets, self._group = offsets, group
 
     def settle(self, *parts: Part) -> None:
@@ -138,7 +138,7 @@ class Keeper:
     def count(self, part: Part) -> None:
         """Do nothing: the held message counts its own failures."""
 
-    def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+    def release(self, messages: Sequence[ReceivedMessage]) -> None:
         """Do nothing: the stored offset precedes these messages, so they are read again."""
 
     def hurry(self) -> None:

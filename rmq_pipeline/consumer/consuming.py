@@ -196,7 +196,7 @@ class Consuming:
             settings.group,
             client_id=settings.client_id,
             lease_ms=limits.INVISIBLE_MAX_MS if locking else LEASE_MS,
-            begin_anew=self.queues.begin_anew if locking else None,
+            restart=self.queues.restart if locking else None,
         )
 
     def _pull(self, subscription: Subscription) -> None:
@@ -384,4 +384,4 @@ class Consuming:
             log.warning("%s ends at %d: reading continues there", queue.queue.key, end)
             queue.next_offset = int(end)
             self._file.commit({queue.queue: (ANYWHERE, int(end))})
-            self.queues.begin_anew(queue)
+            self.queues.restart(queue)

@@ -121,7 +121,7 @@ class Place(NamedTuple):
 Moves = Mapping[MessageQueue, tuple[Place, int]]
 
 
-class KeptOffsets(Protocol):
+class OffsetStore(Protocol):
     """Store of committed offsets, each the next offset to read."""
 
     def start(self, queue: MessageQueue) -> Place:

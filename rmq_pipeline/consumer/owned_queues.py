@@ -106,7 +106,7 @@ class OwnedQueues:
                 self._dropped[queue] = held
             dropped = self._dropped.get(queue)
         if held is not None:
-            self._let_go(held, gives_back=not self._ordered)
+            self._let_go(held, releases=not self._ordered)
         if dropped is None:
             return True
         if dropped.is_quiet:
@@ -124,15 +124,15 @@ class OwnedQueues:
         """
         if self._places is not None:
             self._places.moved(queue)
-        self._begin_anew(queue, gives_back=not self._ordered, is_reset=True)
+        self._restart(queue, releases=not self._ordered, is_reset=True)
 
-    def begin_anew(self, held: ProcessQueue, *, gives_back: bool = False) -> None:
+    def restart(self, held: ProcessQueue, *, releases: bool = False) -> None:
         """Restart a queue as if it had just been taken, in doubt about the broker's leases.
 
         Also restarts it if ``held`` has been replaced meanwhile: messages leased by a later pull
         of the replaced queue may have no holder.
         """
-        self._begin_anew(held.queue, gives_back=gives_back)
+        self._restart(held.queue, releases=releases)
 
     def expired(self) -> set[str]:
         """Restart queues that were not pulled for 2 minutes; return their topics."""
@@ -141,19 +141,19 @@ class OwnedQueues:
             stale = [held for held in self._owned.values() if held.pulled_at_ms <= before_ms]
         for held in stale:
             log.warning("%s was not pulled for 2 minutes; restarting it", held.queue.key)
-            self.begin_anew(held, gives_back=not self._ordered)
+            self.restart(held, releases=not self._ordered)
         return {held.queue.topic for held in stale}
 
     def report(self) -> dict[str, Any]:
         """Return the details of this member for the heartbeat."""
         return self._report(self.all())
 
-    def _begin_anew(self, queue: MessageQueue, *, gives_back: bool, is_reset: bool = False) -> None:
+    def _restart(self, queue: MessageQueue, *, releases: bool, is_reset: bool = False) -> None:
         with self._lock:
             held = self._owned.get(queue)
         if held is None:
             return
-        self._let_go(held, gives_back=gives_back)
+        self._let_go(held, releases=releases)
         if self._places is not None and not is_reset:
             self._places.end(held)
         fresh = self._new(queue, held)
@@ -172,10 +172,10 @@ class OwnedQueues:
         if held is not None and not self._ordered:
             self._left.append(held)
 
-    def _let_go(self, held: ProcessQueue, *, gives_back: bool) -> None:
+    def _let_go(self, held: ProcessQueue, *, releases: bool) -> None:
         left = held.drop()
-        if gives_back:
-            self._settling.give_back(left)
+        if releases:
+            self._settling.release(left)
 
     def _new(self, queue: MessageQueue, before: ProcessQueue | None) -> ProcessQueue:
         return ProcessQueue(

@@ -20,8 +20,8 @@ from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, Subsc
 from rmq_pipeline.consumer.offset_store import (
     BrokerOffsets,
     FileOffsets,
-    KeptOffsets,
     OffsetFile,
+    OffsetStore,
     StartFrom,
     checked_interval,
 )
@@ -363,7 +363,7 @@ class PullConsumer:
                 first: dict[MessageQueue, int] = {}
                 for message in waiting:
                     first.setdefault(message.queue.queue, message.queue_offset)
-                self._reading.give_back(first)
+                self._reading.release(first)
 
     def pause(self, *queues: MessageQueue) -> None:
         """Exclude queues from polls until ``resume``."""
@@ -466,7 +466,7 @@ class PullConsumer:
 
     # -------------------------------------------------------------------------------------- parts
 
-    def _own_offsets(self, start_from: StartFrom, folder: Path | str | None) -> KeptOffsets | None:
+    def _own_offsets(self, start_from: StartFrom, folder: Path | str | None) -> OffsetStore | None:
         if self._model == "clustering":
             return None
         file = OffsetFile(self.client_id, self.group, folder=folder)

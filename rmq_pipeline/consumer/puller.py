@@ -265,10 +265,10 @@ class Puller:
                 # Another thread may already pull the queue; it must not continue after these.
                 self._source.lost([queue])
                 # The lock may have ended before the lease, so the lease must be ended explicitly.
-                self._settling.give_back(messages)
+                self._settling.release(messages)
                 continue
             self._service.arrived(queue, messages)
-            self._settling.give_back(queue.late())
+            self._settling.release(queue.late())
 
 
 def _may_have_leased(error: Exception) -> bool:
@@ -288,19 +288,19 @@ class Leasing:
         *,
         client_id: str,
         lease_ms: int,
-        begin_anew: Callable[[ProcessQueue], None] | None,
+        restart: Callable[[ProcessQueue], None] | None,
     ) -> None:
         """Prepare to receive.
 
         Args:
             lease_ms: long if the queues are locked, because the end of a lock ends its leases;
                 short if the settler renews the leases.
-            begin_anew: replaces a ProcessQueue by a new one that is ``unsure``; None if queues are
+            restart: replaces a ProcessQueue by a new one that is ``unsure``; None if queues are
                 not locked.
         """
         self._verbs, self._group = verbs, group
         self._client_id, self._lease_ms = client_id, lease_ms
-        self._begin_anew = begin_anew
+        self._restart = restart
 
     def pull(
         self,
@@ -341,9 +341,9 @@ class Leasing:
         The broker may have leased messages that never arrived. No other client gets messages of a
         locked queue, and later messages must not overtake the lost ones.
         """
-        if self._begin_anew is not None:
+        if self._restart is not None:
             for queue in queues:
-                self._begin_anew(queue)
+                self._restart(queue)
 
     def _make_sure(self, topic: str, queues: Sequence[ProcessQueue]) -> None:
         """End all leases of locked queues by unlocking the queues and locking them again."""

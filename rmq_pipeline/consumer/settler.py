@@ -65,7 +65,7 @@ class Settling(Protocol):
         """Count a failed attempt of messages that stay here for the next try."""
         ...
 
-    def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+    def release(self, messages: Sequence[ReceivedMessage]) -> None:
         """Release messages that the listener never got."""
         ...
 
@@ -118,10 +118,10 @@ class Settler:
         """Count a failed attempt, in the background; the messages stay leased."""
         self._work.put(_Results([replace(part, outcome="retry_in_place")]))
 
-    def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+    def release(self, messages: Sequence[ReceivedMessage]) -> None:
         """Release messages, in the background; their attempt is not counted."""
         if messages:
-            self._work.put(_GivenBack(messages))
+            self._work.put(_Released(messages))
 
     def hurry(self) -> None:
         """Settle pending results without waiting for more."""
@@ -149,7 +149,7 @@ class Settler:
                 self._called_at = time.monotonic()
                 self._send(results)
             for each in work:
-                if isinstance(each, _GivenBack):
+                if isinstance(each, _Released):
                     self._divide(each.messages, self._release, refused=self._goes_on)
             if not goes_on:
                 self._close_unsettled()
@@ -321,11 +321,11 @@ class _Results:
 
 
 @dataclass(frozen=True, slots=True)
-class _GivenBack:
+class _Released:
     messages: Sequence[ReceivedMessage]
 
 
-_Work = _Results | _GivenBack
+_Work = _Results | _Released
 
 
 def _each_queue(

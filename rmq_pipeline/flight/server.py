@@ -17,13 +17,13 @@ from rmq_pipeline.access.rights import Right
 from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.users import OWNER
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.decide.settle_each import GiveBack
+from rmq_pipeline.broker.decide.settle_each import ReleaseEach
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
 from rmq_pipeline.broker.work.caller import watching
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Call, Intake, Room, Service
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 from rmq_pipeline.verb import Verb
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class FlightServer:
         """Release messages that were not delivered to their caller; the attempt does not count."""
         receipts = receipt.decode(leased.column("receipt_handle"))
         try:
-            self._broker.engine.submit(GiveBack(receipts))
+            self._broker.engine.submit(ReleaseEach(receipts))
         except errors.RocketMQError as error:
             log.warning("The leases of a caller that has gone could not be released: %s", error)
 
@@ -209,7 +209,7 @@ class FlightServer:
             del body  # Arguments that are copies must not keep the body alive.
             result = self._call(declared, args, caller=caller, call=call)
             leased = _leased(verb, args, result=result)
-        if isinstance(result, Pulled):
+        if isinstance(result, PullResult):
             result = result.to_table()
         if not isinstance(result, pa.Table):
             return _Answer([wire.value(result)])
@@ -333,7 +333,7 @@ def _has_nothing(result: object, args: Mapping[str, Any]) -> bool:
     match result:
         case pa.Table():
             return not result.num_rows
-        case Pulled():
+        case PullResult():
             return not result.messages.num_rows
         case {"version": version}:
             return bool(version == args.get("known_version"))

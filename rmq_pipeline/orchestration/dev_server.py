@@ -277,13 +277,13 @@ class DevServer:
                 if code is None:
                     continue
                 try:
-                    self._begin_anew(name, code)
+                    self._restart(name, code)
                 except (OSError, RuntimeError):
                     # For example too many processes or open files, or a full disk: the next attempt
                     # may succeed, and no other process watches the child.
                     LOG.warning("a child is not restarted", extra={"child": name}, exc_info=True)
 
-    def _begin_anew(self, name: str, code: int) -> None:
+    def _restart(self, name: str, code: int) -> None:
         LOG.warning("restarting", extra={"child": name, "exit_code": code})
         self._signal(name, signal.SIGKILL)
         if name == "code_server":

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rmq_pipeline import receipt
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
-from rmq_pipeline.broker.decide.settle_each import GiveBack, Renew
+from rmq_pipeline.broker.decide.settle_each import ReleaseEach, Renew
 from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.reading import delivered, part_of
 from rmq_pipeline.broker.work.receive import begin, followers_of, load_missing
@@ -352,11 +352,11 @@ class Receiving:
 
     async def _load(self, delivery: Delivery, request: Receive) -> bool:
         """Load what the receive lacked; return whether another try may find more."""
-        if not (delivery.pages or delivery.backlogs or delivery.unjudged or delivery.doomed):
+        if not (delivery.pages or delivery.backlogs or delivery.unjudged or delivery.exhausted):
             return False
         engine, run = self._context.engine, self._context.bridge.run
         try:
-            return await run(load_missing, engine, delivery, sieve=request.sieve)
+            return await run(load_missing, engine, delivery, row_filter=request.row_filter)
         except BaseException:
             self._release(delivery)
             raise
@@ -392,7 +392,7 @@ class Receiving:
             self._recent.put(place, message)
         return found
 
-    async def _submit(self, request: GiveBack) -> None:
+    async def _submit(self, request: ReleaseEach) -> None:
         await self._context.bridge.submit(request)
 
     def _release_unwanted(self, leasing: "asyncio.Future[Delivery]") -> None:
@@ -402,7 +402,7 @@ class Receiving:
 
     def _release(self, delivery: Delivery) -> None:
         if len(delivery):
-            request = GiveBack(receipts_of(delivery))
+            request = ReleaseEach(receipts_of(delivery))
             self._context.bridge.start(lambda: self._submit(request))
 
 

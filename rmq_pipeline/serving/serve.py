@@ -89,7 +89,7 @@ def serve(
         undoing.callback(endpoint.remove)
         _say_ready(endpoint)
         ConnectionGuard(doors.ports()).start()
-        broker.engine.repair.on_hopeless = _die
+        broker.engine.repair.on_unrepairable = _die
         # The broker serves from here on, so _end closes everything, in its own order.
         undoing.pop_all()
     stopping.wait()

@@ -89,7 +89,7 @@ def test_what_follows_is_copied_when_nothing_before_it_is_with_a_receiver_any_mo
     assert door.drain(name, readers) == []
     before = dead(door, readers)
     if pardoned:
-        assert door.broker.unpark(readers)["pardoned"] == 1
+        assert door.broker.unpark(readers)["lifted"] == 1
     door.broker.ack(got.slice(0, 1))
     after = door.drain(name, readers)
 
@@ -162,7 +162,7 @@ def test_a_pardoned_message_group_is_delivered_again(
     groups = pa.table({"message_group": ["a"]})
     answer = door.broker.unpark(readers, message_groups=groups)
 
-    assert answer == {"unparked": 0, "skipped": 0, "pardoned": 1}
+    assert answer == {"unparked": 0, "skipped": 0, "lifted": 1, "pardoned": 1}
     door.broker.send(name, messages(2, start=4, groups=["a"]))
     assert door.drain(name, readers) == [b"4", b"5"]
     assert dead(door, readers) == [0, 2]

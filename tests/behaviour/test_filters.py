@@ -292,7 +292,7 @@ def test_messages_are_judged_once_for_all_receives_of_a_condition(
 ) -> None:
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(2000, properties=numbered(2000)))
-    verdicts = inside.inside.engine.verdicts
+    verdicts = inside.inside.engine.filter_results
 
     sizes = []
     for _ in range(20):
@@ -304,7 +304,7 @@ def test_messages_are_judged_once_for_all_receives_of_a_condition(
 
 def test_verdicts_stay_within_their_bound(inside: Door, topic: Make, group: Make) -> None:
     name, readers = topic(queues=1), group()
-    verdicts = inside.inside.engine.verdicts
+    verdicts = inside.inside.engine.filter_results
     verdicts._most = 2
     n = 12_000
     inside.broker.send(
@@ -326,7 +326,7 @@ def test_verdicts_of_messages_that_a_failed_write_took_back_are_forgotten(
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(1, properties=[{"a": "1"}]))
     inside.broker.receive(readers, name, filter="a = 2", **SQL)
-    verdicts = inside.inside.engine.verdicts
+    verdicts = inside.inside.engine.filter_results
     assert len(verdicts) == 1
 
     inside.inside.engine._rebuild()

@@ -27,7 +27,7 @@ def receiving(topic: str, group: str, *, limit: int, delivery: int) -> Receive:
         group=group,
         limit=limit,
         invisible_duration_ms=60_000,
-        sieve=None,
+        row_filter=None,
         client_id="",
         window=None,
         delivery=delivery,

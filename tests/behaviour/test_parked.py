@@ -108,7 +108,7 @@ def test_unpark_delivers_the_failed_message_first_and_counts_from_one_again(
     name, readers = poison(max_attempts=1)
     door.drain(name, readers)
 
-    assert door.broker.unpark(readers) == {"unparked": 1, "skipped": 0, "pardoned": 0}
+    assert door.broker.unpark(readers) == {"unparked": 1, "skipped": 0, "lifted": 0, "pardoned": 0}
 
     got = door.broker.receive(readers, name)
     assert bodies(got)[0] == b"0"
@@ -143,7 +143,12 @@ def test_skip_sends_the_failed_message_to_the_dead_letters_and_goes_on_behind_it
     name, readers = poison()
     door.drain(name, readers)
 
-    assert door.broker.unpark(readers, skip=True) == {"unparked": 0, "skipped": 1, "pardoned": 0}
+    assert door.broker.unpark(readers, skip=True) == {
+        "unparked": 0,
+        "skipped": 1,
+        "lifted": 0,
+        "pardoned": 0,
+    }
 
     assert door.bodies(f"%DLQ%{readers}") == [b"0"]
     query = "SELECT reason, error_type, run_id FROM dead_letters WHERE consumer_group = '{}'"
@@ -222,7 +227,7 @@ def test_nothing_parked_is_nothing_to_unpark(door: Door, group: Make) -> None:
 
     for skip in (False, True):
         answer = door.broker.unpark(readers, skip=skip)
-        assert answer == {"unparked": 0, "skipped": 0, "pardoned": 0}
+        assert answer == {"unparked": 0, "skipped": 0, "lifted": 0, "pardoned": 0}
 
 
 def test_unpark_of_what_does_not_exist_is_refused(door: Door, group: Make, unused: str) -> None:

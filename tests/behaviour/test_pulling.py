@@ -9,7 +9,7 @@ import pytest
 from rmq_pipeline import errors, schema
 
 if TYPE_CHECKING:
-    from rmq_pipeline.pulled import Pulled
+    from rmq_pipeline.pull_result import PullResult
     from tests.behaviour.conftest import Door, Make
 
 
@@ -21,7 +21,7 @@ def name(door: Door, topic: Make, messages: Make) -> str:
     return made
 
 
-def places(pulled: Pulled) -> list[tuple[int, int]]:
+def places(pulled: PullResult) -> list[tuple[int, int]]:
     columns = pulled.messages.select(["queue_id", "queue_offset"]).to_pydict()
     return list(zip(*columns.values(), strict=True))
 

@@ -159,7 +159,7 @@ ARCHIVE_KILLS = [
     ("expired", 1),
     ("expired_hidden", 1),
     ("expired_unlisted", 1),
-    ("buried", 1),
+    ("dead_lettered", 1),
 ]
 
 

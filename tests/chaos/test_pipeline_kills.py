@@ -75,7 +75,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         yield Session(floor)
 
 
-def bury(session: Session, eventually: Eventually) -> str:
+def make_dead_letters(session: Session, eventually: Eventually) -> str:
     """Bad messages, made dead letters by the consumer; their tag, whose fault is then mended."""
     floor, tag = session.floor, f"bad{len(session.redrives)}"
     session.redrives.append(tag)
@@ -100,7 +100,7 @@ def test_the_end_is_the_same_through_kills_of_the_broker(
     session: Session, eventually: Eventually
 ) -> None:
     floor, dice, during = session.floor, random.Random(11), Counter[str]()
-    tag, brokerage = bury(session, eventually), session.brokerage()
+    tag, brokerage = make_dead_letters(session, eventually), session.brokerage()
     brokerage.start()
     # The redrive lasts a few seconds only: it is the last to begin.
     others = set(VICTIMS) - {"redrive"}
@@ -129,7 +129,7 @@ def test_the_end_is_the_same_through_kills_of_run_workers(
     session: Session, eventually: Eventually
 ) -> None:
     floor, dice, killed = session.floor, random.Random(12), Counter[str]()
-    tag, brokerage = bury(session, eventually), session.brokerage()
+    tag, brokerage = make_dead_letters(session, eventually), session.brokerage()
     brokerage.start()
     run = redrive(session, tag)
 

@@ -41,7 +41,7 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
     zygote.close()
 
 
-def bury(client: Client, n: int) -> None:
+def make_dead_letters(client: Client, n: int) -> None:
     """A topic with n dead letters of its group, and as many messages that follow them."""
     client.ensure_topic(TOPIC, type="fifo", queues=4)
     client.ensure_group(GROUP, order="message_group", max_attempts=1_000, backoff_ms=[0])
@@ -119,7 +119,7 @@ def test_a_redrive_goes_on_through_kills_of_the_broker(
     eventually(lambda: serving(home))
     reports: list[Report] = []
     with Client(home=home) as client:
-        bury(client, n)
+        make_dead_letters(client, n)
 
         def run() -> None:
             with Client(home=home) as driver:
@@ -155,7 +155,7 @@ def test_a_redrive_goes_on_after_kills_of_its_own_process(
     command = [RMQ, "dead-letters", "redrive", GROUP, "--id", ID, "--home", str(home)]
     command += ["--rate", str(RATE), "--json"]
     with Client(home=home) as client:
-        bury(client, n)
+        make_dead_letters(client, n)
         with consuming(home) as consumer:
             for _ in range(KILLS):
                 before = manifest(client, ID).num_rows

@@ -1,4 +1,4 @@
-"""A broker that kills itself between the step that dooms a message and the one that buries it.
+"""A broker that kills itself between the step that exhausts a message and the one that buries it.
 
 ``python -m tests.chaos.undertaker`` runs it.
 """

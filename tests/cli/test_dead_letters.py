@@ -12,7 +12,7 @@ from tests.cli.conftest import RMQ, Rmq, Served, process
 FLIGHTS = [("east", "5"), ("east", "12"), ("west", "30"), ("east", "x"), ("east", "40"), None]
 
 
-def bury(rmq: Rmq, topic: str, group: str, *keys: str) -> list[str]:
+def make_dead_letters(rmq: Rmq, topic: str, group: str, *keys: str) -> list[str]:
     """Messages with these keys, dead-lettered; their ids."""
     lines = b"".join(json.dumps({"body": key, "keys": [key]}).encode() + b"\n" for key in keys)
     sent = rmq("send", topic, "--file", "-", "--json", stdin=lines).json
@@ -25,7 +25,7 @@ def bury(rmq: Rmq, topic: str, group: str, *keys: str) -> list[str]:
 def test_redrive_gives_the_chosen_messages_again_and_says_what_became_of_them(
     rmq: Rmq, topic: str, group: str
 ) -> None:
-    ids = bury(rmq, topic, group, "a", "b", "c")
+    ids = make_dead_letters(rmq, topic, group, "a", "b", "c")
 
     told = rmq(
         "dead-letters", "redrive", group, "--where", "'b' IN keys OR 'c' IN keys", "--wait", "0",
@@ -43,7 +43,7 @@ def test_redrive_gives_the_chosen_messages_again_and_says_what_became_of_them(
 
 
 def test_redrive_tells_people_how_it_went(rmq: Rmq, topic: str, group: str) -> None:
-    bury(rmq, topic, group, "a")
+    make_dead_letters(rmq, topic, group, "a")
 
     many = str(1 << 80)  # more than there are, and than Arrow can count
     told = rmq("dead-letters", "redrive", group, "--limit", many, "--rate", "5", "--wait", "0")
@@ -70,7 +70,7 @@ def test_redrive_tells_people_how_it_went(rmq: Rmq, topic: str, group: str) -> N
 def test_redrive_refuses_bad_input_and_redrives_nothing(
     rmq: Rmq, topic: str, group: str, arguments: list[str], error: str
 ) -> None:
-    bury(rmq, topic, group, "a")
+    make_dead_letters(rmq, topic, group, "a")
 
     told = rmq("dead-letters", "redrive", group, *arguments)
 

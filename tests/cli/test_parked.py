@@ -56,9 +56,9 @@ def test_unpark_one_message_group_and_skip_the_other(rmq: Rmq, parked: tuple[str
     skipped = rmq("parked", "unpark", group, "--all", "--skip", "--json").json
     of_a = bodies(rmq, topic, group)
 
-    assert again == {"unparked": 1, "skipped": 0, "pardoned": 0}
+    assert again == {"unparked": 1, "skipped": 0, "lifted": 0, "pardoned": 0}
     assert of_b == ["1", "3", "5"]
-    assert skipped == {"unparked": 0, "skipped": 1, "pardoned": 0}
+    assert skipped == {"unparked": 0, "skipped": 1, "lifted": 0, "pardoned": 0}
     assert of_a == ["2", "4"]
     assert len(rmq("dead-letters", "list", group, "--json").json) == 1
     assert rmq("parked", "list", group).text.strip() == "Nothing is parked."

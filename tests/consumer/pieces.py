@@ -59,7 +59,7 @@ class Settled:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.counted: list[tuple[int, str]] = []
-        self.given_back: list[int] = []
+        self.released: list[int] = []
         self.hurried = False
         self._lock = threading.Lock()
 
@@ -74,8 +74,8 @@ class Settled:
     def count(self, part: Part) -> None:
         self.counted += [(message.queue_offset, part.reason) for message in part.messages]
 
-    def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        self.given_back += [message.queue_offset for message in messages]
+    def release(self, messages: Sequence[ReceivedMessage]) -> None:
+        self.released += [message.queue_offset for message in messages]
 
     def hurry(self) -> None:
         self.hurried = True

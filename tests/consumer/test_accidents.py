@@ -173,7 +173,7 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
 def leasing(verbs: object) -> Leasing:
     """Of member "a", which waits for nothing."""
     return Leasing(
-        cast(Verbs, verbs), "g", client_id="a", lease_ms=60_000, begin_anew=lambda _queue: None
+        cast(Verbs, verbs), "g", client_id="a", lease_ms=60_000, restart=lambda _queue: None
     )
 
 

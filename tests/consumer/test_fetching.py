@@ -14,7 +14,7 @@ from rmq_pipeline.consumer.offset_store import Place
 from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.pull_consumer import Fetcher
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 from tests.consumer.pieces import QUEUE, rows
 from tests.waiting import until
 
@@ -25,11 +25,11 @@ class Endless:
     def __init__(self) -> None:
         self.pulls: list[int] = []
 
-    def pull(self, _topic: str, offsets: dict[int, int], **_: Any) -> Pulled:
+    def pull(self, _topic: str, offsets: dict[int, int], **_: Any) -> PullResult:
         ((queue_id, offset),) = offsets.items()
         self.pulls.append(offset)
         table = rows([offset], queue_id=queue_id).select(schema.READ.names)
-        return Pulled(table, {queue_id: offset + 1})
+        return PullResult(table, {queue_id: offset + 1})
 
     def start(self, _queue: Any) -> Place:
         return Place(0)

@@ -34,9 +34,9 @@ def owned(settled: Settled, *, ordered: bool = False) -> OwnedQueues:
     return queues
 
 
-@pytest.mark.parametrize(("ordered", "given_back"), [(False, [2, 3]), (True, [])])
+@pytest.mark.parametrize(("ordered", "released"), [(False, [2, 3]), (True, [])])
 def test_what_a_pull_brought_before_the_news_of_a_reset_is_given_back(
-    ordered: bool, given_back: list[int]
+    ordered: bool, released: list[int]
 ) -> None:
     settled = Settled()
     queues = owned(settled, ordered=ordered)
@@ -49,7 +49,7 @@ def test_what_a_pull_brought_before_the_news_of_a_reset_is_given_back(
     assert (before.dropped, before.count) == (True, 0)
     assert (after is before, after.count) == (False, 0)
     # In order, the queue comes again with the leases that there are.
-    assert (settled.given_back, after.unsure) == (given_back, ordered)
+    assert (settled.released, after.unsure) == (released, ordered)
 
 
 class Once:
@@ -110,7 +110,7 @@ def test_what_comes_while_a_queue_is_dropped_is_given_back() -> None:
     until(source.ended.is_set)
     puller.stop(30)
 
-    assert settled.given_back == [4, 5]
+    assert settled.released == [4, 5]
 
 
 def test_an_ordered_queue_is_unsure_of_what_was_leased_before() -> None:
@@ -124,7 +124,7 @@ def test_an_ordered_queue_is_unsure_of_what_was_leased_before() -> None:
     assert second.unsure
 
     # A pull of the first one has leased something: it is in nobody's hands.
-    queues.begin_anew(first)
+    queues.restart(first)
     (third,) = queues.of_topic(QUEUE.topic)
     assert third is not second
     assert third.unsure
@@ -144,7 +144,7 @@ def test_leases_of_what_still_runs_go_on_whoever_took_its_place(again: str) -> N
             assert queues.messages() == running
             queues.take(QUEUE)
     else:
-        queues.begin_anew(held)
+        queues.restart(held)
     assert queues.messages() == running
 
     held.remove(running)

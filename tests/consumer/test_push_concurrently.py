@@ -101,17 +101,17 @@ def test_attempts_that_are_used_up_end_in_the_dead_letters(
 def test_a_listener_may_send_to_the_dead_letters_at_once(
     verbs: Broker, topic: Make, group: Make
 ) -> None:
-    def hopeless(_messages: Any, context: Any) -> str:
+    def rejected(_messages: Any, context: Any) -> str:
         context.delay_level_when_next_consume = -1
-        raise ValueError("hopeless")
+        raise ValueError("rejected")
 
     name, readers = topic(queues=1), group(on_failure="park")
     verbs.send(name, bodies(0, 1))
 
-    with consumer(verbs, readers, name).listen(Heard(hopeless)):
+    with consumer(verbs, readers, name).listen(Heard(rejected)):
         until(lambda: rows_of(verbs, "dead_letters", readers, "reason"))
 
-    assert rows_of(verbs, "dead_letters", readers, "reason") == [{"reason": "hopeless"}]
+    assert rows_of(verbs, "dead_letters", readers, "reason") == [{"reason": "rejected"}]
 
 
 def test_the_ack_index_settles_a_part_of_a_call(verbs: Broker, topic: Make, group: Make) -> None:

@@ -165,7 +165,7 @@ def test_a_refused_receipt_takes_no_other_result_along(
 
 
 def test_what_is_given_back_comes_at_once_and_uncounted(setup: Setup) -> None:
-    setup.settler.give_back(setup.receive(2))
+    setup.settler.release(setup.receive(2))
 
     again = setup.verbs.receive(setup.group, setup.topic, limit=9, wait_ms=20_000)
 
@@ -176,7 +176,7 @@ def test_giving_back_what_has_ended_is_nothing(setup: Setup) -> None:
     one, two = setup.receive(2)
     setup.verbs.ack([one.receipt_handle])
 
-    setup.settler.give_back([one, two])
+    setup.settler.release([one, two])
 
     assert setup.verbs.receive(setup.group, setup.topic, wait_ms=20_000).num_rows == 1
 

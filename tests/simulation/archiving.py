@@ -53,7 +53,7 @@ class Archiving(Windowing):
         What follows in a message group that was given up is dead, and copied when it is looked at.
         """
         for consumer in self.model.consumers:
-            if consumer.condemned and not self.record(consumer):
+            if consumer.quarantined and not self.record(consumer):
                 return
         kept = [name for name, topic in self.model.topics.items() if topic.kept_ms is not None]
         before = {name: self.listed(name) for name in kept}

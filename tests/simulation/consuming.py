@@ -318,15 +318,15 @@ class Consuming(Producing):
 
         What follows in a message group that was given up is looked at when nothing of it is leased.
         """
-        if consumer.condemned:
+        if consumer.quarantined:
             with self.unhurried(consumer):
                 self.empty(consumer)
         self.revive(None)
-        return consumer.condemned.isdisjoint(entry.key for entry in consumer.leased())
+        return consumer.quarantined.isdisjoint(entry.key for entry in consumer.leased())
 
     def empty(self, consumer: Consumer) -> None:
         """Receive until nothing comes, twice: the first time may get to what lies in new queues."""
-        for _ in range(2 if consumer.condemned else 1):
+        for _ in range(2 if consumer.quarantined else 1):
             while self.take(consumer, 100):
                 pass
 

@@ -161,7 +161,7 @@ class Owning(RuleBasedStateMachine):
         if self.crashing.ask(verb, receipts, trouble=trouble)[1]:
             for queue, offset, given in chosen:
                 if verb == "release":
-                    given.give_back()
+                    given.release()
                 else:
                     del queue.given[offset]
 

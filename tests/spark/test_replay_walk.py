@@ -44,7 +44,7 @@ def messages(*rows: tuple[str | None, str, int]) -> pa.Table:
 
 
 def steps(given_messages: pa.Table, state: pa.Table) -> Outcome:
-    """Counts a group's messages; ``bad`` raises, ``hopeless`` is a dead letter with its row."""
+    """Counts a group's messages; ``bad`` raises, ``rejected`` is a dead letter with its row."""
     CALLS.append(given_messages.num_rows)
     n = state["steps"][0].as_py() if state.num_rows else 0
     bodies = [body.decode() for body in given_messages["body"].to_pylist()]
@@ -56,16 +56,16 @@ def steps(given_messages: pa.Table, state: pa.Table) -> Outcome:
             zip(given_messages["message_group"].to_pylist(), bodies, strict=True), start=1
         )
     ]
-    hopeless = [
+    rejected = [
         {"queue_id": 0, "queue_offset": offset, "outcome": "dead_letter", "reason": "no hope"}
         for offset, body in zip(given_messages["queue_offset"].to_pylist(), bodies, strict=True)
-        if body == "hopeless"
+        if body == "rejected"
     ]
     types = pa.schema([*list(RESULT)[:3], ("reason", pa.string())])
     return Outcome(
         rows=pa.Table.from_pylist(rows, schema=SINK),
         state=pa.table({"steps": [n + len(bodies)]}, schema=STATE) if state is not None else None,
-        results=pa.Table.from_pylist(hopeless, schema=types) if hopeless else None,
+        results=pa.Table.from_pylist(rejected, schema=types) if rejected else None,
     )
 
 
@@ -170,12 +170,12 @@ def test_a_failure_is_final_after_so_many_tries() -> None:
 
 
 def test_a_hopeless_message_is_no_reason_to_park() -> None:
-    given_messages = messages(("a", "hopeless", RANGE), ("a", "2", RANGE))
+    given_messages = messages(("a", "rejected", RANGE), ("a", "2", RANGE))
 
     done = walk_again(given_messages, None, replay_rules=rules_of("park"))
 
     assert failed(done) == [(0, "dead_letter")]
-    assert [body for _, body, _ in rows(done)] == ["hopeless", "2"]
+    assert [body for _, body, _ in rows(done)] == ["rejected", "2"]
 
 
 def test_failures_of_other_roles_are_not_told() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rmq_pipeline.broker.decide.fifo import GroupScan
 from rmq_pipeline.broker.decide.redeliver import Ended
 from rmq_pipeline.broker.state.consumption import Consumption
-from rmq_pipeline.broker.state.filter_cache import QueueSieve
+from rmq_pipeline.broker.state.filter_cache import QueueFilter
 from rmq_pipeline.broker.state.lite import Wanted
 from rmq_pipeline.broker.state.state import Queue, State, TopicState
 from rmq_pipeline.group import Group
@@ -17,7 +17,7 @@ from rmq_pipeline.message import Int64s
 
 
 @dataclass(frozen=True, slots=True)
-class Elders:
+class Predecessors:
     """Older queues with messages that a consumer group must settle first."""
 
     #: True if messages from before the resize are unread: they may belong to any message group.
@@ -41,23 +41,25 @@ class Elders:
         return chosen
 
 
-def elders(state: State, topic: TopicState, *, group: Group) -> Sequence[Elders | None]:
+def predecessors(state: State, topic: TopicState, *, group: Group) -> Sequence[Predecessors | None]:
     """Return for each queue the older queues it waits for; None: it waits for none.
 
     The result is empty if no queue waits.
     """
     if not topic.topic.growths or not state.keeps_order(group, topic.topic.topic_id):
         return ()
-    found: list[Elders | None] = []
+    found: list[Predecessors | None] = []
     waits = None
     for ends in topic.topic.growths:
         found.extend([waits] * (len(ends) - len(found)))
-        waits = _elders(state, topic, group=group, ends=ends)
+        waits = _predecessors(state, topic, group=group, ends=ends)
     found.extend([waits] * (len(topic.queues) - len(found)))
     return found if any(found) else ()
 
 
-def _elders(state: State, topic: TopicState, *, group: Group, ends: Sequence[int]) -> Elders | None:
+def _predecessors(
+    state: State, topic: TopicState, *, group: Group, ends: Sequence[int]
+) -> Predecessors | None:
     """Return what is unsettled before these end offsets of the first queues."""
     unread, unsettled = False, []
     quarantined: dict[int, str] = {}
@@ -70,7 +72,7 @@ def _elders(state: State, topic: TopicState, *, group: Group, ends: Sequence[int
         if consumption.unsettled_before(end):
             unsettled.append(consumption)
     if unread or unsettled or quarantined:
-        return Elders(unread, tuple(unsettled), quarantined)
+        return Predecessors(unread, tuple(unsettled), quarantined)
     return None
 
 
@@ -84,20 +86,20 @@ class Barrier:
     #: Lite topics of this client, the only groups it gets; None: all groups.
     wanted: Wanted | None
     #: Older queues whose messages come first; None: there are none.
-    elders: Elders | None
+    predecessors: Predecessors | None
 
     @property
     def closed(self) -> bool:
         """Return True if no new row may be scanned, because it is unknown which groups are free."""
-        return self.elders is not None and self.elders.unread
+        return self.predecessors is not None and self.predecessors.unread
 
     def bars(self, groups: Int64s) -> npt.NDArray[np.bool_]:
         """Return True for each message group that must not be delivered."""
         barred = np.zeros(len(groups), dtype=np.bool_)
         if self.wanted is not None:
             barred |= ~np.isin(groups, self.wanted.hashes)
-        if self.elders is not None:
-            barred |= self.elders.blocked(groups)
+        if self.predecessors is not None:
+            barred |= self.predecessors.blocked(groups)
         return barred
 
     def open_groups(self, consumption: Consumption) -> list[int]:
@@ -107,8 +109,8 @@ class Barrier:
             groups = list(ready)
         else:
             groups = [group for group in self.wanted.hashes.tolist() if group in ready]
-        if self.elders is not None:
-            groups = [group for group in groups if not self.elders.blocks(group)]
+        if self.predecessors is not None:
+            groups = [group for group in groups if not self.predecessors.blocks(group)]
         return groups
 
 
@@ -116,7 +118,7 @@ def barriers(
     state: State, topic: TopicState, *, group: Group, client_id: str
 ) -> Sequence[Barrier | None]:
     """Return the barrier of each queue of a topic, None for none; empty if no queue has one."""
-    waits = elders(state, topic, group=group)
+    waits = predecessors(state, topic, group=group)
     if topic.topic.type == "lite":
         wanted = state.subscriptions.of(group.group_id, topic.topic.topic_id, client_id=client_id)
         if not waits:
@@ -136,7 +138,7 @@ def open_backlogs(state: State, topic: TopicState, *, group: Group, queue_id: in
         clients = state.subscriptions.clients(group.group_id, topic_id).values()
         wanted = {one for client in clients for one in client.hashes.tolist()}
         groups = wanted & ready.keys()
-    waits = elders(state, topic, group=group)
+    waits = predecessors(state, topic, group=group)
     before = waits[queue_id] if waits else None
     return sum(before is None or not before.blocks(one) for one in groups)
 
@@ -149,16 +151,16 @@ class BarredScan(GroupScan):
         queue: Queue,
         consumption: Consumption,
         *,
-        sieve: QueueSieve | None,
+        row_filter: QueueFilter | None,
         ended: Ended,
         barrier: Barrier,
     ) -> None:
         self._barrier = barrier
         keep = ~barrier.bars(ended.group)
         allowed = Ended(ended.offset[keep], ended.attempt[keep], ended.group[keep], ended.events)
-        super().__init__(queue, consumption, sieve=sieve, ended=allowed)
-        if barrier.elders is not None and barrier.elders.quarantined:
-            self._quarantined = {**barrier.elders.quarantined, **consumption.quarantined}
+        super().__init__(queue, consumption, row_filter=row_filter, ended=allowed)
+        if barrier.predecessors is not None and barrier.predecessors.quarantined:
+            self._quarantined = {**barrier.predecessors.quarantined, **consumption.quarantined}
 
     def _open_groups(self) -> list[int]:
         return self._barrier.open_groups(self.consumption)

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.lease_table import DOOMED
+from rmq_pipeline.broker.state.lease_table import EXHAUSTED
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int32s, Int64s
@@ -21,7 +21,7 @@ from rmq_pipeline.tables import contiguous
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class Exhausted:
     """Messages of one queue that must be copied to the group's dead letters."""
 
     key: QueueKey
@@ -35,9 +35,9 @@ class Doomed:
     def __len__(self) -> int:
         return len(self.queue_offset)
 
-    def take(self, rows: slice) -> "Doomed":
+    def take(self, rows: slice) -> "Exhausted":
         """Return the messages of these rows."""
-        return Doomed(
+        return Exhausted(
             self.key,
             self.queue_offset[rows],
             self.attempt[rows],
@@ -48,7 +48,7 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
-class FindDoomed(Request):
+class FindExhausted(Request):
     """Query for messages to dead-letter, in all queues or in the given ones."""
 
     keys: tuple[QueueKey, ...] | None
@@ -57,7 +57,7 @@ class FindDoomed(Request):
     but: Mapping[QueueKey, Int64s] = field(default_factory=dict)
 
     def decide(self, state: State, now_ms: int) -> Decision:
-        """Return a list of Doomed as the answer; store nothing."""
+        """Return a list of Exhausted as the answer; store nothing."""
         found = []
         keys = (
             self.keys if self.keys is not None else tuple(map(QueueKey._make, state.consumptions))
@@ -69,7 +69,7 @@ class FindDoomed(Request):
             if consumption is None or topic is None or not len(consumption.leases) or left <= 0:
                 continue
             leases = consumption.leases
-            rows = leases.doomed()
+            rows = leases.exhausted()
             if key in self.but:
                 rows = rows[~np.isin(leases.offset[rows], self.but[key])]
             rows = rows[:left]
@@ -78,32 +78,32 @@ class FindDoomed(Request):
                 offsets = leases.offset[rows]
                 position, row = topic.queues[key.queue_id].index.locate(offsets)
                 said = [consumption.failures.get(offset, "") for offset in offsets.tolist()]
-                found.append(Doomed(key, offsets, leases.attempt[rows], position, row, said))
+                found.append(Exhausted(key, offsets, leases.attempt[rows], position, row, said))
         return Decision(found)
 
 
-def copy_columns(messages: pa.Table, doomed: Doomed, *, topic: str) -> dict[str, pa.Array]:
+def copy_columns(messages: pa.Table, exhausted: Exhausted, *, topic: str) -> dict[str, pa.Array]:
     """Build the columns of a send of the copies. Properties name the origin and the failure."""
-    n = len(doomed)
+    n = len(exhausted)
     columns = {
         name: contiguous(messages.column(name))
         for name in ("message_id", "tag", "keys", "message_group", "body", "born_at_ms")
     }
-    explained = {text: _explained(text) for text in set(doomed.failures)}
+    explained = {text: _explained(text) for text in set(exhausted.failures)}
     added = [
         {
             "DLQ_ORIGIN_TOPIC": topic,
             "DLQ_ORIGIN_MESSAGE_ID": message_id,
-            "DLQ_ORIGIN_QUEUE_ID": str(doomed.key.queue_id),
+            "DLQ_ORIGIN_QUEUE_ID": str(exhausted.key.queue_id),
             "DLQ_ORIGIN_QUEUE_OFFSET": str(offset),
             "DLQ_ATTEMPTS": str(attempt),
             **explained[failure],
         }
         for message_id, offset, attempt, failure in zip(
             columns["message_id"].to_pylist(),
-            doomed.queue_offset.tolist(),
-            doomed.attempt.tolist(),
-            doomed.failures,
+            exhausted.queue_offset.tolist(),
+            exhausted.attempt.tolist(),
+            exhausted.failures,
             strict=True,
         )
     ]
@@ -130,22 +130,22 @@ def _explained(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury(Request):
+class StoreDeadLetters(Request):
     """Request that copies marked messages and settle the originals, in one step."""
 
-    doomed: Doomed
+    exhausted: Exhausted
     copies: Send
 
     def decide(self, state: State, now_ms: int) -> Decision:
         """Copy the messages that are still marked; the answer is their number."""
-        key = self.doomed.key
+        key = self.exhausted.key
         consumption = state.consumptions.get(key)
         if consumption is None:
             return Decision(0)
         leases = consumption.leases
-        rows = leases.find(self.doomed.queue_offset)
+        rows = leases.find(self.exhausted.queue_offset)
         still = rows >= 0
-        still[still] = leases.delivery[rows[still]] == DOOMED
+        still[still] = leases.delivery[rows[still]] == EXHAUSTED
         if not still.any():
             return Decision(0)
         copies = self.copies if still.all() else subset(self.copies, np.flatnonzero(still))

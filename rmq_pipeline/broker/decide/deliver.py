@@ -14,7 +14,7 @@ from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
 from rmq_pipeline.broker.decide.scan import QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey, Skipped
 from rmq_pipeline.broker.state.event_rows import EventRows, single
-from rmq_pipeline.broker.state.filter_cache import Sieve
+from rmq_pipeline.broker.state.filter_cache import ReceiveFilter
 from rmq_pipeline.broker.state.queue_index import IndexRows
 from rmq_pipeline.broker.state.queue_locks import QueueLock
 from rmq_pipeline.broker.state.state import State, TopicState
@@ -49,7 +49,7 @@ class BacklogWanted:
     #: Number of offset resets of the group at that time.
     resets: int
     #: Filter of the receive; None: all messages.
-    sieve: Sieve | None
+    row_filter: ReceiveFilter | None
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Delivery:
     #: Rows whose filter result is unknown, by queue_id.
     unjudged: list[tuple[int, list[IndexRows]]] = field(default_factory=list)
     #: True if rows are marked for the dead letters.
-    doomed: bool = False
+    exhausted: bool = False
     #: True if the receive stopped at its scan limit: more messages may follow.
     scanned_out: bool = False
     #: True if queues were skipped because other clients have locked them.
@@ -86,7 +86,7 @@ class Receive(Request):
     limit: int
     invisible_duration_ms: int
     #: Filter of the receive; None: all messages.
-    sieve: Sieve | None
+    row_filter: ReceiveFilter | None
     client_id: str
     window: tuple[str, int] | None
     #: Random number that identifies this delivery in receipts.
@@ -189,10 +189,16 @@ class Receive(Request):
             nothing = not barred and consumption.has_nothing(queue.max_offset, now_ms)
             if nothing and not attempt:
                 continue
-            sieve = self.sieve.of(topic.topic.topic_id, queue_id) if self.sieve else None
+            row_filter = (
+                self.row_filter.of(topic.topic.topic_id, queue_id) if self.row_filter else None
+            )
             if consumption.by_queue:
                 batch = BatchScan(
-                    *(queue, consumption), sieve=sieve, group=group, attempt=attempt, now_ms=now_ms
+                    *(queue, consumption),
+                    row_filter=row_filter,
+                    group=group,
+                    attempt=attempt,
+                    now_ms=now_ms,
                 )
                 scans.append((queue_id, batch))
                 continue
@@ -200,11 +206,11 @@ class Receive(Request):
             barrier = barred[queue_id] if barred else None
             if barrier is not None:
                 scan: QueueScan = BarredScan(
-                    queue, consumption, sieve=sieve, ended=ended, barrier=barrier
+                    queue, consumption, row_filter=row_filter, ended=ended, barrier=barrier
                 )
             else:
                 kind = GroupScan if consumption.ordered else QueueScan
-                scan = kind(queue, consumption, sieve=sieve, ended=ended)
+                scan = kind(queue, consumption, row_filter=row_filter, ended=ended)
             scans.append((queue_id, scan))
         again = [one for one in scans if isinstance(one[1], BatchScan) and one[1].again]
         return again or scans
@@ -231,7 +237,7 @@ class Receive(Request):
         answer: Delivery = decision.answer
         key = QueueKey(answer.group_id, answer.topic_id, queue_id)
         decision.events.extend(key.events(scan.ended.events, now_ms))
-        answer.doomed |= scan.ended.doomed or scan.has_doomed
+        answer.exhausted |= scan.ended.exhausted or scan.has_exhausted
         taken = scan.taken()
         if len(taken):
             answer.taken.append((queue_id, taken))
@@ -265,7 +271,9 @@ class Receive(Request):
             backlog = scan.consumption.backlog
             starts = [backlog[group].more_from or 0 for group in wanting]
             stop, resets = scan.consumption.cursor, scan.consumption.resets
-            answer.backlogs.append(BacklogWanted(key, wanting, starts, stop, resets, self.sieve))
+            answer.backlogs.append(
+                BacklogWanted(key, wanting, starts, stop, resets, self.row_filter)
+            )
         answer.scanned_out |= scan.scanned_out
 
 

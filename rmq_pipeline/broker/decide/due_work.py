@@ -13,7 +13,7 @@ from rmq_pipeline.broker.decide.redeliver import ended_leases
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import single
-from rmq_pipeline.broker.state.lease_table import DOOMED, WAITING
+from rmq_pipeline.broker.state.lease_table import EXHAUSTED, WAITING
 from rmq_pipeline.broker.state.queue_order import blocked_until, unsettled
 from rmq_pipeline.broker.state.state import Queue, State
 from rmq_pipeline.group import Group
@@ -82,7 +82,7 @@ def _unrecorded(
         known = np.concatenate([found.offset, *(each.queue_offset for each in found.events)])
         rows &= ~leased | np.isin(leases.offset, known)
     if but is not None:
-        rows &= (leases.delivery != DOOMED) | ~np.isin(leases.offset, but)
+        rows &= (leases.delivery != EXHAUSTED) | ~np.isin(leases.offset, but)
     ended: Int64s = leases.visible_at[rows]
     return ended
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.final_failure import doomed_with_group
+from rmq_pipeline.broker.decide.final_failure import exhausted_with_group
 from rmq_pipeline.broker.decide.redeliver import Ended, ended_leases
 from rmq_pipeline.broker.decide.release import release
 from rmq_pipeline.broker.decide.scan import QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.filter_cache import Mask, QueueSieve
+from rmq_pipeline.broker.state.filter_cache import Mask, QueueFilter
 from rmq_pipeline.broker.state.lease_table import WAITING
 from rmq_pipeline.broker.state.queue_index import IndexRows
 from rmq_pipeline.broker.state.queue_order import blocked_until, of_attempt, reopened
@@ -48,9 +48,14 @@ class GroupScan(QueueScan):
     """
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
+        self,
+        queue: Queue,
+        consumption: Consumption,
+        *,
+        row_filter: QueueFilter | None,
+        ended: Ended,
     ) -> None:
-        super().__init__(queue, consumption, sieve=sieve, ended=ended)
+        super().__init__(queue, consumption, row_filter=row_filter, ended=ended)
         #: Number of messages taken from the backlog of each ready group.
         self._from_backlog: dict[int, int] = {}
         #: Message groups whose backlog may be delivered.
@@ -142,7 +147,7 @@ class GroupScan(QueueScan):
         if n:
             self._given_up.append((groups[:n], offsets[:n]))
             self._given_up_bytes = int(ends[n - 1])
-            self.has_doomed = True
+            self.has_exhausted = True
         self.scanned_out |= n < len(groups)
         return n
 
@@ -151,7 +156,7 @@ class GroupScan(QueueScan):
 
         The surplus doubles with each call, up to _MOST_WINDOW_ROWS.
         """
-        if self.sieve is not None:
+        if self.row_filter is not None:
             return super()._ahead(limit)
         ahead = limit + self._window
         self._window = min(2 * self._window, _MOST_WINDOW_ROWS)
@@ -252,7 +257,7 @@ class GroupScan(QueueScan):
     def _dooms(self, now_ms: int) -> list[EventRows]:
         """Return the events that mark messages of quarantined groups for the dead letters."""
         return [
-            doomed_with_group(
+            exhausted_with_group(
                 offsets,
                 groups,
                 failures=self._quarantined,
@@ -362,7 +367,7 @@ class BatchScan(QueueScan):
         queue: Queue,
         consumption: Consumption,
         *,
-        sieve: QueueSieve | None,
+        row_filter: QueueFilter | None,
         group: Group,
         attempt: int,
         now_ms: int,
@@ -376,7 +381,7 @@ class BatchScan(QueueScan):
             ended = Ended(leases.offset[rows], leases.attempt[rows], leases.group[rows])
         else:
             ended = ended_leases(consumption, group, now_ms=now_ms)
-        super().__init__(queue, consumption, sieve=sieve, ended=ended)
+        super().__init__(queue, consumption, row_filter=row_filter, ended=ended)
         self._max_attempts = group.max_attempts
         #: True if no message may be delivered for the first time.
         self._closed = self.again or bool(ended.events) or blocked_until(leases) > now_ms

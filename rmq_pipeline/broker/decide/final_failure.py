@@ -17,7 +17,7 @@ import numpy as np
 from rmq_pipeline.broker.decide.release import release, unsettled_behind
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.lease_table import DOOMED, FAR, HELD, PARKED, WAITING, Rows
+from rmq_pipeline.broker.state.lease_table import EXHAUSTED, FAR, HELD, PARKED, WAITING, Rows
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.message import Int64s
@@ -56,7 +56,7 @@ def give_up(
     if consumption.ordered:
         behind, _ = unsettled_behind(leases, failed, settled=settled)
     kind = Kind.EXPIRE if said is None else Kind.RETRY
-    state: dict[str, Any] = {"visible_at_ms": now_ms, "delivery": DOOMED, "detail": said}
+    state: dict[str, Any] = {"visible_at_ms": now_ms, "delivery": EXHAUSTED, "detail": said}
     if policy == "park":
         kind = Kind.PARK
         why = _failures(consumption, offsets, said=said)
@@ -118,7 +118,7 @@ def _quarantine(
         )
         leased = leases.delivery[behind] > WAITING
         events.append(
-            doomed_with_group(
+            exhausted_with_group(
                 leases.offset[behind],
                 leases.group[behind],
                 failures=of_group,
@@ -130,7 +130,7 @@ def _quarantine(
     return events
 
 
-def doomed_with_group(
+def exhausted_with_group(
     offsets: Int64s,
     groups: Int64s,
     *,
@@ -156,7 +156,7 @@ def doomed_with_group(
         queue_offset=offsets,
         attempt=attempt,
         visible_at_ms=now_ms,
-        delivery=DOOMED,
+        delivery=EXHAUSTED,
         message_group_hash=groups,
         detail=[distinct[group] for group in groups.tolist()],
     )

@@ -14,7 +14,7 @@ from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, run_starts
-from rmq_pipeline.broker.state.lease_table import DOOMED, FAR, WAITING, LeaseTable, Rows
+from rmq_pipeline.broker.state.lease_table import EXHAUSTED, FAR, WAITING, LeaseTable, Rows
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int32s, Int64s
@@ -33,9 +33,9 @@ class Ended:
     events: list[EventRows] = field(default_factory=list)
 
     @property
-    def doomed(self) -> bool:
+    def exhausted(self) -> bool:
         """Return True if messages were marked for the dead letters."""
-        return dooms(self.events)
+        return exhausts(self.events)
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -76,9 +76,9 @@ def _given_up(
     return give_up(consumption, rows, policy=group.on_failure, now_ms=now_ms)
 
 
-def dooms(events: Iterable[EventRows]) -> bool:
+def exhausts(events: Iterable[EventRows]) -> bool:
     """Return True if these events mark messages for the dead letters."""
-    return any(np.any(rows.column("delivery", np.int64) == DOOMED) for rows in events)
+    return any(np.any(rows.column("delivery", np.int64) == EXHAUSTED) for rows in events)
 
 
 def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_ms: int) -> Ended:
@@ -260,7 +260,7 @@ class Revive(Request):
         """
         state.fence(self.window)
         decision = Decision()
-        revived, parked, doomed, next_visible = 0, 0, 0, FAR
+        revived, parked, exhausted, next_visible = 0, 0, 0, FAR
         for key, consumption in state.consumptions.items():
             group = state.groups.get(key[0])
             if group is None or not len(consumption.leases):
@@ -277,6 +277,11 @@ class Revive(Request):
             running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
             if running.any():
                 next_visible = min(next_visible, int(leases.visible_at[running].min()))
-            doomed += len(consumption.leases.doomed()) + dooms(found)
-        decision.answer = (revived, parked, doomed, None if next_visible == FAR else next_visible)
+            exhausted += len(consumption.leases.exhausted()) + exhausts(found)
+        decision.answer = (
+            revived,
+            parked,
+            exhausted,
+            None if next_visible == FAR else next_visible,
+        )
         return decision

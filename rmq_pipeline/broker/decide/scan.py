@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rmq_pipeline.broker.decide.redeliver import Ended
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.filter_cache import QueueSieve
+from rmq_pipeline.broker.state.filter_cache import QueueFilter
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.state.state import Queue
 from rmq_pipeline.message import Int32s, Int64s
@@ -18,7 +18,7 @@ from rmq_pipeline.store.events import Kind
 #: Most rows one receive scans in one queue; keeps frames short under sparse filters.
 SCAN_ROWS = 65_536
 #: Fewest rows scanned together if there is a filter.
-SIEVED_ROWS = 1024
+FILTERED_ROWS = 1024
 #: Attempts of messages delivered for the first time; no chunk of the read-ahead has more rows.
 _FIRST = np.ones(PAGE_ROWS, dtype=np.int32)
 _FIRST.flags.writeable = False
@@ -65,24 +65,29 @@ class QueueScan:
     """
 
     def __init__(
-        self, queue: Queue, consumption: Consumption, *, sieve: QueueSieve | None, ended: Ended
+        self,
+        queue: Queue,
+        consumption: Consumption,
+        *,
+        row_filter: QueueFilter | None,
+        ended: Ended,
     ) -> None:
         self.queue = queue
         self.consumption = consumption
         self.ended = ended
         #: Filter; None: all messages.
-        self.sieve = sieve
+        self.row_filter = row_filter
         self.cursor = max(consumption.cursor, queue.min_offset)
         self.page_wanted: tuple[int, int] | None = None
         #: Rows from the cursor on whose filter result is unknown.
         self.unjudged: list[IndexRows] = []
         self.scanned_out = False
-        self.has_doomed = False
+        self.has_exhausted = False
         self._scanned = 0
         self._ended_done = 0
         self._parts: list[Taken] = []
         #: Filter results of the last rows.
-        self._verdicts = np.zeros(0, dtype=np.bool_)
+        self._results = np.zeros(0, dtype=np.bool_)
 
     def may_have_more(self) -> bool:
         """Return True if ``take`` might find another message."""
@@ -136,7 +141,7 @@ class QueueScan:
 
     def _ahead(self, limit: int) -> int:
         """Return how many rows to scan for ``limit`` messages."""
-        return limit if self.sieve is None else max(limit, SIEVED_ROWS)
+        return limit if self.row_filter is None else max(limit, FILTERED_ROWS)
 
     def _next_rows(self, limit: int) -> IndexRows | None:
         """Return the rows from the cursor on, more than ``limit`` if a filter may drop some.
@@ -148,12 +153,12 @@ class QueueScan:
         if rows is None:
             self.page_wanted = self.queue.index.missing(self.cursor, self.queue.max_offset)
             return None
-        if self.sieve is not None:
-            self._verdicts = self.sieve.verdicts(rows)
-            if not len(self._verdicts):
-                self.unjudged = self._rows_ahead(self.sieve.ahead)
+        if self.row_filter is not None:
+            self._results = self.row_filter.results(rows)
+            if not len(self._results):
+                self.unjudged = self._rows_ahead(self.row_filter.ahead)
                 return None
-            rows = rows.first(len(self._verdicts))
+            rows = rows.first(len(self._results))
         self._scanned += len(rows)
         self.scanned_out = self._scanned >= SCAN_ROWS + limit
         return rows
@@ -170,7 +175,7 @@ class QueueScan:
 
     def _wanted(self, rows: IndexRows) -> npt.NDArray[np.bool_] | None:
         """Mark the rows to deliver; None: all."""
-        return None if self.sieve is None else self._verdicts
+        return None if self.row_filter is None else self._results
 
     def _deliver(self, rows: IndexRows, at: npt.NDArray[np.intp] | slice) -> None:
         position = rows.position[at]
@@ -188,8 +193,8 @@ class QueueScan:
         return not (
             self._parts
             or self.ended.events
-            or self.ended.doomed
-            or self.has_doomed
+            or self.ended.exhausted
+            or self.has_exhausted
             or self.scanned_out
             or self.page_wanted is not None
             or self.unjudged

@@ -21,7 +21,7 @@ from rmq_pipeline.broker.decide.outcomes import (
 )
 from rmq_pipeline.broker.decide.publish import Send, place
 from rmq_pipeline.broker.decide.queues import Heads
-from rmq_pipeline.broker.decide.redeliver import backoff_ms, counted_in_place, dooms
+from rmq_pipeline.broker.decide.redeliver import backoff_ms, counted_in_place, exhausts
 from rmq_pipeline.broker.decide.release import released_behind
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
 from rmq_pipeline.broker.state import queue_order
@@ -139,7 +139,7 @@ class Settled:
     #: Version of the group's sink with the files of this settle; 0: it has none.
     sink_version: int = 0
     #: Queues with messages that must now be copied to the dead letters.
-    doomed: list[QueueKey] = field(default_factory=list)
+    exhausted: list[QueueKey] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """Return the counts as the Flight endpoint does.
@@ -280,8 +280,8 @@ class Settle(Request):
             events.extend(
                 self._failures(part, failed, outcome=outcome, answer=answer, now_ms=now_ms)
             )
-            if dooms(events):
-                answer.doomed.append(part.key)
+            if exhausts(events):
+                answer.exhausted.append(part.key)
         decision.events.extend(part.key.events(events, now_ms))
 
     def _first_failures(self, part: OnQueue, failed: Rows) -> Rows:
@@ -315,14 +315,14 @@ class Settle(Request):
     ) -> list[EventRows]:
         leases, group = part.consumption.leases, part.group
         rows = part.rows[failed]
-        hopeless = outcome[failed] == DEAD_LETTER
+        rejected = outcome[failed] == DEAD_LETTER
         spent = (leases.attempt[rows] >= group.max_attempts) | (outcome[failed] == GIVE_UP)
         forgiven = np.zeros_like(spent)
         if part.consumption.by_queue:
-            forgiven = queue_order.behind_first(spent & ~hopeless) & (outcome[failed] != GIVE_UP)
-        final = hopeless | (spent & ~forgiven)
+            forgiven = queue_order.behind_first(spent & ~rejected) & (outcome[failed] != GIVE_UP)
+        final = rejected | (spent & ~forgiven)
         # The consumer rejected the message, so on_failure "park" does not apply.
-        parked = final & ~hopeless if group.on_failure == "park" else np.zeros_like(final)
+        parked = final & ~rejected if group.on_failure == "park" else np.zeros_like(final)
         policy: OnFailure = "dead_letter" if group.on_failure == "park" else group.on_failure
         answer.retried += int((~final).sum())
         answer.parked += int(parked.sum())
@@ -334,7 +334,7 @@ class Settle(Request):
             part, failed[~final], charged=charged, settled=settled, now_ms=now_ms
         )
         if part.consumption.by_queue:
-            own = rows[spent & ~hopeless][:1]
+            own = rows[spent & ~rejected][:1]
             events.extend(queue_order.spared(leases, own, settled=part.rows, now_ms=now_ms))
         # A failed message behind a dead letter keeps its own delay: it is not released.
         settled = np.concatenate([settled, leases.offset[rows[~final]]])

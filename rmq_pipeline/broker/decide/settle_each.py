@@ -73,7 +73,7 @@ class Renew(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack(Request):
+class ReleaseEach(Request):
     """Request that releases deliveries that reached no client, without counting the attempt."""
 
     receipts: Receipts

@@ -1,6 +1,5 @@
 """Placing many due messages so that the messages of a queue are adjacent.
 
-from typing import TYPE_CHECKING
 Reading adjacent messages takes a slice instead of a copy. The caller's thread sorts messages with
 groups before the writer decides. The answer is in the caller's order.
 """

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.lease_table import DOOMED, HELD, PARKED, WAITING
+from rmq_pipeline.broker.state.lease_table import EXHAUSTED, HELD, PARKED, WAITING
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
@@ -22,7 +22,7 @@ class Unparked:
     skipped: int = 0
     lifted: int = 0
     #: Queues with messages that must now be copied to the dead letters.
-    doomed: list[QueueKey] = field(default_factory=list)
+    exhausted: list[QueueKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Unpark(Request):
         failed = rows[leases.delivery[rows] == PARKED]
         events = []
         for chosen, kind, delivery in (
-            (failed, *((Kind.EXPIRE, DOOMED) if self.skip else (Kind.RELEASE, WAITING))),
+            (failed, *((Kind.EXPIRE, EXHAUSTED) if self.skip else (Kind.RELEASE, WAITING))),
             (rows[leases.delivery[rows] == HELD], Kind.RELEASE, WAITING),
         ):
             if len(chosen):
@@ -73,7 +73,7 @@ class Unpark(Request):
                 events.append(event)
         if self.skip:
             answer.skipped += len(failed)
-            answer.doomed.extend([key] if len(failed) else [])
+            answer.exhausted.extend([key] if len(failed) else [])
         else:
             answer.unparked += len(failed)
         lifted = self._lifted(consumption)

@@ -90,8 +90,8 @@ def _end_older(state: State, group_id: int, *, epoch: int, now_ms: int) -> list[
         if key[0] != group_id or not len(leases):
             continue
         old = (leases.epoch > 0) & (leases.epoch < epoch)
-        given_back = release_running(consumption, old, now_ms=now_ms)
-        events.extend(QueueKey._make(key).events(given_back, now_ms))
+        released = release_running(consumption, old, now_ms=now_ms)
+        events.extend(QueueKey._make(key).events(released, now_ms))
     return events
 
 

@@ -26,7 +26,7 @@ KEPT_PAGES: Final = 4096
 AHEAD_ROWS: Final = 32 * PAGE_ROWS
 
 
-class QueueSieve(Protocol):
+class QueueFilter(Protocol):
     """Filter on one queue."""
 
     @property
@@ -34,23 +34,23 @@ class QueueSieve(Protocol):
         """Number of rows to evaluate ahead of the cursor."""
         ...
 
-    def verdicts(self, rows: IndexRows) -> Mask:
+    def results(self, rows: IndexRows) -> Mask:
         """Return the filter results of the first rows, as many as are known; True: deliver."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class TagSieve:
+class TagHashFilter:
     """Filter by tags."""
 
     hashes: Int64s
     ahead: int = 0
 
-    def of(self, topic_id: int, queue_id: int) -> QueueSieve:
+    def of(self, topic_id: int, queue_id: int) -> QueueFilter:
         """Return the filter for a queue: it is the same on each."""
         return self
 
-    def verdicts(self, rows: IndexRows) -> Mask:
+    def results(self, rows: IndexRows) -> Mask:
         """Return the filter results of all rows."""
         return np.isin(rows.tag_hash, self.hashes)
 
@@ -78,7 +78,7 @@ class _Page(NamedTuple):
         return _Page(self.low, np.concatenate([self.wanted[: other.low - self.low], other.wanted]))
 
 
-class Verdicts:
+class FilterResults:
     """LRU cache of the results of all SQL filters, page by page; safe for all threads.
 
     Messages never change, so results stay valid. One exception: a failed write frees its offsets,
@@ -121,13 +121,13 @@ class Verdicts:
             self._pages.clear()
 
 
-class SqlSieve:
+class CachedSqlFilter:
     """SQL92 filter of one receive.
 
     The receive's own latest results are held outside the cache, which may evict them.
     """
 
-    def __init__(self, sql: SqlFilter, kept: Verdicts, *, ahead: int) -> None:
+    def __init__(self, sql: SqlFilter, kept: FilterResults, *, ahead: int) -> None:
         self.sql = sql
         self.ahead = min(max(PAGE_ROWS, ahead), AHEAD_ROWS)
         self._kept = kept
@@ -140,11 +140,11 @@ class SqlSieve:
             self._generation = self._kept.generation
             self._latest.clear()
 
-    def of(self, topic_id: int, queue_id: int) -> QueueSieve:
+    def of(self, topic_id: int, queue_id: int) -> QueueFilter:
         """Return the filter for a queue."""
         return _Known(self, topic_id, queue_id)
 
-    def verdicts(self, topic_id: int, queue_id: int, *, rows: IndexRows) -> Mask:
+    def results(self, topic_id: int, queue_id: int, *, rows: IndexRows) -> Mask:
         """Return the known filter results of the first rows."""
         number, at = divmod(rows.base, PAGE_ROWS)
         key = _Key(self.sql.expression, topic_id, queue_id, number)
@@ -172,16 +172,16 @@ class SqlSieve:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    sieve: SqlSieve
+    row_filter: CachedSqlFilter
     topic_id: int
     queue_id: int
 
     @property
     def ahead(self) -> int:
-        return self.sieve.ahead
+        return self.row_filter.ahead
 
-    def verdicts(self, rows: IndexRows) -> Mask:
-        return self.sieve.verdicts(self.topic_id, self.queue_id, rows=rows)
+    def results(self, rows: IndexRows) -> Mask:
+        return self.row_filter.results(self.topic_id, self.queue_id, rows=rows)
 
 
-Sieve: TypeAlias = TagSieve | SqlSieve
+ReceiveFilter: TypeAlias = TagHashFilter | CachedSqlFilter

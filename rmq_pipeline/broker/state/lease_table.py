@@ -13,7 +13,7 @@ Columns = dict[str, npt.NDArray[Any]]
 FAR = np.iinfo(np.int64).max
 #: Values of ``delivery`` without a lease, as plain numbers for columns.
 WAITING = int(Delivery.WAITING)
-DOOMED = int(Delivery.EXHAUSTED)
+EXHAUSTED = int(Delivery.EXHAUSTED)
 PARKED = int(Delivery.PARKED)
 HELD = int(Delivery.HELD)
 AHEAD = int(Delivery.ACKED_AHEAD)
@@ -126,9 +126,9 @@ class LeaseTable:
             return np.flatnonzero(self.alive & (self.group == groups[0]))
         return np.flatnonzero(self.alive & np.isin(self.group, groups))
 
-    def doomed(self) -> Rows:
+    def exhausted(self) -> Rows:
         """Return the rows that are marked for the dead letters."""
-        return np.flatnonzero(self.alive & (self.delivery == DOOMED))
+        return np.flatnonzero(self.alive & (self.delivery == EXHAUSTED))
 
     def parked(self) -> Rows:
         """Return the rows that are parked, or held behind a parked one."""

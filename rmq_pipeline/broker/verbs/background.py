@@ -20,7 +20,9 @@ class Background(Opened):
     @verb(rights=Rights(cluster="get"), repeatable=True)
     def due(self) -> dict[str, Any]:
         """Return the due work of each upkeep job, and what each group can receive of each topic."""
-        answer: dict[str, Any] = self._engine.submit(Due(self._engine.unburied.offsets()))
+        answer: dict[str, Any] = self._engine.submit(
+            Due(self._engine.dead_letter_failures.offsets())
+        )
         answer["jobs"]["seal"].update(sealable.due(self._engine))
         for job, facts in archive_upkeep.due(self._engine).items():
             answer["jobs"][job].update(facts)
@@ -90,8 +92,8 @@ class Background(Opened):
             window: refuse the call when this window has been taken over.
 
         Returns:
-            {"revived", "parked", "dead_lettered", "next_visible_ms", "unburied"}. ``unburied``:
-            exhausted messages that cannot be read or copied now.
+            {"revived", "parked", "dead_lettered", "next_visible_ms", "dead_letter_failures"}. The
+            last one counts exhausted messages that cannot be read or copied now.
         """
         wait = arguments.poll_ms(wait_ms)
         return revive(self._engine, wait_ms=wait, limit=limit, window=window)

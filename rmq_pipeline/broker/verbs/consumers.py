@@ -22,7 +22,7 @@ from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.group import GroupMembers
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 from rmq_pipeline.verb import Receipts
 
 
@@ -178,7 +178,7 @@ class Consumers(Opened):
         filter: str = "*",
         filter_type: str = "tag",
         wait_ms: int = 0,
-    ) -> Pulled:
+    ) -> PullResult:
         """Read messages of several queues by offset, without a lease and without a group.
 
         Args:

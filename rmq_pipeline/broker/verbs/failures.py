@@ -31,6 +31,6 @@ class Failures(Opened):
             skip: dead-letter the parked messages instead, and go on with the messages behind them.
 
         Returns:
-            {"unparked", "skipped"} (messages), {"pardoned"} (message groups).
+            {"unparked", "skipped"} (messages), {"lifted"} (quarantines of message groups).
         """
         return unpark(self._engine, group, topic=topic, message_groups=message_groups, skip=skip)

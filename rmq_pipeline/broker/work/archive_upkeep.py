@@ -16,7 +16,7 @@ _LOOK_AT_MOST_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ArchiveStatus:
     """Upkeep status with its time and the version of the registered segments."""
 
     version: int
@@ -30,9 +30,9 @@ class Outlook:
 def due(engine: Engine) -> dict[str, dict[str, Any]]:
     """Return ``next_due_ms`` and ``due`` of compact and expire."""
     now_ms = engine.clock.now_ms()
-    seen = engine.outlook
+    seen = engine.archive_status
     if seen is None or _is_old(seen, engine.segments.version, now_ms=now_ms):
-        seen = engine.outlook = _look(engine, now_ms)
+        seen = engine.archive_status = _look(engine, now_ms)
     expires_at_ms = seen.expires_at_ms
     if expires_at_ms is not None:
         expires_at_ms = max(expires_at_ms, engine.held_until_ms)
@@ -45,12 +45,12 @@ def due(engine: Engine) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_old(seen: Outlook, version: int, *, now_ms: int) -> bool:
+def _is_old(seen: ArchiveStatus, version: int, *, now_ms: int) -> bool:
     age_ms = now_ms - seen.at_ms
     return age_ms >= _LOOK_EVERY_MS or (seen.version != version and age_ms >= _LOOK_AT_MOST_MS)
 
 
-def _look(engine: Engine, now_ms: int) -> Outlook:
+def _look(engine: Engine, now_ms: int) -> ArchiveStatus:
     segments = segments_of(engine)
     version = segments.version
     mergers = compaction.plan(engine, topic=None, limit_bytes=limits.COMPACT_SPARK_BYTES)
@@ -61,7 +61,7 @@ def _look(engine: Engine, now_ms: int) -> Outlook:
         moments += [each["at_ms"] + engine.settings.replaced_grace_ms for each in replaced[:1]]
     known = [moment for moment in moments if moment is not None]
     inputs = sum(len(each.inputs) for each in mergers)
-    return Outlook(version, now_ms, inputs, min(known, default=None))
+    return ArchiveStatus(version, now_ms, inputs, min(known, default=None))
 
 
 def facts(engine: Engine) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rmq_pipeline.broker.decide.deliver import Receive
 from rmq_pipeline.broker.state import lite
 from rmq_pipeline.broker.work import queries
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.filtering import sieve
+from rmq_pipeline.broker.work.filtering import row_filter
 from rmq_pipeline.errors import (
     FilterExpressionError,
     IllegalQueueError,
@@ -125,7 +125,7 @@ def receive(
         group=group,
         limit=_whole(limit, "limit", low=1, high=limits.RECEIVE_ROWS),
         invisible_duration_ms=invisible_ms(invisible_duration_ms),
-        sieve=sieve(engine, expression(filter), filter_type=filter_type, limit=limit),
+        row_filter=row_filter(engine, expression(filter), filter_type=filter_type, limit=limit),
         client_id=text(client_id, "client_id"),
         window=held(window),
         delivery=engine.new_delivery(),

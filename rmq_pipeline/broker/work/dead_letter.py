@@ -9,7 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.decide.dead_letter import Bury, Doomed, FindDoomed, copy_columns
+from rmq_pipeline.broker.decide.dead_letter import (
+    Exhausted,
+    FindExhausted,
+    StoreDeadLetters,
+    copy_columns,
+)
 from rmq_pipeline.broker.decide.publish import checked
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.queue_index import Places
@@ -33,20 +38,20 @@ _UNREADABLE = (CorruptLogError, StorageError, LookupError)
 
 
 @dataclass(slots=True)
-class Buried:
+class DeadLettered:
     """Result of one dead-lettering: the number of copies, and the errors by queue and offset."""
 
     n: int = 0
     kept: dict[QueueKey, dict[int, Exception]] = field(default_factory=dict)
 
 
-def bury(
+def dead_letter_exhausted(
     engine: Engine,
     keys: Sequence[QueueKey] | None,
     *,
     limit: int | None = None,
     again: bool = False,
-) -> Buried:
+) -> DeadLettered:
     """Copy the messages marked for dead-lettering in these queues (None: all) to the dead letters.
 
     A message that cannot be read or copied stays marked, and is retried later. It stops
@@ -59,25 +64,27 @@ def bury(
     Raises:
         RocketMQError: the store accepts no writes now, for any queue.
     """
-    unburied, buried = engine.unburied, Buried()
+    failures, dead_lettered = engine.dead_letter_failures, DeadLettered()
     chosen = tuple(keys) if keys is not None else None
-    but: dict[QueueKey, Int64s] = {} if again else unburied.offsets()
-    while limit is None or buried.n < limit:
-        found: list[Doomed] = engine.submit(FindDoomed(chosen, AT_ONCE, but))
-        for doomed in found:
-            kept = whatever_log(engine, partial(_bury_queue, engine, doomed, buried=buried))
-            unburied.note(doomed.key, doomed.queue_offset, kept=kept)
+    but: dict[QueueKey, Int64s] = {} if again else failures.offsets()
+    while limit is None or dead_lettered.n < limit:
+        found: list[Exhausted] = engine.submit(FindExhausted(chosen, AT_ONCE, but))
+        for exhausted in found:
+            kept = whatever_log(
+                engine,
+                partial(_dead_letter_one_queue, engine, exhausted, dead_lettered=dead_lettered),
+            )
+            failures.note(exhausted.key, exhausted.queue_offset, kept=kept)
             if kept:
-                buried.kept.setdefault(doomed.key, {}).update(kept)
-                # Otherwise the next FindDoomed returns it again, and the limit leaves no place for
-                # others.
+                dead_lettered.kept.setdefault(exhausted.key, {}).update(kept)
+                # Otherwise the next FindExhausted returns it again, and takes the place of others.
                 offsets = np.array([*kept], dtype=np.int64)
-                but[doomed.key] = np.concatenate([but.get(doomed.key, offsets[:0]), offsets])
+                but[exhausted.key] = np.concatenate([but.get(exhausted.key, offsets[:0]), offsets])
         if not found:
             if again and chosen is None:
-                unburied.are_only(but)
+                failures.are_only(but)
             break
-    return buried
+    return dead_lettered
 
 
 def told(error: Exception) -> Exception:
@@ -89,22 +96,24 @@ def told(error: Exception) -> Exception:
     return said
 
 
-def finish_burying(engine: Engine) -> None:
+def finish_dead_lettering(engine: Engine) -> None:
     """Dead-letter the messages that a stopped broker had marked but not copied.
 
     Runs before the first receive, because in order these message groups are blocked until then. On
     an error the home opens all the same, and revive retries.
     """
     try:
-        buried = bury(engine, None).n
+        dead_lettered = dead_letter_exhausted(engine, None).n
     except Exception:
         log.exception("Exhausted messages are not dead-lettered yet; revive tries again.")
         return
-    if buried:
-        log.info("dead-lettered %d exhausted messages of an earlier process", buried)
+    if dead_lettered:
+        log.info("dead-lettered %d exhausted messages of an earlier process", dead_lettered)
 
 
-def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
+def _dead_letter_one_queue(
+    engine: Engine, exhausted: Exhausted, *, dead_lettered: DeadLettered
+) -> dict[int, Exception]:
     """Dead-letter and count the messages of one queue; return the errors of the others by offset.
 
     Raises:
@@ -112,33 +121,37 @@ def _bury_queue(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, 
     """
     done, before = 0, engine.log
     try:
-        located = _located(engine, doomed)
+        located = _located(engine, exhausted)
         for rows in _parts_of(engine, located):
-            buried.n += _bury_part(engine, located.take(rows))
+            dead_lettered.n += _dead_letter_part(engine, located.take(rows))
             done = rows.stop
     except Exception as error:
         if _is_for_all(engine, error, before=before):
             raise
-        log.info("Exhausted messages of %s are dead-lettered one by one: %r", doomed.key, error)
-        return _bury_each(engine, doomed.take(slice(done, len(doomed))), buried=buried)
+        log.info("Exhausted messages of %s are dead-lettered one by one: %r", exhausted.key, error)
+        return _dead_letter_each(
+            engine, exhausted.take(slice(done, len(exhausted))), dead_lettered=dead_lettered
+        )
     return {}
 
 
-def _bury_each(engine: Engine, doomed: Doomed, *, buried: Buried) -> dict[int, Exception]:
+def _dead_letter_each(
+    engine: Engine, exhausted: Exhausted, *, dead_lettered: DeadLettered
+) -> dict[int, Exception]:
     """Dead-letter messages one frame each; return the errors of the others by offset."""
     before = engine.log
     kept: dict[int, Exception] = {}
     #: Damaged sections of the log: a section is read as a whole, so none of its messages is
     #: readable.
     damaged: dict[int, Exception] = {}
-    for row, offset in enumerate(doomed.queue_offset.tolist()):
-        one = doomed.take(slice(row, row + 1))
+    for row, offset in enumerate(exhausted.queue_offset.tolist()):
+        one = exhausted.take(slice(row, row + 1))
         try:
             one = _located(engine, one)
             if int(one.position[0]) in damaged:
                 kept[offset] = damaged[int(one.position[0])]
             else:
-                buried.n += _bury_part(engine, one)
+                dead_lettered.n += _dead_letter_part(engine, one)
         except Exception as error:
             if _is_for_all(engine, error, before=before):
                 raise
@@ -158,7 +171,7 @@ def _is_for_all(engine: Engine, error: Exception, *, before: CommitLog) -> bool:
     return isinstance(error, RocketMQError)
 
 
-def _located(engine: Engine, doomed: Doomed) -> Doomed:
+def _located(engine: Engine, exhausted: Exhausted) -> Exhausted:
     """Return the messages with their current places.
 
     Raises:
@@ -166,15 +179,15 @@ def _located(engine: Engine, doomed: Doomed) -> Doomed:
     """
     places = locate(
         engine,
-        topic_id=doomed.key.topic_id,
-        queue_id=np.full(len(doomed), doomed.key.queue_id, dtype=np.int32),
-        offset=doomed.queue_offset,
-        places=Places(doomed.position, doomed.row),
+        topic_id=exhausted.key.topic_id,
+        queue_id=np.full(len(exhausted), exhausted.key.queue_id, dtype=np.int32),
+        offset=exhausted.queue_offset,
+        places=Places(exhausted.position, exhausted.row),
     )
-    return replace(doomed, position=places.position, row=places.row)
+    return replace(exhausted, position=places.position, row=places.row)
 
 
-def _parts_of(engine: Engine, located: Doomed) -> Iterator[slice]:
+def _parts_of(engine: Engine, located: Exhausted) -> Iterator[slice]:
     """Yield the rows of each frame. A failure counts twice: in the copy and in its event."""
     said = np.array([2 * len(failure) for failure in located.failures], dtype=np.int64)
     for rows in parts(
@@ -188,22 +201,22 @@ def _parts_of(engine: Engine, located: Doomed) -> Iterator[slice]:
             yield slice(rows.start + part.start, rows.start + part.stop)
 
 
-def _bury_part(engine: Engine, doomed: Doomed) -> int:
+def _dead_letter_part(engine: Engine, exhausted: Exhausted) -> int:
     """Dead-letter messages in one frame; return how many were still marked."""
     state = engine.state
-    group = state.groups.get(doomed.key.group_id)
-    topic = state.topics.get(doomed.key.topic_id)
+    group = state.groups.get(exhausted.key.group_id)
+    topic = state.topics.get(exhausted.key.topic_id)
     if group is None or topic is None:
         return 0
     messages: pa.Table = fetch(
         engine,
-        Places(doomed.position, doomed.row),
+        Places(exhausted.position, exhausted.row),
         columns=_COLUMNS,
-        topic_id=doomed.key.topic_id,
-        queue_id=np.full(len(doomed), doomed.key.queue_id, dtype=np.int32),
-        offset=doomed.queue_offset,
+        topic_id=exhausted.key.topic_id,
+        queue_id=np.full(len(exhausted), exhausted.key.queue_id, dtype=np.int32),
+        offset=exhausted.queue_offset,
     )
-    columns = copy_columns(messages, doomed, topic=topic.topic.name)
+    columns = copy_columns(messages, exhausted, topic=topic.topic.name)
     dead_letters = state.topics[group.dead_letter_topic_id].topic
     copies = checked(
         dead_letters,
@@ -212,5 +225,5 @@ def _bury_part(engine: Engine, doomed: Doomed) -> int:
         delay_max_ms=engine.settings.delay_max_ms,
         now_ms=engine.clock.now_ms(),
     )
-    buried: int = engine.submit(Bury(doomed, copies))
-    return buried
+    dead_lettered: int = engine.submit(StoreDeadLetters(exhausted, copies))
+    return dead_lettered

@@ -23,7 +23,7 @@ _AGAIN_MS: Final = 60_000
 _SOON_MS: Final = 5_000
 
 
-class Unburied:
+class DeadLetterFailures:
     """Dead-letter failures of one broker by queue and offset; safe for all threads.
 
     They are kept in memory only, because each start retries all of them.

@@ -17,7 +17,7 @@ from rmq_pipeline.broker.decide.admin import Found
 from rmq_pipeline.broker.decide.queue_index import TrimIndex
 from rmq_pipeline.broker.decide.request import Decision, RefillReserve, Request
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.filter_cache import Verdicts
+from rmq_pipeline.broker.state.filter_cache import FilterResults
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.archive_root import archive_of
@@ -25,7 +25,7 @@ from rmq_pipeline.broker.work.arrivals import Arrivals
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
 from rmq_pipeline.broker.work.check_offers import Offers
 from rmq_pipeline.broker.work.clock_file import ClockFile
-from rmq_pipeline.broker.work.dead_letter_failures import Unburied
+from rmq_pipeline.broker.work.dead_letter_failures import DeadLetterFailures
 from rmq_pipeline.broker.work.group_filters import Filters
 from rmq_pipeline.broker.work.home import Home
 from rmq_pipeline.broker.work.line import Lines
@@ -100,13 +100,13 @@ class Engine:
         #: Reports that endpoints add to the broker's status, by name.
         self.reports: dict[str, Callable[[], Any]] = {}
         self.offers = Offers()
-        self.unburied = Unburied()
+        self.dead_letter_failures = DeadLetterFailures()
         self.segments = Segments(archive_of(home, settings.archive_root))
         #: Last upkeep status of the archive (stored/tending.py).
-        self.outlook: Any = None
+        self.archive_status: Any = None
         #: Time of the next expiry, after pending messages have held back all old segments.
         self.held_until_ms = 0
-        self.verdicts = Verdicts()
+        self.filter_results = FilterResults()
         self.database = self._open_database()
         try:
             commit_log = self._open_log()
@@ -351,7 +351,7 @@ class Engine:
         try:
             rebuilt = self._rebuilt()
         except Exception as error:
-            self.repair.not_mended(error, is_hopeless=isinstance(error, HeldError))
+            self.repair.not_mended(error, is_unrepairable=isinstance(error, HeldError))
             raise
         self.repair.mended()
         return rebuilt
@@ -360,7 +360,7 @@ class Engine:
         self.dispatcher.stop()
         with suppress(StorageError):  # what it cannot sync, the new log writes again
             self.writer.log.close()
-        self.verdicts.clear()
+        self.filter_results.clear()
         if self.database.broken is not None:
             self.database.let_go()
             self.database = self._open_database()

@@ -8,7 +8,12 @@ import numpy as np
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.state.consumption import QueueKey
-from rmq_pipeline.broker.state.filter_cache import Mask, Sieve, SqlSieve, TagSieve
+from rmq_pipeline.broker.state.filter_cache import (
+    CachedSqlFilter,
+    Mask,
+    ReceiveFilter,
+    TagHashFilter,
+)
 from rmq_pipeline.broker.state.queue_index import IndexRows, Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.placement import held, locate, tags_of
@@ -20,7 +25,9 @@ from rmq_pipeline.message import Int32s, Int64s
 JUDGED_ROWS: Final = 131_072
 
 
-def sieve(engine: Engine, filter: str, *, filter_type: str, limit: int) -> Sieve | None:
+def row_filter(
+    engine: Engine, filter: str, *, filter_type: str, limit: int
+) -> ReceiveFilter | None:
     """Compile a receive's filter; return None if it accepts all messages.
 
     Raises:
@@ -28,13 +35,13 @@ def sieve(engine: Engine, filter: str, *, filter_type: str, limit: int) -> Sieve
     """
     compiled = compile_filter(filter, filter_type)
     if isinstance(compiled, SqlFilter):
-        return SqlSieve(compiled, engine.verdicts, ahead=limit)
-    return None if compiled.hashes is None else TagSieve(compiled.hashes)
+        return CachedSqlFilter(compiled, engine.filter_results, ahead=limit)
+    return None if compiled.hashes is None else TagHashFilter(compiled.hashes)
 
 
 def judge(
     engine: Engine,
-    sieve: SqlSieve,
+    row_filter: CachedSqlFilter,
     *,
     topic_id: int,
     unjudged: Sequence[tuple[int, list[IndexRows]]],
@@ -57,13 +64,13 @@ def judge(
     )
     wanted = matching(
         engine,
-        sieve.sql,
+        row_filter.sql,
         places=places,
         topic_id=topic_id,
         queue_id=queue_ids,
         offset=np.concatenate(offset),
     )
-    sieve.learn(topic_id, rows, wanted=wanted)
+    row_filter.learn(topic_id, rows, wanted=wanted)
 
 
 def _some_of_each(
@@ -103,25 +110,27 @@ def matching(
     return wanted
 
 
-def wanted_of(engine: Engine, sieve: Sieve, *, key: QueueKey, offset: Int64s) -> Mask:
+def wanted_of(engine: Engine, row_filter: ReceiveFilter, *, key: QueueKey, offset: Int64s) -> Mask:
     """Mark the messages of a queue that match a filter, wherever they are stored."""
-    if isinstance(sieve, TagSieve):
-        return np.isin(tags_of(engine, key, offset=offset), sieve.hashes)
+    if isinstance(row_filter, TagHashFilter):
+        return np.isin(tags_of(engine, key, offset=offset), row_filter.hashes)
     parts = [
-        _judged_at(engine, sieve, key=key, offset=offset[start : start + JUDGED_ROWS])
+        _judged_at(engine, row_filter, key=key, offset=offset[start : start + JUDGED_ROWS])
         for start in range(0, len(offset), JUDGED_ROWS)
     ]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)
 
 
-def _judged_at(engine: Engine, sieve: SqlSieve, *, key: QueueKey, offset: Int64s) -> Mask:
+def _judged_at(
+    engine: Engine, row_filter: CachedSqlFilter, *, key: QueueKey, offset: Int64s
+) -> Mask:
     n = len(offset)
     queue_id = np.full(n, key.queue_id, dtype=np.int32)
     known = held(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset)
     found = locate(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset, places=known)
     return matching(
         engine,
-        sieve.sql,
+        row_filter.sql,
         places=found,
         topic_id=key.topic_id,
         queue_id=queue_id,

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.state.consumption import QueueKey
-from rmq_pipeline.broker.state.filter_cache import Sieve, TagSieve
+from rmq_pipeline.broker.state.filter_cache import ReceiveFilter, TagHashFilter
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.filtering import sieve, wanted_of
+from rmq_pipeline.broker.work.filtering import row_filter, wanted_of
 from rmq_pipeline.errors import ConsumerGroupNotFoundError, StorageError, TopicNotFoundError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.consume_queue import Lags, TagCount
@@ -94,9 +94,11 @@ def _of_queues(
     unknown = dict.fromkeys(stretches, _Matching(None))
     if not filters:
         return unknown
-    sieves = [sieve(engine, text, filter_type=kind, limit=1) for kind, text in sorted(filters)]
-    wanted = [one for one in sieves if one is not None]
-    if len(wanted) < len(sieves):
+    compiled = [
+        row_filter(engine, text, filter_type=kind, limit=1) for kind, text in sorted(filters)
+    ]
+    wanted = [one for one in compiled if one is not None]
+    if len(wanted) < len(compiled):
         return {
             q: _Matching(stop - start, everything=True) for q, (start, stop) in stretches.items()
         }
@@ -106,7 +108,7 @@ def _of_queues(
     except (ConsumerGroupNotFoundError, TopicNotFoundError):  # deleted a moment ago
         return unknown
     rows = sum(stop - start for start, stop in stretches.values())
-    tags = [one.hashes for one in wanted if isinstance(one, TagSieve)]
+    tags = [one.hashes for one in wanted if isinstance(one, TagHashFilter)]
     if len(tags) == len(wanted) and rows <= limits.LAG_COUNTED_ROWS:
         hashes = np.unique(np.concatenate(tags))
         counts = engine.database.find(TagCount(topic_id, hashes, stretches))
@@ -117,7 +119,7 @@ def _of_queues(
 
 def _sampled(
     engine: Engine,
-    sieves: Sequence[Sieve],
+    filters: Sequence[ReceiveFilter],
     *,
     keys: Mapping[int, QueueKey],
     stretches: Mapping[int, tuple[int, int]],
@@ -132,7 +134,7 @@ def _sampled(
             continue
         try:
             wanted = np.zeros(len(asked), dtype=np.bool_)
-            for each in sieves:
+            for each in filters:
                 wanted |= wanted_of(engine, each, key=keys[queue_id], offset=asked)
         except (LookupError, StorageError):  # expired a moment ago, or damaged
             yield queue_id, _Matching(None)

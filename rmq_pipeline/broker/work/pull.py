@@ -17,7 +17,7 @@ from rmq_pipeline.broker.work.placement import locate
 from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.filter.expression import Filter, SqlFilter
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.pulled import Pulled
+from rmq_pipeline.pull_result import PullResult
 
 #: Most offsets that one look evaluates for a filter, in all queues together.
 SCAN_ROWS = 65_536
@@ -54,11 +54,11 @@ class Pull:
         some = self._rows >= self.limit or bool(self._rows and self.filters)
         return some or self._full or bool(self._rows and not self._open)
 
-    def pulled(self) -> Pulled:
+    def pulled(self) -> PullResult:
         """Return the messages and the next positions."""
         parts = [part for *_, part in sorted(self._parts, key=lambda part: part[:2])]
         found = pa.concat_tables(parts) if parts else schema.READ.empty_table()
-        return Pulled(found, dict(self.positions))
+        return PullResult(found, dict(self.positions))
 
     def look(self, engine: Engine) -> bool:
         """Read messages up to the limits; return True if there may be more."""
@@ -148,7 +148,7 @@ def _sizes(messages: pa.Table) -> Int64s:
     return sizes
 
 
-def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> Pulled:
+def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
     """Pull until there is a message, or until ``wait_ms`` have passed."""
     deadline = engine.clock.now_ms() + wait_ms
     while True:

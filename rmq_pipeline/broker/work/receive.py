@@ -10,15 +10,15 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.decide.queue_index import FillBacklog, FillIndex
 from rmq_pipeline.broker.state.consumption import KNOWN_PER_GROUP
-from rmq_pipeline.broker.state.filter_cache import Sieve, SqlSieve, TagSieve
+from rmq_pipeline.broker.state.filter_cache import CachedSqlFilter, ReceiveFilter, TagHashFilter
 from rmq_pipeline.broker.state.queue_index import IndexRows
 from rmq_pipeline.broker.work import caller
-from rmq_pipeline.broker.work.dead_letter import AT_ONCE, bury
+from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import judge, wanted_of
 from rmq_pipeline.broker.work.line import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
 from rmq_pipeline.broker.work.placement import undispatched
-from rmq_pipeline.broker.work.unreadable import give_back, readable
+from rmq_pipeline.broker.work.unreadable import readable, release_delivery
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 
@@ -40,13 +40,13 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
             begin(request)
             delivery: Delivery = engine.submit(request)
             try:
-                loaded = load_missing(engine, delivery, sieve=request.sieve)
+                loaded = load_missing(engine, delivery, row_filter=request.row_filter)
                 if len(delivery):
                     found = readable(engine, delivery, request=request)
                     followers = followers_of(delivery, request, loaded=loaded)
                     return found
             except BaseException:  # the messages reach no caller
-                give_back(engine, delivery)
+                release_delivery(engine, delivery)
                 raise
             if loaded or delivery.scanned_out:
                 continue
@@ -88,11 +88,11 @@ def _stays(engine: Engine, waiter: Waiter, *, at_ms: int) -> bool:
 def _place(engine: Engine, request: Receive) -> Place:
     """Return the line to wait in, shared by receives that can get the same messages."""
     topic = engine.state.topic(request.topic).topic
-    match request.sieve:
-        case TagSieve(hashes):
+    match request.row_filter:
+        case TagHashFilter(hashes):
             wanted: Hashable = hashes.tobytes()
-        case SqlSieve() as sieve:
-            wanted = sieve.sql.expression
+        case CachedSqlFilter() as row_filter:
+            wanted = row_filter.sql.expression
         case _:
             wanted = None
     client_id = request.client_id if topic.type == "lite" else ""
@@ -102,11 +102,11 @@ def _place(engine: Engine, request: Receive) -> Place:
 
 def begin(request: Receive) -> None:
     """Prepare the filter; call it before each submit of the request."""
-    if isinstance(request.sieve, SqlSieve):
-        request.sieve.begin()
+    if isinstance(request.row_filter, CachedSqlFilter):
+        request.row_filter.begin()
 
 
-def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> bool:
+def load_missing(engine: Engine, delivery: Delivery, *, row_filter: ReceiveFilter | None) -> bool:
     """Load what the receive lacked, and dead-letter what it marked.
 
     Return True if another try may find more.
@@ -115,16 +115,18 @@ def load_missing(engine: Engine, delivery: Delivery, *, sieve: Sieve | None) -> 
         _load_page(engine, page)
     for wanted in delivery.backlogs:
         _load_backlog(engine, wanted)
-    if delivery.unjudged and isinstance(sieve, SqlSieve):
+    if delivery.unjudged and isinstance(row_filter, CachedSqlFilter):
         judge(
             engine,
-            sieve,
+            row_filter,
             topic_id=delivery.topic_id,
             unjudged=delivery.unjudged,
             turn=delivery.delivery,
         )
-    buried = bury(engine, None, limit=AT_ONCE).n if delivery.doomed else 0
-    return bool(delivery.pages or delivery.backlogs or delivery.unjudged or buried)
+    dead_lettered = (
+        dead_letter_exhausted(engine, None, limit=AT_ONCE).n if delivery.exhausted else 0
+    )
+    return bool(delivery.pages or delivery.backlogs or delivery.unjudged or dead_lettered)
 
 
 def _load_page(engine: Engine, page: PageWanted) -> None:
@@ -165,8 +167,8 @@ def _load_backlog(engine: Engine, wanted: BacklogWanted) -> None:
     for group, offset in zip(groups.tolist(), offsets.tolist(), strict=True):
         found[group].append(offset)
     full = [found[g][-1] + 1 if len(found[g]) >= KNOWN_PER_GROUP else None for g in wanted.groups]
-    if wanted.sieve is not None:
-        chosen = wanted_of(engine, wanted.sieve, key=wanted.key, offset=offsets)
+    if wanted.row_filter is not None:
+        chosen = wanted_of(engine, wanted.row_filter, key=wanted.key, offset=offsets)
         keep = set(offsets[chosen].tolist())
         found = {group: [o for o in some if o in keep] for group, some in found.items()}
     engine.submit(FillBacklog(wanted, [found[group] for group in wanted.groups], full))

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.decide.redrive import Origins, Redrive
 from rmq_pipeline.broker.decide.unpark import Unpark, Unparked
-from rmq_pipeline.broker.work.dead_letter import bury
+from rmq_pipeline.broker.work.dead_letter import dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.placement import held
 from rmq_pipeline.broker.work.queries import asked_groups
@@ -94,12 +94,13 @@ def unpark(
     """Unpark, and dead-letter the skipped messages at once."""
     hashes = None if message_groups is None else _hashes(message_groups)
     unparked: Unparked = engine.submit(Unpark(group, topic, hashes, skip))
-    if unparked.doomed:
-        bury(engine, unparked.doomed)
+    if unparked.exhausted:
+        dead_letter_exhausted(engine, unparked.exhausted)
     return {
         "unparked": unparked.unparked,
         "skipped": unparked.skipped,
-        "pardoned": unparked.lifted,
+        "lifted": unparked.lifted,
+        "pardoned": unparked.lifted,  # the earlier name, for one release
     }
 
 

@@ -18,7 +18,7 @@ _LAST_PAUSE_S: Final = 2.0
 #: A store that fails again within this time is rebuilt only after a pause.
 _CALM_S: Final = 10.0
 #: If an invalidated DuckDB cannot be reopened for this long, the process must be replaced.
-_HOPELESS_S: Final = 30.0
+_UNREPAIRABLE_S: Final = 30.0
 
 
 class Repair:
@@ -40,7 +40,7 @@ class Repair:
         self._repairs = 0
         self._last_why = ""
         #: Called with the cause if this process cannot rebuild the store but another one can.
-        self.on_hopeless: Callable[[str], None] = lambda _: None
+        self.on_unrepairable: Callable[[str], None] = lambda _: None
 
     @property
     def why(self) -> BaseException | None:
@@ -88,15 +88,15 @@ class Repair:
             "The store was rebuilt from disk %.1f s after it failed: %s", away_s, text_of(why)
         )
 
-    def not_mended(self, why: BaseException, *, is_hopeless: bool) -> None:
+    def not_mended(self, why: BaseException, *, is_unrepairable: bool) -> None:
         """Record a failed attempt."""
         self.failed(why)
         away_s = time.monotonic() - self._since_s
         log.error(
             "The store has failed for %.1f s and is not rebuilt yet: %s", away_s, text_of(why)
         )
-        if is_hopeless and away_s > _HOPELESS_S:
-            self.on_hopeless(text_of(why))
+        if is_unrepairable and away_s > _UNREPAIRABLE_S:
+            self.on_unrepairable(text_of(why))
 
     def report(self, stuck: Stuck | None = None) -> dict[str, Any]:
         """Return the facts for the broker's status.

@@ -55,7 +55,7 @@ def expire(
     held = report["held_back"] and not report["segments"]
     engine.held_until_ms = now_ms + _LOOK_AGAIN_MS if held else 0
     report["deleted_files"] = delete_replaced(engine)
-    step("buried")
+    step("dead_lettered")
     return report
 
 

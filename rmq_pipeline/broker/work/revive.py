@@ -3,7 +3,7 @@
 from typing import Any
 
 from rmq_pipeline.broker.decide.redeliver import Revive
-from rmq_pipeline.broker.work.dead_letter import AT_ONCE, bury, told
+from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted, told
 from rmq_pipeline.broker.work.engine import Engine
 
 #: No topic has this id, so no message wakes the wait: only its timeout does.
@@ -16,33 +16,34 @@ def revive(
     """Revive leases that have ended or end within ``wait_ms``.
 
     Returns:
-        revived, parked, dead_lettered, next_visible_ms; unburied: number of messages that cannot be
-        dead-lettered because reading or copying them fails.
+        revived, parked, dead_lettered, next_visible_ms; dead_letter_failures: number of messages
+        that cannot be dead-lettered because reading or copying them fails.
 
     Raises:
         OperatorError, LookupError: a message cannot be dead-lettered and no call has reported it
             yet. All other work is done.
     """
     deadline = engine.clock.now_ms() + wait_ms
-    unburied, revived, parked, buried = engine.unburied, 0, 0, 0
+    failures, revived, parked, dead_lettered = engine.dead_letter_failures, 0, 0, 0
     while True:
         # Read the version before looking, so that a change during the look starts another one.
         version, now_ms = engine.arrivals.version(_NO_TOPIC), engine.clock.now_ms()
-        some, held, doomed, next_visible = engine.submit(Revive(limit - revived, window))
+        some, held, exhausted, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
         parked += held
-        if doomed or unburied:
-            again = unburied.take_time(now_ms)
-            buried += bury(engine, None, limit=AT_ONCE, again=again).n
+        if exhausted or failures:
+            again = failures.take_time(now_ms)
+            dead_lettered += dead_letter_exhausted(engine, None, limit=AT_ONCE, again=again).n
         done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
         if done:
-            _tell(unburied.take_untold())
+            _tell(failures.take_untold())
             return {
                 "revived": revived,
                 "parked": parked,
-                "dead_lettered": buried,
+                "dead_lettered": dead_lettered,
                 "next_visible_ms": next_visible,
-                "unburied": len(unburied),
+                "dead_letter_failures": len(failures),
+                "unburied": len(failures),  # the earlier name, for one release
             }
         wake = deadline if next_visible is None else min(deadline, next_visible)
         # A new lease wakes no waiter. Look again after one second, the precision the job promises.

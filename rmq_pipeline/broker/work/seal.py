@@ -105,11 +105,11 @@ class _Turns:
             self._clean_up()
         self._forget_deleted_topics()
         self._drop()
-        ripe = reach(engine, squeezed=squeezed)
+        sealable = reach(engine, squeezed=squeezed)
         left = limit_bytes
         while left > 0 and not engine.arrivals.closed:
             start = engine.segments.sealed_to
-            if not self._turn(min(left, _TURN_BYTES), ripe):
+            if not self._turn(min(left, _TURN_BYTES), sealable):
                 return
             left -= engine.segments.sealed_to - start
 
@@ -145,18 +145,18 @@ class _Turns:
                     segments.forget(topic_id)
                     manifest.remove_topic(segments.root, topic=topic, topic_id=topic_id)
 
-    def _turn(self, limit_bytes: int, ripe: Reach) -> bool:
+    def _turn(self, limit_bytes: int, sealable: Reach) -> bool:
         """Seal some frames; return False if there are none."""
         start = self._engine.segments.sealed_to
         try:
-            done = self._write(start, limit_bytes=limit_bytes, ripe=ripe)
+            done = self._write(start, limit_bytes=limit_bytes, sealable=sealable)
         except OSError as error:
             if error.errno not in log_file.FULL:
                 raise
             share = max(self._engine.settings.reserve_bytes // _RESERVE_SHARES, limits.MIB)
             self._make_room(2 * share)
             self._tidy_topics()
-            done = self._write(start, limit_bytes=min(limit_bytes, share), ripe=ripe)
+            done = self._write(start, limit_bytes=min(limit_bytes, share), sealable=sealable)
         if done is None:
             return False
         self._register(done)
@@ -164,10 +164,10 @@ class _Turns:
         self._drop()
         return True
 
-    def _write(self, start: int, *, limit_bytes: int, ripe: Reach) -> Sealed | None:
+    def _write(self, start: int, *, limit_bytes: int, sealable: Reach) -> Sealed | None:
         """Write the files of a turn and rename them to their final names."""
         engine = self._engine
-        frames = Frames(engine.log, start, ripe=ripe)
+        frames = Frames(engine.log, start, sealable=sealable)
         writer = SegmentWriter(engine.segments.root, lambda topic_id: _name_of(engine, topic_id))
         try:
             for batches in frames.messages(limit_bytes):

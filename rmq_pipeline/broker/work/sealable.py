@@ -100,9 +100,9 @@ def _oldest_message_ms(engine: Engine, segments: Segments) -> int | None:
 class Frames:
     """Sealable frames from ``start`` on; ``end`` is the end of the frames returned so far."""
 
-    def __init__(self, commit_log: CommitLog, start: int, *, ripe: Reach) -> None:
-        self._frames = commit_log.frames(start, ripe.stop)
-        self._ripe = ripe
+    def __init__(self, commit_log: CommitLog, start: int, *, sealable: Reach) -> None:
+        self._frames = commit_log.frames(start, sealable.stop)
+        self._sealable = sealable
         self._start = start
         self.end = start
 
@@ -111,7 +111,7 @@ class Frames:
         batches: list[pa.RecordBatch] = []
         size = 0
         for end, sections in self._frames:
-            if end > self._ripe.position and _time_of(sections) > self._ripe.horizon_ms:
+            if end > self._sealable.position and _time_of(sections) > self._sealable.horizon_ms:
                 break
             batches.extend(section.batch for section in sections if section.kind == MESSAGES)
             size += end - self.end

@@ -20,7 +20,7 @@ from rmq_pipeline.broker.decide.settle import Settle, Settled
 from rmq_pipeline.broker.decide.settle_each import ChangeInvisible
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.work import arguments
-from rmq_pipeline.broker.work.dead_letter import bury, told
+from rmq_pipeline.broker.work.dead_letter import dead_letter_exhausted, told
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.keyed_state import state_batch
 from rmq_pipeline.broker.work.sinks import described_files
@@ -117,10 +117,10 @@ def forward(
         pa.repeat(pa.scalar(Failure.of(reason).to_json() if reason else None, pa.string()), n),
     )
     settled: Settled = engine.submit(Settle(outcomes, keep_behind=keep_behind))
-    asked = {key: _offsets_in(receipts, key) for key in settled.doomed}
+    asked = {key: _offsets_in(receipts, key) for key in settled.exhausted}
     for key, offsets in asked.items():
-        engine.unburied.forget(key, offsets)
-    kept = bury(engine, settled.doomed).kept if asked else {}
+        engine.dead_letter_failures.forget(key, offsets)
+    kept = dead_letter_exhausted(engine, settled.exhausted).kept if asked else {}
     for key, why in kept.items():
         mine = [offset for offset in asked[key].tolist() if offset in why]
         if mine:
@@ -136,8 +136,8 @@ def _offsets_in(receipts: Receipts, key: QueueKey) -> Int64s:
 
 def _settle(engine: Engine, request: Settle) -> Settled:
     settled: Settled = engine.submit(request)
-    if settled.doomed:
-        bury(engine, settled.doomed)
+    if settled.exhausted:
+        dead_letter_exhausted(engine, settled.exhausted)
     return settled
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
 from rmq_pipeline.broker.decide.settle import Mask
-from rmq_pipeline.broker.decide.settle_each import FailEach, GiveBack, Renew
+from rmq_pipeline.broker.decide.settle_each import FailEach, ReleaseEach, Renew
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import delivered, part_of, whatever_log
 from rmq_pipeline.broker.work.sealed import segments_of
@@ -63,11 +63,11 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
     if engine.state.group(request.group).order == "queue":
         wrong, away = (_and_what_is_behind(delivery, some) for some in (wrong, away))
     if tried.untried.any():
-        engine.submit(GiveBack(receipts.take(tried.untried)))
+        engine.submit(ReleaseEach(receipts.take(tried.untried)))
     # Released before the damaged ones fail: in order, a message behind one that is released must
     # not be charged an attempt.
     if away.any():
-        engine.submit(GiveBack(receipts.take(away), AWAY_MS))
+        engine.submit(ReleaseEach(receipts.take(away), AWAY_MS))
         log.warning("%d messages of a receive are in a missing file: %s", away.sum(), tried.why)
     if wrong.any():
         said = Failure.of(f"It cannot be read: {tried.why}", error_type=type(tried.why).__name__)
@@ -161,12 +161,12 @@ def _is_file_gone(engine: Engine, part: Delivery, *, error: Exception) -> bool:
     return any(each.base <= first and last < each.end for each in segments)
 
 
-def give_back(engine: Engine, delivery: Delivery) -> None:
+def release_delivery(engine: Engine, delivery: Delivery) -> None:
     """Release messages that will reach no caller, as if never leased; skip settled ones."""
     if not len(delivery):
         return
     try:
-        engine.submit(GiveBack(receipts_of(delivery)))
+        engine.submit(ReleaseEach(receipts_of(delivery)))
     except RocketMQError as error:  # the store has failed; the caller gets that error
         log.warning("a delivery that reached no caller ends with its lease: %s", error)
 

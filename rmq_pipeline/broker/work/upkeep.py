@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rmq_pipeline.broker.decide.due_work import Due, NoteFallback
 from rmq_pipeline.broker.work.check_transactions import check_transactions
-from rmq_pipeline.broker.work.dead_letter import AT_ONCE, bury
+from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.revive import revive
 from rmq_pipeline.broker.work.schedule import deliver_scheduled
@@ -125,8 +125,8 @@ class Upkeep:
         Does not wait for live windows. A run may spend long in the checker of one topic, and
         the producers of all other topics would get no checks meanwhile.
         """
-        unburied = self._engine.unburied
-        due = self._engine.submit(Due(unburied.offsets()))
+        failures = self._engine.dead_letter_failures
+        due = self._engine.submit(Due(failures.offsets()))
         limit_ms = self._engine.settings.fallback_overdue_ms
         oldest = due["jobs"]["deliver_scheduled"]["next_due_ms"]
         if oldest is not None and due["now_ms"] - oldest > limit_ms:
@@ -141,8 +141,8 @@ class Upkeep:
             report = self._revive()
             if any(report[done] for done in ("revived", "parked", "dead_lettered")):
                 self._note("revive", due["now_ms"] - ended, report=report)
-        elif unburied and unburied.take_time(due["now_ms"]):  # no run retries these
-            bury(self._engine, None, limit=AT_ONCE, again=True)
+        elif failures and failures.take_time(due["now_ms"]):  # no run retries these
+            dead_letter_exhausted(self._engine, None, limit=AT_ONCE, again=True)
 
     def _fall_back_archive(self) -> None:
         """Seal, merge and expire what no window has done; without that, the disk fills up.

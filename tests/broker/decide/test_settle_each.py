@@ -11,7 +11,7 @@ from rmq_pipeline import receipt
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.outcomes import DEAD_LETTER, Outcomes
 from rmq_pipeline.broker.decide.settle import Settle
-from rmq_pipeline.broker.decide.settle_each import AckEach, GiveBack, Renew
+from rmq_pipeline.broker.decide.settle_each import AckEach, ReleaseEach, Renew
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.settings import Settings
@@ -106,7 +106,7 @@ def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
     receipts = received(broker)
     broker.ack(receipt.encode(receipts).to_pylist()[:1])
 
-    broker.engine.submit(GiveBack(receipts))
+    broker.engine.submit(ReleaseEach(receipts))
 
     assert not broker.engine.submit(AckEach(receipts)).any()
     assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [1] * 3
@@ -119,7 +119,7 @@ def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualCloc
     def paused(limit: int) -> list[int]:
         given = broker.receive("g", "many", limit=limit)
         receipts = receipt.decode(given.column("receipt_handle"))
-        broker.engine.submit(GiveBack(receipts, 10_000))
+        broker.engine.submit(ReleaseEach(receipts, 10_000))
         offsets: list[int] = given["queue_offset"].to_pylist()
         return offsets
 
@@ -133,7 +133,7 @@ def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualCloc
 def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None:
     receipts = received(broker, "orders", "ordered")
 
-    broker.engine.submit(GiveBack(receipts))
+    broker.engine.submit(ReleaseEach(receipts))
 
     again = broker.receive("ordered", "orders")
     assert again["body"].to_pylist() == [b"0", b"1", b"2"]
@@ -151,14 +151,14 @@ def test_what_is_kept_behind_a_dead_letter_holds_before_that_is_buried(
         duration_ms=1_000,
     )
     clock.advance(1_000)
-    hopeless = Outcomes(
+    rejected = Outcomes(
         receipts.take(failed),  # type: ignore[arg-type]
         np.array([DEAD_LETTER], dtype=np.int8),
         np.array([-1], dtype=np.int64),
         pa.nulls(1, pa.string()),
     )
 
-    broker.engine.submit(Settle(hopeless, keep_behind=True))
+    broker.engine.submit(Settle(rejected, keep_behind=True))
 
     acked = broker.engine.submit(AckEach(receipts.take(behind)))  # type: ignore[arg-type]
     assert acked.tolist() == [True]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.lease_table import AHEAD, DOOMED, FAR, PARKED, WAITING, LeaseTable
+from rmq_pipeline.broker.state.lease_table import AHEAD, EXHAUSTED, FAR, PARKED, WAITING, LeaseTable
 from rmq_pipeline.store.events import Kind
 
 ROWS = 8
@@ -35,7 +35,7 @@ class Row:
 STATES = [
     *itertools.product((NOW - 1, NOW, NOW + 1, NOW + 7), (WAITING, 501, 502), (-7, -8, 0)),
     *((FAR, AHEAD, 0),) * 6,
-    *((FAR, PARKED, 0), (NOW, DOOMED, 0)),
+    *((FAR, PARKED, 0), (NOW, EXHAUSTED, 0)),
 ]
 PLACES = st.none() | st.tuples(st.sampled_from(STATES), st.integers(0, MAX_ATTEMPTS + 1))
 ROW_LISTS = st.lists(PLACES, max_size=ROWS).map(

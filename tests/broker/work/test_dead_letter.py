@@ -1,4 +1,4 @@
-"""A message that cannot be copied stays doomed; it keeps no other from its dead letters."""
+"""A message that cannot be copied stays exhausted; it keeps no other from its dead letters."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide import publish
-from rmq_pipeline.broker.decide.dead_letter import Doomed, FindDoomed
+from rmq_pipeline.broker.decide.dead_letter import Exhausted, FindExhausted
 from rmq_pipeline.broker.decide.due_work import Due
 from rmq_pipeline.broker.work import dead_letter
 from rmq_pipeline.broker.work.upkeep import Upkeep
@@ -105,7 +105,7 @@ def test_one_that_cannot_be_copied_keeps_no_other_of_its_queue_from_burying(
     assert dead(broker, "readers-of-one") == [b"first", b"last"]
     assert "2 messages of" in caplog.text
     assert "the first at offset 1" in caplog.text
-    [left] = broker.engine.submit(FindDoomed(None, 10))
+    [left] = broker.engine.submit(FindExhausted(None, 10))
     assert left.queue_offset.tolist() == [1, 2]
 
 
@@ -188,13 +188,13 @@ def test_what_cannot_be_buried_is_told_once_and_counted_ever_after(
         clock.advance(MINUTE_MS)
         reports.append(broker.revive())
 
-    assert [report["unburied"] for report in reports] == [1] * 5
+    assert [report["dead_letter_failures"] for report in reports] == [1] * 5
     assert not caplog.records
 
 
 @pytest.fixture
 def away(home: Path, clock: ManualClock) -> Iterator[tuple[Broker, Path]]:
-    """A broker with ten doomed messages, and its archive, which is not where it was."""
+    """A broker with ten exhausted messages, and its archive, which is not where it was."""
     there, away = home / "topics", home / "away"
     with open_broker(home, clock) as broker:
         broker.create_topic("one", queues=1)
@@ -221,7 +221,7 @@ def test_what_could_not_be_buried_is_tried_again(
 
     report = broker.revive()
 
-    assert (report["dead_lettered"], report["unburied"]) == (10, 0)
+    assert (report["dead_lettered"], report["dead_letter_failures"]) == (10, 0)
 
 
 def test_the_broker_tries_them_again_where_runs_do_its_work(
@@ -259,7 +259,7 @@ def test_who_forwards_one_that_cannot_be_copied_is_told(
         broker.forward_to_dead_letter_queue(received, reason="no good")
 
     assert dead(broker, "readers-of-one") == [b"first"]
-    [left] = broker.engine.submit(FindDoomed(None, 10))
+    [left] = broker.engine.submit(FindExhausted(None, 10))
     assert left.queue_offset.tolist() == [1]
 
 
@@ -269,17 +269,17 @@ def test_what_cannot_be_buried_is_not_due(
 ) -> None:
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
     let_all_fail(broker, clock)
-    unburied = broker.engine.unburied
-    assert broker.engine.submit(Due(unburied.offsets()))["jobs"]["revive"]["due"] == 1
+    failures = broker.engine.dead_letter_failures
+    assert broker.engine.submit(Due(failures.offsets()))["jobs"]["revive"]["due"] == 1
     with pytest.raises(errors.OperatorError):
         broker.revive()
-    job = broker.engine.submit(Due(unburied.offsets()))["jobs"]["revive"]
+    job = broker.engine.submit(Due(failures.offsets()))["jobs"]["revive"]
     assert (job["due"], job["oldest_ended_ms"]) == (0, None)
     assert broker.due()["jobs"]["revive"] == job
     upkeep = Upkeep(broker.engine, "none", archive={})
 
     if noted_late:  # somebody else finds that it cannot be, after this one has asked what is due
-        monkeypatch.setattr(unburied, "offsets", dict)
+        monkeypatch.setattr(failures, "offsets", dict)
     for _ in range(5):
         clock.advance(MINUTE_MS)
         upkeep._fall_back()
@@ -311,12 +311,12 @@ def test_a_full_disk_is_told_at_once(
     let_all_fail(broker, clock)
     tried = []
 
-    def refuse(_engine: object, doomed: Doomed) -> int:
-        tried.append(len(doomed))
+    def refuse(_engine: object, exhausted: Exhausted) -> int:
+        tried.append(len(exhausted))
         raise errors.StoreFullError("The disk is full.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(dead_letter, "_bury_part", refuse)
+        patched.setattr(dead_letter, "_dead_letter_part", refuse)
         with pytest.raises(errors.StoreFullError):
             broker.revive()
 

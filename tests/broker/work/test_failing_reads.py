@@ -110,7 +110,7 @@ def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
     report = broker.revive()
 
     assert isinstance(failing[0].exception(WITHIN_S), StorageError)
-    assert (report["dead_lettered"], report["unburied"]) == (3, 0)
+    assert (report["dead_lettered"], report["dead_letter_failures"]) == (3, 0)
     assert "dead-lettered" not in caplog.text
 
 

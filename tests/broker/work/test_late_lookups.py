@@ -47,7 +47,7 @@ def asked(broker: Broker) -> Delivery:
         group="g",
         limit=10,
         invisible_duration_ms=INVISIBLE_MS,
-        sieve=None,
+        row_filter=None,
         client_id="slow",
         window=None,
         delivery=broker.engine.new_delivery(),
@@ -70,7 +70,7 @@ def test_what_was_settled_meanwhile_does_not_come_again(line: Broker) -> None:
     late = asked(line)
     between = settle(line) + settle(line)
 
-    load_missing(line.engine, late, sieve=None)
+    load_missing(line.engine, late, row_filter=None)
 
     assert first + between + rest(line) == list(range(1, MESSAGES))
 
@@ -82,7 +82,7 @@ def test_after_a_reset_nothing_is_skipped(line: Broker) -> None:
     pass_over(line)
     first = settle(line)
 
-    load_missing(line.engine, late, sieve=None)
+    load_missing(line.engine, late, row_filter=None)
 
     assert first + rest(line) == list(range(1, MESSAGES))
 
@@ -92,6 +92,6 @@ def test_of_two_that_look_up_the_same_one_is_enough(line: Broker) -> None:
     one, other = asked(line), asked(line)
 
     for late in (one, other):
-        load_missing(line.engine, late, sieve=None)
+        load_missing(line.engine, late, row_filter=None)
 
     assert first + rest(line) == list(range(1, MESSAGES))

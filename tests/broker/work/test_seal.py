@@ -132,7 +132,7 @@ def test_a_doomed_message_is_buried_out_of_its_segment(broker: Broker) -> None:
     seal_all(broker)
     assert broker.engine.log.first > 0
 
-    broker.forward_to_dead_letter_queue(got, reason="hopeless")
+    broker.forward_to_dead_letter_queue(got, reason="rejected")
 
     buried = broker.read("%DLQ%g", 0, offset=0, limit=10)
     assert buried["body"].to_pylist() == got["body"].to_pylist()

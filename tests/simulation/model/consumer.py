@@ -25,7 +25,7 @@ class Consumer:
     filter: dict[str, str]
     wants: Callable[[int], bool]
     entries: dict[int, Entry] = field(default_factory=dict)
-    condemned: set[str] = field(default_factory=set)  # message groups that are given up
+    quarantined: set[str] = field(default_factory=set)  # message groups that are given up
     #: The messages that died; one may die again.
     deaths: list[int] = field(default_factory=list)
     #: Deaths that are in this order: of a message with which its group was given up, and of what
@@ -75,7 +75,7 @@ class Consumer:
         self.entries[number] = entry
         if not self.wants(number):
             entry.state = "passed"
-        elif key in self.condemned:
+        elif key in self.quarantined:
             self.die(entry, self.line[key])
 
     def deliverable(self, now: int, asked: Collection[str] | None = None) -> dict[str, list[Entry]]:
@@ -107,20 +107,20 @@ class Consumer:
             if 0 < entry.epoch < epoch:
                 entry.receipt, entry.attempts, entry.free_at = "", entry.attempts - 1, now
 
-    def fail(self, entry: Entry, *, free_at: int, hopeless: bool = False) -> None:
+    def fail(self, entry: Entry, *, free_at: int, rejected: bool = False) -> None:
         """It waits or is given up; what was given with it from behind comes back uncharged."""
         entry.receipt, entry.free_at = "", free_at
         for other in self.behind(entry):
             if other.receipt:
                 other.receipt, other.attempts = "", other.attempts - 1
-        if hopeless or (entry.attempts >= MAX_ATTEMPTS and self.on_failure != "park"):
+        if rejected or (entry.attempts >= MAX_ATTEMPTS and self.on_failure != "park"):
             line: list[int] = []
             self.die(entry, line)
             if self.on_failure == "dead_letter_group" and self.ordered and entry.key:
                 self.lines.append(line)
-                if entry.key not in self.condemned:
+                if entry.key not in self.quarantined:
                     self.line[entry.key] = line
-                self.condemned.add(entry.key)
+                self.quarantined.add(entry.key)
                 for other in self.behind(entry):
                     if other.state == "open":
                         self.die(other, line)
@@ -144,7 +144,7 @@ class Consumer:
                     stopped.add(entry.key)
         for entry, outcome, after in reversed(failed):
             delay = BACKOFF_MS[min(entry.attempts, len(BACKOFF_MS)) - 1] if after is None else after
-            self.fail(entry, free_at=now + delay, hopeless=outcome == "dead_letter")
+            self.fail(entry, free_at=now + delay, rejected=outcome == "dead_letter")
 
     def unpark(self, now: int, *, key: str | None, skip: bool) -> dict[str, int]:
         """The failed ones come first, or not at all; then what they have held up."""
@@ -155,9 +155,9 @@ class Consumer:
                 other.free_at = min(other.free_at, now)
         for entry in parked if skip else ():
             self.die(entry, [])
-        pardoned = self.condemned if key is None else self.condemned & {key}
-        self.condemned = self.condemned - pardoned
-        counts = {"unparked": 0, "skipped": 0, "pardoned": len(pardoned)}
+        lifted = self.quarantined if key is None else self.quarantined & {key}
+        self.quarantined = self.quarantined - lifted
+        counts = {"unparked": 0, "skipped": 0, "lifted": len(lifted), "pardoned": len(lifted)}
         return {**counts, "skipped" if skip else "unparked": len(parked)}
 
     def redrive(self, number: int, *, offset: int, now: int) -> str:
@@ -172,7 +172,7 @@ class Consumer:
 
     def reset(self, now: int, *, earliest: bool) -> None:
         """All of it again, or nothing of what is there."""
-        self.condemned = set()
+        self.quarantined = set()
         for entry in self.entries.values():
             again = earliest and entry.state != "gone" and self.wants(entry.number)
             if entry.state in ("open", "parked", "ahead") or again:

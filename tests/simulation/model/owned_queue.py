@@ -17,7 +17,7 @@ class Given:
     def is_with_somebody(self, now: int) -> bool:
         return self.until > now
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.attempt, self.until = self.attempt - 1, 0
 
 
@@ -60,7 +60,7 @@ class OwnedQueue:
     def end_leases(self, now: int) -> None:
         for given in self.given.values():
             if given.is_with_somebody(now):
-                given.give_back()
+                given.release()
 
     def deliverable(self, now: int) -> dict[int, int]:
         """By offset which attempt it would be."""

@@ -11,7 +11,7 @@ _NEXT: Final = b"next_offsets"
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """Messages that were read by offset, without a lease."""
 
     #: schema.READ, by queue_id and queue_offset.
