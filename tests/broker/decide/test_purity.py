@@ -17,7 +17,7 @@ import rmq_pipeline.broker
 from rmq_pipeline import receipt, transaction
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.broker.decide import admin, check_transactions, group_offsets, schedule, segments
-from rmq_pipeline.broker.decide.dead_letter import Bury, FindDoomed
+from rmq_pipeline.broker.decide.dead_letter import FindExhausted, StoreDeadLetters
 from rmq_pipeline.broker.decide.dead_members import Begun
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Receive, Subscribe
 from rmq_pipeline.broker.decide.due_work import Due, NoteFallback
@@ -47,8 +47,8 @@ from rmq_pipeline.broker.decide.settle_each import (
     AckEach,
     ChangeInvisible,
     FailEach,
-    GiveBack,
     Release,
+    ReleaseEach,
     Renew,
 )
 from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles
@@ -56,7 +56,7 @@ from rmq_pipeline.broker.decide.transaction import EndHalves, FindHalves, SendHa
 from rmq_pipeline.broker.decide.unpark import Unpark
 from rmq_pipeline.broker.decide.windows import CloseWindow, OpenWindow, RenewWindow
 from rmq_pipeline.broker.state.consumption import QueueKey
-from rmq_pipeline.broker.state.filter_cache import TagSieve
+from rmq_pipeline.broker.state.filter_cache import TagHashFilter
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.state.schedule import Schedule
 from rmq_pipeline.broker.state.sink_versions import SinkVersion
@@ -156,11 +156,11 @@ def of_groups(state: State, receipts: Mapping[str, Receipts], now_ms: int) -> It
         held = receipts[group]
         n = len(held)
         assert n
-        tags = TagSieve(np.zeros(1, np.int64))
-        for sieve, queues, attempt in ((None, None, -7), (tags, frozenset([1]), 0)):
+        tags = TagHashFilter(np.zeros(1, np.int64))
+        for row_filter, queues, attempt in ((None, None, -7), (tags, frozenset([1]), 0)):
             for limit in (1, 1000):
                 yield Receive(
-                    *(topic, group, limit, LEASE_MS, sieve, "c", None, 5, queues, attempt)
+                    *(topic, group, limit, LEASE_MS, row_filter, "c", None, 5, queues, attempt)
                 )
         yield Receive("t", "new", 10, LEASE_MS, None, "c", None, 5)
         yield Subscribe(topic, group)
@@ -171,7 +171,11 @@ def of_groups(state: State, receipts: Mapping[str, Receipts], now_ms: int) -> It
             yield Settle(done, group, publish=(send(state, "t", 3),))
             yield Settle(replace(done, outcome=np.full(n, code, np.int8)), keep_behind=True)
         yield from (AckEach(held), FailEach(held, "{}"), Renew(held, 9), Release(held))
-        yield from (GiveBack(held), GiveBack(held, 500), ChangeInvisible(held, 9, held.delivery))
+        yield from (
+            ReleaseEach(held),
+            ReleaseEach(held, 500),
+            ChangeInvisible(held, 9, held.delivery),
+        )
         yield from (Unpark(group, topic, None, skip=skip) for skip in (False, True))
         yield LockQueues(group, topic, (0, 1), "other", 1000)
         yield UnlockQueues(group, topic, (0, 1), "c")
@@ -234,20 +238,20 @@ def of_jobs(state: State, now_ms: int) -> Iterator[Request]:
     yield from (Due(), NoteFallback("seal", 1, {}), Revive(1, None), Revive(1000, WINDOW))
     yield from (CheckFence(WINDOW), RefillReserve(WINDOW))
     yield from (RenewWindow(*WINDOW, 1000), CloseWindow(*WINDOW))
-    yield FindDoomed(None, 100)
-    for doomed in FindDoomed(None, 100).decide(deepcopy(state), now_ms).answer:
-        group = state.groups[doomed.key.group_id]
-        yield Bury(doomed, copies(state, group.dead_letter_topic_id, len(doomed)))
-        n = len(doomed)
+    yield FindExhausted(None, 100)
+    for exhausted in FindExhausted(None, 100).decide(deepcopy(state), now_ms).answer:
+        group = state.groups[exhausted.key.group_id]
+        yield StoreDeadLetters(exhausted, copies(state, group.dead_letter_topic_id, len(exhausted)))
+        n = len(exhausted)
         yield Redrive(
             group.name,
             "again",
             Origins(
                 np.zeros(n, np.int32),
                 np.arange(n),
-                np.full(n, doomed.key.topic_id, np.int32),
-                np.full(n, doomed.key.queue_id, np.int32),
-                doomed.queue_offset,
+                np.full(n, exhausted.key.topic_id, np.int32),
+                np.full(n, exhausted.key.queue_id, np.int32),
+                exhausted.queue_offset,
                 np.zeros(n, np.int64),
                 ["t"] * n,
                 ["id"] * n,
