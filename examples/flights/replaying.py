@@ -20,7 +20,7 @@ from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_AIRCR
 from examples.flights.publishing import publish
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.flags import NO_DOOR, Listening
+from rmq_pipeline.flight.flags import NO_ENDPOINT, Listening
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.dev_server import DevServer
@@ -78,7 +78,7 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
     sinks = folder / "sinks"
     os.environ["RMQ_FLIGHTS"] = str(folder / "airline")
     with ExitStack() as stack:
-        doors = Listening("127.0.0.1:0", NO_DOOR)
+        doors = Listening("127.0.0.1:0", NO_ENDPOINT)
         broker = stack.enter_context(
             Supervisor(folder / "home", doors, settings={"seal_after_ms": 0})
         )

@@ -260,10 +260,10 @@ def _flight_to_serve(flight: str | None) -> str | None:
 
 def _grpc_to_serve(grpc: str | None) -> str | None:
     from rmq_pipeline.access.source import split_address
-    from rmq_pipeline.flight.flags import NO_DOOR
+    from rmq_pipeline.flight.flags import NO_ENDPOINT
 
     address = grpc or os.environ.get("RMQ_GRPC") or None
-    if address and address != NO_DOOR:
+    if address and address != NO_ENDPOINT:
         split_address(address)
     return address
 

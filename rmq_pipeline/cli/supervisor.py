@@ -20,7 +20,7 @@ from rmq_pipeline.flight import process
 from rmq_pipeline.flight.connection import Connection, Target
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
-    NO_DOOR,
+    NO_ENDPOINT,
     Flags,
     Flush,
     Listening,
@@ -244,7 +244,7 @@ class Supervisor:
         """
         was, kept = self._endpoint, Flags.remembered(self.home)
         doors = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
-        served = {name: address or NO_DOOR for name, address in doors.items()}
+        served = {name: address or NO_ENDPOINT for name, address in doors.items()}
         given = {name: at for name, at in served.items() if at != getattr(kept, name)}
         if is_last:
             given = {}

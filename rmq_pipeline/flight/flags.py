@@ -27,7 +27,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8082"
 #: Address at which RocketMQ's clients look for a broker by default.
 DEFAULT_GRPC: Final = "127.0.0.1:8081"
 #: In place of an address: do not listen.
-NO_DOOR: Final = "none"
+NO_ENDPOINT: Final = "none"
 #: In place of a certificate: connections are not encrypted.
 NO_TLS: Final = "none"
 #: In place of a certificate: the home's own certificate, which the broker creates.
@@ -62,7 +62,7 @@ class Flags:
     flight: str = DEFAULT_ADDRESS
     grpc: str = DEFAULT_GRPC
     #: Address of an encrypted gRPC endpoint for RocketMQ's clients.
-    grpc_tls: str = NO_DOOR
+    grpc_tls: str = NO_ENDPOINT
     tls: Tls = NO_TLS
     upkeep: Upkeep = "self"
     flush: Flush = "sync"

@@ -7,7 +7,7 @@ from rmq_pipeline.access.source import is_loopback, listening, split_address
 from rmq_pipeline.access.users import has_access_file
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.flight.flags import NO_DOOR, NO_TLS, SELF_MADE, Flags
+from rmq_pipeline.flight.flags import NO_ENDPOINT, NO_TLS, SELF_MADE, Flags
 
 
 def look_ahead(home: Path, flags: Flags, *, insecure: bool) -> None:
@@ -20,12 +20,12 @@ def look_ahead(home: Path, flags: Flags, *, insecure: bool) -> None:
     """
     for address in _addresses(flags):
         listening(address, guarded=insecure or has_access_file(home))
-    if flags.grpc_tls != NO_DOOR and flags.tls == NO_TLS:
+    if flags.grpc_tls != NO_ENDPOINT and flags.tls == NO_TLS:
         raise RequestError(
             f"The TLS address {flags.grpc_tls} has no certificate.",
             remedy="Add --tls self-made, or --tls-cert and --tls-key.",
         )
-    if flags.grpc_tls != NO_DOOR and flags.grpc == NO_DOOR:
+    if flags.grpc_tls != NO_ENDPOINT and flags.grpc == NO_ENDPOINT:
         raise RequestError(
             f"The gRPC endpoint is off, so it cannot listen at the TLS address {flags.grpc_tls}.",
             remedy="Give --grpc an address, or --grpc-tls none.",
@@ -64,7 +64,7 @@ def certificate_of(home: Path, flags: Flags) -> Certificate | None:
 
 
 def _addresses(flags: Flags) -> list[str]:
-    found = [each for each in (flags.flight, flags.grpc, flags.grpc_tls) if each != NO_DOOR]
+    found = [each for each in (flags.flight, flags.grpc, flags.grpc_tls) if each != NO_ENDPOINT]
     for address in found:
         split_address(address)
     return found

@@ -6,17 +6,19 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work.room import part_of
 from rmq_pipeline.endpoint import Endpoint, HomeMark
 from rmq_pipeline.errors import StoreFullError
 from rmq_pipeline.flight.flags import (
     AS_LAST_TIME,
-    NO_DOOR,
+    NO_ENDPOINT,
     SETTINGS_FILE,
     Flags,
     Flush,
@@ -29,11 +31,12 @@ from rmq_pipeline.flight.process import STORE_FAILED
 from rmq_pipeline.interruption import Interruption
 from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
-from rmq_pipeline.serving.doors import Doors, import_ahead
-from rmq_pipeline.serving.room import is_full, with_room
+from rmq_pipeline.serving.endpoints import Endpoints, import_ahead
 from rmq_pipeline.store import descriptors
+from rmq_pipeline.store.log_file import FULL
 
 log = logging.getLogger(__name__)
+Written = TypeVar("Written")
 
 
 def serve(
@@ -76,26 +79,26 @@ def serve(
     token = secrets.token_hex(16)
     with contextlib.ExitStack() as undoing:
         undoing.callback(_close, broker)
-        certificate = with_room(broker, lambda: guard.certificate_of(home, flags))
-        doors = Doors.open(
+        certificate = _freeing_reserve(broker, lambda: guard.certificate_of(home, flags))
+        endpoints = Endpoints.open(
             broker, flags, token=token, asked=listening, certificate=certificate, insecure=insecure
         )
-        undoing.callback(doors.shut)
-        undoing.callback(doors.refuse)
-        endpoint = _endpoint(home, flags, doors=doors, token=token, certificate=certificate)
+        undoing.callback(endpoints.shut)
+        undoing.callback(endpoints.refuse)
+        endpoint = _endpoint(home, flags, endpoints=endpoints, token=token, certificate=certificate)
         _keep(broker, flags, endpoint=endpoint)
         interpreter.calm_garbage_collection()
-        with_room(broker, endpoint.write)
+        _freeing_reserve(broker, endpoint.write)
         undoing.callback(endpoint.remove)
         _say_ready(endpoint)
-        ConnectionGuard(doors.ports()).start()
+        ConnectionGuard(endpoints.ports()).start()
         broker.engine.repair.on_unrepairable = _die
         # The broker serves from here on, so _end closes everything, in its own order.
         undoing.pop_all()
     stopping.wait()
     log.info("stopping")
     endpoint.remove()
-    _end(broker, doors)
+    _end(broker, endpoints)
 
 
 def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
@@ -104,11 +107,11 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
     served = replace(
         flags,
         flight=endpoint.flight,
-        grpc=endpoint.grpc or NO_DOOR,
-        grpc_tls=endpoint.grpc_tls or NO_DOOR,
+        grpc=endpoint.grpc or NO_ENDPOINT,
+        grpc_tls=endpoint.grpc_tls or NO_ENDPOINT,
     )
     try:
-        with_room(broker, lambda: served.keep(home))
+        _freeing_reserve(broker, lambda: served.keep(home))
     except StoreFullError:
         log.warning(
             "the disk is full: %s was not updated, so the flags apply to this run only",
@@ -118,8 +121,8 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
 
 def _say_ready(endpoint: Endpoint) -> None:
     also = f" grpc_tls={endpoint.grpc_tls}" if endpoint.grpc_tls else ""
-    doors = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
-    _tell(f"ready {doors} home={endpoint.home}\n")
+    endpoints = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
+    _tell(f"ready {endpoints} home={endpoint.home}\n")
 
 
 def _tell(text: str = "") -> None:
@@ -131,20 +134,20 @@ def _tell(text: str = "") -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        if not is_full(error):
+        if not _is_full(error):
             raise
 
 
 def _endpoint(
-    home: Path, flags: Flags, *, doors: Doors, token: str, certificate: Certificate | None
+    home: Path, flags: Flags, *, endpoints: Endpoints, token: str, certificate: Certificate | None
 ) -> Endpoint:
     return Endpoint(
         pid=os.getpid(),
         started_at_ms=time.time_ns() // 1_000_000,
         token=token,
-        flight=doors.flight.address,
-        grpc=doors.grpc.address if doors.grpc is not None else None,
-        grpc_tls=doors.grpc.tls_address if doors.grpc is not None else None,
+        flight=endpoints.flight.address,
+        grpc=endpoints.grpc.address if endpoints.grpc is not None else None,
+        grpc_tls=endpoints.grpc.tls_address if endpoints.grpc is not None else None,
         home=str(home),
         upkeep=flags.upkeep,
         flush=flags.flush,
@@ -171,15 +174,15 @@ def _close(broker: Broker) -> bool:
     return True
 
 
-def _end(broker: Broker, doors: Doors) -> NoReturn:
+def _end(broker: Broker, endpoints: Endpoints) -> NoReturn:
     """Let running calls end, close the home, then end the process.
 
     The home closes after the endpoints, because running calls need the broker until their answer.
     ``os._exit`` skips the shutdown of the interpreter: it is slow, and threads of gRPC and DuckDB
     can hang in it.
     """
-    doors.refuse()
-    for step in (broker.wind_down, doors.shut):
+    endpoints.refuse()
+    for step in (broker.wind_down, endpoints.shut):
         try:
             step()
         except Exception:
@@ -188,3 +191,28 @@ def _end(broker: Broker, doors: Doors) -> NoReturn:
     logging.shutdown()
     _tell()
     os._exit(code)
+
+
+def _freeing_reserve(broker: Broker, write: Callable[[], Written]) -> Written:
+    """Call ``write`` and return its result, freeing parts of the reserve while the disk is full.
+
+    The reserve exists so that consumers can drain a full broker. They need a broker that starts.
+
+    Raises:
+        StoreFullError: the reserve is used up.
+        OSError: ``write`` failed for another reason.
+    """
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if not _is_full(error):
+                raise
+            log.warning("the disk is full (%s): freeing a part of the reserve", error)
+            engine = broker.engine
+            engine.log.draw_reserve(part_of(engine.settings.reserve_bytes))
+
+
+def _is_full(error: OSError) -> bool:
+    """Return True if the disk or the user's disk quota is full."""
+    return error.errno in FULL

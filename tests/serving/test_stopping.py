@@ -20,7 +20,7 @@ from rmq_pipeline.flight import process, wire
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.rocketmq import protocol as pb
-from rmq_pipeline.serving.doors import Doors
+from rmq_pipeline.serving.endpoints import Endpoints
 from rmq_pipeline.settings import Settings
 from tests.conformance import raw
 from tests.conformance.raw import Raw
@@ -77,16 +77,16 @@ def test_a_waiting_call_of_the_flight_endpoint_is_told(
 ) -> None:
     with Broker.open(home, upkeep="none", settings=SMALL) as broker:
         counting = Counting(broker)
-        doors = Doors(FlightServer(counting), None)
+        endpoints = Endpoints(FlightServer(counting), None)
         broker.create_topic("t", queues=1)
         broker.create_group("g")
-        with Client(doors.flight.address, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
+        with Client(endpoints.flight.address, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ask, client)
             eventually(lambda: counting.came)
 
-            doors.refuse()
+            endpoints.refuse()
             broker.wind_down()
-            doors.shut()
+            endpoints.shut()
 
             with pytest.raises(errors.BrokerUnavailableError, match="is stopping"):
                 waiting.result(60)
@@ -97,10 +97,10 @@ def test_a_member_is_not_taken_for_dead_by_a_broker_that_stops(
 ) -> None:
     with Broker.open(home, upkeep="none", settings=SMALL) as broker:
         counting = Counting(broker)
-        doors = Doors(FlightServer(counting), None)
+        endpoints = Endpoints(FlightServer(counting), None)
         broker.create_topic("t", queues=1)
         broker.create_group("g", order="queue")
-        with Client(doors.flight.address, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
+        with Client(endpoints.flight.address, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
             member: dict[str, Any] = {"topics": ["t"], "details": {}}
             version = client.heartbeat("g", "c", **member)["version"]
             client.lock_queues("g", "t", queue_ids=[0], client_id="c", duration_ms=3_600_000)
@@ -108,7 +108,7 @@ def test_a_member_is_not_taken_for_dead_by_a_broker_that_stops(
             waiting = pool.submit(client.heartbeat, "g", "c", **waits)
             eventually(lambda: counting.came.count("heartbeat") == 2)
 
-            doors.refuse()
+            endpoints.refuse()
             broker.wind_down()
             with pytest.raises(errors.BrokerUnavailableError, match="is stopping"):
                 waiting.result(60)
@@ -118,7 +118,7 @@ def test_a_member_is_not_taken_for_dead_by_a_broker_that_stops(
             known.cut_off_ms = 0  # as if its connection had been lost long ago
             broker.engine.members.let_go(broker.engine.submit)
             assert broker.engine.members._groups["g"].members == {"c": known}
-            doors.shut()
+            endpoints.shut()
 
 
 @pytest.mark.parametrize("verb", ["ReceiveMessage", "PullMessage"])

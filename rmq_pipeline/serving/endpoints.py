@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.flight.flags import AS_LAST_TIME, NO_DOOR, Flags, Listening
+from rmq_pipeline.flight.flags import AS_LAST_TIME, NO_ENDPOINT, Flags, Listening
 from rmq_pipeline.flight.process import ANY_PORT
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.serving import connections, guard
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 
 log = logging.getLogger(__name__)
-Door = TypeVar("Door")
+Served = TypeVar("Served")
 
 #: Time that running calls have to end. A client whose call is cut off does not know its result.
 _GRACE_S: Final = 10.0
@@ -28,13 +28,13 @@ _GRPC_MODULE: Final = "rmq_pipeline.rocketmq.grpc_endpoint"
 
 def import_ahead(grpc: str) -> None:
     """Import the gRPC endpoint in a thread: the import takes as long as opening a home."""
-    if grpc != NO_DOOR:
+    if grpc != NO_ENDPOINT:
         threading.Thread(
             target=importlib.import_module, args=(_GRPC_MODULE,), name="rmq-import", daemon=True
         ).start()
 
 
-class Doors:
+class Endpoints:
     """The Flight endpoint and, unless it is switched off, the gRPC endpoint of one broker."""
 
     def __init__(self, flight: FlightServer, grpc: "GrpcEndpoint | None") -> None:
@@ -51,7 +51,7 @@ class Doors:
         asked: Listening = AS_LAST_TIME,
         certificate: Certificate | None = None,
         insecure: bool = False,
-    ) -> "Doors":
+    ) -> "Endpoints":
         """Listen at the addresses of the flags.
 
         Args:
@@ -77,11 +77,11 @@ class Doors:
             flags.flight,
             exchangeable=asked.flight is None,
         )
-        if flags.grpc == NO_DOOR:
+        if flags.grpc == NO_ENDPOINT:
             return cls(flight, None)
         from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 
-        encrypted = None if flags.grpc_tls == NO_DOOR else flags.grpc_tls
+        encrypted = None if flags.grpc_tls == NO_ENDPOINT else flags.grpc_tls
         keys = (certificate.key, certificate.chain) if certificate and encrypted else None
         try:
             grpc = _listen(
@@ -135,13 +135,13 @@ class Doors:
 
 
 def _listen(
-    open_door: Callable[[str, str | None], Door],
+    listen: Callable[[str, str | None], Served],
     address: str,
     *,
     exchangeable: bool,
     encrypted: str | None = None,
     encrypted_exchangeable: bool = False,
-) -> Door:
+) -> Served:
     """Open an endpoint; if an exchangeable address is taken, retry it with a free port."""
     tries = itertools.product(
         [address, *[ANY_PORT] * exchangeable], [encrypted, *[ANY_PORT] * encrypted_exchangeable]
@@ -151,7 +151,7 @@ def _listen(
         if refused is not None:
             log.warning("%s Trying %s.", refused, " and ".join(filter(None, (at, encrypted_at))))
         try:
-            return open_door(at, encrypted_at)
+            return listen(at, encrypted_at)
         except RequestError as error:
             refused = refused or error
     assert refused is not None
