@@ -162,6 +162,28 @@ class ManualClock:
                 condition.notify_all()
 
 
+class Deadline:
+    """The end of a wait, measured by the machine's monotonic clock.
+
+    Time limits of calls use it instead of a Clock: they must end while a manual clock stands still.
+    """
+
+    __slots__ = ("_at_s",)
+
+    def __init__(self, seconds: float) -> None:
+        self._at_s = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; 0 when it is over."""
+        return max(0.0, self._at_s - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """True from the deadline on."""
+        return time.monotonic() >= self._at_s
+
+
 def wait_for(
     clock: Clock, condition: threading.Condition, *, ready: Callable[[], bool], at_ms: int | None
 ) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
 
-from rmq_pipeline.clock import SteadyClock
+from rmq_pipeline.clock import Deadline, SteadyClock
 from rmq_pipeline.consumer.allocation import Strategy, strategy_of
 from rmq_pipeline.consumer.assigned_queues import Asked, Position, Reading, one_by_one
 from rmq_pipeline.consumer.membership import new_client_id, steady_client_id
@@ -335,11 +335,11 @@ class PullConsumer:
             raise self._reading.commit_trouble
         if self._auto_commit_ms is not None:
             self._reading.settle()
-        give_up_at = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while True:
             messages = self._reading.give_out(limit)
-            left_s = give_up_at - time.monotonic()
-            if messages.num_rows or left_s <= 0:
+            left_s = deadline.left_s
+            if messages.num_rows or not left_s:
                 return messages
             self._check_reads()
             self._raise_trouble()

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from rmq_pipeline import schema
-from rmq_pipeline.clock import Clock
+from rmq_pipeline.clock import Clock, Deadline
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.errors import (
@@ -102,7 +102,7 @@ class Settler:
         self._refused_until = 0.0
         self._refused_s = REFUSED_S
         #: No call is repeated after this time, which ``close`` sets.
-        self._give_up_at = float("inf")
+        self._closes_by: Deadline | None = None
         self._closing = threading.Event()
         self._hurried = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-settler", daemon=True)
@@ -129,7 +129,7 @@ class Settler:
 
     def close(self, timeout_s: float) -> None:
         """Settle everything and stop; messages unsettled after the timeout are redelivered."""
-        self._give_up_at = time.monotonic() + timeout_s
+        self._closes_by = Deadline(timeout_s)
         self._work.put(None)
         self.hurry()
         self._thread.join(timeout_s)
@@ -286,7 +286,7 @@ class Settler:
                 if not silent:
                     log.warning("group %s settles later: %s", self._group, error)
                 silent = True
-                if time.monotonic() >= self._give_up_at:
+                if self._closes_by is not None and self._closes_by.is_over:
                     log.warning("group %s closes unsettled: messages are redelivered", self._group)
                     return None
                 self._closing.wait(PAUSE_S)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final
 
-from rmq_pipeline.clock import Clock
+from rmq_pipeline.clock import Clock, Deadline
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +93,11 @@ class Workers:
         self._open.set()
         for _ in alive:
             self._turns.put(None)
-        give_up_at = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         for thread in alive:
             # A listener may close its own consumer, so a thread does not wait for itself.
             if thread is not threading.current_thread():
-                thread.join(max(0.0, give_up_at - time.monotonic()))
+                thread.join(deadline.left_s)
         own = threading.current_thread()
         return not any(thread.is_alive() for thread in alive if thread is not own)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from rmq_pipeline import durable_files
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import (
     BrokerUnavailableError,
     BusyError,
@@ -213,8 +214,7 @@ class Bounds:
     """When a window ends."""
 
     idle_s: float
-    #: On the monotonic clock.
-    ends_at: float
+    ends: Deadline
 
 
 class Window:
@@ -249,7 +249,7 @@ class Window:
         #: Number of messages that failed alone, and the groups for which this was logged.
         self._failed_alone = 0
         self._told: set[str | None] = set()
-        self._last_message = time.monotonic()
+        self._idle = Deadline(self._bounds.idle_s)
         self.ended: Ended = "idle"
         #: Number of times that everything in flight had to be redelivered.
         self.lost = 0
@@ -283,7 +283,7 @@ class Window:
         except FencedError:
             self._lease.lose()
         # Messages will be redelivered, so the idle time starts again.
-        self._last_message = time.monotonic()
+        self._idle = Deadline(self._bounds.idle_s)
         return not self._lease.lost
 
     def _discard_pending(self) -> None:
@@ -295,14 +295,14 @@ class Window:
 
     def _batches(self, executor: Executor) -> Generator[BatchReport, None, Ended]:
         while not self._lease.lost:
-            over = time.monotonic() >= self._bounds.ends_at
+            over = self._bounds.ends.is_over
             if not over and self._has_capacity() and self._receive(executor):
                 continue
             if self._pending:
                 yield from self._settle_next(executor)
             elif over:
                 return "length"
-            elif time.monotonic() - self._last_message >= self._bounds.idle_s:
+            elif self._idle.is_over:
                 return "idle"
         raise FencedError
 
@@ -335,13 +335,11 @@ class Window:
         self._next_number += len(batches)
         for batch in batches:
             self._pending.append(self._submitted(batch, executor, received_at=started))
-        self._last_message = time.monotonic()
+        self._idle = Deadline(self._bounds.idle_s)
         return True
 
     def _wait_ms(self) -> int:
-        now = time.monotonic()
-        idle_s = self._last_message + self._bounds.idle_s - now
-        left_s = min(idle_s, self._bounds.ends_at - now)
+        left_s = min(self._idle.left_s, self._bounds.ends.left_s)
         return max(1, min(WAIT_MS, int(left_s * 1000)))
 
     def _submitted(self, batch: Batch, executor: Executor, *, received_at: float) -> Pending:
@@ -463,7 +461,7 @@ class Window:
             self._publication.discard(result.files)
             raise
         self._publication.add(result.files, version=int(answer.get("sink_version", 0)))
-        self._last_message = time.monotonic()
+        self._idle = Deadline(self._bounds.idle_s)
         messages = pending.batch.received.num_rows
         return BatchReport(
             epoch=fence[1],
@@ -530,7 +528,7 @@ def run_window(
         BrokerUnavailableError: no broker answers; the next window continues after the last settle.
         RocketMQError: the broker refused a micro-batch for another reason than its receipts.
     """
-    started = time.monotonic()
+    started, ends = time.monotonic(), Deadline(terms.get("length_s", LENGTH_S))
     on_batch = terms.get("on_batch")
     lease = WindowLease(verbs, name=spec.window, owner=terms["owner"])
     report = WindowReport(spec.name, spec.topic, spec.group)
@@ -538,8 +536,7 @@ def run_window(
     if report.yielded_to is not None:
         report.ended = "yielded"
         return report
-    ends_at = started + terms.get("length_s", LENGTH_S)
-    bounds = Bounds(idle_s=terms.get("idle_s", IDLE_S), ends_at=ends_at)
+    bounds = Bounds(idle_s=terms.get("idle_s", IDLE_S), ends=ends)
     with lease:
         window = Window(spec, verbs, lease=lease, engine=engine, bounds=bounds)
         # Closing stops all work, also if on_batch raises.

@@ -19,6 +19,7 @@ from typing import IO, Final, Self
 import dagster as dg
 import psutil
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import HomeLockedError, OperatorError
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
 
@@ -247,14 +248,14 @@ class DevServer:
         return self.dagster_home / "logs" / f"{name}.log"
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        end = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while not condition():
             for name, child in self._children.items():
                 if child.poll() is not None:
                     raise DagsterStartError(
                         f"Dagster's {name} ended with {child.returncode}: {self.log_path(name)}."
                     )
-            if time.monotonic() > end:
+            if deadline.is_over:
                 raise DagsterStartError(f"Dagster was not ready after {timeout_s:.0f} s.")
             self._stopping.wait(0.1)
 
@@ -292,10 +293,10 @@ class DevServer:
         self.restarts += 1
 
     def _end_runs(self) -> None:
-        end = time.monotonic() + RUNS_END_S
+        deadline = Deadline(RUNS_END_S)
         asked: set[str] = set()
         with contextlib.suppress(OSError, ValueError):
-            while time.monotonic() < end:
+            while not deadline.is_over:
                 running = [run["runId"] for run in self.graphql.runs(statuses=UNFINISHED)]
                 if not running:
                     return
@@ -329,10 +330,10 @@ def _lock(path: Path) -> IO[str]:
 
 
 def _wait_gone(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, end - time.monotonic()))
+            child.wait(deadline.left_s)
 
 
 def _kill_session(home: str) -> None:

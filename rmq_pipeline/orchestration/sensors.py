@@ -1,7 +1,6 @@
 """Sensors that start windows: of the broker's background work, and of consumers."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,6 +8,7 @@ from typing import Any, Final, Protocol
 
 import dagster as dg
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import BusyError, RocketMQError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.backoff import Backoff, code_since_s, skip_reason
@@ -279,13 +279,13 @@ def _poll(
     poll_s: float | None,
 ) -> dg.SensorResult:
     """Poll until there is a window to request or the tick's time is over."""
-    end = time.monotonic() + (tick_wait_s(context.instance) if poll_s is None else poll_s)
+    deadline = Deadline(tick_wait_s(context.instance) if poll_s is None else poll_s)
     try:
         with broker.client(retry_s=CONNECT_RETRY_S) as client:
             while True:
                 memory = Memory.load(context.cursor)
                 wanted = look(client, memory)
-                if wanted or time.monotonic() >= end:
+                if wanted or deadline.is_over:
                     break
                 threading.Event().wait(POLL_INTERVAL_S)
     except BusyError as error:

@@ -14,6 +14,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.transactions import end_all, kept_checks
 from rmq_pipeline.handling.pace import Pace
@@ -72,13 +73,15 @@ class TransactionChecker:
             skippable=True,
         )
 
-    def ask(self, client: Client, *, pace: Pace, until: float, window: Fence) -> dict[str, int]:
+    def ask(
+        self, client: Client, *, pace: Pace, deadline: Deadline, window: Fence
+    ) -> dict[str, int]:
         """Call the checker for due half messages of its topic; return the count of each outcome.
 
         Args:
             client: client of the broker.
             pace: limits the rows per call; adapts to the checker's speed.
-            until: end on the clock time.monotonic; at least one fetch is made in any case.
+            deadline: end of the fetches; at least one is made in any case.
             window: the window, whose lease is renewed during each call.
         """
         counts = dict.fromkeys(_OUTCOMES, 0)
@@ -107,7 +110,7 @@ class TransactionChecker:
                     pace.handled(checks.num_rows, time.monotonic() - began)
             for outcome, n in outcomes.items():
                 counts[outcome] += n
-            if time.monotonic() >= until:
+            if deadline.is_over:
                 return counts
 
     def _decide(self, client: Client, checks: pa.Table, *, window: Fence) -> dict[str, int]:
@@ -159,14 +162,14 @@ def checking_job(checkers: Sequence[TransactionChecker]) -> UpkeepJob:
     ]
 
     def call(client: Client, *, wait_ms: int, window: Fence) -> Report:
-        until = time.monotonic() + wait_ms / 1000
+        deadline = Deadline(wait_ms / 1000)
         while True:
-            left_ms = max(0, int(1000 * (until - time.monotonic())))
+            left_ms = int(1000 * deadline.left_s)
             report = client.check_transactions(
                 wait_ms=min(left_ms, LOOK_MS) if checkers else left_ms, window=window
             )
             report["answers"] = {
-                each.topic.name: each.ask(client, pace=pace, until=until, window=window)
+                each.topic.name: each.ask(client, pace=pace, deadline=deadline, window=window)
                 for each, pace in zip(checkers, paces, strict=True)
             }
             answered = any(any(counts.values()) for counts in report["answers"].values())

@@ -1,12 +1,12 @@
 """Checkpoints of DuckDB while queries run: no transaction may read the data that it moves."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 import duckdb
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.store.query_runner import QueryRunner
 
 #: Time for running queries to end before they are interrupted; new queries wait.
@@ -25,9 +25,9 @@ def checkpoint(take: Callable[[], None], queries: QueryRunner) -> None:
     if _is_taken(take):
         return
     with queries.paused(_PATIENCE_S):
-        give_up_at = time.monotonic() + _READS_S
+        deadline = Deadline(_READS_S)
         pause = threading.Event()
-        while time.monotonic() < give_up_at:
+        while not deadline.is_over:
             if _is_taken(take):
                 return
             pause.wait(_LOOK_EVERY_S)

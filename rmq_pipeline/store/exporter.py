@@ -1,13 +1,13 @@
 """Export of files from DuckDB on a connection of its own, one at a time."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
 import duckdb
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.store.statements import named
 
 #: Time that ``close`` waits for an interrupted export, and the interval of interruptions.
@@ -47,10 +47,10 @@ class Exporter:
 
     def close(self) -> None:
         """Interrupt a running export and close the connection. Idempotent."""
-        give_up_at = time.monotonic() + _STOP_S
+        deadline = Deadline(_STOP_S)
         while not self._turn.acquire(timeout=_AGAIN_S):
             self._cursor.interrupt()
-            if time.monotonic() >= give_up_at:
+            if deadline.is_over:
                 return  # an export that cannot be interrupted keeps its connection
         try:
             with suppress(duckdb.Error):

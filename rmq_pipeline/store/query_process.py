@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline import limits
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.query_reads import Reading
@@ -61,7 +61,7 @@ class QueryProcesses:
         Raises:
             QueryError: other queries occupied all processes until the time limit.
         """
-        end_at = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         if not self._turns.acquire(timeout=timeout_s):
             raise QueryError(
                 f"The query has waited {timeout_s:g} s for other queries in processes.",
@@ -71,7 +71,7 @@ class QueryProcesses:
             with self._lock:
                 if self._closed:
                     raise QueryError("The broker closes the home.", remedy=LATER)
-                process = _start(timeout_s=timeout_s, end_at=end_at)
+                process = _start(timeout_s=timeout_s, deadline=deadline)
                 self._running.add(process)
             try:
                 yield process
@@ -110,7 +110,7 @@ class _Copies:
 class QueryProcess:
     """The process of one query: ``feed`` copies its rows, then ``answer`` reads the result."""
 
-    def __init__(self, *, timeout_s: float, end_at: float) -> None:
+    def __init__(self, *, timeout_s: float, deadline: Deadline) -> None:
         self._timeout_s = timeout_s
         #: While the phase is "copying", a transaction is open for this process.
         self.phase: Literal["starting", "copying", "running"] = "starting"
@@ -126,7 +126,7 @@ class QueryProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._timer = threading.Timer(max(0.0, end_at - time.monotonic()), self._give_up)
+        self._timer = threading.Timer(deadline.left_s, self._give_up)
         self._timer.daemon = True
         try:
             self._timer.start()
@@ -309,9 +309,9 @@ class QueryProcess:
         return None
 
 
-def _start(*, timeout_s: float, end_at: float) -> QueryProcess:
+def _start(*, timeout_s: float, deadline: Deadline) -> QueryProcess:
     try:
-        return QueryProcess(timeout_s=timeout_s, end_at=end_at)
+        return QueryProcess(timeout_s=timeout_s, deadline=deadline)
     except OSError as error:
         raise QueryError(
             f"The query needs a process of its own, which did not start: {error}.", remedy=LATER

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
@@ -10,6 +9,7 @@ from typing import Final, TypeVar
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.interruptible import is_interruptible
@@ -71,10 +71,10 @@ class QueryRunner:
             QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
                 than RESULT_BYTES, or it was stopped to free memory or for a checkpoint.
         """
-        end_at = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         if self._is_interruptible(sql):
             return self._in_turn(
-                lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, end_at=end_at
+                lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, deadline=deadline
             )
         read = readings(sql, views, macros=self.macros)
         with self._processes.started(timeout_s=timeout_s) as process:
@@ -89,7 +89,7 @@ class QueryRunner:
                     may_run=self._is_interruptible,
                 )
 
-            self._in_turn(feed, timeout_s=timeout_s, end_at=end_at)
+            self._in_turn(feed, timeout_s=timeout_s, deadline=deadline)
             return process.answer(RESULT_BYTES)
 
     def _is_interruptible(self, sql: str) -> bool:
@@ -108,11 +108,11 @@ class QueryRunner:
         work: Callable[[duckdb.DuckDBPyConnection], _Answer],
         *,
         timeout_s: float,
-        end_at: float,
+        deadline: Deadline,
     ) -> _Answer:
         """Wait for a free cursor, return the result of ``work``, and translate DuckDB's errors."""
         try:
-            cursor = self._free.get(timeout=max(0.0, end_at - time.monotonic()))
+            cursor = self._free.get(timeout=deadline.left_s)
         except queue.Empty:
             raise QueryError(
                 f"The query has waited {timeout_s:g} s for other queries.", remedy=LATER
@@ -121,7 +121,7 @@ class QueryRunner:
         limit = threading.Thread(
             target=_interrupt,
             args=(cursor, ended),
-            kwargs={"at_s": end_at},
+            kwargs={"deadline": deadline},
             name="rmq-query-limit",
             daemon=True,
         )
@@ -129,7 +129,7 @@ class QueryRunner:
             limit.start()
             return work(cursor)
         except duckdb.InterruptException as error:
-            if time.monotonic() >= end_at:
+            if deadline.is_over:
                 raise limit_error(timeout_s) from error
             raise QueryError(
                 "The query was stopped: the broker needed its memory or a checkpoint.",
@@ -161,8 +161,8 @@ class QueryRunner:
     @contextmanager
     def paused(self, patience_s: float) -> Iterator[None]:
         """Let no query run: wait ``patience_s`` for running queries, then interrupt them."""
-        give_up_at = time.monotonic() + patience_s
-        taken = [self._take(give_up_at - time.monotonic()) for _ in self._cursors]
+        deadline = Deadline(patience_s)
+        taken = [self._take(deadline.left_s) for _ in self._cursors]
         try:
             yield
         finally:
@@ -208,12 +208,12 @@ class QueryRunner:
 
     def _take(self, timeout_s: float) -> duckdb.DuckDBPyConnection | None:
         try:
-            return self._free.get(timeout=max(0.0, timeout_s))
+            return self._free.get(timeout=timeout_s)
         except queue.Empty:
             return self._take_interrupted()
 
     def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
-        give_up_at = time.monotonic() + _STOP_S
+        deadline = Deadline(_STOP_S)
         while True:
             self._processes.stop_copies()
             for cursor in self._cursors:
@@ -221,13 +221,15 @@ class QueryRunner:
             try:
                 return self._free.get(timeout=_AGAIN_S)
             except queue.Empty:
-                if time.monotonic() >= give_up_at:
+                if deadline.is_over:
                     return None
 
 
-def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, at_s: float) -> None:
-    """Interrupt a query repeatedly from ``at_s`` until it has ended."""
-    pause_s = max(0.0, at_s - time.monotonic())
+def _interrupt(
+    cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, deadline: Deadline
+) -> None:
+    """Interrupt a query repeatedly from the deadline until it has ended."""
+    pause_s = deadline.left_s
     while not ended.wait(pause_s):
         cursor.interrupt()
         pause_s = _AGAIN_S

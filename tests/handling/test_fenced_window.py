@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.results import BatchResult, WorkerDiedError
@@ -97,7 +97,7 @@ def test_a_fenced_window_has_its_engine_stop_in_the_middle_of(
     lease = WindowLease(broker, name=spec.window, owner="one")
     assert lease.open(takeover=False) is None
     engine = WorkingEngine(lease, deaths=deaths, waits=waits)
-    bounds = Bounds(idle_s=LONG_S, ends_at=time.monotonic() + LONG_S)
+    bounds = Bounds(idle_s=LONG_S, ends=Deadline(LONG_S))
     window = Window(spec, broker, lease=lease, engine=engine, bounds=bounds)
 
     reports = list(window.run())

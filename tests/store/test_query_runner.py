@@ -1,11 +1,11 @@
 """A query has limits of time, of memory, and of what it answers, and queries have a number."""
 
 import threading
-import time
 
 import duckdb
 import pytest
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError, StorageError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store import query_runner
@@ -190,7 +190,7 @@ def test_a_query_that_outlives_its_runner_lets_the_database_go(
     thread = threading.Thread(
         target=runner._in_turn,
         args=(work,),
-        kwargs={"timeout_s": 60, "end_at": time.monotonic() + 60},
+        kwargs={"timeout_s": 60, "deadline": Deadline(60)},
     )
     thread.start()
     assert begun.wait(20)
