@@ -14,9 +14,8 @@ from typing_extensions import override
 from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.connection import Connection, Target
-from rmq_pipeline.flight.producer import Producer
 from rmq_pipeline.flight.sender import Sender
-from rmq_pipeline.flight.transactions import Transaction, transaction
+from rmq_pipeline.flight.transactions import Producer, Transaction, transaction
 from rmq_pipeline.transaction import Checker
 from rmq_pipeline.verbs import Verbs
 

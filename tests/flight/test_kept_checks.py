@@ -11,7 +11,7 @@ import pytest
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.flight import producer as producing
+from rmq_pipeline.flight import transactions as producing
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.flight.transactions import kept_checks
