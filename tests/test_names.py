@@ -123,13 +123,13 @@ def test_docstrings_and_comments_name_what_there_is() -> None:
 
 def test_a_page_that_names_nothing_is_found() -> None:
     text = (
-        "`Bridge.join` and `Bridge.submit`, `files.sql`, `line.py`, `Broker.sql(…)`, `a.b`,"
+        "`Bridge.cross` and `Bridge.submit`, `files.sql`, `waiting.py`, `Broker.sql(…)`, `a.b`,"
         " `limits.NOTHING`, `limits.STEP_BYTES`, `tests.waiting.until(…)`, `rmq_pipeline.cloud`,"
         " ``docs/sql.md``, ``docs/clouds.md``"
     )
 
     assert list(misnamed(text)) == [
-        "Bridge.join",
+        "Bridge.cross",
         "files.sql",
         "limits.NOTHING",
         "rmq_pipeline.cloud",

@@ -112,7 +112,7 @@ class Broker(
 
         For endpoints, which answer the running calls before the home is closed.
         """
-        self._engine.arrivals.close()
+        self._engine.wakeups.close()
         self._engine.members.close()
         self._upkeep.stop()
         self._engine.database.stop_queries()

@@ -20,7 +20,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.settle_each import ReleaseEach
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
-from rmq_pipeline.broker.work.caller import watching
+from rmq_pipeline.broker.work.waiting import watching
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Call, Intake, Room, Service
 from rmq_pipeline.pull_result import PullResult

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rmq_pipeline.broker.decide.deliver import Delivery
+from rmq_pipeline.broker.verbs.on_loop import Delivery
 from rmq_pipeline.message import PRIORITY, TRANSACTION_ID
 from rmq_pipeline.rocketmq.decoding import BORN_HOST, TRACE_CONTEXT
 from rmq_pipeline.rocketmq.protocol import (

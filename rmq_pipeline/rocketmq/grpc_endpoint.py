@@ -14,12 +14,11 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.source import check_free, split_address
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.verbs.on_loop import Bridge
 from rmq_pipeline.errors import AccessError, RequestError
-from rmq_pipeline.rocketmq.bridge import Bridge, Timers
 from rmq_pipeline.rocketmq.clients import Clients
 from rmq_pipeline.rocketmq.context import Context, Groups
 from rmq_pipeline.rocketmq.leases import Leases
-from rmq_pipeline.rocketmq.polls import Polls
 from rmq_pipeline.rocketmq.rights import Authenticating
 from rmq_pipeline.rocketmq.service import Service
 
@@ -131,12 +130,11 @@ class GrpcEndpoint:
         server = self._server()
         self._bind(server)
         self._listen = (self.address, self.tls_address, self._listen[2])
-        timers = Timers(self._broker.engine.clock)
-        context = self._context(timers)
+        context = self._context()
         self._service = Service(context)
         others = self._broker.engine.members.others
         others.append(context.clients.of_group)
-        timers.start()
+        self._bridge.timers.start()
         serving = await self._served_by(server)
         self._started.set()
         while not await self._stops_before(serving):
@@ -145,7 +143,7 @@ class GrpcEndpoint:
             if successor is None:
                 break
             server, serving = successor, await self._served_by(successor)
-        context.polls.close()
+        self._bridge.stop_waiting()
         await self._service.idle(_GRACE_S)
         # Telemetry streams and unread answers are still open, as clients never end the former.
         # Cancelling them releases the messages of the latter.
@@ -155,7 +153,7 @@ class GrpcEndpoint:
         self._service.close()
         others.remove(context.clients.of_group)
         context.leases.close()
-        timers.close()
+        self._bridge.timers.close()
         self._bridge.close()
 
     async def _served_by(self, server: grpc.aio.Server) -> set[asyncio.Task[Any]]:
@@ -216,7 +214,7 @@ class GrpcEndpoint:
                 tls_address, lambda where: server.add_secure_port(where, credentials)
             )
 
-    def _context(self, timers: Timers) -> Context:
+    def _context(self) -> Context:
         broker, bridge = self._broker, self._bridge
         engine = broker.engine
         clients = Clients(engine.clock, most=engine.settings.grpc_clients)
@@ -225,11 +223,11 @@ class GrpcEndpoint:
             bridge=bridge,
             clients=clients,
             groups=Groups(broker, bridge),
-            timers=timers,
-            polls=Polls(engine.arrivals, bridge, timers=timers),
-            leases=Leases(engine.clock, bridge, timers=timers, clients=clients),
+            leases=Leases(engine.clock, bridge, clients=clients),
             address=self.address,
             access=self._access,
+            clock=engine.clock,
+            settings=engine.settings,
         )
 
 

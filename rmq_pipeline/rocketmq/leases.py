@@ -12,10 +12,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import receipt
-from rmq_pipeline.broker.decide.settle_each import Renew
+from rmq_pipeline.broker.verbs.on_loop import Bridge
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import RocketMQError
-from rmq_pipeline.rocketmq.bridge import Bridge, Timers
 from rmq_pipeline.rocketmq.clients import Clients
 
 log = logging.getLogger(__name__)
@@ -41,10 +40,9 @@ class _Lease:
 class Leases:
     """Leases of push consumers by client and receipt handle. Used on the event loop only."""
 
-    def __init__(self, clock: Clock, bridge: Bridge, *, timers: Timers, clients: Clients) -> None:
+    def __init__(self, clock: Clock, bridge: Bridge, *, clients: Clients) -> None:
         self._clock = clock
         self._bridge = bridge
-        self._timers = timers
         self._clients = clients
         self._held: dict[str, dict[str, _Lease]] = {}
         self._closed = False
@@ -78,7 +76,7 @@ class Leases:
 
     def _look_again(self) -> None:
         self._next_ms = self._clock.now_ms() + LOOK_MS
-        self._timers.at(self._next_ms, lambda: self._bridge.spawn(self._look_and_go_on))
+        self._bridge.timers.at(self._next_ms, lambda: self._bridge.spawn(self._look_and_go_on))
 
     async def _look_and_go_on(self) -> None:
         try:
@@ -133,7 +131,7 @@ class Leases:
     async def _submit(self, handles: list[str], duration_ms: int) -> Any:
         receipts = receipt.decode(pa.array(handles, pa.string()))
         try:
-            return await self._bridge.submit(Renew(receipts, duration_ms))
+            return await self._bridge.renew(receipts, duration_ms)
         except RocketMQError as error:  # the leases run out, or the next check renews them
             log.warning("leases could not be renewed or ended: %s", error)
             return [True] * len(handles)

@@ -3,8 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
-from rmq_pipeline.broker.state import lite
+from rmq_pipeline.broker.verbs.on_loop import check_client, check_names
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.rocketmq.clients import LIVE_WITH_STREAM_MS, Caller
 from rmq_pipeline.rocketmq.context import Context
@@ -34,7 +33,7 @@ class Lite:
         self._context = context
         #: Consumer groups and topics of each client that has subscribed.
         self._known: dict[str, set[tuple[str, str]]] = {}
-        state = context.engine.state
+        state = context.bridge.engine.state
         for group_id, topic_id in list(state.subscriptions):
             where = (state.groups[group_id].name, state.topics[topic_id].topic.name)
             for client_id in state.subscriptions.clients(group_id, topic_id):
@@ -51,11 +50,12 @@ class Lite:
         action = _ACTIONS.get(request.action)
         if action is None:
             raise RequestError(f"Subscription action {request.action} is unknown.")
-        names = () if action == "clear" else lite.check_names(request.lite_topic_set)
-        client_id = lite.check_client(caller.client_id)
+        names = () if action == "clear" else check_names(request.lite_topic_set)
+        client_id = check_client(caller.client_id)
         await self._context.groups.ensure(group, [topic])
-        change = SyncLiteSubscription(group, topic, client_id, action, names)
-        await self._context.bridge.submit(change)
+        await self._context.bridge.sync_lite(
+            group, topic, client_id=client_id, action=action, names=names
+        )
         self._known.setdefault(client_id, set()).add((group, topic))
         self._forget_gone()
         return SyncLiteSubscriptionResponse(status=OK)
@@ -68,11 +68,11 @@ class Lite:
 
     def _forget(self, client_id: str) -> None:
         for group, topic in self._known.pop(client_id, ()):
-            change = SyncLiteSubscription(group, topic, client_id, "clear", ())
-            self._context.bridge.start(partial(self._clear, change))
+            self._context.bridge.start(partial(self._clear, group, topic, client_id=client_id))
 
-    async def _clear(self, change: SyncLiteSubscription) -> None:
+    async def _clear(self, group: str, topic: str, *, client_id: str) -> None:
+        sync = self._context.bridge.sync_lite
         try:
-            await self._context.bridge.submit(change)
+            await sync(group, topic, client_id=client_id, action="clear")
         except NotFoundError:  # the group or the topic was deleted, too
             return

@@ -67,7 +67,7 @@ class Metrics:
 
     def __init__(self, context: Context) -> None:
         self._latest: OrderedDict[tuple[str, Series], Histogram] = OrderedDict()
-        context.engine.reports["client_latencies"] = self.report
+        context.bridge.engine.reports["client_latencies"] = self.report
 
     def handlers(self, identify: Callable[[Any], Caller]) -> Any:
         """Return the handler for gRPC's server; ``identify`` returns a call's caller or raises."""

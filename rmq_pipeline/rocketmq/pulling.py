@@ -6,13 +6,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
-from rmq_pipeline.broker.work.arguments import check_readable
-from rmq_pipeline.errors import IllegalQueueError, OffsetNotFoundError, RequestError
+from rmq_pipeline.broker.verbs.on_loop import Place, Poll, check_readable
+from rmq_pipeline.errors import OffsetNotFoundError, RequestError
 from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import messages_of
-from rmq_pipeline.rocketmq.polls import Place, Watch
 from rmq_pipeline.rocketmq.protocol import (
     OK,
     Code,
@@ -55,19 +53,15 @@ class Pulling:
             )
         until_ms = context.clock.now_ms() + poll_ms(request, caller)
         resource = request.message_queue.topic
-        topic = context.engine.state.topic(_readable(resource, caller)).topic
-        watch = context.polls.watch(Place(topic.topic_id, 0, object()))
-        try:
-            table, offset = await self._pulled(request, topic.name, watch=watch, until_ms=until_ms)
-        finally:
-            watch.end()
+        topic = context.bridge.engine.state.topic(_readable(resource, caller)).topic
+        table, offset = await self._pulled(request, topic.name, until_ms=until_ms)
         yield PullMessageResponse(status=OK if table.num_rows else _EMPTY)
         for message in messages_of(table, topic=resource, type=topic.type, name=topic.name):
             yield PullMessageResponse(message=message)
         yield PullMessageResponse(next_offset=offset)
 
     async def _pulled(
-        self, request: PullMessageRequest, topic: str, *, watch: Watch, until_ms: int
+        self, request: PullMessageRequest, topic: str, *, until_ms: int
     ) -> tuple[pa.Table, int]:
         """Return the first matching messages, and the offset to continue from.
 
@@ -76,26 +70,35 @@ class Pulling:
         context, queue_id, offset = self._context, request.message_queue.id, request.offset
         limit = min(BATCH, request.batch_size)
         wanted, filter_type = filter_of(request.filter_expression)
-        while True:
-            _, high = await self._bounds(topic, queue_id)
-            table: pa.Table = await context.bridge.run(
-                context.broker.read,
-                topic,
-                queue_id,
-                offset=offset,
-                limit=limit,
-                filter=wanted,
-                filter_type=filter_type,
-            )
-            offset = max(offset, min(high, offset + limit))
-            if table.num_rows or context.clock.now_ms() >= until_ms:
-                return table, offset
-            context.polls.check_open()
-            if offset >= high:
-                await watch.wait(until_ms)
-                # The topic may have been deleted and created again.
-                topic_id = context.engine.state.topic(topic).topic.topic_id
-                watch.move(Place(topic_id, 0, object()))
+        poll = self._poll(topic)
+        try:
+            while True:
+                _, high = await context.bridge.bounds(topic, queue_id)
+                table: pa.Table = await context.bridge.run(
+                    context.broker.read,
+                    topic,
+                    queue_id,
+                    offset=offset,
+                    limit=limit,
+                    filter=wanted,
+                    filter_type=filter_type,
+                )
+                offset = max(offset, min(high, offset + limit))
+                if table.num_rows or context.clock.now_ms() >= until_ms:
+                    return table, offset
+                context.bridge.check_open()
+                if offset >= high:
+                    await poll.sleep(until_ms)
+                    # The topic may have been deleted and created again.
+                    poll.end(0)
+                    poll = self._poll(topic)
+        finally:
+            poll.end(0)
+
+    def _poll(self, topic: str) -> Poll:
+        """Enter a line of the pull's own: every pull of a queue gets its messages."""
+        topic_id = self._context.bridge.engine.state.topic(topic).topic.topic_id
+        return self._context.bridge.poll(Place(topic_id, 0, object()))
 
     async def update_offset(self, request: UpdateOffsetRequest, caller: Caller) -> Any:
         """Commit a group's offset in a queue: the messages before it are done."""
@@ -111,11 +114,11 @@ class Pulling:
         """Return a group's committed offset in a queue."""
         group = caller.named(request.group)
         topic = _readable(request.message_queue.topic, caller)
-        asked = CommittedOffset(group, topic, request.message_queue.id)
-        offset = await self._context.bridge.submit(asked)
+        queue_id = request.message_queue.id
+        offset = await self._context.bridge.committed_offset(group, topic, queue_id=queue_id)
         if offset is None:
             raise OffsetNotFoundError(
-                f"Group {group} has no committed offset in queue {asked.queue_id} of topic {topic}."
+                f"Group {group} has no committed offset in queue {queue_id} of topic {topic}."
             )
         return GetOffsetResponse(status=OK, offset=offset)
 
@@ -129,16 +132,9 @@ class Pulling:
             offset_at, run = self._context.broker.offset_at, self._context.bridge.run
             offset = await run(offset_at, topic, queue_id, at_ms=at_ms)
         else:
-            low, high = await self._bounds(topic, queue_id)
+            low, high = await self._context.bridge.bounds(topic, queue_id)
             offset = high if policy == QueryOffsetPolicy.END else low
         return QueryOffsetResponse(status=OK, offset=offset)
-
-    async def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        _, bounds = await self._context.bridge.submit(Offsets(topic))
-        if not 0 <= queue_id < len(bounds):
-            raise IllegalQueueError(f"Topic {topic} has no queue {queue_id}.")
-        low, high = bounds[queue_id]
-        return low, high
 
 
 def _readable(resource: Resource, caller: Caller) -> str:

@@ -59,7 +59,7 @@ class Routes:
         topic = self._topic(request, caller)
         group = caller.named(request.group)
         await self._context.groups.ensure(group, [topic.name])
-        self._context.engine.state.group(group)
+        self._context.bridge.engine.state.group(group)
         ordered = self._context.groups.is_ordered(group)
         broker = self._broker(request)
         assignments = [
@@ -77,7 +77,7 @@ class Routes:
         if is_hidden(name):
             raise IllegalTopicError(f"Topic {name} is a system topic.")
         try:
-            return self._context.engine.state.topic(name).topic
+            return self._context.bridge.engine.state.topic(name).topic
         except TopicNotFoundError as error:
             raise TopicNotFoundError(
                 f"{error.message} {_NO_ROUTE.format(name)}", remedy=error.remedy

@@ -10,11 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import schema
-from rmq_pipeline.broker.decide.publish import Send, prepare_columns
-from rmq_pipeline.broker.decide.sent import Sent
-from rmq_pipeline.broker.work import arguments, transaction
-from rmq_pipeline.broker.work.duplicates import name_first
-from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.verbs.on_loop import Bridge, Sent
 from rmq_pipeline.errors import (
     IllegalTopicError,
     MessageCorruptedError,
@@ -22,7 +18,6 @@ from rmq_pipeline.errors import (
     RocketMQError,
 )
 from rmq_pipeline.rocketmq import decoding
-from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.decoding import Batch
@@ -79,8 +74,7 @@ class _InFlight(NamedTuple):
 class Coalescing:
     """Sends for coroutines of one event loop."""
 
-    def __init__(self, engine: Engine, bridge: Bridge) -> None:
-        self._engine = engine
+    def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         #: By topic: requests that arrived during a send. A key means that a send is under way.
         self._waiting: dict[str, list[_Waiting]] = {}
@@ -106,20 +100,8 @@ class Coalescing:
         return await waiting.done
 
     async def _send_alone(self, topic: str, batch: Batch) -> Outcome:
-        sent: Sent = await self._bridge.submit(self._prepared(topic, batch))
-        return await self._named(sent)
-
-    def _prepared(self, topic: str, batch: Batch) -> Send:
-        engine = self._engine
-        engine.admit()
-        return prepare_columns(
-            engine.state.topic(topic).topic,
-            batch.columns(),
-            ids=engine.ids,
-            delay_max_ms=engine.settings.delay_max_ms,
-            now_ms=engine.clock.now_ms(),
-            delay_levels_ms=engine.settings.delay_levels_ms,
-        )
+        sent = await self._bridge.send(topic, batch.columns())
+        return _outcome(await self._bridge.named(sent))
 
     def _send_next(self, topic: str) -> None:
         """Send the waiting requests of a topic; later ones wait until that send has ended."""
@@ -131,7 +113,7 @@ class Coalescing:
         in_flight = _InFlight(topic, chosen)
         try:
             batch = Batch.joined([waiting.batch for waiting in chosen])
-            sending = self._bridge.submit(self._prepared(topic, batch))
+            sending = self._bridge.send(topic, batch.columns())
         except Exception as error:  # noqa: BLE001 every error is the answer of the request
             self._bridge.start(partial(self._refuse, in_flight, error))
         else:
@@ -169,7 +151,7 @@ class Coalescing:
 
     async def _name(self, in_flight: _InFlight, sent: Sent) -> None:
         try:
-            outcome = await self._named(sent)
+            outcome = _outcome(await self._bridge.named(sent))
         except Exception as error:  # noqa: BLE001 every error is the answer of the requests
             for waiting in in_flight.chosen:
                 waiting.refuse(error)
@@ -185,11 +167,6 @@ class Coalescing:
             waiting.refuse(error)
         else:
             waiting.accept(outcome)
-
-    async def _named(self, sent: Sent) -> Outcome:
-        if sent.unnamed is not None:
-            sent = await self._bridge.run(name_first, self._engine, sent)
-        return _outcome(sent)
 
 
 def _outcome(sent: Sent) -> Outcome:
@@ -234,7 +211,7 @@ class Sending:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._coalescing = Coalescing(context.engine, context.bridge)
+        self._coalescing = Coalescing(context.bridge)
 
     async def send_message(self, request: Any, caller: Caller) -> Any:
         """Store the messages of a request, all or none; the reply has an entry for each."""
@@ -242,7 +219,7 @@ class Sending:
         batch = decoding.Batch.of(request.messages, keeps_hosts=keeps_hosts)
         topic = _topic_of(batch.messages, caller)
         kinds = batch.kinds()
-        declared = self._context.engine.state.topic(topic).topic.type
+        declared = self._context.bridge.engine.state.topic(topic).topic.type
         decoding.check_types(kinds, declared, topic=topic)
         if batch.is_packed():
             batch = await self._context.bridge.run(batch.unpacked)
@@ -254,16 +231,13 @@ class Sending:
         return await self._send_half(topic, batch)
 
     async def _send_half(self, topic: str, batch: decoding.Batch) -> Any:
-        engine = self._context.engine
-        engine.admit()
-        request = transaction.prepare(
-            engine,
+        self._context.bridge.engine.admit()
+        stored = await self._context.bridge.send_half(
             topic,
-            messages=batch.table(),
+            batch.table(),
             producer_group=producer_group(topic),
             immunity_ms=self._immunity_ms(batch.properties),
         )
-        stored = await self._context.bridge.submit(request)
         columns = (stored.column(name) for name in ("message_id", "transaction_id", "queue_offset"))
         response = SendMessageResponse(status=OK)
         for one, id_, offset in zip(*(column.to_pylist() for column in columns), strict=True):
@@ -274,18 +248,18 @@ class Sending:
         """Return the immunity of half messages: the requested one, or the setting's.
 
         Raises:
-            RequestError: the messages differ in it, or it is out of range.
+            RequestError: the messages differ in it.
         """
         name = "orphaned_transaction_recovery_duration"
         given = {getattr(p, name).ToMilliseconds() if p.HasField(name) else 0 for p in properties}
         if len(given) > 1:
             raise RequestError("The half messages of a request differ in their recovery duration.")
-        return arguments.immunity_ms(given.pop() or self._context.settings.transaction_immunity_ms)
+        return given.pop() or self._context.settings.transaction_immunity_ms
 
     async def recall_message(self, request: Any, caller: Caller) -> Any:
         """Recall a scheduled message."""
         topic = caller.named(request.topic)
-        self._context.engine.state.topic(topic)
+        self._context.bridge.engine.state.topic(topic)
         recalled = await self._context.bridge.run(
             self._context.broker.recall,
             topic,

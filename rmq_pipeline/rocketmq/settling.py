@@ -7,12 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.settle_each import AckEach, ChangeInvisible
-from rmq_pipeline.broker.work import arguments
-from rmq_pipeline.broker.work.settle import forward
+from rmq_pipeline.broker.verbs.on_loop import Bridge
 from rmq_pipeline.errors import ReceiptHandleError, RequestError, RocketMQError
 from rmq_pipeline.receipt import Receipts
-from rmq_pipeline.rocketmq.bridge import Bridge
 from rmq_pipeline.rocketmq.clients import Caller
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.encoding import PROLONGED, Handle, parse
@@ -37,7 +34,6 @@ log = logging.getLogger(__name__)
 #: A push consumer that reports a failure with a shorter delay has misread its settings; the
 #: group's own backoff applies.
 _NO_DELAY_MS: Final = 1000
-_GROUP_BACKOFF: Final = -1
 _PUSH: Final = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
 #: A client that pipelines its acks has more of them on their way: the endpoint waits this long to
 #: put them into the same frame.
@@ -94,11 +90,12 @@ class Settling:
         if row is None:
             raise _ended()
         asked = duration_ms(request.invisible_duration)
-        duration = arguments.invisible_ms(asked or 1)
-        if asked < _NO_DELAY_MS and self._is_push(row, caller):
-            duration = _GROUP_BACKOFF
-        deliveries = self._context.engine.new_deliveries(1) | (row.delivery & PROLONGED)
-        await self._context.bridge.submit(ChangeInvisible(_receipts([row]), duration, deliveries))
+        deliveries = await self._context.bridge.change_invisible_duration(
+            _receipts([row]),
+            asked or 1,
+            failed=lambda: asked < _NO_DELAY_MS and self._is_push(row, caller),
+            bits=row.delivery & PROLONGED,
+        )
         return row._replace(delivery=int(deliveries[0])).text()
 
     def _is_push(self, row: Handle, caller: Caller) -> bool:
@@ -119,12 +116,10 @@ class Settling:
         """
         if self._row(request.receipt_handle, request, caller=caller) is None:
             raise _ended()
-        engine, run = self._context.engine, self._context.bridge.run
         attempts = f"{request.delivery_attempt} of {request.max_delivery_attempts}"
         reason = f"failed in the client, attempt {attempts}"
-        handles = [request.receipt_handle]
         try:
-            await run(forward, engine, handles, reason=reason, keep_behind=True)
+            await self._context.bridge.forward(request.receipt_handle, reason=reason)
         except ReceiptHandleError as error:
             log.info(
                 "a message to dead-letter was settled before: client=%s: %s",
@@ -139,7 +134,7 @@ class Settling:
         row = parse(handle)
         if row is None:
             return None
-        state = self._context.engine.state
+        state = self._context.bridge.engine.state
         group, topic = state.groups.get(row.group_id), state.topics.get(row.topic_id)
         if group is None or topic is None or group.name != caller.named(request.group):
             return None
@@ -178,9 +173,7 @@ class _Acks:
         if not some:
             return
         try:
-            settling = self._bridge.submit(
-                AckEach(_receipts([row for w in some for row in w.rows]))
-            )
+            settling = self._bridge.ack_each(_receipts([row for w in some for row in w.rows]))
         except Exception as error:  # noqa: BLE001 every error is the answer of the acks
             _refuse(some, error)
             self._next()
@@ -205,7 +198,7 @@ class _Acks:
         elif len(some) > 1 and not isinstance(error, RocketMQError):
             # An error outside the broker's hierarchy may come from one of them: ack each by itself.
             for waiting in some:
-                alone = self._bridge.submit(AckEach(_receipts(waiting.rows)))
+                alone = self._bridge.ack_each(_receipts(waiting.rows))
                 alone.add_done_callback(partial(self._tell, [waiting]))
         else:
             _refuse(some, error)

@@ -84,7 +84,7 @@ def agreed(settings: Any, client: Client, *, context: Context) -> Any:
         )
         return reply
     assert client.group is not None
-    state = context.engine.state
+    state = context.bridge.engine.state
     group = state.groups.get(state.group_ids.get(client.group, 0))
     subscription = reply.subscription
     subscription.fifo = group is not None and group.order != "none"
@@ -189,7 +189,9 @@ class Telemetry:
         now_ms = self._context.clock.now_ms()
         for wait_ms in _AGAIN_MS:
             send = partial(stream.send_if_open, reply)
-            self._context.timers.at(now_ms + wait_ms, partial(self._context.bridge.spawn, send))
+            self._context.bridge.timers.at(
+                now_ms + wait_ms, partial(self._context.bridge.spawn, send)
+            )
 
     async def heartbeat(self, request: Any, caller: Caller) -> Any:
         """Note that the client is alive.

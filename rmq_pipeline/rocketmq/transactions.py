@@ -10,9 +10,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.broker.decide.transaction import TargetsOf
-from rmq_pipeline.broker.work.arrivals import Rung
-from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.errors import RocketMQError, TransactionError, TransactionNotFoundError
 from rmq_pipeline.rocketmq.clients import Caller, Client
 from rmq_pipeline.rocketmq.context import Context
@@ -56,13 +53,13 @@ class Transactions:
     async def end_transaction(self, request: Any, caller: Caller) -> Any:
         """Commit a transaction, roll it back, or leave it open."""
         topic = caller.named(request.topic)
-        self._context.engine.state.topic(topic)
+        self._context.bridge.engine.state.topic(topic)
         if not request.transaction_id.strip():
             raise TransactionNotFoundError("The transaction has no id.")
         resolution = _RESOLUTIONS.get(request.resolution, "unknown")
         resolutions = pa.table([[request.transaction_id], [resolution]], schema=schema.RESOLUTION)
         # Flight clients choose any producer group, so the topic decides what the caller may end.
-        if await self._context.bridge.submit(TargetsOf(resolutions)) - {topic}:
+        if await self._context.bridge.topics_of_transactions(resolutions) - {topic}:
             raise TransactionError(f"The transaction does not belong to topic {topic}.")
         await self._context.bridge.run(
             self._context.broker.end_transactions,
@@ -89,17 +86,12 @@ class Checks:
         self._turns = count()
         self._looking = False
         self._again = False
-        self._unlisten = context.engine.arrivals.listen(self._rung)
+        self._unlisten = context.bridge.on_checks(self.look)
         self._look_later()
 
     def close(self) -> None:
         """Push no further checks."""
         self._unlisten()
-
-    def _rung(self, topic_ids: Rung) -> None:
-        # Runs in the thread that found due checks.
-        if NEW_OFFERS in topic_ids:
-            self._context.bridge.call_soon(self.look)
 
     def _look_later(self) -> None:
         bridge = self._context.bridge
@@ -109,7 +101,7 @@ class Checks:
             self._look_later()
 
         at_ms = self._context.clock.now_ms() + _LOOK_MS
-        self._context.timers.at(at_ms, partial(bridge.call_soon, look))
+        bridge.timers.at(at_ms, partial(bridge.call_soon, look))
 
     def look(self) -> None:
         """Push what is due; if a pass is under way, run another one after it."""
@@ -136,7 +128,7 @@ class Checks:
 
     def _producers(self) -> dict[str, list[Client]]:
         """Return the producers with an open stream, by topic."""
-        known = self._context.engine.state.topic_ids
+        known = self._context.bridge.engine.state.topic_ids
         found: dict[str, list[Client]] = {}
         for client in self._context.clients.with_stream():
             for topic in client.topics:

@@ -100,7 +100,7 @@ class Door:
 
     def _polls(self) -> int:
         """Calls that wait at the gRPC door, which takes no thread for each."""
-        return len(self.grpc._service._context.polls) if self.name == "grpc" else 0
+        return len(self.grpc._service._context.bridge) if self.name == "grpc" else 0
 
     def _moments(self) -> list[int]:
         with self.clock._lock:

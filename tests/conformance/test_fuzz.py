@@ -151,7 +151,7 @@ def test_mutated_requests_have_a_status_and_leak_nothing(hosted: Hosted) -> None
         lambda: leased(hosted) <= fuzzer.delivered,
         what="leases of nobody to end",
     )
-    until(lambda: not len(hosted.door._service._context.polls), what="polls to end")
+    until(lambda: not len(hosted.door._service._context.bridge), what="polls to end")
 
 
 def frames(speaker: http2.Speaker, hosted: Hosted, chance: random.Random) -> Iterator[bytes]:

@@ -127,7 +127,7 @@ def test_more_receives_than_may_wait_are_too_many(tmp_path: Path) -> None:
         waiting = hosted.client.stub.ReceiveMessage(
             request, metadata=hosted.client.metadata, timeout=30
         )
-        until(lambda: len(hosted.door._service._context.polls) == 1)
+        until(lambda: len(hosted.door._service._context.bridge) == 1)
 
         answer = hosted.client("ReceiveMessage", request)
 

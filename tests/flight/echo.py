@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline import errors, schema
-from rmq_pipeline.broker.work import caller
+from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.clock import ManualClock, wait_for
 
 
@@ -63,9 +63,11 @@ class Echo:
             self.waiting += 1
             self.arrived.notify_all()
             while (
-                self.messages is None and self.clock.now_ms() < until and not caller.waits_no_more()
+                self.messages is None
+                and self.clock.now_ms() < until
+                and not waiting.waits_no_more()
             ):
-                look = caller.look_at_ms(self.clock, until)
+                look = waiting.look_at_ms(self.clock, until)
                 ready = lambda: self.messages is not None  # noqa: E731
                 wait_for(self.clock, self.arrived, ready=ready, at_ms=look)
             self.waiting -= 1

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import flight
 
 from rmq_pipeline import errors
-from rmq_pipeline.broker.work.caller import LOOK_MS
+from rmq_pipeline.broker.work.waiting import LOOK_MS
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.caller import LOOK_MS
+from rmq_pipeline.broker.work.waiting import LOOK_MS
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer

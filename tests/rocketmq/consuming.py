@@ -70,7 +70,7 @@ class Stand:
 
     def waiting(self) -> int:
         """Receives that wait for messages."""
-        return len(self.context.polls)
+        return len(self.context.bridge)
 
     def consumer(self, client_id: str = "one") -> Consumer:
         return Consumer(self, client_id)

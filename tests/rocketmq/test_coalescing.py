@@ -11,7 +11,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.publish import Send
 from rmq_pipeline.broker.decide.request import Decision, Request
-from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.broker.verbs.on_loop import Bridge
 from rmq_pipeline.rocketmq.decoding import Batch
 from rmq_pipeline.rocketmq.sending import SMALL_ROWS, Coalescing, Outcome
 from rmq_pipeline.settings import Settings
@@ -55,7 +55,7 @@ def sends(tmp_path: Path) -> Callable[[Sending], tuple[list[Any], list[int], Bro
         async def go() -> tuple[list[Any], list[int]]:
             bridge = Counting(broker.engine, asyncio.get_running_loop())
             bridge.rows, bridge.began = [], asyncio.Event()
-            answers = await scenario(Coalescing(broker.engine, bridge))
+            answers = await scenario(Coalescing(bridge))
             bridge.close()
             return answers, bridge.rows
 
@@ -93,8 +93,9 @@ def test_sends_that_come_together_are_one(sends: Any) -> None:
 def test_what_comes_during_a_send_shares_the_next(sends: Any) -> None:
     async def scenario(coalescing: Coalescing) -> list[Outcome]:
         first = asyncio.create_task(coalescing.send("t", batch(b"first")))
-        bridge, turns = coalescing._bridge, coalescing._engine.writer._turns
+        bridge = coalescing._bridge
         assert isinstance(bridge, Counting)
+        turns = bridge.engine.writer._turns
         turns.take(bulk=False)  # nothing is stored meanwhile
         try:
             await bridge.began.wait()

@@ -113,6 +113,7 @@ def test_calls_that_are_cut_off_lose_and_keep_nothing(stand: Stand, kind: str) -
             assert of_group == sorted(of_group)
     until(
         lambda: (
-            stand.waiting() == len(stand.context.leases) == 0 and not stand.context.polls._topics
+            stand.waiting() == len(stand.context.leases) == 0
+            and not len(stand.broker.engine.wakeups)
         )
     )

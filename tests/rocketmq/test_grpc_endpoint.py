@@ -117,7 +117,7 @@ def test_more_receives_than_may_be_are_refused(open_door: Open) -> None:
     broker, door, clock = open_door(grpc_receives=1)
     broker.create_topic("t")
     broker.create_group("g")
-    polls = door._service._context.polls
+    polls = door._service._context.bridge
     answers: list[object] = []
     with Raw(door.address) as one:
         waits = threading.Thread(
@@ -204,7 +204,7 @@ def test_a_closed_broker_ends_receives_that_wait(opened: Opened, client: Clients
     broker.create_topic("t")
     broker.create_group("g")
     one, answers = client(), list[object]()
-    polls = door._service._context.polls
+    polls = door._service._context.bridge
     waits = threading.Thread(
         target=lambda: answers.append(one("ReceiveMessage", raw.receives("t", "g", wait_ms=10_000)))
     )

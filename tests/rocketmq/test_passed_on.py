@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rmq_pipeline.broker.decide.settle_each import Renew
+from rmq_pipeline.broker.work import receive
 from rmq_pipeline.broker.work.receive import load_missing
-from rmq_pipeline.rocketmq import receiving
 from rmq_pipeline.rocketmq.leases import LEASE_MS
 from tests.rocketmq.consuming import EMPTY, Stand
 from tests.waiting import until
@@ -46,7 +46,7 @@ def test_a_poll_that_is_cut_off_while_it_looks_wakes_another(
     until(lambda: stand.waiting() == 1)
     poll = other.begin("t", "g", sql="a = 'b'")
     gate = Gate(load_missing)
-    monkeypatch.setattr(receiving, "load_missing", gate)
+    monkeypatch.setattr(receive, "load_missing", gate)
     stand.send("t", b"1", properties=[[("a", "b")]])
     assert gate.reached.wait(30)
 

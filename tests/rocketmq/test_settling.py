@@ -9,7 +9,7 @@ import pytest
 
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.decide.settle_each import AckEach
-from rmq_pipeline.rocketmq.bridge import Bridge
+from rmq_pipeline.broker.verbs.on_loop import Bridge
 from rmq_pipeline.rocketmq.encoding import parse
 from rmq_pipeline.rocketmq.settling import _Acks
 from tests.rocketmq.consuming import EMPTY, MIXED, OK, Consumer, Stand

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
+from rmq_pipeline.broker.verbs.on_loop import Timers
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.rocketmq.bridge import Timers
 from tests.waiting import until
 
 

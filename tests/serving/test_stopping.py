@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.caller import LOOK_MS
+from rmq_pipeline.broker.work.waiting import LOOK_MS
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import process, wire
 from rmq_pipeline.flight.client import Client

@@ -10,8 +10,7 @@ from rmq_pipeline.access.rights import SUPER
 from rmq_pipeline.access.source import networks
 from rmq_pipeline.access.users import new_password
 from rmq_pipeline.broker.decide.transaction import TargetsOf
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.verb import Receipts

@@ -11,8 +11,7 @@ from rmq_pipeline.broker.decide import admin, group_offsets
 from rmq_pipeline.broker.decide.deliver import Subscribe
 from rmq_pipeline.broker.decide.lock_queues import LocksOfGroup
 from rmq_pipeline.broker.decide.request import Request
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.topic import PARTITION_TIME
 

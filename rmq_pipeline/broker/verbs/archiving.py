@@ -8,8 +8,7 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import archive_upkeep, arguments, compaction, finding, retention
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.verb import Window

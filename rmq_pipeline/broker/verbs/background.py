@@ -6,8 +6,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights
 from rmq_pipeline.broker.decide.due_work import Due
 from rmq_pipeline.broker.decide.windows import CloseWindow, OpenWindow, RenewWindow
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import archive_upkeep, arguments, seal, sealable
 from rmq_pipeline.broker.work.revive import revive
 from rmq_pipeline.broker.work.schedule import deliver_scheduled

@@ -14,9 +14,8 @@ from rmq_pipeline.broker.decide.group_offsets import (
 )
 from rmq_pipeline.broker.decide.lock_queues import LockQueues, UnlockMember, UnlockQueues
 from rmq_pipeline.broker.decide.settle_each import Release
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
-from rmq_pipeline.broker.work import arguments, caller, membership, queries
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
+from rmq_pipeline.broker.work import arguments, membership, queries, waiting
 from rmq_pipeline.broker.work.pull import Pull, pull
 from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import RequestError
@@ -73,11 +72,11 @@ class Consumers(Opened):
             engine.members.let_go(engine.submit, group=group)
             engine.state.group(group)
             version, members = engine.members.topics_of(group)
-            if caller.waits_no_more() or not engine.members.wait(
+            if waiting.waits_no_more() or not engine.members.wait(
                 group, client_id, known_version=known_version, at_ms=until_ms
             ):
                 break
-        if waits and caller.is_gone():
+        if waits and waiting.is_gone():
             engine.members.cut_off(group, client_id)
         resets = engine.submit(Resets(group, subscribed))
         answer: GroupMembers = {"version": version, "members": members, "resets": resets}

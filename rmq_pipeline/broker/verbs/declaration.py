@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import Rights
+from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.verb import Verb
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -84,3 +85,10 @@ def declarations(kind: type) -> Mapping[str, Declaration]:
         for name, method in vars(group).items()
         if hasattr(method, _MARK)
     }
+
+
+class Opened:
+    """Open store with an engine that runs the verbs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine

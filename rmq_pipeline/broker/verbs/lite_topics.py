@@ -7,8 +7,7 @@ import pyarrow as pa
 from rmq_pipeline.access.rights import CONSUMES
 from rmq_pipeline.broker.decide.lite import SyncLiteSubscription, lite_topic
 from rmq_pipeline.broker.state import lite
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 
 
 class LiteTopics(Opened):

@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
 from rmq_pipeline.broker.decide.publish import prepare
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, recall, settle
 from rmq_pipeline.broker.work.duplicates import name_first
 from rmq_pipeline.broker.work.receive import receive

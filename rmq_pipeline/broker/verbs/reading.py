@@ -7,8 +7,7 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
 from rmq_pipeline.broker.decide.group_offsets import ResetOffset, UpdateOffsets
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, keyed_state, matching_lag, queries
 from rmq_pipeline.errors import QueryError
 

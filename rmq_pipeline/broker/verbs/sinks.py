@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import sinks
 from rmq_pipeline.lake.manifest import named_below
 from rmq_pipeline.store.events import Kind

@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
-from rmq_pipeline.broker.verbs.declaration import verb
-from rmq_pipeline.broker.verbs.opened import Opened
+from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.check_transactions import check_transactions
 from rmq_pipeline.broker.work.fetch_checks import fetch_checks, keep_checks

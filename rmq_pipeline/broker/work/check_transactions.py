@@ -41,7 +41,7 @@ def check_transactions(
     done = {"checked": 0, "given_up": 0, "dropped": 0}
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        version, now_ms = engine.arrivals.version(HALF_TOPIC_ID), engine.clock.now_ms()
+        version, now_ms = engine.wakeups.version(HALF_TOPIC_ID), engine.clock.now_ms()
         left = limit - sum(done.values())
         swept = _sweep(engine, left, window=window)
         done["checked"] += len(swept.asked)
@@ -50,10 +50,10 @@ def check_transactions(
         if len(swept) and sum(done.values()) < limit:
             continue
         # now_ms is from before the sweep: checks due since then get another sweep.
-        if sum(done.values()) >= limit or now_ms >= deadline or engine.arrivals.closed:
+        if sum(done.values()) >= limit or now_ms >= deadline or engine.wakeups.closed:
             return {**done, "next_due_ms": swept.next_due_ms}
         wake = deadline if swept.next_due_ms is None else min(deadline, swept.next_due_ms)
-        engine.arrivals.wait(HALF_TOPIC_ID, version, at_ms=wake)
+        engine.wakeups.wait(HALF_TOPIC_ID, version, at_ms=wake)
 
 
 def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swept:
@@ -71,7 +71,7 @@ def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swe
     if swept.is_all:  # the older offers left belong to half messages that have ended
         engine.offers.forget(swept.at_ms)
     if len(swept.asked):
-        engine.arrivals.ring([NEW_OFFERS])
+        engine.wakeups.send({NEW_OFFERS: None})
     return swept
 
 

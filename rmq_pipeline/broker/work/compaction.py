@@ -145,7 +145,7 @@ def compact(
     """
     report = dict.fromkeys(_COUNTS, 0)
     for merger in plan(engine, topic=topic, limit_bytes=limit_bytes):
-        if engine.arrivals.closed:
+        if engine.wakeups.closed:
             break
         try:
             added = merge(engine.segments.root, merger.inputs)

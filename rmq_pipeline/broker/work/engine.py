@@ -21,18 +21,17 @@ from rmq_pipeline.broker.state.filter_cache import FilterResults
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.archive_root import archive_of
-from rmq_pipeline.broker.work.arrivals import Arrivals
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
 from rmq_pipeline.broker.work.check_offers import Offers
 from rmq_pipeline.broker.work.clock_file import ClockFile
 from rmq_pipeline.broker.work.dead_letter_failures import DeadLetterFailures
 from rmq_pipeline.broker.work.group_filters import Filters
 from rmq_pipeline.broker.work.home import Home
-from rmq_pipeline.broker.work.line import Lines
 from rmq_pipeline.broker.work.membership import Members
 from rmq_pipeline.broker.work.recovery import recover
-from rmq_pipeline.broker.work.repair import Repair, forget_frames, text_of
+from rmq_pipeline.broker.work.repair import Repair, forget_frames, refusal, text_of
 from rmq_pipeline.broker.work.room import give_up_reserve, note_open, part_of
+from rmq_pipeline.broker.work.waiting import Wakeups
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
@@ -91,8 +90,7 @@ class Engine:
         self.access = Access.open(home.path, utc_offsets_min=settings.grpc_utc_offsets_min)
         self.ids = MessageIds()
         self.bulk_gate = BulkGate()
-        self.arrivals = Arrivals(clock)
-        self.lines = Lines(self.arrivals, clock)
+        self.wakeups = Wakeups(clock)
         self.members = Members(clock, timeout_ms=settings.member_timeout_ms)
         self.filters = Filters(
             clock, live_ms=settings.member_timeout_ms, policy=settings.mixed_filters
@@ -217,17 +215,20 @@ class Engine:
 
     def submit(self, request: Request) -> Any:
         """Let the writer decide and store a request; return its answer."""
-        self.repair.check()
+        if (why := self.repair.why) is not None:
+            raise refusal(why)
         return self.writer.submit(request)
 
     def post(self, request: Request, done: Done) -> None:
         """Let the writer decide and store a request; ``done`` gets its answer."""
-        self.repair.check()
+        if (why := self.repair.why) is not None:
+            raise refusal(why)
         self.writer.post(request, done)
 
     def post_together(self, requests: Iterable[tuple[Request, Done]]) -> None:
         """Post several requests at once."""
-        self.repair.check()
+        if (why := self.repair.why) is not None:
+            raise refusal(why)
         self.writer.post_together(requests)
 
     def admit(self) -> None:
@@ -304,20 +305,20 @@ class Engine:
     def _committed(self, decisions: Iterable[Decision]) -> None:
         """Notify dispatch of a frame on disk, and wake the calls that wait for its changes."""
         self.dispatcher.notify(self.log.synced)
-        rung: dict[int, set[int] | None] = {}
+        changes: dict[int, set[int] | None] = {}
         for decision in decisions:
             for events in filter(self._rings, decision.events):
                 if events.kind in _DELETIONS:
-                    rung |= self._deleted(events)
+                    changes |= self._deleted(events)
                     continue
-                groups = rung.setdefault(events.topic_id, set())
+                groups = changes.setdefault(events.topic_id, set())
                 if groups is not None:
                     groups.add(events.group_id)
                 if events.kind == Kind.RESET:
                     self._tell_of_reset(events)
             for placed in decision.placed:
-                rung[placed.topic_id] = None
-        self.arrivals.ring_for(rung)
+                changes[placed.topic_id] = None
+        self.wakeups.send(changes)
 
     def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
         """Return the topics and groups to wake after a deletion: their waits are over."""
@@ -385,7 +386,7 @@ class Engine:
         """Answer all requests, dispatch all frames, and unlock the home."""
         self._closing.set()
         self.repair.wakes.set()
-        self.arrivals.close()
+        self.wakeups.close()
         self.writer.close()
         try:
             if self.repair.why is None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.decide.transaction import FindHalves
 from rmq_pipeline.broker.state.halves import Rows
-from rmq_pipeline.broker.work import caller
+from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.readable import LeftOut, read_parts
@@ -54,11 +54,11 @@ def fetch_checks(
     topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        version = engine.arrivals.version(NEW_OFFERS)
+        version = engine.wakeups.version(NEW_OFFERS)
         if window is not None:  # a fenced caller must take none
             engine.submit(FindHalves(_NONE, _NONE, window))
         now_ms = engine.clock.now_ms()
-        if caller.waits_no_more():
+        if waiting.waits_no_more():
             return schema.CHECK.empty_table()
         taken = engine.offers.take(
             now_ms,
@@ -74,10 +74,10 @@ def fetch_checks(
                 log.info("checks sent: client=%s rows=%d", client_id, found.num_rows)
                 return found
             continue
-        if now_ms >= deadline or engine.arrivals.closed:
+        if now_ms >= deadline or engine.wakeups.closed:
             return schema.CHECK.empty_table()
         wake = min(deadline, now_ms + _LOOK_AGAIN_MS)
-        engine.arrivals.wait(NEW_OFFERS, version, at_ms=wake)
+        engine.wakeups.wait(NEW_OFFERS, version, at_ms=wake)
 
 
 def keep_checks(engine: Engine, holder: str, *, checks: pa.Table | None) -> int:

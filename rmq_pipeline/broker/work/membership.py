@@ -11,7 +11,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.broker.decide.dead_members import Begun, Place
 from rmq_pipeline.broker.decide.lock_queues import UnlockMember
 from rmq_pipeline.broker.decide.request import Request
-from rmq_pipeline.broker.work.caller import look_at_ms
+from rmq_pipeline.broker.work.waiting import look_at_ms
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, RequestError
 from rmq_pipeline.text import is_text

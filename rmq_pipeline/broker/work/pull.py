@@ -10,7 +10,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.group_offsets import Offsets
 from rmq_pipeline.broker.decide.pull import FindStretches, Stretch
 from rmq_pipeline.broker.state.queue_index import Places
-from rmq_pipeline.broker.work import caller
+from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching
 from rmq_pipeline.broker.work.placement import locate
@@ -154,14 +154,14 @@ def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
     while True:
         # Each time again: the topic may have been deleted and recreated.
         topic_id = engine.state.topic(pull.topic).topic.topic_id
-        version = engine.arrivals.version(topic_id)
+        version = engine.wakeups.version(topic_id)
         more = pull.look(engine)
         if pull.is_done:
             return pull.pulled()
         if more and not pull.filters:
             continue
-        if engine.clock.now_ms() >= deadline or engine.arrivals.closed or caller.waits_no_more():
+        if engine.clock.now_ms() >= deadline or engine.wakeups.closed or waiting.waits_no_more():
             return pull.pulled()
         if not more:
             pull.look_everywhere()
-            engine.arrivals.wait(topic_id, version, at_ms=caller.look_at_ms(engine.clock, deadline))
+            engine.wakeups.wait(topic_id, version, at_ms=waiting.look_at_ms(engine.clock, deadline))

@@ -1,10 +1,12 @@
 """The part of a receive outside the writer: loading, waiting, reading."""
 
-from collections.abc import Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Delivery, PageWanted, Receive
@@ -12,81 +14,179 @@ from rmq_pipeline.broker.decide.queue_index import FillBacklog, FillIndex
 from rmq_pipeline.broker.state.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.state.filter_cache import CachedSqlFilter, ReceiveFilter, TagHashFilter
 from rmq_pipeline.broker.state.queue_index import IndexRows
-from rmq_pipeline.broker.work import caller
+from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import judge, wanted_of
-from rmq_pipeline.broker.work.line import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
 from rmq_pipeline.broker.work.placement import undispatched
 from rmq_pipeline.broker.work.unreadable import readable, release_delivery
+from rmq_pipeline.broker.work.waiting import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
 
 
+class Leasing(ABC):
+    """A receive that waits for messages: in its caller's thread, or on an event loop.
+
+    A thread blocks on ``result`` of its subclass, and a loop awaits ``lease``: the steps are the
+    same.
+    """
+
+    def __init__(self, engine: Engine, request: Receive, *, until_ms: int) -> None:
+        self.engine = engine
+        self.request = request
+        self.until_ms = until_ms
+
+    @abstractmethod
+    def enter(self, place: Place) -> Waiter:
+        """Enter a line of waiting receives."""
+
+    @abstractmethod
+    async def submit(self) -> Delivery:
+        """Let the writer decide the request."""
+
+    @abstractmethod
+    async def load(self, load: Callable[..., bool], delivery: Delivery) -> bool:
+        """Call ``load_missing``, which reads; return its result."""
+
+    @abstractmethod
+    async def wait(self, waiter: Waiter, at_ms: int) -> None:
+        """Wait until woken, or until ``at_ms``."""
+
+    @abstractmethod
+    def is_wanted(self) -> bool:
+        """Return False once the caller has gone: it may get no messages."""
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Return True once no call may wait any longer."""
+
+    @abstractmethod
+    def release(self, delivery: Delivery) -> None:
+        """Release messages that reach no caller."""
+
+    async def lease(self) -> Delivery | None:
+        """Return leased messages, the first that come in time; None if there were none."""
+        clock = self.engine.clock
+        waits = self.until_ms > clock.now_ms()
+        waiter = self.enter(_place(self.engine, self.request)) if waits else None
+        followers = FOLLOWERS
+        try:
+            while self.is_wanted():
+                followers = FOLLOWERS  # after an error, the next one gets what this one leaves
+                delivery, loaded = await self._look()
+                if len(delivery):
+                    if len(delivery) >= self.request.limit or loaded or delivery.scanned_out:
+                        followers = FOLLOWERS_OF_FULL
+                    return delivery
+                if loaded or delivery.scanned_out:
+                    continue
+                # The next in line learns when a leased message becomes visible again: no wakeup
+                # reports that.
+                followers = int(delivery.next_visible_ms is not None)
+                if waiter is None or clock.now_ms() >= self.until_ms or self.is_closed():
+                    return None
+                if delivery.locked:  # for this client; another client may still read the queue
+                    waiter.pass_on()
+                at_ms = self.until_ms
+                if delivery.next_visible_ms is not None:
+                    at_ms = min(at_ms, delivery.next_visible_ms)
+                await self.wait(waiter, at_ms)
+                followers = FOLLOWERS
+                place = _place(self.engine, self.request)
+                if place != waiter.place:  # the topic or the group was deleted and created again
+                    waiter.end(FOLLOWERS)
+                    waiter = self.enter(place)
+                # An earlier call of the same attempt may wait too, for a client that has dropped
+                # it. Neither call may take the messages of the other.
+                self.request = replace(self.request, repeats=False)
+            return None
+        finally:
+            if waiter is not None:
+                waiter.end(followers)
+
+    async def _look(self) -> tuple[Delivery, bool]:
+        """Return what a look leases, and True if another look may find more."""
+        row_filter = self.request.row_filter
+        if isinstance(row_filter, CachedSqlFilter):
+            row_filter.begin()
+        delivery = await self.submit()
+        try:
+            return delivery, await self.load(load_missing, delivery)
+        except BaseException:  # the messages reach no caller
+            self.release(delivery)
+            raise
+
+
+class _InThread(Leasing):
+    """A receive whose caller's thread blocks."""
+
+    #: True if its caller has gone while it waited.
+    _is_gone = False
+
+    def result(self) -> Delivery | None:
+        """Return leased messages, as ``lease``. The coroutine never suspends: its steps block."""
+        try:
+            self.lease().send(None)
+        except StopIteration as end:
+            found: Delivery | None = end.value
+            return found
+        raise AssertionError("a step of a thread's receive blocks")
+
+    @override
+    def enter(self, place: Place) -> Waiter:
+        return Waiter(self.engine.wakeups, place)
+
+    @override
+    async def submit(self) -> Delivery:
+        delivery: Delivery = self.engine.submit(self.request)
+        return delivery
+
+    @override
+    async def load(self, load: Callable[..., bool], delivery: Delivery) -> bool:
+        return load(self.engine, delivery, row_filter=self.request.row_filter)
+
+    @override
+    async def wait(self, waiter: Waiter, at_ms: int) -> None:
+        clock = self.engine.clock
+        while not waiter.wait(waiting.look_at_ms(clock, at_ms)):
+            if clock.now_ms() >= at_ms or waiting.waits_no_more():
+                break
+        self._is_gone = waiting.waits_no_more()
+
+    @override
+    def is_wanted(self) -> bool:
+        # Before it has waited, its caller may repeat it by its attempt id.
+        return not (self.engine.wakeups.closed or self._is_gone)
+
+    @override
+    def is_closed(self) -> bool:
+        return self.engine.wakeups.closed
+
+    @override
+    def release(self, delivery: Delivery) -> None:
+        release_delivery(self.engine, delivery)
+
+
 def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
     """Lease messages and read them; wait up to ``wait_ms`` for the first."""
-    deadline = engine.clock.now_ms() + wait_ms
-    waiter = engine.lines.enter(_place(engine, request)) if wait_ms else None
-    followers = FOLLOWERS
+    until_ms = engine.clock.now_ms() + wait_ms
+    delivery = _InThread(engine, request, until_ms=until_ms).result()
+    if delivery is None:
+        return schema.RECEIVED.empty_table()
     try:
-        while True:
-            followers = FOLLOWERS  # after an error, the next one gets what this one leaves
-            # Repeated each time: the topic may have been deleted and recreated meanwhile.
-            if waiter is not None and waiter.place != (place := _place(engine, request)):
-                waiter.end(FOLLOWERS)
-                waiter = engine.lines.enter(place)
-            if engine.arrivals.closed:  # The broker stops: the caller may not get its answer.
-                return schema.RECEIVED.empty_table()
-            begin(request)
-            delivery: Delivery = engine.submit(request)
-            try:
-                loaded = load_missing(engine, delivery, row_filter=request.row_filter)
-                if len(delivery):
-                    found = readable(engine, delivery, request=request)
-                    followers = followers_of(delivery, request, loaded=loaded)
-                    return found
-            except BaseException:  # the messages reach no caller
-                release_delivery(engine, delivery)
-                raise
-            if loaded or delivery.scanned_out:
-                continue
-            # The next in line learns when a leased message becomes visible again: no wakeup reports
-            # that.
-            followers = int(delivery.next_visible_ms is not None)
-            if waiter is None or engine.clock.now_ms() >= deadline or engine.arrivals.closed:
-                return schema.RECEIVED.empty_table()
-            if delivery.locked:  # locked for this client; another client may still read the queue
-                waiter.pass_on()
-            wake = deadline
-            if delivery.next_visible_ms is not None:
-                wake = min(wake, delivery.next_visible_ms)
-            if not _stays(engine, waiter, at_ms=wake):
-                followers = FOLLOWERS  # it may have been woken before its caller was gone
-                return schema.RECEIVED.empty_table()
-            # An earlier call of the same attempt may wait too, for a client that has dropped it.
-            # Neither call may take the messages of the other.
-            request = replace(request, repeats=False)
-    finally:
-        if waiter is not None:
-            waiter.end(followers)
-
-
-def followers_of(delivery: Delivery, request: Receive, *, loaded: bool) -> int:
-    """Return how many waiting receives to wake after a receive that got messages."""
-    is_full = len(delivery) >= request.limit or loaded or delivery.scanned_out
-    return FOLLOWERS_OF_FULL if is_full else FOLLOWERS
-
-
-def _stays(engine: Engine, waiter: Waiter, *, at_ms: int) -> bool:
-    """Wait until woken, or until ``at_ms``; return False if the caller has gone."""
-    while not waiter.wait(caller.look_at_ms(engine.clock, at_ms)):
-        if engine.clock.now_ms() >= at_ms or caller.waits_no_more():
-            break
-    return not caller.waits_no_more()
+        return readable(engine, delivery, request=request)
+    except BaseException:  # the messages reach no caller
+        release_delivery(engine, delivery)
+        raise
 
 
 def _place(engine: Engine, request: Receive) -> Place:
-    """Return the line to wait in, shared by receives that can get the same messages."""
+    """Return the line to wait in, shared by receives that can get the same messages.
+
+    Raises:
+        NotFoundError: the topic or the group was deleted.
+    """
     topic = engine.state.topic(request.topic).topic
     match request.row_filter:
         case TagHashFilter(hashes):
@@ -98,12 +198,6 @@ def _place(engine: Engine, request: Receive) -> Place:
     client_id = request.client_id if topic.type == "lite" else ""
     group_id = engine.state.group(request.group).group_id
     return Place(topic.topic_id, group_id, (wanted, request.queue_ids, client_id))
-
-
-def begin(request: Receive) -> None:
-    """Prepare the filter; call it before each submit of the request."""
-    if isinstance(request.row_filter, CachedSqlFilter):
-        request.row_filter.begin()
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, row_filter: ReceiveFilter | None) -> bool:

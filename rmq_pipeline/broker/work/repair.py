@@ -32,7 +32,8 @@ class Repair:
         self._lock = threading.Lock()
         #: Set if there is work before the next regular look.
         self.wakes = threading.Event()
-        self._why: BaseException | None = None
+        #: Cause of the failure; None: the store works.
+        self.why: BaseException | None = None
         self._since_s = 0.0
         self._last_attempt_s = -_CALM_S
         self._pause_s = _FIRST_PAUSE_S
@@ -42,27 +43,13 @@ class Repair:
         #: Called with the cause if this process cannot rebuild the store but another one can.
         self.on_unrepairable: Callable[[str], None] = lambda _: None
 
-    @property
-    def why(self) -> BaseException | None:
-        """Cause of the failure; None: the store works."""
-        return self._why
-
     def failed(self, why: BaseException) -> None:
         """Record a failure; the first cause is kept."""
         with self._lock:
-            if self._why is None:
-                self._why, self._since_s = why.with_traceback(None), time.monotonic()
+            if self.why is None:
+                self.why, self._since_s = why.with_traceback(None), time.monotonic()
                 self._last_why = text_of(why)
         self.wakes.set()
-
-    def check(self) -> None:
-        """Refuse a request while the store has failed.
-
-        Raises:
-            StorageError: the store has failed.
-        """
-        if (why := self._why) is not None:
-            raise refusal(why)
 
     def next_attempt_s(self) -> float:
         """Count the next attempt; return the pause before it in seconds."""
@@ -79,9 +66,9 @@ class Repair:
     def mended(self) -> None:
         """Record that the store was rebuilt."""
         with self._lock:
-            if self._why is None:
+            if self.why is None:
                 return
-            why, self._why = self._why, None
+            why, self.why = self.why, None
             away_s = time.monotonic() - self._since_s
             self._repairs += 1
         log.warning(
@@ -105,9 +92,9 @@ class Repair:
             stuck: frame that dispatch cannot process; None: none.
         """
         with self._lock:
-            failing = self._why is not None
+            failing = self.why is not None
             return {
-                "failing": text_of(self._why) if self._why is not None else None,
+                "failing": text_of(self.why) if self.why is not None else None,
                 "failing_s": round(time.monotonic() - self._since_s, 1) if failing else 0.0,
                 "attempts": self._attempts,
                 "repairs": self._repairs,

@@ -27,14 +27,14 @@ def revive(
     failures, revived, parked, dead_lettered = engine.dead_letter_failures, 0, 0, 0
     while True:
         # Read the version before looking, so that a change during the look starts another one.
-        version, now_ms = engine.arrivals.version(_NO_TOPIC), engine.clock.now_ms()
+        version, now_ms = engine.wakeups.version(_NO_TOPIC), engine.clock.now_ms()
         some, held, exhausted, next_visible = engine.submit(Revive(limit - revived, window))
         revived += some
         parked += held
         if exhausted or failures:
             again = failures.take_time(now_ms)
             dead_lettered += dead_letter_exhausted(engine, None, limit=AT_ONCE, again=again).n
-        done = now_ms >= deadline or revived >= limit or engine.arrivals.closed
+        done = now_ms >= deadline or revived >= limit or engine.wakeups.closed
         if done:
             _tell(failures.take_untold())
             return {
@@ -47,7 +47,7 @@ def revive(
             }
         wake = deadline if next_visible is None else min(deadline, next_visible)
         # A new lease wakes no waiter. Look again after one second, the precision the job promises.
-        engine.arrivals.wait(_NO_TOPIC, version, at_ms=min(wake, now_ms + 1000))
+        engine.wakeups.wait(_NO_TOPIC, version, at_ms=min(wake, now_ms + 1000))
 
 
 def _tell(error: Exception | None) -> None:

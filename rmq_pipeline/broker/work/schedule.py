@@ -90,7 +90,7 @@ def deliver_scheduled(
     report = DeliveryReport()
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        version, now_ms = engine.arrivals.version(SCHEDULE_TOPIC_ID), engine.clock.now_ms()
+        version, now_ms = engine.wakeups.version(SCHEDULE_TOPIC_ID), engine.clock.now_ms()
         rows, next_due_ms = engine.submit(FindDue(min(_FOUND_AT_ONCE, limit), window))
         if len(rows):
             _deliver_found(engine, rows, window=window, report=report)
@@ -98,10 +98,10 @@ def deliver_scheduled(
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
         # now_ms is from before the look-up: messages due since then get another one.
-        if report.delivered >= limit or now_ms >= deadline or engine.arrivals.closed:
+        if report.delivered >= limit or now_ms >= deadline or engine.wakeups.closed:
             return report.describe(next_due_ms)
         wake = deadline if next_due_ms is None else min(deadline, next_due_ms)
-        engine.arrivals.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
+        engine.wakeups.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
 
 
 def _deliver_found(

@@ -107,7 +107,7 @@ class _Turns:
         self._drop()
         sealable = reach(engine, squeezed=squeezed)
         left = limit_bytes
-        while left > 0 and not engine.arrivals.closed:
+        while left > 0 and not engine.wakeups.closed:
             start = engine.segments.sealed_to
             if not self._turn(min(left, _TURN_BYTES), sealable):
                 return

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.arrivals import Rung
+from rmq_pipeline.broker.work.waiting import Changes
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.waiting import until
@@ -23,10 +23,10 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_messages_are_for_all_groups_and_what_one_does_for_itself(broker: Broker) -> None:
-    told: list[Rung] = []
+    told: list[Changes] = []
     topic = broker.create_topic("orders", type="fifo", queues=1)["topic_id"]
     group = broker.create_group("ordered", order="message_group")["group_id"]
-    end = broker.engine.arrivals.listen(told.append)
+    end = broker.engine.wakeups.listen(told.append)
 
     broker.send("orders", pa.table({"body": [b"1"], "message_group": ["A"]}))
     until(lambda: told == [{topic: None}])
@@ -40,13 +40,13 @@ def test_messages_are_for_all_groups_and_what_one_does_for_itself(broker: Broker
 
 
 def test_an_ack_without_order_opens_the_way_for_nobody(broker: Broker) -> None:
-    told: list[Rung] = []
+    told: list[Changes] = []
     topic = broker.create_topic("t", queues=1)["topic_id"]
     group = broker.create_group("g")["group_id"]
     broker.send("t", pa.table({"body": [b"1", b"2"]}))
     received = broker.receive("g", "t")
-    until(lambda: broker.engine.arrivals.version(topic) == 1)
-    broker.engine.arrivals.listen(told.append)
+    until(lambda: broker.engine.wakeups.version(topic) == 1)
+    broker.engine.wakeups.listen(told.append)
 
     broker.ack(received["receipt_handle"].to_pylist()[:1])
     broker.change_invisible_duration(received["receipt_handle"].to_pylist()[1:], 1)
@@ -56,8 +56,8 @@ def test_an_ack_without_order_opens_the_way_for_nobody(broker: Broker) -> None:
 
 
 def test_at_the_end_everybody_is_told(broker: Broker) -> None:
-    told: list[Rung] = []
-    broker.engine.arrivals.listen(told.append)
+    told: list[Changes] = []
+    broker.engine.wakeups.listen(told.append)
 
     broker.close()
 

@@ -16,8 +16,7 @@ from rmq_pipeline.broker.decide.admin import CreateGroup, CreateTopic, DeleteGro
 from rmq_pipeline.broker.decide.deliver import Receive
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.broker.work.caller import watching
-from rmq_pipeline.broker.work.line import Lines
+from rmq_pipeline.broker.work.waiting import Wakeups, watching
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.waiting import until
@@ -44,7 +43,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 @contextmanager
 def receives(broker: Broker, number: int, **asked: Any) -> Iterator[list[Future[pa.Table]]]:
     """So many that wait, in the order they came."""
-    before = len(broker.engine.lines)
+    before = len(broker.engine.wakeups)
     with ThreadPoolExecutor(number) as pool:
         waiting = []
         for one in range(number):
@@ -57,11 +56,11 @@ def receives(broker: Broker, number: int, **asked: Any) -> Iterator[list[Future[
         try:
             yield waiting
         finally:
-            broker.engine.arrivals.close()
+            broker.engine.wakeups.close()
 
 
 def _stand(broker: Broker, number: int) -> bool:
-    return len(broker.engine.lines) >= number
+    return len(broker.engine.wakeups) >= number
 
 
 def messages(n: int) -> pa.Table:
@@ -189,7 +188,7 @@ def test_a_caller_that_has_gone_is_given_nothing(broker: Broker) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(watched)
-        until(lambda: len(broker.engine.lines) == 1)
+        until(lambda: len(broker.engine.wakeups) == 1)
         gone.append(True)
         broker.send("t", messages(1))
 
@@ -198,7 +197,7 @@ def test_a_caller_that_has_gone_is_given_nothing(broker: Broker) -> None:
 
 
 def test_lines_are_forgotten_with_those_who_stood_in_them(broker: Broker) -> None:
-    lines: Lines = broker.engine.lines
+    lines: Wakeups = broker.engine.wakeups
 
     assert len(broker.receive("g", "t")) == 0
     with receives(broker, 2) as waiting:

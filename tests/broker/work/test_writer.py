@@ -284,7 +284,7 @@ def test_who_cannot_hear_a_bell_harms_nobody(held: Held, pool: ThreadPoolExecuto
     def deaf(_: object) -> None:
         raise ValueError("nobody is here")
 
-    end = held.engine.arrivals.listen(deaf)
+    end = held.engine.wakeups.listen(deaf)
     for start in range(3):
         sent = pool.submit(held.engine.writer.submit_together, [held.prepared(messages(1))])
         assert sent.result(WITHIN_S)[0].queue_offset.tolist() == [start]
