@@ -55,6 +55,7 @@ class Database:
     def __init__(self, root: duckdb.DuckDBPyConnection, home: Path, *, memory_bytes: int) -> None:
         self._home = home
         self._sweep = history.Sweep(home)
+        self._files = history.FilesInUse(home)
         #: Used only to create cursors: a connection serves one thread at a time.
         self._root = root
         self._writer = root.cursor()
@@ -66,7 +67,7 @@ class Database:
         self._queries = QueryRunner(
             [root.cursor() for _ in range(_QUERIES)],
             operator_bytes=share,
-            prepare=lambda cursor: history.use_files(cursor, home),
+            prepare=self._files.update,
         )
         self._writer.execute(named("lock_settings"))
         self._fold = Fold(self._writer)
@@ -170,7 +171,7 @@ class Database:
         Raises:
             QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
         """
-        rows = self._read(lambda cursor: cursor.sql(named("view_names")).fetchall())
+        rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
         views = [name for (name,) in rows]
         query_guard.check(sql, views, macros=self._queries.macros)
         return self._queries.run(sql, views=views, timeout_s=timeout_s)
@@ -330,7 +331,7 @@ class Database:
             opening.make(self._writer, self._home, made_by=this)
             self._writer.commit()
         history.write_nothing(self._writer, self._home)
-        history.use_files(self._writer, self._home)
+        self._files.update(self._writer)
 
     def _move(self, stretches: Sequence[Stretch]) -> None:
         # A commit that failed for lack of memory may have taken effect. If the frames were split,

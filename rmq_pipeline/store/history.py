@@ -2,15 +2,15 @@
 
 ``events/`` contains the events that dispatch deleted from the database, by log position.
 ``snapshots/`` contains copies of the state tables. Queries read the registered files through two
-variables. Each query sets both in its own transaction. It therefore sees tables and files as of the
-same moment.
+variables. Each query compares both with the registered files in its own transaction, and sets them
+if they differ. It therefore sees tables and files as of the same moment.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
@@ -99,11 +99,38 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def use_files(cursor: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Make the views of this connection read the files registered now."""
-    for name in ("use_event_files", "use_snapshot_files"):
-        cursor.execute(named(name), {"home": f"{home}/"})
-    cursor.execute(named("use_older_columns"))
+class FilesInUse:
+    """The registered files that the views of each connection read."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._used: dict[duckdb.DuckDBPyConnection, list[tuple[Any, ...]]] = {}
+
+    def update(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Make the views of this connection read the files registered now.
+
+        The variables are set only after a change: setting them takes as long as a small query.
+        """
+        found = cursor.execute(named("history_in_use")).fetchall()
+        if self._used.get(cursor) == found:
+            return
+        self._used.pop(cursor, None)
+        paths: dict[str, list[str]] = {EVENTS: [], SNAPSHOTS: []}
+        for folder, path, _ in found:
+            if folder is not None:
+                paths[folder].append(str(self._home / path))
+        for folder, statement in (
+            (EVENTS, "use_event_files"),
+            (SNAPSHOTS, "use_snapshot_files"),
+        ):
+            files = [str(self._home / folder / NOTHING), *paths[folder]]
+            cursor.execute(named(statement), {"files": files})
+        first = min((first for folder, _, first in found if folder is not None), default=None)
+        differ = first is not None and any(
+            since > first for folder, _, since in found if folder is None
+        )
+        cursor.execute(named("use_older_columns"), {"differ": differ})
+        self._used[cursor] = found
 
 
 def export_events(cursor: duckdb.DuckDBPyConnection, to_position: int, *, path: Path) -> int:

@@ -80,7 +80,7 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     cursor.execute(named("begin_made_by"))
     if history.write_nothing(cursor, home, replace=True):
         cursor.execute(named("never_complete" if is_new else "set_columns_since"))
-    history.use_files(cursor, home)
+    history.FilesInUse(home).update(cursor)
     cursor.execute(views())
     cursor.execute(named("set_made_by"), {"made_by": made_by})
 

@@ -8,36 +8,28 @@ SET allowed_directories = "{folders}";
 -- In: nothing. Out: no files but those in allowed folders, on any connection.
 SET enable_external_access = false;
 
+-- name: history_in_use
+-- In: nothing. Out: folder, path and first position of the files of the history that count. A row
+-- without a folder has the position from which files have all columns.
+SELECT 'events' AS folder, path, from_position AS first_position FROM store.event_segments
+UNION ALL
+SELECT 'snapshots', path, position FROM store.snapshots WHERE path IS NOT NULL
+UNION ALL
+SELECT NULL, NULL, columns_since FROM store.made_by WHERE columns_since IS NOT NULL
+ORDER BY first_position, path;
+
 -- name: use_event_files
--- In: $home, the folder of the home, and a slash. Out: the variable event_files: registered event
--- Parquet, and a file without events.
-SET VARIABLE event_files = (
-    SELECT [$home || 'events/.nothing.parquet']
-           || coalesce(list($home || path ORDER BY from_position), [])
-    FROM store.event_segments
-);
+-- In: $files. Out: the variable event_files: event Parquet, and a file without events.
+SET VARIABLE event_files = $files;
 
 -- name: use_snapshot_files
--- In: $home. Out: the variable snapshot_files: the snapshots that are kept, and one of nothing.
-SET VARIABLE snapshot_files = (
-    SELECT [$home || 'snapshots/.nothing.parquet']
-           || coalesce(list($home || path ORDER BY position), [])
-    FROM store.snapshots WHERE path IS NOT NULL
-);
+-- In: $files. Out: the variable snapshot_files: the snapshots that are kept, and one of nothing.
+SET VARIABLE snapshot_files = $files;
 
 -- name: use_older_columns
--- In: nothing. Out: the variable columns_differ: some of these files lack columns that were added
+-- In: $differ. Out: the variable columns_differ: some of these files lack columns that were added
 -- since. DuckDB then looks into all of them before it reads any, which takes twice as long.
-SET VARIABLE columns_differ = EXISTS (
-    SELECT 1 FROM store.made_by
-    WHERE columns_since > (
-        SELECT min(first) FROM (
-            SELECT min(from_position) AS first FROM store.event_segments
-            UNION ALL
-            SELECT min(position) FROM store.snapshots WHERE path IS NOT NULL
-        )
-    )
-);
+SET VARIABLE columns_differ = $differ;
 
 -- name: begin_snapshots
 -- In: nothing. Out: the history of a new home is known from its beginning, where there was nothing.
