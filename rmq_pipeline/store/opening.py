@@ -3,7 +3,7 @@
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -19,6 +19,7 @@ from rmq_pipeline.store.statements import named, quoted, tables, views
 _CHECKPOINT_THRESHOLD: Final = "32MB"
 #: Maximum disk space for query data that does not fit in memory.
 _SPILL: Final = "4GB"
+_Columns: TypeAlias = dict[str, list[tuple[str, str]]]
 
 
 def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
@@ -68,10 +69,12 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
             "name": [kind.name.lower() for kind in Kind],
         }
     )
-    _rename(cursor)
+    found = _columns(cursor)
+    _rename(cursor, found)
     cursor.execute(tables())
     cursor.register("staged_kinds", kinds)
-    _add_columns(cursor)
+    if found:
+        _add_columns(cursor)
     for name in ("begin_reached", "clear_kinds", "insert_kinds", "begin_snapshots"):
         cursor.execute(named(name))
     cursor.unregister("staged_kinds")
@@ -85,9 +88,8 @@ def make(cursor: duckdb.DuckDBPyConnection, home: Path, *, made_by: str) -> None
     cursor.execute(named("set_made_by"), {"made_by": made_by})
 
 
-def _rename(cursor: duckdb.DuckDBPyConnection) -> None:
+def _rename(cursor: duckdb.DuckDBPyConnection, found: _Columns) -> None:
     """Give the tables and columns of an older version the names that they have now."""
-    found = _columns(cursor)
     for table in STATE_TABLES:
         if table.formerly not in found:
             continue
@@ -117,9 +119,9 @@ def _add_columns(cursor: duckdb.DuckDBPyConnection) -> None:
             cursor.execute(named("add_column", **names, type=of_type))
 
 
-def _columns(cursor: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[str, str]]]:
+def _columns(cursor: duckdb.DuckDBPyConnection) -> _Columns:
     """Return the names and types of the columns of each table."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    found: _Columns = {}
     for table, column, of_type in cursor.sql(named("table_columns")).fetchall():
         found.setdefault(table, []).append((column, of_type))
     return found
