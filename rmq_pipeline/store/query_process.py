@@ -4,6 +4,8 @@ The process receives the rows that the query reads, from one transaction, and no
 ends with the query, at the query's time limit, or when the broker ends.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -12,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import duckdb
 import pyarrow as pa
@@ -21,8 +23,10 @@ from rmq_pipeline import limits
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.query_reads import Reading
 from rmq_pipeline.store.statements import named, quoted
+
+if TYPE_CHECKING:
+    from rmq_pipeline.store.query_reads import Reading
 
 _BATCH_ROWS: Final = 65_536
 _COMMAND: Final = (sys.executable, "-m", "rmq_pipeline.store.query_worker")
@@ -55,7 +59,7 @@ class QueryProcesses:
         self._closed = False
 
     @contextmanager
-    def started(self, *, timeout_s: float) -> "Iterator[QueryProcess]":
+    def started(self, *, timeout_s: float) -> Iterator[QueryProcess]:
         """Start a process; kill it at the time limit and at the end of the block.
 
         Raises:
