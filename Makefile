@@ -7,6 +7,9 @@ BIN := .venv/bin
 WORKERS ?= 3
 # Where the tests are that are marked `fast` (tests/conftest.py): the others need not be collected.
 FAST := tests/test_*.py tests/access tests/archive tests/behaviour tests/filter tests/resources
+# Files with tests that are marked `alone`: collecting all others takes ten seconds.
+ALONE := tests/behaviour/test_blocked_groups.py tests/broker/work/test_transactions.py \
+	tests/conformance/test_restarts.py tests/store/test_commit_log.py
 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1
@@ -35,7 +38,7 @@ check: setup lint ## before each commit: format, lint, types, import contracts a
 test: setup lint ## all that CI runs: lint, Dagster definitions and every test but the long ones
 	$(BIN)/dagster definitions validate --log-level warning
 	$(BIN)/pytest -n $(WORKERS) -m "not long and not alone" $(ARGS)
-	$(BIN)/pytest -m "alone and not long" $(ARGS) || [ $$? -eq 5 ] # 5: none is among these
+	$(BIN)/pytest -m "alone and not long" $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ] # 5: none is among these
 
 lint:
 	$(BIN)/ruff format --check

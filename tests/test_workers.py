@@ -1,6 +1,7 @@
 """A run of tests with workers: how they share, and that nothing of them stays."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,19 @@ def test_a_spark_session_is_of_one_worker() -> None:
     assert share("tests/spark/test_a.py::test_x[1]") == share("tests/spark/test_b.py::test_y")
     assert share("tests/store/test_a.py::test_x") == share("tests/store/test_a.py::test_y[a::b]")
     assert share("tests/store/test_a.py::test_x") != share("tests/store/test_b.py::test_x")
+
+
+def test_make_names_the_files_of_tests_that_run_alone() -> None:
+    marked = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^(?:@|pytestmark = .*)pytest\.mark\.alone\b", file.read_text(), re.MULTILINE)
+    }
+
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+
+    (named,) = re.findall(r"^ALONE := (.*)$", makefile, re.MULTILINE)
+    assert set(named.split()) == marked
 
 
 def test_nothing_of_workers_stays_however_they_end(tmp_path: Path) -> None:
