@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
+from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.users import Principal
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, ClientIdRequiredError, ForbiddenError
@@ -54,17 +55,21 @@ class Caller:
         return f"{namespace}%{name}"
 
 
-def metadata_of(call: Any) -> dict[str, str]:
-    """Return the text metadata of a call; of a repeated key, the last value."""
-    return {key: value for key, value in call.invocation_metadata() if isinstance(value, str)}
+def caller_of(call: Any, access: Access | None) -> Caller:
+    """Return the caller of a call, as its metadata name it; of a repeated key, the last value.
 
-
-def caller_of(call: Any, metadata: dict[str, str], *, user: Principal | None) -> Caller:
-    """Return the caller of a call.
+    Args:
+        call: gRPC's context.
+        access: checks the credentials while access control is enabled.
 
     Raises:
+        UnauthorizedError: the credentials are missing or wrong.
         ClientIdRequiredError: the metadata have no x-mq-client-id.
     """
+    metadata = {key: value for key, value in call.invocation_metadata() if isinstance(value, str)}
+    user = None
+    if access is not None and access.enabled:
+        user = access.authenticate_mq(metadata.get("authorization"), metadata.get("x-mq-date-time"))
     client_id = metadata.get("x-mq-client-id", "").strip()
     if not client_id:
         raise ClientIdRequiredError("The call has no x-mq-client-id.")

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from rmq_pipeline import limits
 from rmq_pipeline.errors import BrokerUnavailableError, BusyError, RequestError
 from rmq_pipeline.rocketmq import protocol, rights
-from rmq_pipeline.rocketmq.clients import Caller, caller_of, metadata_of
+from rmq_pipeline.rocketmq.clients import Caller, caller_of
 from rmq_pipeline.rocketmq.context import Context
 from rmq_pipeline.rocketmq.lite import Lite
 from rmq_pipeline.rocketmq.metrics import Metrics
@@ -225,15 +225,7 @@ class Service:
     def _caller(self, call: Any) -> Caller:
         if self._closing:
             raise BrokerUnavailableError("The broker is stopping.")
-        metadata = metadata_of(call)
-        access = self._context.access
-        user = None
-        if access is not None and access.enabled:
-            user = access.authenticate_mq(
-                metadata.get("authorization"),
-                metadata.get("x-mq-date-time"),
-            )
-        return caller_of(call, metadata, user=user)
+        return caller_of(call, self._context.access)
 
     def _authorise(self, request: Any, caller: Caller, *, demands: Demands) -> None:
         access = self._context.access
