@@ -213,6 +213,7 @@ QUARANTINED_GROUPS: Final = StateTable(
     sets=frozenset({Kind.QUARANTINE}),
     removes=frozenset({Kind.LIFT}),
     is_reset=True,
+    in_snapshots="quarantined_group",
     order=("group_id", "topic_id", "queue_id", "queue_offset"),
 )
 

@@ -36,7 +36,7 @@ def tables() -> str:
 def views() -> str:
     """Return the script that creates the views and macros over the tables."""
     moments = _beginning("at_")
-    return "\n".join((script("views"), script("history"), *moments, script("delivery_views")))
+    return "\n".join((script("history"), *moments, script("delivery_views"), script("views")))
 
 
 def _beginning(prefix: str) -> Iterator[str]:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from tests.behaviour.conftest import Door, Make
 
-VIEWS = ("in_flight", "retrying", "parked", "progress", "lag", "scheduled", "half", "waiting")
+VIEWS = (
+    *("in_flight", "retrying", "parked", "quarantined_groups", "progress", "lag", "scheduled"),
+    *("half", "waiting"),
+)
 #: How many, by their numbers; in a usual run one to which everything happens.
 HISTORIES = int(os.environ.get("RMQ_AS_OF_HISTORIES", "0"))
 NUMBERS = range(1, HISTORIES + 1) if HISTORIES else [2]
@@ -29,7 +32,7 @@ GROUPS = {
     "none": {"order": "none"},
     "ordered": {"order": "message_group"},
     "parking": {"order": "message_group", "on_failure": "park"},
-    "burying": {"order": "message_group", "on_failure": "dead_letter_group"},
+    "quarantining": {"order": "message_group", "on_failure": "dead_letter_group"},
     "by-queue": {"order": "queue", "on_failure": "park"},
 }
 
@@ -61,7 +64,7 @@ class RandomHistory:
             (self.send_half, 2),
             (self.receive, 9),
             (self.settle, 7),
-            (self.park, 3),
+            (self.fail_for_good, 5),
             (self.change_invisible, 2),
             (self.recall, 1),
             (self.end_halves, 2),
@@ -160,14 +163,15 @@ class RandomHistory:
                 except errors.ReceiptHandleError:
                     self.happened["ended receipt"] += 1
 
-    def park(self) -> None:
-        """Park a message group whose later messages the cursor has passed: they wait."""
+    def fail_for_good(self) -> None:
+        """Park or quarantine a message group; the cursor has passed later messages, which wait."""
+        group = self.random.choice(("parking", "quarantining"))
         topic = self.random.choice(self.topics)
         self.door.broker.send(topic, self.table(6, message_group=["a", "b", "c"] * 2))
-        got = self.door.broker.receive("parking", topic, limit=1)
-        self.door.broker.receive("parking", topic, limit=12, invisible_duration_ms=300)
+        got = self.door.broker.receive(group, topic, limit=1)
+        self.door.broker.receive(group, topic, limit=12, invisible_duration_ms=300)
         rows = [{"receipt_handle": r, "outcome": "dead_letter"} for r in got["receipt_handle"]]
-        self.door.broker.settle("parking", pa.Table.from_pylist(rows, schema=schema.OUTCOME))
+        self.door.broker.settle(group, pa.Table.from_pylist(rows, schema=schema.OUTCOME))
 
     def change_invisible(self) -> None:
         for group, receipt in self.some(self.receipts):

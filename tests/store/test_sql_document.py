@@ -51,7 +51,7 @@ def test_a_macro_has_the_columns_of_its_view(database: Database) -> None:
         view = database.query(f"SELECT * FROM {name.removesuffix('_at')}", timeout_s=30)
         macro = database.query(f"SELECT * FROM {name}(0)", timeout_s=30)
         assert macro.schema == view.schema, name
-    assert len(of_moments) == 8
+    assert len(of_moments) == 9
 
 
 def test_the_examples_are_queries(database: Database) -> None:

@@ -98,6 +98,17 @@ LEFT JOIN store.waiting_behind_parked AS w USING (group_id, topic_id, queue_id, 
 LEFT JOIN store.queue_behind_parked AS b USING (group_id, topic_id, queue_id, queue_offset)
 WHERE l.delivery = $PARKED;
 
+-- Message groups in quarantine: their messages, later ones included, are dead-lettered.
+CREATE OR REPLACE VIEW main.quarantined_groups AS
+SELECT g.name AS consumer_group, t.name AS topic, c.queue_id, c.queue_offset, q.message_id,
+       q.message_group, c.quarantined_at_ms, c.failure ->> '$.reason' AS reason,
+       c.failure ->> '$.error_type' AS error_type, c.failure ->> '$.signature' AS signature,
+       c.failure ->> '$.run_id' AS run_id
+FROM store.quarantined_groups AS c
+JOIN store.groups AS g USING (group_id)
+JOIN store.topics AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
+
 -- Progress by group id; committed_offset is the smallest offset that is not settled.
 CREATE OR REPLACE VIEW store.progress_by_id AS
 SELECT c.group_id, c.topic_id, c.queue_id, coalesce(h.min_offset, 0) AS min_offset,
@@ -271,6 +282,17 @@ LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
 LEFT JOIN waiting_behind_parked AS w USING (group_id, topic_id, queue_id, queue_offset)
 LEFT JOIN queue_behind_parked AS b USING (group_id, topic_id, queue_id, queue_offset)
 WHERE l.delivery = $PARKED;
+
+-- As the view quarantined_groups, at the moment t.
+CREATE OR REPLACE MACRO main.quarantined_groups_at(t) AS TABLE
+SELECT g.name AS consumer_group, t.name AS topic, c.queue_id, c.queue_offset, q.message_id,
+       q.message_group, c.quarantined_at_ms, c.failure ->> '$.reason' AS reason,
+       c.failure ->> '$.error_type' AS error_type, c.failure ->> '$.signature' AS signature,
+       c.failure ->> '$.run_id' AS run_id
+FROM store.quarantined_groups_at(store.ms_of(t)) AS c
+JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
+JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)
+LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
 
 -- As the view progress, at the moment t.
 CREATE OR REPLACE MACRO main.progress_at(t) AS TABLE

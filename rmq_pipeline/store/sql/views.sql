@@ -28,18 +28,7 @@ SELECT t.name AS topic, q.queue_id, q.queue_offset, q.message_id, q.tag, q.keys,
        q.born_at_ms, q.stored_at_ms, q.deliver_at_ms
 FROM store.consume_queue AS q JOIN store.topics AS t USING (topic_id);
 
--- Message groups in quarantine: their messages, later ones included, are dead-lettered.
-CREATE OR REPLACE VIEW main.quarantined_groups AS
-SELECT g.name AS consumer_group, t.name AS topic, c.queue_id, c.queue_offset, q.message_id,
-       q.message_group, c.quarantined_at_ms, c.failure ->> '$.reason' AS reason,
-       c.failure ->> '$.error_type' AS error_type, c.failure ->> '$.signature' AS signature,
-       c.failure ->> '$.run_id' AS run_id
-FROM store.quarantined_groups AS c
-JOIN store.groups AS g USING (group_id)
-JOIN store.topics AS t USING (topic_id)
-LEFT JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset);
-
--- The same by its earlier name, for one release.
+-- quarantined_groups by its earlier name, for one release.
 CREATE OR REPLACE VIEW main.condemned AS
 SELECT * RENAME (quarantined_at_ms AS condemned_at_ms) FROM main.quarantined_groups;
 

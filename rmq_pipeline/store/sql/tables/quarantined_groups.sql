@@ -44,3 +44,29 @@ WHERE t.group_id = n.group_id AND t.topic_id = n.topic_id AND t.queue_id = n.que
 -- In: nothing. Out: what recovery reads.
 SELECT group_id, topic_id, queue_id, message_group_hash, queue_offset, failure
 FROM store.quarantined_groups ORDER BY group_id, topic_id, queue_id, queue_offset;
+
+-- name: at_quarantined_groups
+-- In: nothing. Out: the macro store.quarantined_groups_at: the rows as of a moment.
+CREATE OR REPLACE MACRO store.quarantined_groups_at(ms) AS TABLE
+WITH said AS (
+    SELECT seq, kind, group_id, topic_id, queue_id, message_group_hash, queue_offset,
+           at_ms AS quarantined_at_ms, detail AS failure
+    FROM store.events_at(ms) WHERE kind IN ($QUARANTINE, $LIFT)
+    UNION ALL
+    SELECT -1 AS seq, $QUARANTINE AS kind, group_id, topic_id, queue_id, message_group_hash,
+           queue_offset, at_ms AS quarantined_at_ms, detail AS failure
+    FROM store.snapshot_at(ms) WHERE what = 'quarantined_group'
+),
+latest AS (
+    SELECT group_id, topic_id, queue_id, message_group_hash, max(seq) AS seq
+    FROM said GROUP BY group_id, topic_id, queue_id, message_group_hash
+    HAVING arg_max(kind, seq) <> $LIFT
+)
+SELECT s.* EXCLUDE (kind)
+FROM said AS s
+SEMI JOIN latest AS l
+    ON l.seq = s.seq AND l.group_id = s.group_id AND l.topic_id = s.topic_id
+   AND l.queue_id = s.queue_id AND l.message_group_hash = s.message_group_hash
+ANTI JOIN store.resets_at(ms) AS r
+    ON r.group_id = s.group_id AND r.topic_id = s.topic_id AND r.queue_id = s.queue_id
+   AND r.seq > s.seq;

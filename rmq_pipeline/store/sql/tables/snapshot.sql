@@ -27,6 +27,10 @@ SELECT $position AS position, 'behind' AS what, group_id, topic_id, queue_id,
        message_group_hash, queue_offset
 FROM store.behind
 UNION ALL BY NAME
+SELECT $position AS position, 'quarantined_group' AS what, group_id, topic_id, queue_id,
+       message_group_hash, queue_offset, quarantined_at_ms AS at_ms, failure AS detail
+FROM store.quarantined_groups
+UNION ALL BY NAME
 SELECT $position AS position, 'scheduled' AS what, 1 AS topic_id, queue_id, queue_offset,
        deliver_at_ms AS visible_at_ms, target_topic_id
 FROM store.scheduled
