@@ -8,8 +8,10 @@ import numpy.typing as npt
 
 from rmq_pipeline.broker.decide.fifo import GroupScan
 from rmq_pipeline.broker.decide.redeliver import Ended
+from rmq_pipeline.broker.decide.scan import Asked
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.filter_cache import QueueFilter
+from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.lite import Wanted
 from rmq_pipeline.broker.state.state import Queue, State, TopicState
 from rmq_pipeline.group import Group
@@ -46,7 +48,7 @@ def predecessors(state: State, topic: TopicState, *, group: Group) -> Sequence[P
 
     The result is empty if no queue waits.
     """
-    if not topic.topic.growths or not state.keeps_order(group, topic.topic.topic_id):
+    if not topic.topic.growths or state.order(group, topic.topic.topic_id) is not ByGroup:
         return ()
     found: list[Predecessors | None] = []
     waits = None
@@ -149,18 +151,21 @@ class BarredScan(GroupScan):
     def __init__(
         self,
         queue: Queue,
-        consumption: Consumption,
+        consumption: ByGroup,
         *,
         row_filter: QueueFilter | None,
-        ended: Ended,
+        asked: Asked,
         barrier: Barrier,
     ) -> None:
         self._barrier = barrier
-        keep = ~barrier.bars(ended.group)
-        allowed = Ended(ended.offset[keep], ended.attempt[keep], ended.group[keep], ended.events)
-        super().__init__(queue, consumption, row_filter=row_filter, ended=allowed)
+        super().__init__(queue, consumption, row_filter=row_filter, asked=asked)
         if barrier.predecessors is not None and barrier.predecessors.quarantined:
             self._quarantined = {**barrier.predecessors.quarantined, **consumption.quarantined}
+
+    def _ended(self, asked: Asked) -> Ended:
+        ended = super()._ended(asked)
+        keep = ~self._barrier.bars(ended.group)
+        return Ended(ended.offset[keep], ended.attempt[keep], ended.group[keep], ended.events)
 
     def _open_groups(self) -> list[int]:
         return self._barrier.open_groups(self.consumption)

@@ -9,7 +9,6 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.publish import Send, place, subset
 from rmq_pipeline.broker.decide.request import Decision, Request
-from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.lease_table import EXHAUSTED
@@ -160,8 +159,6 @@ class StoreDeadLetters(Request):
             message_group_hash=leases.group[rows],
             detail=[consumption.failures.get(offset) for offset in leases.offset[rows].tolist()],
         )
-        events = [event]
-        if consumption.by_queue:
-            after = queue_order.acks(leases, rows[:0], settled=rows, now_ms=now_ms)
-            events.extend(key.events(after, now_ms))
+        after = consumption.acks(rows[:0], settled=rows, now_ms=now_ms)
+        events = [event, *key.events(after, now_ms)]
         return Decision(len(rows), placed=placed, events=events)

@@ -70,17 +70,14 @@ def begun_offsets(
     begun: Begun,
     *,
     queue: tuple[str, int],
-    by_queue: bool,
     now_ms: int,
 ) -> Int64s:
     """Return the offsets of a queue that the listener may have had."""
     leases = consumption.leases
     running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
     rows = np.flatnonzero(running)
-    if not by_queue:
-        groups = leases.group[rows]
-        _, first = np.unique(groups, return_index=True)
-        rows = rows[np.union1d(first, np.flatnonzero(groups == 0))]
+    if not begun.by_queue:
+        rows = consumption.handled_first(rows)
     places = [(*queue, offset) for offset in leases.offset[rows[: begun.calls]].tolist()]
     counted = [p[2] for p in places if p not in begun.suspects or p in begun.trying]
     return np.array(counted, dtype=np.int64)

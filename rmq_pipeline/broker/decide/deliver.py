@@ -3,20 +3,22 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from rmq_pipeline.broker.decide.blocked_groups import BarredScan, barriers
 from rmq_pipeline.broker.decide.due_work import earlier
 from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
-from rmq_pipeline.broker.decide.redeliver import ended_leases
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
-from rmq_pipeline.broker.decide.scan import QueueScan, Taken
+from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey, Skipped
 from rmq_pipeline.broker.state.event_rows import EventRows, single
 from rmq_pipeline.broker.state.filter_cache import ReceiveFilter
+from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.queue_index import IndexRows
 from rmq_pipeline.broker.state.queue_locks import QueueLock
+from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.state.state import State, TopicState
 from rmq_pipeline.errors import IllegalQueueError
 from rmq_pipeline.group import Group
@@ -26,6 +28,12 @@ from rmq_pipeline.store.events import Kind
 #: Smallest share of one queue. The cost of a receive is mostly per queue, so a receive of a few
 #: messages takes them from few queues.
 SHARE_ROWS = 32
+#: How a queue is scanned in each order.
+_SCANS: Final[dict[type[Consumption], type[Any]]] = {
+    Consumption: QueueScan,
+    ByGroup: GroupScan,
+    ByQueue: BatchScan,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,39 +189,30 @@ class Receive(Request):
         """
         scans: list[tuple[int, QueueScan]] = []
         barred = barriers(state, topic, group=group, client_id=self.client_id)
+        asked = Asked(group, now_ms, self.attempt, self.repeats)
         for queue_id, queue in enumerate(topic.queues):
             if queue_id in closed:
                 continue
             consumption = consumptions[queue_id]
-            attempt = self.attempt if consumption.by_queue and self.repeats else 0
-            nothing = not barred and consumption.has_nothing(queue.max_offset, now_ms)
-            if nothing and not attempt:
+            if not barred and consumption.has_nothing(
+                queue.max_offset, now_ms, attempt=self.attempt if self.repeats else 0
+            ):
                 continue
             row_filter = (
                 self.row_filter.of(topic.topic.topic_id, queue_id) if self.row_filter else None
             )
-            if consumption.by_queue:
-                batch = BatchScan(
-                    *(queue, consumption),
-                    row_filter=row_filter,
-                    group=group,
-                    attempt=attempt,
-                    now_ms=now_ms,
-                )
-                scans.append((queue_id, batch))
-                continue
-            ended = ended_leases(consumption, group, now_ms=now_ms)
             barrier = barred[queue_id] if barred else None
             if barrier is not None:
+                assert isinstance(consumption, ByGroup)
                 scan: QueueScan = BarredScan(
-                    queue, consumption, row_filter=row_filter, ended=ended, barrier=barrier
+                    queue, consumption, row_filter=row_filter, asked=asked, barrier=barrier
                 )
             else:
-                kind = GroupScan if consumption.ordered else QueueScan
-                scan = kind(queue, consumption, row_filter=row_filter, ended=ended)
+                scan = _SCANS[type(consumption)](
+                    queue, consumption, row_filter=row_filter, asked=asked
+                )
             scans.append((queue_id, scan))
-        again = [one for one in scans if isinstance(one[1], BatchScan) and one[1].again]
-        return again or scans
+        return [one for one in scans if one[1].again] or scans
 
     def _take(self, scans: Sequence[tuple[int, QueueScan]], *, limit: int, start: int) -> None:
         """Take a fair share of each queue, then the rest from the queues that have more."""
@@ -252,7 +251,7 @@ class Receive(Request):
                     attempt=taken.attempt,
                     visible_at_ms=now_ms + self.invisible_duration_ms,
                     delivery=self.delivery,
-                    epoch=epoch or (self.attempt if scan.consumption.by_queue else 0),
+                    epoch=epoch or scan.attempt,
                     message_group_hash=taken.group,
                     client_id=self.client_id or None,
                 )

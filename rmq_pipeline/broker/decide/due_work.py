@@ -9,12 +9,11 @@ import numpy as np
 
 from rmq_pipeline.broker.decide.blocked_groups import open_backlogs
 from rmq_pipeline.broker.decide.fifo import ready_from_cursor
-from rmq_pipeline.broker.decide.redeliver import ended_leases
+from rmq_pipeline.broker.decide.redeliver import expire
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import single
-from rmq_pipeline.broker.state.lease_table import EXHAUSTED, WAITING
-from rmq_pipeline.broker.state.queue_order import blocked_until, unsettled
+from rmq_pipeline.broker.state.lease_table import AHEAD, EXHAUSTED, WAITING
 from rmq_pipeline.broker.state.state import Queue, State
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
@@ -61,7 +60,7 @@ class Due(Request):
             entry["ready"] += open_backlogs(state, topic, group=group, queue_id=queue_id)
             entry["unread"] += queue.max_offset - consumption.cursor
             parked = len(leases.parked())
-            entry["unsettled"] += len(unsettled(leases)) - parked
+            entry["unsettled"] += len(leases.unsettled()) - parked
             entry["parked"] += parked
             entry["next_visible_ms"] = earlier(entry["next_visible_ms"], soonest)
         revive = {"next_due_ms": next_visible, "due": ended, "oldest_ended_ms": oldest_ended}
@@ -76,11 +75,11 @@ def _unrecorded(
     leases = consumption.leases
     rows = leases.alive & (leases.visible_at <= now_ms) & (leases.delivery != WAITING)
     leased = rows & (leases.delivery > WAITING)
-    if consumption.ordered and leased.any():
-        # A message behind another is due only after that one is settled or has ended.
-        found = ended_leases(consumption, group, now_ms=now_ms)
-        known = np.concatenate([found.offset, *(each.queue_offset for each in found.events)])
-        rows &= ~leased | np.isin(leases.offset, known)
+    if leased.any():
+        # In order, a message behind another is due only after that one is settled or has ended.
+        found = expire(consumption, group, now_ms=now_ms, limit=len(leases))
+        known = [each.queue_offset for each in found]
+        rows &= ~leased | np.isin(leases.offset, np.concatenate(known) if known else known)
     if but is not None:
         rows &= (leases.delivery != EXHAUSTED) | ~np.isin(leases.offset, but)
     ended: Int64s = leases.visible_at[rows]
@@ -90,12 +89,11 @@ def _unrecorded(
 def ready(queue: Queue, consumption: Consumption, *, now_ms: int) -> int:
     """Return how many messages of a queue a receive may get now, without backlogs."""
     leases = consumption.leases
-    if consumption.by_queue:
-        free = blocked_until(leases) <= now_ms
-        return len(leases) + queue.max_offset - consumption.cursor if free else 0
-    open_rows = leases.alive & (leases.delivery >= WAITING)
-    over = int(np.count_nonzero(leases.visible_at[open_rows] <= now_ms))
-    return ready_from_cursor(queue, consumption) + over
+    if consumption.is_blocked(now_ms):
+        return 0
+    over = (leases.delivery >= WAITING) & (leases.visible_at <= now_ms)
+    again = np.count_nonzero(leases.alive & (over | (leases.delivery == AHEAD)))
+    return ready_from_cursor(queue, consumption) + int(again)
 
 
 def _jobs(state: State, revive: dict[str, Any], *, now_ms: int) -> dict[str, dict[str, Any]]:

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from rmq_pipeline.broker.decide.final_failure import exhausted_with_group
-from rmq_pipeline.broker.decide.redeliver import Ended, ended_leases
+from rmq_pipeline.broker.decide.redeliver import Ended
 from rmq_pipeline.broker.decide.release import release
-from rmq_pipeline.broker.decide.scan import QueueScan, Taken
+from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import Mask, QueueFilter
+from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.lease_table import WAITING
 from rmq_pipeline.broker.state.queue_index import IndexRows
-from rmq_pipeline.broker.state.queue_order import blocked_until, of_attempt, reopened
+from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.state.state import Queue
-from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
@@ -47,15 +47,12 @@ class GroupScan(QueueScan):
     It takes ended leases first, then backlogs, then rows from the cursor on.
     """
 
+    consumption: ByGroup
+
     def __init__(
-        self,
-        queue: Queue,
-        consumption: Consumption,
-        *,
-        row_filter: QueueFilter | None,
-        ended: Ended,
+        self, queue: Queue, consumption: ByGroup, *, row_filter: QueueFilter | None, asked: Asked
     ) -> None:
-        super().__init__(queue, consumption, row_filter=row_filter, ended=ended)
+        super().__init__(queue, consumption, row_filter=row_filter, asked=asked)
         #: Number of messages taken from the backlog of each ready group.
         self._from_backlog: dict[int, int] = {}
         #: Message groups whose backlog may be delivered.
@@ -362,29 +359,26 @@ def _of_groups(kind: Kind, groups: list[int], *, offsets: list[int]) -> EventRow
 class BatchScan(QueueScan):
     """Scan in order by queue: all messages from the first unsettled one on, or none."""
 
+    consumption: ByQueue
+
     def __init__(
-        self,
-        queue: Queue,
-        consumption: Consumption,
-        *,
-        row_filter: QueueFilter | None,
-        group: Group,
-        attempt: int,
-        now_ms: int,
+        self, queue: Queue, consumption: ByQueue, *, row_filter: QueueFilter | None, asked: Asked
     ) -> None:
-        """Prepare the scan; ``attempt``: hash of the attempt id, below 0; 0: a call without one."""
-        leases = consumption.leases
-        rows = of_attempt(leases, attempt, now_ms=now_ms) if attempt else ()
-        #: True if the same attempt has leased the batch before: its client gets the batch again.
-        self.again = len(rows) > 0
-        if self.again:
-            ended = Ended(leases.offset[rows], leases.attempt[rows], leases.group[rows])
-        else:
-            ended = ended_leases(consumption, group, now_ms=now_ms)
-        super().__init__(queue, consumption, row_filter=row_filter, ended=ended)
-        self._max_attempts = group.max_attempts
+        super().__init__(queue, consumption, row_filter=row_filter, asked=asked)
+        self.attempt = asked.attempt
+        self._max_attempts = asked.group.max_attempts
         #: True if no message may be delivered for the first time.
-        self._closed = self.again or bool(ended.events) or blocked_until(leases) > now_ms
+        self._closed = self.again or bool(self.ended.events) or consumption.is_blocked(asked.now_ms)
+
+    def _ended(self, asked: Asked) -> Ended:
+        """Return what may be redelivered; the client of the same attempt gets its batch again."""
+        if asked.attempt and asked.repeats:
+            rows = self.consumption.of_attempt(asked.attempt, now_ms=asked.now_ms)
+            self.again = len(rows) > 0
+            if self.again:
+                leases = self.consumption.leases
+                return Ended(leases.offset[rows], leases.attempt[rows], leases.group[rows])
+        return super()._ended(asked)
 
     def _fresh_left(self) -> bool:
         return not self._closed and super()._fresh_left()
@@ -393,6 +387,6 @@ class BatchScan(QueueScan):
         """Return the cursor event, and events that reopen messages acked behind the batch."""
         events = super().progress_events(taken, now_ms)
         if len(taken) and not self.again:
-            leases, last = self.consumption.leases, int(taken.offset[-1])
-            events.extend(reopened(leases, last, max_attempts=self._max_attempts, now_ms=now_ms))
+            last, most = int(taken.offset[-1]), self._max_attempts
+            events.extend(self.consumption.reopened(last, max_attempts=most, now_ms=now_ms))
         return events

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.release import release, unsettled_behind
+from rmq_pipeline.broker.decide.release import release
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.lease_table import EXHAUSTED, FAR, HELD, PARKED, WAITING, Rows
@@ -52,9 +52,8 @@ def give_up(
     """
     leases = consumption.leases
     offsets, groups = leases.offset[failed], leases.group[failed]
-    behind = _NONE.astype(np.intp)
-    if consumption.ordered:
-        behind, _ = unsettled_behind(leases, failed, settled=settled)
+    behind, _ = consumption.behind(failed, settled=settled)
+    policy = consumption.policy(policy)
     kind = Kind.EXPIRE if said is None else Kind.RETRY
     state: dict[str, Any] = {"visible_at_ms": now_ms, "delivery": EXHAUSTED, "detail": said}
     if policy == "park":
@@ -71,7 +70,7 @@ def give_up(
     )
     if policy == "park":
         follow = release(consumption, behind, visible_at_ms=FAR, delivery=HELD)
-    elif policy == "dead_letter_group" and consumption.ordered:
+    elif policy == "dead_letter_group":
         why = _failures(consumption, offsets, said=said)
         return [event, *_quarantine(consumption, failed, why=why, behind=behind, now_ms=now_ms)]
     else:

@@ -114,10 +114,7 @@ class UnlockMember(Request):
         if self.begun is None or consumption is None or topic is None:
             return np.zeros(0, np.int64)
         name = topic.topic.name
-        by_queue = self.begun.by_queue or consumption.by_queue
-        offsets = begun_offsets(
-            consumption, self.begun, queue=(name, key[2]), by_queue=by_queue, now_ms=now_ms
-        )
+        offsets = begun_offsets(consumption, self.begun, queue=(name, key[2]), now_ms=now_ms)
         if len(offsets):
             decision.answer.extend((name, key[2], offset) for offset in offsets.tolist())
             events = [died_with(consumption, offsets, now_ms=now_ms)]

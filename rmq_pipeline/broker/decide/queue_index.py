@@ -7,6 +7,7 @@ import numpy as np
 from rmq_pipeline.broker.decide.deliver import BacklogWanted
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.consumption import QueueKey
+from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.queue_index import IndexRows, Places, QueueIndex
 from rmq_pipeline.broker.state.schedule import keys_of
 from rmq_pipeline.broker.state.state import State
@@ -66,7 +67,7 @@ class FillBacklog(Request):
         """Add the offsets; groups whose backlog turns out empty have caught up."""
         wanted = self.wanted
         consumption = state.consumptions.get(wanted.key)
-        if consumption is None or consumption.resets != wanted.resets:
+        if not isinstance(consumption, ByGroup) or consumption.resets != wanted.resets:
             return Decision()
         looked_up = consumption.looked_up(
             wanted.groups,

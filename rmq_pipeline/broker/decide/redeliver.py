@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline.broker.decide.final_failure import give_up
 from rmq_pipeline.broker.decide.release import release
 from rmq_pipeline.broker.decide.request import Decision, Request
-from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
-from rmq_pipeline.broker.state.event_rows import EventRows, run_starts
+from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.lease_table import EXHAUSTED, FAR, WAITING, LeaseTable, Rows
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.group import Group
@@ -53,112 +51,23 @@ def ended_leases(consumption: Consumption, group: Group, *, now_ms: int) -> Ende
     rows = consumption.leases.visible(now_ms)
     if not len(rows):
         return _NOTHING
-    if consumption.ordered:
-        return _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
-    if consumption.by_queue:
-        return _ended_by_queue(consumption, group, now_ms=now_ms)
+    due = consumption.due(rows, max_attempts=group.max_attempts, now_ms=now_ms)
     leases = consumption.leases
-    exhausted = leases.attempt[rows] >= group.max_attempts
-    again = rows[~exhausted]
-    return Ended(
-        leases.offset[again],
-        leases.attempt[again] + np.int32(1),
-        leases.group[again],
-        _given_up(consumption, rows[exhausted], group=group, now_ms=now_ms),
-    )
+    events = _failed(consumption, due.exhausted, group=group, now_ms=now_ms)
+    return Ended(leases.offset[due.rows], due.attempt, leases.group[due.rows], events)
 
 
-def _given_up(
-    consumption: Consumption, rows: Rows, *, group: Group, now_ms: int
-) -> list[EventRows]:
+def _failed(consumption: Consumption, rows: Rows, *, group: Group, now_ms: int) -> list[EventRows]:
+    """Build the events of messages without an attempt left, and of the messages behind them."""
     if not len(rows):
         return []
-    return give_up(consumption, rows, policy=group.on_failure, now_ms=now_ms)
+    events = give_up(consumption, rows, policy=group.on_failure, now_ms=now_ms)
+    return [*events, *consumption.begun_again(rows, settled=rows, now_ms=now_ms)]
 
 
 def exhausts(events: Iterable[EventRows]) -> bool:
     """Return True if these events mark messages for the dead letters."""
     return any(np.any(rows.column("delivery", np.int64) == EXHAUSTED) for rows in events)
-
-
-def _ended_in_order(consumption: Consumption, group: Group, *, rows: Rows, now_ms: int) -> Ended:
-    """Return the same with order by message group: a group is redelivered as a whole.
-
-    The group is due when its first unsettled message is due. The attempt of that message counts.
-    The later leased messages are released, and their attempts do not count. A message from a
-    redrive may wait in front of leased ones: then the group is due when their leases end, and the
-    attempt of the first leased one counts too.
-    """
-    leases = consumption.leases
-    rows = leases.of_groups(np.unique(leases.group[rows]))
-    rows = rows[np.argsort(leases.group[rows], kind="stable")]
-    starts = group_starts(leases.group[rows])
-    heads = rows[starts]
-    visible = (leases.visible_at[heads] <= now_ms) & (leases.delivery[heads] >= WAITING)
-    first_leased = _first_leased(leases, rows, starts=starts)
-    with_receiver = first_leased & (leases.visible_at[rows] > now_ms)
-    visible &= ~np.logical_or.reduceat(with_receiver, starts)
-    exhausted = visible & (leases.attempt[heads] >= group.max_attempts)
-    sizes = np.diff(np.append(starts, len(rows)))
-    is_head = np.zeros(len(rows), dtype=np.bool_)
-    is_head[starts] = True
-    events = _given_up(consumption, heads[exhausted], group=group, now_ms=now_ms)
-    again = np.repeat(visible & ~exhausted, sizes) & ~_behind_backoff(
-        leases, rows, starts=starts, now_ms=now_ms
-    )
-    taken = rows[again]
-    counts = is_head[again] | first_leased[again] | (leases.delivery[taken] == WAITING)
-    order = np.argsort(leases.offset[taken])
-    taken, counts = taken[order], counts[order]
-    attempt = leases.attempt[taken] + counts.astype(np.int32)
-    return Ended(leases.offset[taken], attempt, leases.group[taken], events)
-
-
-def _ended_by_queue(consumption: Consumption, group: Group, *, now_ms: int) -> Ended:
-    """Return the same with order by queue: all messages from the first unsettled one on, or none.
-
-    Every delivery counts, for all of them. At the end of the lease only the first message can
-    be exhausted: the consumer may never have processed the later ones.
-    """
-    leases = consumption.leases
-    if queue_order.blocked_until(leases) > now_ms:
-        return _NOTHING
-    first, *_ = unsettled = queue_order.unsettled(leases)
-    if leases.attempt[first] >= group.max_attempts:
-        events = _given_up(consumption, unsettled[:1], group=group, now_ms=now_ms)
-        events.extend(queue_order.begun_again(leases, unsettled[1:], now_ms=now_ms))
-        return Ended(_NOTHING.offset, _NOTHING.attempt, _NOTHING.group, events)
-    rows = np.flatnonzero(leases.alive)
-    before = queue_order.counted(leases, rows, max_attempts=group.max_attempts)
-    return Ended(leases.offset[rows], before + np.int32(1), leases.group[rows])
-
-
-def group_starts(groups: Int64s) -> Rows:
-    """Return where each message group begins in sorted hashes. A row without a group is its own."""
-    starts = run_starts(groups)
-    alone = np.flatnonzero(groups == 0)
-    return np.union1d(starts, alone) if len(alone) else starts
-
-
-def _first_leased(leases: LeaseTable, rows: Rows, *, starts: Rows) -> npt.NDArray[np.bool_]:
-    """Mark the first leased row of each message group, in rows sorted by group."""
-    leased = leases.delivery[rows] > WAITING
-    seen = np.cumsum(leased)
-    before: Rows = np.repeat(seen[starts] - leased[starts], np.diff(np.append(starts, len(rows))))
-    first: npt.NDArray[np.bool_] = leased & (seen == before + 1)
-    return first
-
-
-def _behind_backoff(
-    leases: LeaseTable, rows: Rows, *, starts: Rows, now_ms: int
-) -> npt.NDArray[np.bool_]:
-    """Mark the rows, sorted by group, that wait for a future time or lie behind such a row."""
-    delivery = leases.delivery[rows]
-    waits = (delivery < WAITING) | ((delivery == WAITING) & (leases.visible_at[rows] > now_ms))
-    seen = np.cumsum(waits)
-    before = np.repeat(seen[starts] - waits[starts], np.diff(np.append(starts, len(rows))))
-    behind: npt.NDArray[np.bool_] = seen > before
-    return behind
 
 
 def backoff_ms(group: Group, attempts: Int32s) -> Int64s:
@@ -201,35 +110,13 @@ def expire(consumption: Consumption, group: Group, *, now_ms: int, limit: int) -
     rows = leases.visible(now_ms)[:limit]
     if not len(rows):
         return []
-    if consumption.ordered:
-        return _expire_in_order(consumption, group, rows=rows, now_ms=now_ms)
-    if consumption.by_queue:
-        failed = _ended_by_queue(consumption, group, now_ms=now_ms).events
-        ended = rows[leases.delivery[rows] > WAITING]
-        return failed or ([_expired(consumption, ended)] if len(ended) else [])
-    exhausted = leases.attempt[rows] >= group.max_attempts
-    ended = rows[~exhausted & (leases.delivery[rows] > WAITING)]
-    events = _given_up(consumption, rows[exhausted], group=group, now_ms=now_ms)
+    due = consumption.due(rows, max_attempts=group.max_attempts, now_ms=now_ms)
+    events = _failed(consumption, due.exhausted, group=group, now_ms=now_ms)
+    ended, behind = consumption.ended(rows, due)
     if len(ended):
         events.append(_expired(consumption, ended))
-    return events
-
-
-def _expire_in_order(
-    consumption: Consumption, group: Group, *, rows: Rows, now_ms: int
-) -> list[EventRows]:
-    leases = consumption.leases
-    ended = _ended_in_order(consumption, group, rows=rows, now_ms=now_ms)
-    events = list(ended.events)
-    rows = leases.find(ended.offset)
-    rows = rows[leases.delivery[rows] > WAITING]
-    by_group = rows[np.argsort(leases.group[rows], kind="stable")]
-    heads = by_group[group_starts(leases.group[by_group])]
-    later = np.setdiff1d(by_group, heads)
-    if len(heads):
-        events.append(_expired(consumption, heads))
-    if len(later):
-        events.extend(release(consumption, later, visible_at_ms=now_ms))
+    if len(behind):
+        events.extend(release(consumption, behind, visible_at_ms=now_ms))
     return events
 
 

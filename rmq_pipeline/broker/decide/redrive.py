@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.lease_table import AHEAD, FAR, HELD, PARKED, WAITING
+from rmq_pipeline.broker.state.lease_table import AHEAD, FAR, HELD, WAITING
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
@@ -120,7 +120,7 @@ class Redrive(Request):
         if not wanted.any():
             return []
         offsets, groups = offsets[wanted], groups[wanted]
-        held = _behind_parked(consumption, offsets, groups=groups)
+        held = consumption.behind_parked(offsets, groups=groups)
         return [
             EventRows(
                 kind=Kind.RELEASE,
@@ -148,15 +148,3 @@ def _comes_anyway(consumption: Consumption, offsets: Int64s, *, groups: Int64s) 
             first = entry.known[0] if entry.known else entry.more_from
             anyway[row] |= first is not None and bool(offsets[row] >= first)
     return anyway
-
-
-def _behind_parked(consumption: Consumption, offsets: Int64s, *, groups: Int64s) -> Flags:
-    """Mark the messages behind a parked message of their message group: they wait for unpark."""
-    leases = consumption.leases
-    parked = np.flatnonzero(leases.alive & (leases.delivery == PARKED) & (leases.group != 0))
-    if not consumption.ordered or not len(parked):
-        return np.zeros(len(offsets), dtype=np.bool_)
-    known, firsts = np.unique(leases.group[parked], return_index=True)
-    at = np.minimum(np.searchsorted(known, groups), len(known) - 1)
-    behind: Flags = (known[at] == groups) & (leases.offset[parked[firsts[at]]] < offsets)
-    return behind

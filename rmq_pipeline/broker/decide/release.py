@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq_pipeline.broker.state.consumption import Consumption
-from rmq_pipeline.broker.state.event_rows import EventRows, run_starts
-from rmq_pipeline.broker.state.lease_table import WAITING, LeaseTable, Rows
+from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.lease_table import WAITING, Rows
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 
@@ -54,38 +54,13 @@ def release_running(
 def released_behind(
     consumption: Consumption, failed: Rows, *, visible_at: Int64s, settled: Int64s
 ) -> list[EventRows]:
-    """Release the leased messages behind the failed messages of their groups.
+    """Release the leased messages that failed ones block.
 
     A waiting message keeps its own time, which may be later than the failed message's.
     """
     leases = consumption.leases
-    behind, first = unsettled_behind(leases, failed, settled=settled)
+    behind, first = consumption.behind(failed, settled=settled)
     leased = leases.delivery[behind] > WAITING
     if not leased.any():
         return []
     return release(consumption, behind[leased], visible_at_ms=visible_at[first[leased]])
-
-
-def unsettled_behind(leases: LeaseTable, failed: Rows, *, settled: Int64s) -> tuple[Rows, Rows]:
-    """Return the leased or waiting messages behind the first failed message of their group.
-
-    Args:
-        failed: rows; none lies behind another.
-        settled: offsets that are settled in the same step.
-
-    Returns:
-        Rows, and for each row the index into ``failed`` of the first of its group.
-    """
-    failed_groups = np.unique(leases.group[failed])
-    of_groups = leases.of_groups(failed_groups[failed_groups != 0])
-    gone = np.concatenate([settled, leases.offset[failed]])
-    rest = of_groups[leases.delivery[of_groups] >= WAITING]
-    rest = rest[~np.isin(leases.offset[rest], gone)]
-    order = np.lexsort((leases.offset[failed], leases.group[failed]))
-    groups = leases.group[failed][order]
-    firsts = run_starts(groups)
-    if not len(rest):
-        return rest, rest
-    first = order[firsts[np.searchsorted(groups[firsts], leases.group[rest])]]
-    behind = leases.offset[rest] > leases.offset[failed][first]
-    return rest[behind], first[behind]

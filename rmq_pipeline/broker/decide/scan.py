@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rmq_pipeline.broker.decide.redeliver import Ended
+from rmq_pipeline.broker.decide.redeliver import Ended, ended_leases
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import QueueFilter
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.state.state import Queue
+from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
@@ -57,6 +59,17 @@ NOTHING = Taken(
 )
 
 
+class Asked(NamedTuple):
+    """Arguments of a receive that its scans use."""
+
+    group: Group
+    now_ms: int
+    #: Hash of the attempt id, below 0; 0: a call without one.
+    attempt: int
+    #: True if the receive may return the lease of an earlier call of the same attempt.
+    repeats: bool
+
+
 class QueueScan:
     """One receive's scan of one queue: ended leases first, then rows from the cursor on.
 
@@ -64,17 +77,22 @@ class QueueScan:
     result.
     """
 
+    #: True if it returns a batch that an earlier call of the same attempt has leased.
+    again = False
+    #: Hash of the attempt id, below 0, which the leases keep; 0: they keep none.
+    attempt = 0
+
     def __init__(
         self,
         queue: Queue,
         consumption: Consumption,
         *,
         row_filter: QueueFilter | None,
-        ended: Ended,
+        asked: Asked,
     ) -> None:
         self.queue = queue
         self.consumption = consumption
-        self.ended = ended
+        self.ended = self._ended(asked)
         #: Filter; None: all messages.
         self.row_filter = row_filter
         self.cursor = max(consumption.cursor, queue.min_offset)
@@ -88,6 +106,10 @@ class QueueScan:
         self._parts: list[Taken] = []
         #: Filter results of the last rows.
         self._results = np.zeros(0, dtype=np.bool_)
+
+    def _ended(self, asked: Asked) -> Ended:
+        """Return what may be redelivered."""
+        return ended_leases(self.consumption, asked.group, now_ms=asked.now_ms)
 
     def may_have_more(self) -> bool:
         """Return True if ``take`` might find another message."""

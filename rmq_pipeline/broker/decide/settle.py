@@ -24,7 +24,6 @@ from rmq_pipeline.broker.decide.queues import Heads
 from rmq_pipeline.broker.decide.redeliver import backoff_ms, counted_in_place, exhausts
 from rmq_pipeline.broker.decide.release import released_behind
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
-from rmq_pipeline.broker.state import queue_order
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, single
 from rmq_pipeline.broker.state.lease_table import WAITING, Rows
@@ -262,10 +261,7 @@ class Settle(Request):
         done = part.rows[outcome == ACK]
         if len(done):
             answer.acked += len(done)
-            if part.consumption.by_queue:
-                events.extend(queue_order.acks(leases, done, now_ms=now_ms))
-            else:
-                events.append(queue_order.acked(leases, done, now_ms=now_ms))
+            events.extend(part.consumption.acks(done, now_ms=now_ms))
         stays = np.flatnonzero(outcome == RETRY_IN_PLACE)
         if len(stays):
             answer.retried += len(stays)
@@ -275,8 +271,7 @@ class Settle(Request):
             events.append(tried)
         failed = np.flatnonzero((outcome != ACK) & (outcome != RETRY_IN_PLACE))
         if len(failed):
-            if part.consumption.ordered:
-                failed = self._first_failures(part, failed)
+            failed = self._first_failures(part, failed)
             events.extend(
                 self._failures(part, failed, outcome=outcome, answer=answer, now_ms=now_ms)
             )
@@ -291,18 +286,11 @@ class Settle(Request):
 
         Drop also the failures behind one that quarantines the message group.
         """
-        groups = part.consumption.leases.group[part.rows[failed]]
         stops = self.outcomes.outcome[part.receipts[failed]] != DEAD_LETTER
         if part.group.on_failure == "dead_letter_group":
             stops[:] = True
-        keep, stopped = [], set()
-        for i, group in enumerate(groups.tolist()):  # a loop is fine: failures are few
-            if group in stopped:
-                continue
-            keep.append(failed[i])
-            if stops[i] and group:
-                stopped.add(group)
-        return np.array(keep, dtype=np.intp)
+        chosen: Rows = failed[part.consumption.before_stops(part.rows[failed], stops)]
+        return chosen
 
     def _failures(
         self,
@@ -317,9 +305,7 @@ class Settle(Request):
         rows = part.rows[failed]
         rejected = outcome[failed] == DEAD_LETTER
         spent = (leases.attempt[rows] >= group.max_attempts) | (outcome[failed] == GIVE_UP)
-        forgiven = np.zeros_like(spent)
-        if part.consumption.by_queue:
-            forgiven = queue_order.behind_first(spent & ~rejected) & (outcome[failed] != GIVE_UP)
+        forgiven = part.consumption.blameless(spent & ~rejected) & (outcome[failed] != GIVE_UP)
         final = rejected | (spent & ~forgiven)
         # The consumer rejected the message, so on_failure "park" does not apply.
         parked = final & ~rejected if group.on_failure == "park" else np.zeros_like(final)
@@ -333,9 +319,8 @@ class Settle(Request):
         events = self._retries(
             part, failed[~final], charged=charged, settled=settled, now_ms=now_ms
         )
-        if part.consumption.by_queue:
-            own = rows[spent & ~rejected][:1]
-            events.extend(queue_order.spared(leases, own, settled=part.rows, now_ms=now_ms))
+        own = rows[spent & ~rejected][:1]
+        events.extend(part.consumption.begun_again(own, settled=part.rows, now_ms=now_ms))
         # A failed message behind a dead letter keeps its own delay: it is not released.
         settled = np.concatenate([settled, leases.offset[rows[~final]]])
         for chosen, how in ((final & ~parked, policy), (parked, group.on_failure)):
@@ -376,8 +361,7 @@ class Settle(Request):
                 detail=None if said.null_count == len(said) else said.to_pylist(),
             )
         ]
-        if part.consumption.ordered:
-            events.extend(
-                released_behind(part.consumption, rows, visible_at=now_ms + delay, settled=settled)
-            )
+        events.extend(
+            released_behind(part.consumption, rows, visible_at=now_ms + delay, settled=settled)
+        )
         return events

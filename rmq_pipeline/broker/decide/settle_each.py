@@ -10,8 +10,8 @@ from rmq_pipeline.broker.decide.redeliver import backoff_ms
 from rmq_pipeline.broker.decide.release import release, released_behind
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.decide.settle import OnQueue, Settle, by_queue, standing
-from rmq_pipeline.broker.state.event_rows import EventRows, run_starts
-from rmq_pipeline.broker.state.lease_table import WAITING, LeaseTable, Rows
+from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.lease_table import WAITING
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.errors import ReceiptHandleError
 from rmq_pipeline.message import Int64s
@@ -117,19 +117,9 @@ def _released(part: OnQueue, *, visible_at_ms: int) -> list[EventRows]:
     """Build the events that release the rows; with order, also the leased messages behind them."""
     consumption, rows = part.consumption, part.rows
     events = release(consumption, rows, visible_at_ms=visible_at_ms)
-    if consumption.ordered:
-        firsts = rows[_first_of_groups(consumption.leases, rows)]
-        moments = np.full(len(firsts), visible_at_ms, dtype=np.int64)
-        given = consumption.leases.offset[rows]
-        events += released_behind(consumption, firsts, visible_at=moments, settled=given)
-    return events
-
-
-def _first_of_groups(leases: LeaseTable, rows: Rows) -> Rows:
-    """Return the rows that are the first of their message groups."""
-    order = np.lexsort((leases.offset[rows], leases.group[rows]))
-    first: Rows = order[run_starts(leases.group[rows][order])]
-    return first
+    moments = np.full(len(rows), visible_at_ms, dtype=np.int64)
+    given = consumption.leases.offset[rows]
+    return events + released_behind(consumption, rows, visible_at=moments, settled=given)
 
 
 @dataclass(frozen=True, slots=True)

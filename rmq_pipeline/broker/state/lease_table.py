@@ -126,6 +126,10 @@ class LeaseTable:
             return np.flatnonzero(self.alive & (self.group == groups[0]))
         return np.flatnonzero(self.alive & np.isin(self.group, groups))
 
+    def unsettled(self) -> Rows:
+        """Return the rows of messages that are not acked."""
+        return np.flatnonzero(self.alive & (self.delivery != AHEAD))
+
     def exhausted(self) -> Rows:
         """Return the rows that are marked for the dead letters."""
         return np.flatnonzero(self.alive & (self.delivery == EXHAUSTED))

@@ -16,12 +16,14 @@ from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.state.consumption import Consumption, Skipped
 from rmq_pipeline.broker.state.duplicates import Duplicates
 from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.halves import Halves
 from rmq_pipeline.broker.state.lite import Subscriptions
 from rmq_pipeline.broker.state.pace import Paces
 from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.queue_index import QueueIndex
 from rmq_pipeline.broker.state.queue_locks import QueueLocks
+from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.state.redrives import Redriven
 from rmq_pipeline.broker.state.schedule import Schedule, keys_of
 from rmq_pipeline.broker.state.sink_versions import SINK_KINDS, SinkVersions
@@ -37,6 +39,8 @@ _ORDER: Final = (
 )
 
 
+#: The order that a consumer group declares.
+_ORDERS: Final = {"none": Consumption, "message_group": ByGroup, "queue": ByQueue}
 #: Kinds of events that callers look up in DuckDB, and the kind that stands for each in
 #: ``changed_at``.
 _LOOKED_UP: Final = {
@@ -152,16 +156,14 @@ class State:
         """Return the group's state on the queue; if it is new, an empty one that is not kept."""
         found = self.consumptions.get((group.group_id, topic_id, queue_id))
         if found is None:
-            ordered = self.keeps_order(group, topic_id)
-            by_queue = group.order == "queue" and not ordered
-            found = Consumption(ordered=ordered, by_queue=by_queue)
+            found = self.order(group, topic_id)()
         return found
 
-    def keeps_order(self, group: Group, topic_id: int) -> bool:
-        """Return True if the group takes the topic in order by message group."""
+    def order(self, group: Group, topic_id: int) -> type[Consumption]:
+        """Return the order in which the group takes the topic: lite topics are message groups."""
         topic = self.topics.get(topic_id)
         lite = topic is not None and topic.topic.type == "lite"
-        return lite or group.order == "message_group"
+        return ByGroup if lite else _ORDERS[group.order]
 
     def fence(self, window: tuple[str, int] | None) -> int:
         """Return the epoch of a window if it is the newest; 0 without a window.
@@ -345,5 +347,5 @@ class State:
         """Keep the offsets of groups that a receive skipped."""
         key = (skipped.group_id, skipped.topic_id, skipped.queue_id)
         found = self.consumptions.get(key)
-        if found is not None:
+        if isinstance(found, ByGroup):
             found.learn(skipped)

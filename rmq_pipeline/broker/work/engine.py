@@ -342,10 +342,7 @@ class Engine:
             return events.kind in _RINGS
         key = (events.group_id, events.topic_id, events.queue_id)
         consumption = self.state.consumptions.get(key)
-        if consumption is None or not consumption.by_queue:
-            return consumption is None or consumption.ordered
-        # Most acks of a batch leave its queue blocked, and would wake the receives for nothing.
-        return consumption.was_eased()
+        return consumption is None or consumption.acks_wake()
 
     def _rebuild(self) -> tuple[CommitLog, State]:
         """Drop the state, and rebuild it from disk."""

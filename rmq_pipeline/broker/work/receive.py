@@ -11,8 +11,8 @@ from typing_extensions import override
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Delivery, PageWanted, Receive
 from rmq_pipeline.broker.decide.queue_index import FillBacklog, FillIndex
-from rmq_pipeline.broker.state.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.state.filter_cache import CachedSqlFilter, ReceiveFilter, TagHashFilter
+from rmq_pipeline.broker.state.group_order import KNOWN_PER_GROUP
 from rmq_pipeline.broker.state.queue_index import IndexRows
 from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted

@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_pipeline.broker.state import queue_order
-from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.lease_table import AHEAD, EXHAUSTED, FAR, PARKED, WAITING, LeaseTable
+from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.store.events import Kind
 
 ROWS = 8
@@ -46,9 +45,9 @@ ROW_LISTS = st.lists(PLACES, max_size=ROWS).map(
 SOME = st.sets(st.integers(0, ROWS - 1))
 
 
-def table(rows: list[Row]) -> Consumption:
+def table(rows: list[Row]) -> ByQueue:
     """The rows between others that are settled, whose places are still in the table."""
-    consumption = Consumption(ordered=False, by_queue=True)
+    consumption = ByQueue()
     known = {each.offset: each for each in rows}
     every = [known.get(offset, Row(offset, 1, NOW, 9, 0)) for offset in range(ROWS)]
     consumption.leases.upsert(
@@ -74,7 +73,7 @@ def at(leases: LeaseTable, offsets: set[int]) -> np.ndarray:
     return leases.find(np.array(sorted(offsets), np.int64))
 
 
-def apply(consumption: Consumption, events: list[EventRows]) -> list[Row]:
+def apply(consumption: ByQueue, events: list[EventRows]) -> list[Row]:
     for each in events:
         consumption.apply(each)
     return rows_of(consumption.leases)
@@ -86,17 +85,18 @@ def open_rows(rows: list[Row]) -> list[Row]:
 
 @given(rows=ROW_LISTS)
 def test_the_latest_of_what_is_unsettled_opens_the_queue(rows: list[Row]) -> None:
-    leases = table(rows).leases
+    consumption = table(rows)
+    leases = consumption.leases
     unsettled = open_rows(rows)
     stuck = any(each.delivery < WAITING for each in unsettled)
     until = FAR if stuck else max((each.visible_at for each in unsettled), default=0)
 
-    offsets = leases.offset[queue_order.unsettled(leases)].tolist()
+    offsets = leases.offset[leases.unsettled()].tolist()
 
     assert offsets == [each.offset for each in unsettled]
-    assert queue_order.blocked_until(leases) == until
+    assert consumption.blocked_until() == until
     opens_itself = until if NOW < until < FAR else None
-    assert queue_order.free_after(leases, NOW) == opens_itself
+    assert consumption.next_after(NOW) == opens_itself
 
 
 @given(rows=ROW_LISTS, said=SOME, otherwise=SOME)
@@ -115,7 +115,7 @@ def test_acks_leave_nothing_ahead_of_nothing(
         if each.offset not in settled and (each.offset > gap or each.offset in left)
     ]
 
-    events = queue_order.acks(leases, at(leases, done), settled=at(leases, settled), now_ms=NOW)
+    events = consumption.acks(at(leases, done), settled=at(leases, settled), now_ms=NOW)
     gone = EventRows(kind=Kind.ACK, at_ms=NOW, queue_offset=np.array(sorted(settled), np.int64))
     found = apply(consumption, [*events, *([gone] if settled else [])])
 
@@ -129,21 +129,22 @@ def test_acks_wake_who_waits_only_where_the_queue_opens_earlier(
 ) -> None:
     consumption = table(rows)
     leases = consumption.leases
-    consumption.was_eased()
-    before = queue_order.blocked_until(leases)
+    consumption.acks_wake()
+    before = consumption.blocked_until()
     done = said & {each.offset for each in open_rows(rows)}
 
-    apply(consumption, queue_order.acks(leases, at(leases, done), now_ms=NOW))
+    apply(consumption, consumption.acks(at(leases, done), now_ms=NOW))
 
-    assert consumption.was_eased() == (queue_order.blocked_until(leases) < before)
-    assert not consumption.was_eased()
+    assert consumption.acks_wake() == (consumption.blocked_until() < before)
+    assert not consumption.acks_wake()
 
 
 @given(rows=ROW_LISTS, attempt=st.sampled_from((-7, -8)))
 def test_a_batch_is_given_again_only_where_nothing_else_blocks(
     rows: list[Row], attempt: int
 ) -> None:
-    leases = table(rows).leases
+    consumption = table(rows)
+    leases = consumption.leases
     unsettled = open_rows(rows)
     mine = [
         each
@@ -153,7 +154,7 @@ def test_a_batch_is_given_again_only_where_nothing_else_blocks(
     others_run = any(each.visible_at > NOW for each in unsettled[len(mine) :])
     blocks = bool(mine) and unsettled[: len(mine)] == mine and not others_run
 
-    found = leases.offset[queue_order.of_attempt(leases, attempt, now_ms=NOW)].tolist()
+    found = leases.offset[consumption.of_attempt(attempt, now_ms=NOW)].tolist()
 
     assert found == ([each.offset for each in mine] if blocks else [])
 
@@ -170,7 +171,7 @@ def test_what_was_acked_behind_a_batch_waits_with_an_attempt_left(
         for each in rows
     ]
 
-    events = queue_order.reopened(consumption.leases, beyond, max_attempts=MAX_ATTEMPTS, now_ms=NOW)
+    events = consumption.reopened(beyond, max_attempts=MAX_ATTEMPTS, now_ms=NOW)
 
     assert apply(consumption, events) == expected
 
@@ -194,8 +195,8 @@ def test_what_lies_behind_a_failure_begins_again_and_keeps_all_else(
         for each in rows
     ]
 
-    events = queue_order.spared(
-        leases, at(leases, {failed} & known), settled=at(leases, told & known), now_ms=NOW
+    events = consumption.begun_again(
+        at(leases, {failed} & known), settled=at(leases, told & known), now_ms=NOW
     )
 
     assert apply(consumption, events) == expected
@@ -205,6 +206,6 @@ def test_what_lies_behind_a_failure_begins_again_and_keeps_all_else(
 def test_only_the_first_that_is_spent_is_to_blame(spent: list[bool]) -> None:
     first = spent.index(True) if True in spent else len(spent)
 
-    found = queue_order.behind_first(np.array(spent, np.bool_)).tolist()
+    found = ByQueue().blameless(np.array(spent, np.bool_)).tolist()
 
     assert found == [place > first for place in range(len(spent))]

@@ -9,8 +9,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.state.consumption import KNOWN_PER_GROUP
 from rmq_pipeline.broker.state.event_rows import single, to_batch
+from rmq_pipeline.broker.state.group_order import KNOWN_PER_GROUP
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.store.commit_log import CommitLog

@@ -6,7 +6,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive
 from rmq_pipeline.broker.decide.group_offsets import ResetOffset
-from rmq_pipeline.broker.state.consumption import KNOWN_PER_GROUP
+from rmq_pipeline.broker.state.group_order import KNOWN_PER_GROUP
 from rmq_pipeline.broker.work.receive import load_missing
 
 MESSAGES = 5 * KNOWN_PER_GROUP
