@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.room import part_of
+from rmq_pipeline.broker.work.home import part_of
 from rmq_pipeline.endpoint import Endpoint, HomeMark
 from rmq_pipeline.errors import StoreFullError
 from rmq_pipeline.flight.flags import (

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.decide.due_work import earlier
 from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
 from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken
-from rmq_pipeline.broker.state.consumption import Consumption, QueueKey, Skipped
+from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, single
 from rmq_pipeline.broker.state.filter_cache import ReceiveFilter
 from rmq_pipeline.broker.state.group_order import ByGroup
@@ -259,7 +259,8 @@ class Receive(Request):
         decision.events.extend(key.events(scan.progress_events(taken, now_ms), now_ms))
         skipped = scan.skipped()
         if skipped is not None:
-            decision.unlogged.append(partial(State.learn, skipped=Skipped(*key, *skipped)))
+            groups, offsets = skipped
+            decision.unlogged.append(partial(State.learn, key=key, groups=groups, offsets=offsets))
         if scan.page_wanted is not None:
             start, stop = scan.page_wanted
             answer.pages.append(PageWanted(key.topic_id, queue_id, start, stop))

@@ -33,17 +33,6 @@ class Redelivery(NamedTuple):
     exhausted: Rows
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Offsets of groups that a receive skipped: index data for memory, not an event."""
-
-    group_id: int
-    topic_id: int
-    queue_id: int
-    message_group_hash: Int64s
-    queue_offset: Int64s
-
-
 @dataclass(slots=True)
 class Backlog:
     """Messages of one message group behind the cursor that were never delivered."""

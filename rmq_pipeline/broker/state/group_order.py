@@ -16,7 +16,6 @@ from rmq_pipeline.broker.state.consumption import (
     Consumption,
     Mask,
     Redelivery,
-    Skipped,
 )
 from rmq_pipeline.broker.state.event_rows import EventRows, run_starts
 from rmq_pipeline.broker.state.lease_table import PARKED, WAITING, LeaseTable, Rows
@@ -232,9 +231,8 @@ class ByGroup(Consumption):
         self.known = 0
         self.quarantined.clear()
 
-    def learn(self, skipped: Skipped) -> None:
+    def learn(self, groups: Int64s, offsets: Int64s) -> None:
         """Keep the offsets that a receive skipped, group by group, up to the limits."""
-        groups, offsets = skipped.message_group_hash, skipped.queue_offset
         if (groups == groups[0]).all():
             self._learn(int(groups[0]), offsets)
             return

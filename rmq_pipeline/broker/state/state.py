@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rmq_pipeline import group as groups
 from rmq_pipeline import topic as topics
-from rmq_pipeline.broker.state.consumption import Consumption, Skipped
+from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.duplicates import Duplicates
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.group_order import ByGroup
@@ -29,6 +29,7 @@ from rmq_pipeline.broker.state.schedule import Schedule, keys_of
 from rmq_pipeline.broker.state.sink_versions import SINK_KINDS, SinkVersions
 from rmq_pipeline.errors import ConsumerGroupNotFoundError, FencedError, TopicNotFoundError
 from rmq_pipeline.group import Group
+from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.topic import FIRST_TOPIC_ID, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
 
@@ -343,9 +344,8 @@ class State:
         """Drop the changes before a log position, because DuckDB has them."""
         self.changed_at = {key: at for key, at in self.changed_at.items() if at >= dispatched}
 
-    def learn(self, skipped: Skipped) -> None:
-        """Keep the offsets of groups that a receive skipped."""
-        key = (skipped.group_id, skipped.topic_id, skipped.queue_id)
+    def learn(self, key: tuple[int, int, int], *, groups: Int64s, offsets: Int64s) -> None:
+        """Keep the message groups and offsets that a receive skipped: they are in no event."""
         found = self.consumptions.get(key)
         if isinstance(found, ByGroup):
-            found.learn(skipped)
+            found.learn(groups, offsets)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
 from rmq_pipeline.broker.decide.publish import prepare
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import arguments, recall, settle
+from rmq_pipeline.broker.work import arguments, schedule, settle
 from rmq_pipeline.broker.work.duplicates import name_first
 from rmq_pipeline.broker.work.receive import receive
 from rmq_pipeline.verb import Receipts, Window
@@ -60,7 +60,7 @@ class Messaging(Opened):
             RecallError: a message was delivered or recalled before, is of another topic, or
                 unknown.
         """
-        return recall.recall(self._engine, topic, handles=handles)
+        return schedule.recall(self._engine, topic, handles=handles)
 
     @verb(rights=CONSUMES)
     def receive(

@@ -11,6 +11,9 @@ from typing import Final, Self
 from rmq_pipeline import checked_json, durable_files
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark, write_json
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.log_file import FULL
+from rmq_pipeline.store.reserve import Reserve
 
 FORMAT: Final = 5
 #: Formats that this version reads; opening a home gives it the last one. Versions before format 5
@@ -135,3 +138,34 @@ def _holder(path: Path) -> str:
         return f"process {pid}, a broker at {endpoint.get('flight')}"
     except (OSError, ValueError):
         return f"process {pid}"
+
+
+def part_of(reserve_bytes: int) -> int:
+    """Return the bytes of a reserve to release at a time."""
+    return max(1, reserve_bytes // 8)
+
+
+def give_up_reserve(folder: Path, reserve_bytes: int) -> None:
+    """Release a part of the reserve before the log is open.
+
+    Raises:
+        StoreFullError: nothing of the reserve is left.
+    """
+    reserve = Reserve(folder, wanted_bytes=reserve_bytes)
+    try:
+        reserve.draw(part_of(reserve_bytes))
+    finally:
+        reserve.close()
+
+
+def note_open(home: Home, settings: Settings) -> None:
+    """Mark a home as open; on a full disk, release parts of the reserve for that."""
+    while True:
+        try:
+            home.note_open()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            give_up_reserve(home.log, settings.reserve_bytes)
+        else:
+            return
