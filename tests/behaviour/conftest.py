@@ -141,16 +141,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module = metafunc.module.__name__.rpartition(".")[2]
     speakable = module in MODULES and metafunc.function.__name__ not in OTHERWISE
     doors = [door for door in DOORS if door != "grpc" or speakable]
+    mark = metafunc.definition.get_closest_marker
     if "shared_door" in metafunc.fixturenames:
-        metafunc.parametrize("shared_door", doors, indirect=True)
+        name, usual = "shared_door", doors[:1] if mark("one_endpoint") else doors
     elif "door" in metafunc.fixturenames:
-        usual = set(
-            doors if metafunc.definition.get_closest_marker("every_endpoint") else doors[:1]
-        )
-        cases = [
-            pytest.param(each, marks=[pytest.mark.long] * (each not in usual)) for each in doors
-        ]
-        metafunc.parametrize("door", cases, indirect=True)
+        name, usual = "door", doors if mark("every_endpoint") else doors[:1]
+    else:
+        return
+    cases = [pytest.param(each, marks=[pytest.mark.long] * (each not in usual)) for each in doors]
+    metafunc.parametrize(name, cases, indirect=True)
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ def tried(endpoint: str, *, usual: bool) -> dict[str, list[str]]:
         for name, function in functions.items():
             names = names_of(function, functions)
             marks = [*of_all, *map(ast.unparse, function.decorator_list)]
-            is_usual = "shared_door" in names or "pytest.mark.every_endpoint" in marks
+            mark = "one_endpoint" if "shared_door" in names else "every_endpoint"
+            is_usual = (f"pytest.mark.{mark}" in marks) == (mark == "every_endpoint")
             if not name.startswith("test_") or "inside" in names or (usual and not is_usual):
                 continue
             if endpoint == "grpc" and name in OTHERWISE:

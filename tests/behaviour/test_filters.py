@@ -89,6 +89,7 @@ def test_what_a_condition_passed_over_is_done_with(
     assert again.num_rows == 0
 
 
+@pytest.mark.one_endpoint
 def test_a_rare_message_is_found_far_into_a_queue(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

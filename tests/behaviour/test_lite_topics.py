@@ -66,6 +66,7 @@ def test_a_client_without_lite_topics_is_given_nothing(
     assert clients.drain("one") == {"a": list(range(10))}
 
 
+@pytest.mark.one_endpoint
 def test_what_nobody_asked_for_waits_until_somebody_does(
     door: Door, chats: str, clients: Clients
 ) -> None:
@@ -84,6 +85,7 @@ def test_what_nobody_asked_for_waits_until_somebody_does(
     assert third == {"c": list(range(2, 3_003, 3))}
 
 
+@pytest.mark.one_endpoint
 def test_more_than_is_kept_in_memory_of_a_lite_topic_is_found_again(
     door: Door, chats: str, clients: Clients
 ) -> None:

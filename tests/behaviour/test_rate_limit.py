@@ -61,6 +61,7 @@ def test_no_span_of_time_sees_more_than_the_rate_and_one_second_of_burst(
     assert sum(n for _, n in given) >= 0.3 * rate * seconds
 
 
+@pytest.mark.one_endpoint
 def test_a_reader_that_asks_all_the_time_gets_all_of_the_rate(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:
@@ -131,6 +132,7 @@ def test_other_groups_are_as_fast_as_ever(
     assert door.broker.receive(fast, name, limit=50).num_rows == 50
 
 
+@pytest.mark.one_endpoint
 def test_a_slowed_group_still_takes_each_message_group_in_order(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

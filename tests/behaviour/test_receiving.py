@@ -139,6 +139,7 @@ def test_messages_a_filter_passed_over_are_done_with(
     assert again.num_rows == 0
 
 
+@pytest.mark.one_endpoint
 def test_a_sparse_tag_is_found_far_into_a_queue(
     door: Door, topic: Make, group: Make, messages: Make
 ) -> None:

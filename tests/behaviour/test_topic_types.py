@@ -148,6 +148,7 @@ def test_an_urgent_message_that_failed_comes_again_before_the_others(
     assert receive(door, ranked, readers, 2) == [b"0", b"2"]
 
 
+@pytest.mark.one_endpoint
 def test_the_highest_priority_first_holds_after_a_restart(
     door: Door, ranked: str, group: Make, messages: Make
 ) -> None:
@@ -163,6 +164,7 @@ def test_the_highest_priority_first_holds_after_a_restart(
     assert got == [*range(1, 6_000, 2), *range(0, 6_000, 2)]
 
 
+@pytest.mark.one_endpoint
 def test_a_filter_does_not_let_lower_priorities_through_before_higher_ones(
     door: Door, ranked: str, group: Make, messages: Make
 ) -> None:
