@@ -3,7 +3,6 @@
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pyarrow import flight
 
 from rmq_pipeline import errors, limits
 from rmq_pipeline.access import credentials
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 from rmq_pipeline.flight import framing, wire
 
@@ -184,17 +184,17 @@ class Connection:
         """
         request = wire.request(verb_name, args)
         parts = request.parts()
-        give_up_at = time.monotonic() + self._retry_s
+        deadline = Deadline(self._retry_s)
         pause_s = _BACKOFF_S
         while True:
             try:
                 return self._once(request, parts)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
-                late = time.monotonic() + pause_s > give_up_at
+                late = pause_s > deadline.left_s
                 if self._closed.is_set() or late or not request.verb.may_repeat(args):
                     raise _unavailable(error) from error
             except wire.TooManyCallsError as error:  # not begun, so any call may be repeated
-                if self._closed.is_set() or time.monotonic() + pause_s > give_up_at:
+                if self._closed.is_set() or pause_s > deadline.left_s:
                     raise errors.BusyError(error.message) from error
             # Jitter, so that the clients of a broker do not reconnect in step.
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final
 import psutil
 
 from rmq_pipeline import durable_files, errors
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import LOCK_FILE, Endpoint
 from rmq_pipeline.flight import flags
 from rmq_pipeline.flight.connection import Connection, Target
@@ -80,29 +80,29 @@ def start(
         "settings": settings,
     }
     try:
-        return _spawn_until_serving(home, said, give_up_at=time.monotonic() + timeout_s)
+        return _spawn_until_serving(home, said, deadline=Deadline(timeout_s))
     except errors.OperatorError as error:
         if end := _tail(log_file, log_start):
             raise type(error)(f"{error.message} Its log ends with: {end}") from error
         raise
 
 
-def _spawn_until_serving(home: Path, said: dict[str, Any], *, give_up_at: float) -> Endpoint:
+def _spawn_until_serving(home: Path, said: dict[str, Any], *, deadline: Deadline) -> Endpoint:
     pause, retry_s = threading.Event(), _FIRST_RETRY_S
     child = _spawn(home, said)
-    retry_at = time.monotonic() + retry_s
+    retry = Deadline(retry_s)
     try:
-        while time.monotonic() < give_up_at:
+        while not deadline.is_over:
             if found := serving(home):
                 return found
             code = child.poll()
             if code not in {None, HOME_LOCKED}:
                 raise errors.OperatorError(f"The broker of {home} did not start.")
             # The process that holds the home may be about to serve it, or about to release it.
-            if code == HOME_LOCKED and time.monotonic() >= retry_at and not is_locked(home):
+            if code == HOME_LOCKED and retry.is_over and not is_locked(home):
                 child = _spawn(home, said)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
-                retry_at = time.monotonic() + retry_s
+                retry = Deadline(retry_s)
             pause.wait(_POLL_S)
         if child.poll() == HOME_LOCKED:
             raise errors.HomeLockedError(f"{home} is open in a process that serves no endpoint.")
@@ -166,7 +166,7 @@ def stop(
         OperatorError: the process belongs to another user, or has not exited after ``timeout_s``;
             or a process without an endpoint keeps the home open that long.
     """
-    give_up_at = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     holder: psutil.Process | None = None
     pause, is_told = threading.Event(), False
     while True:
@@ -178,20 +178,19 @@ def stop(
                 "stopping the process."
             )
         if endpoint is not None and is_meant and endpoint.is_alive():
-            left_s = round(max(0.0, give_up_at - time.monotonic()), 1)
-            return _terminate(home, endpoint, timeout_s=left_s)
+            return _terminate(home, endpoint, timeout_s=round(deadline.left_s, 1))
         if not is_locked(home):
-            return _ended(holder, give_up_at=give_up_at)
+            return _ended(holder, deadline=deadline)
         found = _holder(home)
         if holder is not None and found is not None and found != holder:
             # A later start has taken the home.
-            return _ended(holder, give_up_at=give_up_at)
+            return _ended(holder, deadline=deadline)
         holder = holder or found
         who = f"process {holder.pid}" if holder else "a process"
         if not is_told:
             tell(f"{home} is open in {who}, which serves no endpoint; waiting until it ends.")
             is_told = True
-        if time.monotonic() >= give_up_at:
+        if deadline.is_over:
             raise errors.OperatorError(
                 f"{home} is open in {who}, which serves no endpoint and has not ended within "
                 f"{timeout_s:g} s."
@@ -236,7 +235,7 @@ def _holder_pid(home: Path) -> int | None:
         return None
 
 
-def _ended(holder: psutil.Process | None, *, give_up_at: float) -> Ended | None:
+def _ended(holder: psutil.Process | None, *, deadline: Deadline) -> Ended | None:
     """Wait until the process that released the home has ended; None if it keeps running.
 
     A broker may still be answering calls after it has released the home. Its ports are free only
@@ -245,7 +244,7 @@ def _ended(holder: psutil.Process | None, *, give_up_at: float) -> Ended | None:
     if holder is None or holder.pid == os.getpid():
         return None
     try:
-        holder.wait(max(0.0, give_up_at - time.monotonic()))
+        holder.wait(deadline.left_s)
     except psutil.TimeoutExpired:
         return None
     return Ended(holder.pid)

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from rmq_pipeline import errors, limits
 from rmq_pipeline.access.certificates import Certificate
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import BusyError, MessageBodyTooLargeError, RequestError
 from rmq_pipeline.flight import framing, wire
 
@@ -219,8 +220,8 @@ class Intake:
 
     def _next(self, size: int, check: Callable[[float], None]) -> memoryview:
         """Wait for the next bytes of the body."""
-        until_s = time.monotonic() + SILENT_S
-        while time.monotonic() < until_s:
+        silence = Deadline(SILENT_S)
+        while not silence.is_over:
             check(self._rate())
             try:
                 message = self._call.read(min(_LOOK_S, SILENT_S))
