@@ -166,7 +166,7 @@ def test_broker_that_cannot_start_says_why(home: Path) -> None:
 def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
     small = Settings(log_file_bytes=1024 * 1024, reserve_bytes=0)
     with Broker.open(home, settings=small), pytest.raises(errors.HomeLockedError):
-        process.start(home, timeout_s=30)
+        process.start(home, timeout_s=15)  # it waits all the time for the home
 
 
 def test_a_start_waits_for_the_broker_that_closes_the_home(
