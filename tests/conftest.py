@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,7 +134,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers begin with what takes long: short ones fill the gaps at the end."""
     if is_worker(config):
         long = {share(item.nodeid) for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: share(item.nodeid) not in long)
+        items.sort(key=lambda item: _turn(share(item.nodeid), long))
+
+
+def _turn(taken: str, long: Collection[str]) -> int:
+    """Folders that one worker takes at once are the longest; then come files with slow tests."""
+    return 0 if taken in SHARING else 1 if taken in long else 2
 
 
 @pytest.hookimpl(optionalhook=True)
