@@ -194,7 +194,7 @@ def _p99_ms(bench: Bench, send: Callable[[int], object]) -> float:
 
 
 def flight_sends(bench: Bench) -> Row:
-    """Batches of 1,000 through the door, from this process to the broker's."""
+    """Batches of 1,000 through the endpoint, from this process to the broker's."""
     home = bench.folder / "served"
     process.start(home, upkeep="none")
     try:

@@ -1,4 +1,4 @@
-"""The door for RocketMQ clients, beside an empty server of the same service in the same run.
+"""The endpoint for RocketMQ clients, beside an empty server of the same service in the same run.
 
 The clients, the empty server and the broker are a process each. What an official client gets of
 the empty server is the limit of the row: gRPC and the client cost that much with no broker behind
@@ -106,7 +106,7 @@ class Measured:
 
 @contextmanager
 def broker(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """``rmq broker`` with a home of its own: where its door is, and its process."""
+    """``rmq broker`` with a home of its own: where its endpoint is, and its process."""
     with tempfile.TemporaryDirectory(prefix="home-", dir=folder) as home:
         rmq = str(Path(sys.executable).with_name("rmq"))
         command = [rmq, "broker", "--home", home, "--grpc", "127.0.0.1:0", "--flight"]
@@ -165,7 +165,7 @@ def servers(folder: Path) -> Iterator[Servers]:
     """All of them, for the time of a block."""
     with (
         tempfile.TemporaryDirectory(prefix="client-", dir=folder) as home,
-        lines("benchmarks.empty_door") as empty,
+        lines("benchmarks.empty_endpoint") as empty,
         broker(folder) as (address, process),
         # The client writes its log below the home of its user.
         lines("benchmarks.grpc_load", HOME=home) as load,
@@ -290,5 +290,5 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
 
 if __name__ == "__main__":
     sys.exit(
-        run(MEASUREMENTS, title="The gRPC door: 1 KiB bodies, sync flush", description=__doc__)
+        run(MEASUREMENTS, title="The gRPC endpoint: 1 KiB bodies, sync flush", description=__doc__)
     )

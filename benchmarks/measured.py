@@ -154,7 +154,7 @@ def with_broker(measure: Callable[[Bench], list[Row]]) -> Measurement:
     def measured(folder: Path, scale: float) -> list[Row]:
         home = Path(tempfile.mkdtemp(prefix="home-", dir=folder))
         try:
-            # The caller is a thread, as those of a door: the main thread has signals to handle.
+            # The caller is a thread, as at an endpoint: the main thread has signals to handle.
             with (
                 Broker.open(home, upkeep="none") as broker,
                 ThreadPoolExecutor(1) as caller,

@@ -2,7 +2,7 @@
 
 Five million stored messages (bodies of 100 bytes), two consumer groups that have read nothing, one
 with 100,000 messages in flight, and one after five million acks. The home is built through the
-broker's table door, in batches; then the broker is stopped, started again and looked at: once as it
+broker's Flight endpoint, in batches; then the broker is stopped, started again and looked at: as it
 is, and once with a million scheduled messages that wait for their time.
 ``python benchmarks/memory.py --help`` for the sizes.
 """

@@ -1,4 +1,4 @@
-"""Consumers in a Python process, through the table door, against a broker process.
+"""Consumers in a Python process, through the table endpoint, against a broker process.
 
 One queue, and work that takes 5 ms a message, which is what 16 workers could do in 3.1 s if nothing
 else took time: so much is the ideal of each row, or the time of its longest key where that is more.

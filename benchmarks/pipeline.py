@@ -1,7 +1,7 @@
 """The pipeline measured: consumers drain a million messages, and answer a single one.
 
 Windows are Spark's, as of ``@spark_consumer``, and on threads, as of ``@python_consumer``. The
-broker is a process of its own, reached through the table door. Spark is local[2] in this process;
+broker is a process of its own, reached at its Flight endpoint. Spark is local[2] in this process;
 its session is started and its Python workers are warm before a clock runs.
 ``python benchmarks/pipeline.py --help`` for the sizes.
 """

@@ -1,6 +1,6 @@
 """What it costs to start a consumer, and how soon it then has a message: a process of each kind.
 
-The broker is a process of its own with both doors, and the first message waits there already. Timed
+A broker process with both endpoints, in which the first message waits already. Timed
 from before the process is made until its listener was called, or its window has settled; with the
 memory of the process at that moment, and the processor's seconds it took, those of its children
 included. Then single messages follow, each timed from before its send.

@@ -109,7 +109,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
         else {}
     )
-    is_fast = item.nodeid.startswith(FAST) or parameters.get("shared_door") == "in_process"
+    is_fast = item.nodeid.startswith(FAST) or parameters.get("shared_endpoint") == "in_process"
     if is_fast and not any(map(item.get_closest_marker, NOT_FAST)):
         item.add_marker("fast")
 

@@ -29,8 +29,8 @@ def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def free_doors(*, tls: Tls | None = None) -> Listening:
-    """Each door of a broker at a port of its own, the encrypted one for RocketMQ's clients too."""
+def free_endpoints(*, tls: Tls | None = None) -> Listening:
+    """Each endpoint of a broker at a port of its own, also the encrypted one for gRPC."""
     ports: set[int] = set()
     while len(ports) < 3:
         ports.add(free_port())

@@ -132,10 +132,10 @@ def test_importing_the_library_does_nothing() -> None:
     assert_kept(rules.work_at_import, sources, remedy="Move the call into a function.")
 
 
-def test_only_the_table_door_imports_flight() -> None:
-    door = "rmq_pipeline/flight/"
-    sources = python(LIBRARY, *APPLICATION, *EXAMPLES, but=(door,))
-    assert_kept(rules.flight_imports, sources, remedy=f"Arrow Flight belongs to {door}.")
+def test_only_the_table_endpoint_imports_flight() -> None:
+    endpoint = "rmq_pipeline/flight/"
+    sources = python(LIBRARY, *APPLICATION, *EXAMPLES, but=(endpoint,))
+    assert_kept(rules.flight_imports, sources, remedy=f"Arrow Flight belongs to {endpoint}.")
 
 
 def test_no_file_is_dead() -> None:

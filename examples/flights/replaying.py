@@ -78,9 +78,9 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
     sinks = folder / "sinks"
     os.environ["RMQ_FLIGHTS"] = str(folder / "airline")
     with ExitStack() as stack:
-        doors = Listening("127.0.0.1:0", NO_ENDPOINT)
+        endpoints = Listening("127.0.0.1:0", NO_ENDPOINT)
         broker = stack.enter_context(
-            Supervisor(folder / "home", doors, settings={"seal_after_ms": 0})
+            Supervisor(folder / "home", endpoints, settings={"seal_after_ms": 0})
         )
         client = stack.enter_context(Client(home=folder / "home"))
         PIPELINE.ensure(client)

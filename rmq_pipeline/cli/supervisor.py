@@ -243,8 +243,8 @@ class Supervisor:
         are given explicitly. The last try omits all addresses.
         """
         was, kept = self._endpoint, Flags.remembered(self.home)
-        doors = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
-        served = {name: address or NO_ENDPOINT for name, address in doors.items()}
+        endpoints = {"flight": was.flight, "grpc": was.grpc, "grpc_tls": was.grpc_tls}
+        served = {name: address or NO_ENDPOINT for name, address in endpoints.items()}
         given = {name: at for name, at in served.items() if at != getattr(kept, name)}
         if is_last:
             given = {}

@@ -1,4 +1,4 @@
-"""A broker with users behind a table door, and something in it to ask for."""
+"""A broker with users behind a table endpoint, and something in it to ask for."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,19 +33,19 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def door(broker: Broker) -> Iterator[FlightServer]:
+def endpoint(broker: Broker) -> Iterator[FlightServer]:
     server = FlightServer(broker, token=TOKEN, access=broker.access)
     yield server
     server.shutdown()
 
 
 @pytest.fixture(scope="module")
-def sign_in(door: FlightServer) -> Iterator[SignIn]:
+def sign_in(endpoint: FlightServer) -> Iterator[SignIn]:
     clients: list[Client] = []
 
     def connect(user: str | None = None, *, token: str | None = None, **more: str) -> Client:
         password = more.get("password") or (PASSWORDS.get(user) if user else None)
-        client = Client(door.address, user=user, password=password, token=token, retry_s=0)
+        client = Client(endpoint.address, user=user, password=password, token=token, retry_s=0)
         clients.append(client)
         return client
 

@@ -1,4 +1,4 @@
-"""What consumers that share queues ask of the table door, and the rights that this needs."""
+"""What consumers that share queues ask of the table endpoint, and the rights that this needs."""
 
 from typing import Any
 

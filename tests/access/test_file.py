@@ -231,7 +231,7 @@ def test_what_is_no_password_is_refused_and_not_repeated(access: Access, passwor
     assert not password or password not in str(refused.value)
 
 
-def test_the_last_user_stays_while_a_door_listens_beyond_loopback(access: Access) -> None:
+def test_the_last_user_stays_while_an_endpoint_listens_beyond_loopback(access: Access) -> None:
     access.create_user("bob", secret=SECRET, type="normal")
     access.is_required = True
 

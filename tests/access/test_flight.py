@@ -1,4 +1,4 @@
-"""The table door with users: every verb asks for its rights, and no more than those."""
+"""The table endpoint with users: every verb asks for its rights, and no more than those."""
 
 from collections.abc import Callable
 from typing import Any
@@ -275,8 +275,8 @@ class _Silent(flight.ClientAuthHandler):  # type: ignore[misc]
         return b""
 
 
-def test_a_flight_client_buys_a_token(door: FlightServer, broker: Broker) -> None:
-    foreign = flight.FlightClient(f"grpc://{door.address}")
+def test_a_flight_client_buys_a_token(endpoint: FlightServer, broker: Broker) -> None:
+    foreign = flight.FlightClient(f"grpc://{endpoint.address}")
     header = foreign.authenticate_basic_token("root", PASSWORDS["root"])
     options = flight.FlightCallOptions(headers=[header])
 

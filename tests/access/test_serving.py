@@ -44,7 +44,7 @@ def endpoint(served: Served) -> Endpoint:
     return found
 
 
-def test_the_ready_line_names_every_door(served: Served, endpoint: Endpoint) -> None:
+def test_the_ready_line_names_every_endpoint(served: Served, endpoint: Endpoint) -> None:
     assert served.ready == (
         f"ready grpc={endpoint.grpc} grpc_tls={endpoint.grpc_tls} flight={endpoint.flight} "
         f"home={served.home}\n"
@@ -96,7 +96,7 @@ def test_a_user_and_a_password_go_together() -> None:
 def route(
     channel: grpc.Channel, date_time: str, *, topic: str = "orders", secret: str | None = None
 ) -> int:
-    """The code that the door for RocketMQ clients answers."""
+    """The code that the endpoint for RocketMQ clients answers."""
     metadata = [("x-mq-client-id", "test"), ("x-mq-date-time", date_time)]
     if secret is not None:
         signature = hmac.new(secret.encode(), date_time.encode(), hashlib.sha1).hexdigest()
@@ -141,7 +141,7 @@ def test_after_a_restart_users_and_certificate_are_the_same(tmp_path: Path) -> N
     certificate = (home / "tls" / "certificate.pem").read_bytes()
     end(first)
 
-    # With users the door may be open to all; what was not said is as it was.
+    # With users the endpoint may be open to all; what was not said is as it was.
     again = serve(home, "--flight", "0.0.0.0:0", "--grpc", "none")
 
     assert "flight=0.0.0.0:" in again.ready

@@ -1,4 +1,4 @@
-"""Where calls come from, and where doors may listen."""
+"""Where calls come from, and where endpoints may listen."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_the_address_in_what_grpc_names(peer: str, address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:80", "localhost:80", "127.9.9.9:80", "[::1]:80", "::1:80"]
 )
-def test_on_loopback_doors_listen(address: str) -> None:
+def test_on_loopback_endpoints_listen(address: str) -> None:
     assert listening(address, guarded=False)[1] == 80
 
 

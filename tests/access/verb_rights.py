@@ -1,4 +1,4 @@
-"""The rights that each verb of the table door needs."""
+"""The rights that each verb of the table endpoint needs."""
 
 from typing import Any
 

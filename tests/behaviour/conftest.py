@@ -1,4 +1,4 @@
-"""The doors the promises are tried through, under a clock that tests turn by hand."""
+"""The endpoints the promises are tried through, under a clock that tests turn by hand."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.waiting import until
 Make = Callable[..., Any]
 
 #: Those that take tables have words for everything.
-TABLE_DOORS = ("in_process", "flight")
-DOORS = (*TABLE_DOORS, "grpc")
+TABLE_ENDPOINTS = ("in_process", "flight")
+ENDPOINTS = (*TABLE_ENDPOINTS, "grpc")
 NUMBERS = count()
 FAILED = pytest.StashKey[bool]()
 #: Small files, so that logs roll and homes open fast.
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
 
 
-class Door:
-    """A home, its broker, and the verbs as one door offers them.
+class Endpoint:
+    """A home, its broker, and the verbs as one endpoint offers them.
 
     ``broker`` has the verbs; it is another object after ``reopen``.
     """
@@ -50,7 +50,7 @@ class Door:
         self.open()
 
     def open(self, **settings: Any) -> Broker:
-        """Open the home, and the door in front of it; the verbs."""
+        """Open the home, and the endpoint in front of it; the verbs."""
         chosen = Settings(**{**SMALL.model_dump(), **settings})
         broker = self._stack.enter_context(
             Broker.open(self.home, clock=self.clock, upkeep="none", settings=chosen)
@@ -70,7 +70,7 @@ class Door:
         return self.broker
 
     def close(self) -> None:
-        """Close the door and the home."""
+        """Close the endpoint and the home."""
         self._stack.close()
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class Door:
         return future
 
     def _polls(self) -> int:
-        """Calls that wait at the gRPC door, which takes no thread for each."""
+        """Calls that wait at the gRPC endpoint, which takes no thread for each."""
         return len(self.grpc._service._context.bridge) if self.name == "grpc" else 0
 
     def _moments(self) -> list[int]:
@@ -140,51 +140,53 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Try a promise at the endpoints that have words for it, as tests/README.md says."""
     module = metafunc.module.__name__.rpartition(".")[2]
     speakable = module in MODULES and metafunc.function.__name__ not in OTHERWISE
-    doors = [door for door in DOORS if door != "grpc" or speakable]
+    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint != "grpc" or speakable]
     mark = metafunc.definition.get_closest_marker
-    if "shared_door" in metafunc.fixturenames:
-        name, usual = "shared_door", doors[:1] if mark("one_endpoint") else doors
-    elif "door" in metafunc.fixturenames:
-        name, usual = "door", doors if mark("every_endpoint") else doors[:1]
+    if "shared_endpoint" in metafunc.fixturenames:
+        name, usual = "shared_endpoint", endpoints[:1] if mark("one_endpoint") else endpoints
+    elif "endpoint" in metafunc.fixturenames:
+        name, usual = "endpoint", endpoints if mark("every_endpoint") else endpoints[:1]
     else:
         return
-    cases = [pytest.param(each, marks=[pytest.mark.long] * (each not in usual)) for each in doors]
+    cases = [
+        pytest.param(each, marks=[pytest.mark.long] * (each not in usual)) for each in endpoints
+    ]
     metafunc.parametrize(name, cases, indirect=True)
 
 
 @pytest.fixture
-def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
-    """A door over a home of its own."""
-    door = Door(request.param, tmp_path / "home")
-    yield door
-    door.end()
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Endpoint]:
+    """An endpoint over a home of its own."""
+    endpoint = Endpoint(request.param, tmp_path / "home")
+    yield endpoint
+    endpoint.end()
 
 
 @pytest.fixture(scope="session")
-def open_doors() -> Iterator[dict[str, Door]]:
-    """Doors that tests share, by name."""
-    doors: dict[str, Door] = {}
-    yield doors
-    for door in doors.values():
-        door.end()
+def open_endpoints() -> Iterator[dict[str, Endpoint]]:
+    """Endpoints that tests share, by name."""
+    endpoints: dict[str, Endpoint] = {}
+    yield endpoints
+    for endpoint in endpoints.values():
+        endpoint.end()
 
 
 @pytest.fixture
-def shared_door(
+def shared_endpoint(
     request: pytest.FixtureRequest,
-    open_doors: dict[str, Door],
+    open_endpoints: dict[str, Endpoint],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Door]:
-    """Every door in turn, over a home that other tests use too.
+) -> Iterator[Endpoint]:
+    """Every endpoint in turn, over a home that other tests use too.
 
     For tests that only ask about topics and groups they have made themselves.
     """
-    if request.param not in open_doors:
+    if request.param not in open_endpoints:
         home = tmp_path_factory.mktemp(request.param) / "home"
-        open_doors[request.param] = Door(request.param, home)
-    yield open_doors[request.param]
+        open_endpoints[request.param] = Endpoint(request.param, home)
+    yield open_endpoints[request.param]
     if request.node.stash.get(FAILED, False):
-        open_doors.pop(request.param).end()
+        open_endpoints.pop(request.param).end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -199,11 +201,11 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture
-def inside(tmp_path: Path) -> Iterator[Door]:
-    """The broker in process only, for what no other door can show."""
-    door = Door("in_process", tmp_path / "home")
-    yield door
-    door.end()
+def inside(tmp_path: Path) -> Iterator[Endpoint]:
+    """The broker in process only, for what no other endpoint can show."""
+    endpoint = Endpoint("in_process", tmp_path / "home")
+    yield endpoint
+    endpoint.end()
 
 
 @pytest.fixture
@@ -302,20 +304,20 @@ def dead(request: pytest.FixtureRequest, topic: Make, group: Make, messages: Mak
     def make(
         n: int, *, groups: list[str] | None = None, more: int = 0, **settings: Any
     ) -> tuple[str, str]:
-        door = _current(request)
+        endpoint = _current(request)
         name = topic(queues=1, type="normal" if groups is None else "fifo")
         readers = group(order="none" if groups is None else "message_group", **settings)
         ids = [f"m-{i}" for i in range(n + more)]
-        door.broker.send(name, messages(n + more, groups=groups, message_id=ids))
+        endpoint.broker.send(name, messages(n + more, groups=groups, message_id=ids))
         while n:
-            got = door.broker.receive(readers, name, limit=n)
-            door.broker.forward_to_dead_letter_queue(got, reason="boom")
+            got = endpoint.broker.receive(readers, name, limit=n)
+            endpoint.broker.forward_to_dead_letter_queue(got, reason="boom")
             n -= got.num_rows
         return name, readers
 
     return make
 
 
-def _current(request: pytest.FixtureRequest) -> Door:
-    name = "inside" if "inside" in request.fixturenames else "door"
-    return cast(Door, request.getfixturevalue(name))
+def _current(request: pytest.FixtureRequest) -> Endpoint:
+    name = "inside" if "inside" in request.fixturenames else "endpoint"
+    return cast(Endpoint, request.getfixturevalue(name))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from rmq_pipeline import schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 #: The property of a committed message.
 TRANSACTION_ID = "__transactionId__"
@@ -18,8 +18,8 @@ TRANSACTION_ID = "__transactionId__"
 class Producer:
     """``begin(n, producer_group=…, immunity_ms=…, **columns)``: half messages for a topic."""
 
-    def __init__(self, door: Door, topic: str, messages: Make) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, topic: str, messages: Make) -> None:
+        self._endpoint = endpoint
         self._topic = topic
         self._messages = messages
 
@@ -32,7 +32,7 @@ class Producer:
         **columns: Any,
     ) -> pa.Table:
         """Where they lie, and their transaction ids."""
-        return self._door.broker.send_half(
+        return self._endpoint.broker.send_half(
             self._topic,
             self._messages(n, **columns),
             producer_group=producer_group,
@@ -47,22 +47,22 @@ def ends(halves: pa.Table, resolution: str | list[str]) -> pa.Table:
     return pa.table([ids, said], schema=schema.RESOLUTION)
 
 
-def asked(door: Door, **who: Any) -> list[tuple[bytes, int]]:
+def asked(endpoint: Endpoint, **who: Any) -> list[tuple[bytes, int]]:
     """Body and check number of all that is offered."""
-    found = door.broker.fetch_checks(**who)
+    found = endpoint.broker.fetch_checks(**who)
     return list(zip(found["body"].to_pylist(), found["checks"].to_pylist(), strict=True))
 
 
-def sweep(door: Door) -> dict[str, Any]:
+def sweep(endpoint: Endpoint) -> dict[str, Any]:
     """What the check job did."""
-    report: dict[str, Any] = door.broker.check_transactions()
+    report: dict[str, Any] = endpoint.broker.check_transactions()
     report.pop("next_due_ms")
     return report
 
 
-def reopened_from_the_log(door: Door) -> None:
+def reopened_from_the_log(endpoint: Endpoint) -> None:
     """Nothing but the log is left of the home."""
-    door.close()
-    for file in door.home.glob("state.duckdb*"):
+    endpoint.close()
+    for file in endpoint.home.glob("state.duckdb*"):
         file.unlink()
-    door.open()
+    endpoint.open()

@@ -10,25 +10,25 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.behaviour.conftest import Door
+    from tests.behaviour.conftest import Endpoint
 
 
 class Clients:
     """Clients of one consumer group on one topic."""
 
-    def __init__(self, door: Door, topic: str, group: str) -> None:
-        self.door = door
+    def __init__(self, endpoint: Endpoint, topic: str, group: str) -> None:
+        self.endpoint = endpoint
         self.topic = topic
         self.group = group
 
     def sync(self, client: str, action: str, *names: str) -> list[str]:
-        found = self.door.broker.sync_lite_subscription(
+        found = self.endpoint.broker.sync_lite_subscription(
             self.group, self.topic, client_id=client, action=action, lite_topics=names
         )
         return list(found)
 
     def receive(self, client: str, **how: Any) -> pa.Table:
-        return self.door.broker.receive(self.group, self.topic, client_id=client, **how)
+        return self.endpoint.broker.receive(self.group, self.topic, client_id=client, **how)
 
     def drain(self, client: str, *, limit: int = 1_000) -> dict[str, list[int]]:
         """All that comes and is acknowledged, by lite topic."""
@@ -36,7 +36,7 @@ class Clients:
         while (got := self.receive(client, limit=limit)).num_rows:
             for row in got.to_pylist():
                 found[row["message_group"]].append(int(row["body"]))
-            self.door.broker.ack(got)
+            self.endpoint.broker.ack(got)
         return dict(found)
 
 

@@ -1,4 +1,4 @@
-"""The verbs of tables, as far as a RocketMQ client has them, over the wire of the gRPC door.
+"""The verbs of tables, as far as a RocketMQ client has them, over the wire of the gRPC endpoint.
 
 What the protocol has no words for (a window, a delay level, a table that is no table of messages)
 goes to the broker itself.
@@ -273,7 +273,7 @@ class OverGrpc:
         producer_group: str,
         immunity_ms: int | None = None,
     ) -> pa.Table:
-        # At this door the producers of a topic are one group, which has its name.
+        # At this endpoint the producers of a topic are one group, which has its name.
         known = self._producers.setdefault(producer_group, topic) == topic
         alone = [group for group, its in self._producers.items() if its == topic]
         if not known or len(alone) > 1 or not self._speakable(messages):

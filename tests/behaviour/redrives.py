@@ -9,7 +9,7 @@ import pyarrow as pa
 from rmq_pipeline import schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door
+    from tests.behaviour.conftest import Endpoint
 
 OUTCOMES = "SELECT message_id, outcome, first_outcome FROM redrives ORDER BY dead_letter_offset"
 
@@ -19,8 +19,8 @@ def places(*offsets: int) -> pa.Table:
     return pa.table([[0] * len(offsets), offsets], schema=schema.DEAD_LETTER)
 
 
-def redrive(door: Door, group: str, *offsets: int, redrive_id: str = "r-1") -> list[str]:
-    answer = door.broker.redrive(group, places(*offsets), redrive_id=redrive_id)
+def redrive(endpoint: Endpoint, group: str, *offsets: int, redrive_id: str = "r-1") -> list[str]:
+    answer = endpoint.broker.redrive(group, places(*offsets), redrive_id=redrive_id)
     assert answer.schema.equals(schema.REDRIVEN)
     assert answer["queue_offset"].to_pylist() == list(offsets)
     outcomes: list[str] = answer["outcome"].to_pylist()

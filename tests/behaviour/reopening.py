@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door
+    from tests.behaviour.conftest import Endpoint
 
 
-def reopened_from_the_log(door: Door) -> None:
+def reopened_from_the_log(endpoint: Endpoint) -> None:
     """Nothing but the log is left of the home."""
-    door.close()
-    for file in door.home.glob("state.duckdb*"):
+    endpoint.close()
+    for file in endpoint.home.glob("state.duckdb*"):
         file.unlink()
-    door.open()
+    endpoint.open()

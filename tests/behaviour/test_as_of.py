@@ -15,7 +15,7 @@ from rmq_pipeline import errors, schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 VIEWS = (
     *("in_flight", "retrying", "parked", "quarantined_groups", "progress", "lag", "scheduled"),
@@ -40,8 +40,8 @@ GROUPS = {
 class RandomHistory:
     """A broker that all kinds of things happen to, one millisecond or more after another."""
 
-    def __init__(self, door: Door, number: int) -> None:
-        self.door = door
+    def __init__(self, endpoint: Endpoint, number: int) -> None:
+        self.endpoint = endpoint
         self.random = random.Random(number)
         self.sent = 0
         self.made = 0
@@ -78,7 +78,7 @@ class RandomHistory:
             (self.seal, 3),
             (self.reopen, 1),
         ]
-        self.door.advance(self.random.choice((1, 1, 10, 400, 1_500)))
+        self.endpoint.advance(self.random.choice((1, 1, 10, 400, 1_500)))
         (action,) = self.random.choices(*zip(*actions, strict=True))
         try:
             action()
@@ -103,43 +103,43 @@ class RandomHistory:
     def create_topic(self) -> None:
         self.made += 1
         name = f"topic-{self.made % 4}"
-        self.door.broker.create_topic(name, type="mixed", queues=2)
+        self.endpoint.broker.create_topic(name, type="mixed", queues=2)
         self.topics.append(name)
         for group in self.groups:
             if self.random.random() < 0.5:
-                self.door.broker.subscribe(group, name)
+                self.endpoint.broker.subscribe(group, name)
 
     def create_group(self, name: str, **kinds: Any) -> None:
-        self.door.broker.create_group(name, max_attempts=2, backoff_ms=[500], **kinds)
+        self.endpoint.broker.create_group(name, max_attempts=2, backoff_ms=[500], **kinds)
         self.groups.append(name)
 
     def send(self) -> None:
         n = self.random.randint(1, 10)
         grouped = self.random.random() < 0.6
         columns = {"message_group": [self.random.choice("abc") for _ in range(n)]}
-        self.door.broker.send(
+        self.endpoint.broker.send(
             self.random.choice(self.topics), self.table(n, **columns if grouped else {})
         )
 
     def send_later(self) -> None:
         n = self.random.randint(1, 4)
         topic = self.random.choice(self.topics)
-        due = [self.door.clock.now_ms() + self.random.randint(1, 6_000) for _ in range(n)]
+        due = [self.endpoint.clock.now_ms() + self.random.randint(1, 6_000) for _ in range(n)]
         columns = {"deliver_at_ms": due}
         if self.random.random() < 0.3:
             columns = {"delay_level": [self.random.randint(1, 3) for _ in range(n)]}
-        sent = self.door.broker.send(topic, self.table(n, **columns))
+        sent = self.endpoint.broker.send(topic, self.table(n, **columns))
         self.handles += [(topic, handle) for handle in sent["recall_handle"].to_pylist()]
 
     def send_half(self) -> None:
-        sent = self.door.broker.send_half(
+        sent = self.endpoint.broker.send_half(
             self.random.choice(self.topics), self.table(3), producer_group="producers"
         )
         self.halves += sent["transaction_id"].to_pylist()
 
     def receive(self) -> None:
         group = self.random.choice(self.groups)
-        got = self.door.broker.receive(
+        got = self.endpoint.broker.receive(
             group,
             self.random.choice(self.topics),
             limit=self.random.randint(1, 12),
@@ -159,7 +159,7 @@ class RandomHistory:
                 row = {"receipt_handle": receipt, "outcome": outcome, "reason": f"why {outcome}"}
                 outcomes = pa.Table.from_pylist([row], schema=schema.OUTCOME)
                 try:
-                    self.door.broker.settle(group, outcomes)
+                    self.endpoint.broker.settle(group, outcomes)
                 except errors.ReceiptHandleError:
                     self.happened["ended receipt"] += 1
 
@@ -167,33 +167,33 @@ class RandomHistory:
         """Park or quarantine a message group; the cursor has passed later messages, which wait."""
         group = self.random.choice(("parking", "quarantining"))
         topic = self.random.choice(self.topics)
-        self.door.broker.send(topic, self.table(6, message_group=["a", "b", "c"] * 2))
-        got = self.door.broker.receive(group, topic, limit=1)
-        self.door.broker.receive(group, topic, limit=12, invisible_duration_ms=300)
+        self.endpoint.broker.send(topic, self.table(6, message_group=["a", "b", "c"] * 2))
+        got = self.endpoint.broker.receive(group, topic, limit=1)
+        self.endpoint.broker.receive(group, topic, limit=12, invisible_duration_ms=300)
         rows = [{"receipt_handle": r, "outcome": "dead_letter"} for r in got["receipt_handle"]]
-        self.door.broker.settle(group, pa.Table.from_pylist(rows, schema=schema.OUTCOME))
+        self.endpoint.broker.settle(group, pa.Table.from_pylist(rows, schema=schema.OUTCOME))
 
     def change_invisible(self) -> None:
         for group, receipt in self.some(self.receipts):
-            changed = self.door.broker.change_invisible_duration([receipt], 5_000)
+            changed = self.endpoint.broker.change_invisible_duration([receipt], 5_000)
             self.receipts += [(group, r) for r in changed["receipt_handle"].to_pylist()]
 
     def recall(self) -> None:
         for topic, handle in self.some(self.handles):
-            self.door.broker.recall(topic, pa.table([[handle]], schema=schema.RECALL))
+            self.endpoint.broker.recall(topic, pa.table([[handle]], schema=schema.RECALL))
 
     def end_halves(self) -> None:
         ids = self.some(self.halves)
         said = [self.random.choice(("commit", "rollback", "unknown")) for _ in ids]
-        self.door.broker.end_transactions(pa.table([ids, said], schema=schema.RESOLUTION))
+        self.endpoint.broker.end_transactions(pa.table([ids, said], schema=schema.RESOLUTION))
 
     def upkeep(self) -> None:
-        self.door.broker.deliver_scheduled()
-        self.door.broker.check_transactions()
-        self.door.broker.revive()
+        self.endpoint.broker.deliver_scheduled()
+        self.endpoint.broker.check_transactions()
+        self.endpoint.broker.revive()
 
     def reset(self) -> None:
-        self.door.broker.reset_offset(
+        self.endpoint.broker.reset_offset(
             self.random.choice(self.groups),
             self.random.choice(self.topics),
             to_offset=self.random.randint(0, 10),
@@ -201,45 +201,45 @@ class RandomHistory:
 
     def unpark(self) -> None:
         for group in self.groups:
-            self.door.broker.unpark(group, skip=self.random.random() < 0.3)
+            self.endpoint.broker.unpark(group, skip=self.random.random() < 0.3)
 
     def redrive(self) -> None:
         for group in self.groups:
             dead = f"SELECT queue_id, queue_offset FROM dead_letters WHERE consumer_group='{group}'"
-            rows = self.door.sql(f"{dead} AND redriven_at_ms IS NULL LIMIT 3")
+            rows = self.endpoint.sql(f"{dead} AND redriven_at_ms IS NULL LIMIT 3")
             if rows:
                 places = pa.Table.from_pylist(rows, schema=schema.DEAD_LETTER)
-                self.door.broker.redrive(group, places, redrive_id=f"r-{self.sent}")
+                self.endpoint.broker.redrive(group, places, redrive_id=f"r-{self.sent}")
 
     def open_window(self) -> None:
         group = self.random.choice(self.groups)
-        self.door.broker.open_window(f"consumer/{group}", owner="run", duration_ms=1_000)
+        self.endpoint.broker.open_window(f"consumer/{group}", owner="run", duration_ms=1_000)
 
     def recreate_topic(self) -> None:
-        self.door.broker.delete_topic(gone := self.random.choice(self.topics), force=True)
+        self.endpoint.broker.delete_topic(gone := self.random.choice(self.topics), force=True)
         self.topics.remove(gone)
         self.create_topic()
 
     def recreate_group(self) -> None:
         gone = self.random.choice(self.groups)
-        self.door.broker.delete_group(gone, force=True)
+        self.endpoint.broker.delete_group(gone, force=True)
         self.groups.remove(gone)
         self.create_group(gone, **GROUPS[gone])
 
     def seal(self) -> None:
-        report = self.door.broker.seal()
+        report = self.endpoint.broker.seal()
         self.happened["snapshots"] += report["snapshot_rows"] > 0
         self.happened["segments"] += report["segments"] > 0
 
     def reopen(self) -> None:
-        self.door.reopen(**OFTEN)
+        self.endpoint.reopen(**OFTEN)
 
 
-def state_of(door: Door, at_ms: str = "") -> dict[str, list[tuple[str, ...]]]:
+def state_of(endpoint: Endpoint, at_ms: str = "") -> dict[str, list[tuple[str, ...]]]:
     """The rows of each view; of the macro of its name, when there is a moment."""
     found = {}
     for view in VIEWS:
-        rows = door.sql(f"SELECT * FROM {view}" + (f"_at({at_ms})" if at_ms else ""))
+        rows = endpoint.sql(f"SELECT * FROM {view}" + (f"_at({at_ms})" if at_ms else ""))
         found[view] = sorted(tuple(f"{k}={v}" for k, v in row.items()) for row in rows)
     return found
 
@@ -255,7 +255,7 @@ def seen() -> Iterator[Counter[str]]:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_as_of_a_moment_is_what_was_seen_then(
-    inside: Door, number: int, seen: Counter[str]
+    inside: Endpoint, number: int, seen: Counter[str]
 ) -> None:
     inside.reopen(**OFTEN)
     history = RandomHistory(inside, number)
@@ -274,7 +274,7 @@ def test_as_of_a_moment_is_what_was_seen_then(
     seen.update({what: history.happened[what] for what in ("snapshots", "segments")})
 
 
-def test_expired_messages_were_there_before(inside: Door, topic: Make, messages: Make) -> None:
+def test_expired_messages_were_there_before(inside: Endpoint, topic: Make, messages: Make) -> None:
     inside.reopen(**{**OFTEN, "seal_after_ms": 0})
     name = topic(queues=1, retention_ms=10_000)
     inside.broker.create_group("readers")
@@ -296,7 +296,7 @@ def test_expired_messages_were_there_before(inside: Door, topic: Make, messages:
 
 
 def test_offsets_that_a_reader_keeps_itself_are_known_of_any_moment(
-    inside: Door, topic: Make, messages: Make
+    inside: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=1)
     inside.broker.create_group("readers")
@@ -312,7 +312,7 @@ def test_offsets_that_a_reader_keeps_itself_are_known_of_any_moment(
 
 
 def test_what_waited_behind_a_parked_message_is_known_after_its_group_is_deleted(
-    inside: Door, topic: Make, messages: Make
+    inside: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=1)
     inside.broker.create_group("readers", order="queue", max_attempts=1, on_failure="park")

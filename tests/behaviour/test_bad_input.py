@@ -16,7 +16,7 @@ from rmq_pipeline.clock import ManualClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 ONE = pa.table({"body": [b"x"]})
 NO_OUTCOMES = schema.OUTCOME.empty_table()
@@ -73,8 +73,8 @@ UNKNOWN_GROUP: dict[str, Callable[[Broker, str], object]] = {
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -88,28 +88,30 @@ def readers(group: Make) -> str:
 
 
 @pytest.mark.parametrize("verb", UNKNOWN_TOPIC)
-def test_an_unknown_topic_is_named(door: Door, source: str, readers: str, verb: str) -> None:
-    topics = door.broker.list_topics()
+def test_an_unknown_topic_is_named(
+    endpoint: Endpoint, source: str, readers: str, verb: str
+) -> None:
+    topics = endpoint.broker.list_topics()
 
     with pytest.raises(errors.TopicNotFoundError, match="nowhere"):
-        UNKNOWN_TOPIC[verb](door.broker, readers)
+        UNKNOWN_TOPIC[verb](endpoint.broker, readers)
 
-    assert door.broker.list_topics().equals(topics)
-    assert door.stored(source) == 0
+    assert endpoint.broker.list_topics().equals(topics)
+    assert endpoint.stored(source) == 0
 
 
 @pytest.mark.parametrize("verb", UNKNOWN_GROUP)
 def test_an_unknown_group_is_named(
-    door: Door, source: str, readers: str, messages: Make, verb: str
+    endpoint: Endpoint, source: str, readers: str, messages: Make, verb: str
 ) -> None:
-    door.broker.send(source, messages(3))
-    groups = door.broker.list_groups()
+    endpoint.broker.send(source, messages(3))
+    groups = endpoint.broker.list_groups()
 
     with pytest.raises(errors.ConsumerGroupNotFoundError, match="nobody"):
-        UNKNOWN_GROUP[verb](door.broker, source)
+        UNKNOWN_GROUP[verb](endpoint.broker, source)
 
-    assert door.broker.list_groups().equals(groups)
-    assert len(door.drain(source, readers)) == 3
+    assert endpoint.broker.list_groups().equals(groups)
+    assert len(endpoint.drain(source, readers)) == 3
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -141,77 +143,79 @@ BAD_TABLES = {
 
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_a_table_to_send_with_a_wrong_column_is_refused_and_the_column_named(
-    door: Door, source: str, case: str
+    endpoint: Endpoint, source: str, case: str
 ) -> None:
     table, column = BAD_TABLES[case]
 
     with pytest.raises(errors.TableSchemaError, match=column):
-        door.broker.send(source, table)
+        endpoint.broker.send(source, table)
 
-    assert door.stored(source) == 0
+    assert endpoint.stored(source) == 0
 
 
 @pytest.mark.parametrize("thing", [None, "text", [b"x"], {"body": [b"x"]}])
-def test_what_is_no_table_is_refused(door: Door, source: str, thing: Any) -> None:
+def test_what_is_no_table_is_refused(endpoint: Endpoint, source: str, thing: Any) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.send(source, thing)
+        endpoint.broker.send(source, thing)
 
-    assert door.stored(source) == 0
+    assert endpoint.stored(source) == 0
 
 
 def test_receipts_without_their_column_are_refused(
-    door: Door, source: str, readers: str, messages: Make
+    endpoint: Endpoint, source: str, readers: str, messages: Make
 ) -> None:
-    door.broker.send(source, messages(1))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(1))
+    got = endpoint.broker.receive(readers, source)
     wrong = got.rename_columns([*got.column_names[:-1], "receipt"])
 
     verbs: list[Callable[[], object]] = [
-        lambda: door.broker.ack(wrong),
-        lambda: door.broker.change_invisible_duration(wrong, 1_000),
-        lambda: door.broker.forward_to_dead_letter_queue(wrong),
+        lambda: endpoint.broker.ack(wrong),
+        lambda: endpoint.broker.change_invisible_duration(wrong, 1_000),
+        lambda: endpoint.broker.forward_to_dead_letter_queue(wrong),
     ]
     for verb in verbs:
         with pytest.raises(errors.TableSchemaError, match="receipt_handle"):
             verb()
 
-    door.broker.ack(got)
+    endpoint.broker.ack(got)
 
 
 @pytest.mark.parametrize("column", ["receipt_handle", "outcome"])
 def test_outcomes_without_a_column_are_refused(
-    door: Door, source: str, readers: str, messages: Make, outcomes: Make, column: str
+    endpoint: Endpoint, source: str, readers: str, messages: Make, outcomes: Make, column: str
 ) -> None:
-    door.broker.send(source, messages(1))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(1))
+    got = endpoint.broker.receive(readers, source)
 
     with pytest.raises(errors.TableSchemaError, match=column):
-        door.broker.settle(readers, outcomes(got, "ack").drop_columns([column]))
+        endpoint.broker.settle(readers, outcomes(got, "ack").drop_columns([column]))
 
-    door.broker.ack(got)
+    endpoint.broker.ack(got)
 
 
 def test_outcomes_may_leave_out_what_may_be_null(
-    door: Door, source: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(1))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(1))
+    got = endpoint.broker.receive(readers, source)
 
-    door.broker.settle(readers, outcomes(got, "ack").select(["receipt_handle", "outcome"]))
+    endpoint.broker.settle(readers, outcomes(got, "ack").select(["receipt_handle", "outcome"]))
 
-    door.advance(60_000)
-    assert door.broker.receive(readers, source).num_rows == 0
+    endpoint.advance(60_000)
+    assert endpoint.broker.receive(readers, source).num_rows == 0
 
 
-def test_a_null_receipt_is_refused(door: Door, source: str, readers: str, messages: Make) -> None:
-    door.broker.send(source, messages(1))
-    got = door.broker.receive(readers, source)
+def test_a_null_receipt_is_refused(
+    endpoint: Endpoint, source: str, readers: str, messages: Make
+) -> None:
+    endpoint.broker.send(source, messages(1))
+    got = endpoint.broker.receive(readers, source)
     handles = pa.array([got["receipt_handle"][0].as_py(), None], pa.string())
 
     with pytest.raises((errors.ReceiptHandleError, errors.TableSchemaError)):
-        door.broker.ack(pa.table({"receipt_handle": handles}))
+        endpoint.broker.ack(pa.table({"receipt_handle": handles}))
 
-    door.broker.ack(got)
+    endpoint.broker.ack(got)
 
 
 # ------------------------------------------------------------------------------------------- sql
@@ -247,46 +251,48 @@ def test_a_null_receipt_is_refused(door: Door, source: str, readers: str, messag
         "SELECT getenv('HOME')",
     ],
 )
-def test_sql_is_one_reading_select(door: Door, source: str, messages: Make, query: str) -> None:
-    door.broker.send(source, messages(1))
+def test_sql_is_one_reading_select(
+    endpoint: Endpoint, source: str, messages: Make, query: str
+) -> None:
+    endpoint.broker.send(source, messages(1))
 
     with pytest.raises(errors.QueryError):
-        door.broker.sql(query)
+        endpoint.broker.sql(query)
 
     count = f"SELECT count(*) AS n FROM messages WHERE topic = '{source}'"
-    assert door.sql(count) == [{"n": 1}]
+    assert endpoint.sql(count) == [{"n": 1}]
 
 
-def test_sql_has_a_time_limit(door: Door, source: str) -> None:
+def test_sql_has_a_time_limit(endpoint: Endpoint, source: str) -> None:
     del source
     endless = "SELECT count(*) FROM range(10000000) a, range(1000000) b WHERE a.range + b.range = 1"
 
     with pytest.raises(errors.QueryError):
-        door.broker.sql(endless, timeout_s=0.2)
+        endpoint.broker.sql(endless, timeout_s=0.2)
 
-    assert door.sql("SELECT 1 AS one") == [{"one": 1}]
+    assert endpoint.sql("SELECT 1 AS one") == [{"one": 1}]
 
 
-def test_sql_ends_at_its_limit_within_a_function_too(door: Door, source: str) -> None:
+def test_sql_ends_at_its_limit_within_a_function_too(endpoint: Endpoint, source: str) -> None:
     del source
     endless = "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000))"
 
     with pytest.raises(errors.QueryError, match=r"did not end within 0\.5 s"):
-        door.broker.sql(endless, timeout_s=0.5)
+        endpoint.broker.sql(endless, timeout_s=0.5)
 
-    assert door.sql("SELECT levenshtein('ab', 'ac') AS n") == [{"n": 1}]
+    assert endpoint.sql("SELECT levenshtein('ab', 'ac') AS n") == [{"n": 1}]
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, 1e12, "soon", None, True])
-def test_the_time_limit_of_sql_is_a_number(door: Door, timeout_s: Any) -> None:
+def test_the_time_limit_of_sql_is_a_number(endpoint: Endpoint, timeout_s: Any) -> None:
     with pytest.raises(errors.RequestError, match="timeout_s must be a number"):
-        door.broker.sql("SELECT 1", timeout_s=timeout_s)
+        endpoint.broker.sql("SELECT 1", timeout_s=timeout_s)
 
 
 # ------------------------------------------------------------------------------------------ home
 
 
-def test_a_home_is_opened_by_one_broker(inside: Door) -> None:
+def test_a_home_is_opened_by_one_broker(inside: Endpoint) -> None:
     with pytest.raises(errors.HomeLockedError, match=str(os.getpid())):
         Broker.open(inside.home, clock=ManualClock(), upkeep="none")
 
@@ -294,7 +300,7 @@ def test_a_home_is_opened_by_one_broker(inside: Door) -> None:
 
 
 def test_a_home_of_a_newer_format_is_refused_and_left_alone(
-    inside: Door, topic: Make, messages: Make
+    inside: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=1)
     inside.broker.send(name, messages(3))
@@ -311,7 +317,7 @@ def test_a_home_of_a_newer_format_is_refused_and_left_alone(
     assert inside.bodies(name) == [b"0", b"1", b"2"]
 
 
-def test_a_closed_broker_refuses(inside: Door, topic: Make, messages: Make) -> None:
+def test_a_closed_broker_refuses(inside: Endpoint, topic: Make, messages: Make) -> None:
     name = topic()
     broker = inside.broker
     inside.close()
@@ -326,11 +332,13 @@ def test_a_closed_broker_refuses(inside: Door, topic: Make, messages: Make) -> N
 # ----------------------------------------------------------------------------------------- flight
 
 
-def test_an_error_crosses_the_door_with_its_class_and_its_words(door: Door, source: str) -> None:
+def test_an_error_crosses_the_endpoint_with_its_class_and_its_words(
+    endpoint: Endpoint, source: str
+) -> None:
     with pytest.raises(errors.TopicNotFoundError) as unknown:
-        door.broker.send("nowhere", ONE)
+        endpoint.broker.send("nowhere", ONE)
     with pytest.raises(errors.MessageBodyEmptyError) as empty:
-        door.broker.send(source, pa.table({"body": [b"x", b""]}))
+        endpoint.broker.send(source, pa.table({"body": [b"x", b""]}))
 
     assert "nowhere" in unknown.value.message
     assert unknown.value.code == 40402
@@ -355,7 +363,7 @@ NAMES_A_CLIENT: dict[str, Callable[[Broker, str, str, str], object]] = {
 
 @pytest.mark.parametrize("verb", NAMES_A_CLIENT)
 def test_half_a_character_is_refused_before_it_comes_near_the_log(
-    inside: Door, topic: Make, group: Make, verb: str
+    inside: Endpoint, topic: Make, group: Make, verb: str
 ) -> None:
     broker, engine = inside.broker, inside.broker.engine
     name, readers, state = topic(), group(), inside.broker.engine.state

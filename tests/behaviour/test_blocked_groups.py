@@ -16,77 +16,77 @@ from tests.memory import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 MINUTE = 60_000
 MIB = 1024**2
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 def test_a_poisoned_group_does_not_hold_up_healthy_ones(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     fifo = topic(type="fifo", queues=2)
     readers = group(order="message_group", max_attempts=3, backoff_ms=[1_000])
     names = ["poison", *(f"g{i}" for i in range(9))]
-    door.broker.send(fifo, messages(100, groups=names))
+    endpoint.broker.send(fifo, messages(100, groups=names))
     healthy: dict[str, list[bytes]] = defaultdict(list)
 
     for _ in range(3):
-        while (got := door.broker.receive(readers, fifo, limit=20)).num_rows:
+        while (got := endpoint.broker.receive(readers, fifo, limit=20)).num_rows:
             bad = pc.equal(got["message_group"], "poison")
             if got.filter(bad).num_rows:
                 fail(readers, got.filter(bad).slice(0, 1))
             good = got.filter(pc.invert(bad))
             if good.num_rows:
-                door.broker.ack(good)
+                endpoint.broker.ack(good)
             for row in good.to_pylist():
                 healthy[row["message_group"]].append(row["body"])
-        door.advance(1_000)
-    rest = door.drain(fifo, readers)
+        endpoint.advance(1_000)
+    rest = endpoint.drain(fifo, readers)
 
     for i, name in enumerate(names[1:], start=1):
         assert healthy[name] == [str(n).encode() for n in range(i, 100, 10)]
-    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert endpoint.bodies(f"%DLQ%{readers}") == [b"0"]
     assert rest == [str(n).encode() for n in range(10, 100, 10)]
 
 
 def test_a_blocked_group_that_owns_most_messages_holds_up_nobody(
-    door: Door, topic: Make, group: Make
+    endpoint: Endpoint, topic: Make, group: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group")
 
-    drain_around_a_whale(door, name, readers, total=24_000, others=400, limit=1_000)
+    drain_around_a_whale(endpoint, name, readers, total=24_000, others=400, limit=1_000)
 
 
 def test_new_messages_of_a_blocked_group_are_no_work_that_is_due(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name = topic(type="fifo", queues=1)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
-    door.broker.send(name, messages(2, groups=["a"]))
-    fail(readers, door.broker.receive(readers, name, limit=1))
+    endpoint.broker.send(name, messages(2, groups=["a"]))
+    fail(readers, endpoint.broker.receive(readers, name, limit=1))
 
     def facts() -> tuple[int, int]:
-        found = door.broker.due()["groups"][readers]["topics"][name]
+        found = endpoint.broker.due()["groups"][readers]["topics"][name]
         return found["ready"], found["unread"]
 
     alone = facts()
-    door.broker.send(name, messages(2, groups=["b", "a"], start=2))
+    endpoint.broker.send(name, messages(2, groups=["b", "a"], start=2))
     mixed = facts()
-    assert door.drain(name, readers) == [b"2"]
+    assert endpoint.drain(name, readers) == [b"2"]
     passed = facts()
-    door.broker.unpark(readers)
+    endpoint.broker.unpark(readers)
     free = facts()
 
     assert (alone, mixed, passed) == ((0, 1), (1, 3), (0, 0))
     assert free[0] > 0
-    assert door.drain(name, readers) == [b"0", b"1", b"3"]
+    assert endpoint.drain(name, readers) == [b"0", b"1", b"3"]
 
 
 @pytest.mark.alone
@@ -96,7 +96,7 @@ def test_new_messages_of_a_blocked_group_are_no_work_that_is_due(
     [(120_000, 2_000), pytest.param(600_000, 1_000, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 def test_what_is_blocked_stays_out_of_memory(
-    inside: Door, topic: Make, group: Make, total: int, size: int
+    inside: Endpoint, topic: Make, group: Make, total: int, size: int
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group")
@@ -139,7 +139,7 @@ def whale_table(n: int, *, others: int, start: int, size: int) -> pa.Table:
 
 
 def drain_around_a_whale(
-    door: Door,
+    endpoint: Endpoint,
     name: str,
     readers: str,
     *,
@@ -152,19 +152,23 @@ def drain_around_a_whale(
     """Block the whale by a long lease, drain the others, unblock it, drain it; all in order."""
     for start in range(0, total, 20_000):
         n = min(20_000, total - start)
-        door.broker.send(name, whale_table(n, others=others, start=start, size=size))
-    door.broker.sql("SELECT 1")  # dispatch has caught up, and uses no memory beside the receives
+        endpoint.broker.send(name, whale_table(n, others=others, start=start, size=size))
+    endpoint.broker.sql(
+        "SELECT 1"
+    )  # dispatch has caught up, and uses no memory beside the receives
     whale = None
     last: dict[str, int] = {}
     count = 0
 
     def receive() -> pa.Table:
         watch()
-        return door.broker.receive(readers, name, limit=limit, invisible_duration_ms=10 * MINUTE)
+        return endpoint.broker.receive(
+            readers, name, limit=limit, invisible_duration_ms=10 * MINUTE
+        )
 
     def settle(got: pa.Table) -> int:
         if got.num_rows:
-            door.broker.ack(got)
+            endpoint.broker.ack(got)
         rows = zip(got["message_group"].to_pylist(), got["body"].to_pylist(), strict=True)
         for one, body in rows:
             assert last.get(one, -1) < int(body), one

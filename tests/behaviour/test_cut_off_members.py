@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
-# Of the table door only: in process nobody can be cut off.
+# Of the table endpoint only: in process nobody can be cut off.
 
 TIMEOUT_MS = 120_000
 
 
-def members(door: Door, readers: str, client_id: str, name: str) -> set[str]:
+def members(endpoint: Endpoint, readers: str, client_id: str, name: str) -> set[str]:
     """Those that a member learns of by its heartbeat."""
-    return set(door.broker.heartbeat(readers, client_id, topics=[name], details={})["members"])
+    return set(endpoint.broker.heartbeat(readers, client_id, topics=[name], details={})["members"])
 
 
 @pytest.fixture
-def server(inside: Door) -> Iterator[FlightServer]:
+def server(inside: Endpoint) -> Iterator[FlightServer]:
     with FlightServer(inside.inside) as served:
         yield served
 
 
-def slice_by_slice(inside: Door, condition: Callable[[], bool]) -> None:
+def slice_by_slice(inside: Endpoint, condition: Callable[[], bool]) -> None:
     """Turn the clock to the end of one slice of waiting after the other, until it holds.
 
-    The door hears in its own time that a call was cut off: ever slower, so that the call does not
+    The endpoint hears late that a call was cut off: ever slower, so that the call does not
     come to its own end before.
     """
     pauses = (LOOK_S * 2**n for n in range(14))
@@ -52,7 +52,7 @@ def slice_by_slice(inside: Door, condition: Callable[[], bool]) -> None:
     until(look, within_s=60)
 
 
-def cut_off(inside: Door, server: FlightServer, *, readers: str, name: str) -> None:
+def cut_off(inside: Endpoint, server: FlightServer, *, readers: str, name: str) -> None:
     """Member a locks a queue, waits in a heartbeat, and is cut off."""
     client = Client(server.address, retry_s=0)
     version = client.heartbeat(readers, "a", topics=[name], details={})["version"]
@@ -72,7 +72,7 @@ def cut_off(inside: Door, server: FlightServer, *, readers: str, name: str) -> N
 
 
 def test_who_is_cut_off_is_gone_two_seconds_later(
-    inside: Door, server: FlightServer, topic: Make, group: Make
+    inside: Endpoint, server: FlightServer, topic: Make, group: Make
 ) -> None:
     name, readers = topic(), group()
     cut_off(inside, server, readers=readers, name=name)
@@ -87,7 +87,7 @@ def test_who_is_cut_off_is_gone_two_seconds_later(
 
 
 def test_who_is_cut_off_and_calls_again_stays(
-    inside: Door, server: FlightServer, topic: Make, group: Make
+    inside: Endpoint, server: FlightServer, topic: Make, group: Make
 ) -> None:
     name, readers = topic(), group()
     cut_off(inside, server, readers=readers, name=name)
@@ -100,7 +100,7 @@ def test_who_is_cut_off_and_calls_again_stays(
 
 
 def test_others_that_wait_are_woken_when_who_is_cut_off_is_gone(
-    inside: Door, server: FlightServer, topic: Make, group: Make
+    inside: Endpoint, server: FlightServer, topic: Make, group: Make
 ) -> None:
     name, readers = topic(), group()
     cut_off(inside, server, readers=readers, name=name)
@@ -118,7 +118,7 @@ def test_others_that_wait_are_woken_when_who_is_cut_off_is_gone(
 
 
 def test_who_calls_again_before_it_is_noticed_stays(
-    inside: Door, server: FlightServer, topic: Make, group: Make
+    inside: Endpoint, server: FlightServer, topic: Make, group: Make
 ) -> None:
     name, readers = topic(), group()
     gone = Client(server.address, retry_s=0)

@@ -10,16 +10,16 @@ from rmq_pipeline import limits
 from rmq_pipeline.group import GroupMembers
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
-# In process only: the doors hand a heartbeat on as it is.
+# In process only: the endpoints hand a heartbeat on as it is.
 
 
 class Worker:
     """A member that locks a queue and has what it leased."""
 
-    def __init__(self, door: Door, group: str, topic: str, **details: Any) -> None:
-        self.broker, self.group, self.topic = door.broker, group, topic
+    def __init__(self, endpoint: Endpoint, group: str, topic: str, **details: Any) -> None:
+        self.broker, self.group, self.topic = endpoint.broker, group, topic
         self.details = {"order": "key", "calls": 2, "trying": [], **details}
 
     def beat(self, client_id: str) -> GroupMembers:
@@ -43,7 +43,7 @@ class Worker:
 
 
 @pytest.fixture
-def name(inside: Door, topic: Make, messages: Make) -> str:
+def name(inside: Endpoint, topic: Make, messages: Make) -> str:
     made = str(topic(type="fifo", queues=1))
     inside.broker.send(made, messages(5, groups=["a", "a", "b", "c", "c"]))
     return made
@@ -51,7 +51,7 @@ def name(inside: Door, topic: Make, messages: Make) -> str:
 
 @pytest.mark.parametrize("order", ["none", "message_group"])
 def test_the_first_of_each_message_group_that_was_begun_counts(
-    order: str, inside: Door, group: Make, name: str
+    order: str, inside: Endpoint, group: Make, name: str
 ) -> None:
     worker = Worker(inside, group(order=order), name)
     worker.take("one")
@@ -64,7 +64,7 @@ def test_the_first_of_each_message_group_that_was_begun_counts(
 
 @pytest.mark.parametrize("order", ["none", "queue"])
 def test_by_queue_the_first_of_the_queue_counts(
-    order: str, inside: Door, group: Make, name: str
+    order: str, inside: Endpoint, group: Make, name: str
 ) -> None:
     worker = Worker(inside, group(order=order), name, order="queue", calls=1)
     worker.take("one")
@@ -75,7 +75,7 @@ def test_by_queue_the_first_of_the_queue_counts(
 
 
 def test_a_suspect_counts_again_only_while_it_is_tried(
-    inside: Door, group: Make, name: str
+    inside: Endpoint, group: Make, name: str
 ) -> None:
     worker = Worker(inside, group(), name)
     worker.take("one")
@@ -89,7 +89,7 @@ def test_a_suspect_counts_again_only_while_it_is_tried(
 
 
 def test_another_process_of_the_same_client_is_told_from_the_one_that_died(
-    inside: Door, group: Make, name: str
+    inside: Endpoint, group: Make, name: str
 ) -> None:
     worker = Worker(inside, group(), name, instance="first")
     worker.take("one")
@@ -102,7 +102,7 @@ def test_another_process_of_the_same_client_is_told_from_the_one_that_died(
 
 
 @pytest.mark.parametrize("how", ["leaves", "says nothing of its work"])
-def test_nothing_counts_of_one_that(how: str, inside: Door, group: Make, name: str) -> None:
+def test_nothing_counts_of_one_that(how: str, inside: Endpoint, group: Make, name: str) -> None:
     worker = Worker(inside, group(), name)
     if how != "leaves":
         worker.details = {"calls": "many"}
@@ -116,7 +116,7 @@ def test_nothing_counts_of_one_that(how: str, inside: Door, group: Make, name: s
 
 
 def test_who_dies_over_a_message_time_and_again_sends_it_to_the_dead_letters(
-    inside: Door, group: Make, name: str
+    inside: Endpoint, group: Make, name: str
 ) -> None:
     readers = group(max_attempts=3, backoff_ms=[1])
     worker = Worker(inside, readers, name, calls=1)

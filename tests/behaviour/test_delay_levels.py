@@ -11,7 +11,7 @@ from rmq_pipeline import errors, limits
 from rmq_pipeline.settings import Settings
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 SECOND = 1_000
 DAY = 24 * 3600 * SECOND
@@ -24,9 +24,9 @@ def later(topic: Make) -> str:
     return str(topic(type="delay", queues=1))
 
 
-def next_due_in(door: Door) -> int | None:
+def next_due_in(endpoint: Endpoint) -> int | None:
     """Ms until the next scheduled message is due."""
-    due = door.broker.due()
+    due = endpoint.broker.due()
     at_ms = due["jobs"]["deliver_scheduled"]["next_due_ms"]
     return None if at_ms is None else at_ms - due["now_ms"]
 
@@ -44,46 +44,46 @@ def test_there_are_eighteen_levels_from_a_second_to_two_hours() -> None:
 @pytest.mark.every_endpoint
 @pytest.mark.parametrize("level", [19, 1_000, 2**31 - 1])
 def test_a_level_above_the_highest_counts_as_the_highest(
-    door: Door, later: str, group: Make, messages: Make, level: int
+    endpoint: Endpoint, later: str, group: Make, messages: Make, level: int
 ) -> None:
     readers = group()
-    sent = door.broker.send(later, messages(1, delay_level=level))
+    sent = endpoint.broker.send(later, messages(1, delay_level=level))
 
-    door.advance(TWO_HOURS - 1)
-    early = door.broker.deliver_scheduled()["delivered"]
-    door.advance(1)
-    report = door.broker.deliver_scheduled()
+    endpoint.advance(TWO_HOURS - 1)
+    early = endpoint.broker.deliver_scheduled()["delivered"]
+    endpoint.advance(1)
+    report = endpoint.broker.deliver_scheduled()
 
     assert sent["queue_id"].to_pylist() == [17]
     assert (early, report["delivered"], report["per_level"]) == (0, 1, {"18": 1})
-    assert door.drain(later, readers) == [b"0"]
+    assert endpoint.drain(later, readers) == [b"0"]
 
 
 def test_a_delayed_message_comes_with_the_properties_it_was_sent_with_and_no_other(
-    door: Door, later: str, group: Make, messages: Make
+    endpoint: Endpoint, later: str, group: Make, messages: Make
 ) -> None:
     readers = group()
     given = [("color", "red"), ("size", "7")]
-    door.broker.send(later, messages(2, delay_level=[1, 2], properties=[given, None]))
-    door.advance(5 * SECOND)
-    door.broker.deliver_scheduled()
+    endpoint.broker.send(later, messages(2, delay_level=[1, 2], properties=[given, None]))
+    endpoint.advance(5 * SECOND)
+    endpoint.broker.deliver_scheduled()
 
-    got = door.broker.receive(readers, later).to_pylist()
+    got = endpoint.broker.receive(readers, later).to_pylist()
 
     assert [row["properties"] for row in got] == [given, None]
 
 
 @pytest.mark.every_endpoint
 def test_a_delayed_message_keeps_when_it_was_born_and_is_stored_when_it_is_delivered(
-    door: Door, later: str, group: Make, messages: Make
+    endpoint: Endpoint, later: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    start = door.clock.now_ms()
-    door.broker.send(later, messages(2, delay_level=3, born_at_ms=[17, None]))
-    door.advance(10 * SECOND)
-    door.broker.deliver_scheduled()
+    start = endpoint.clock.now_ms()
+    endpoint.broker.send(later, messages(2, delay_level=3, born_at_ms=[17, None]))
+    endpoint.advance(10 * SECOND)
+    endpoint.broker.deliver_scheduled()
 
-    got = door.broker.receive(readers, later)
+    got = endpoint.broker.receive(readers, later)
 
     assert got["born_at_ms"].to_pylist() == [17, start]
     assert got["stored_at_ms"].to_pylist() == [start + 10 * SECOND] * 2
@@ -92,36 +92,36 @@ def test_a_delayed_message_keeps_when_it_was_born_and_is_stored_when_it_is_deliv
 
 @pytest.mark.every_endpoint
 def test_a_time_months_ahead_is_kept_over_restarts(
-    door: Door, later: str, group: Make, messages: Make
+    endpoint: Endpoint, later: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.send(later, messages(1, deliver_at_ms=door.clock.now_ms() + 200 * DAY))
+    endpoint.broker.send(later, messages(1, deliver_at_ms=endpoint.clock.now_ms() + 200 * DAY))
 
     for _ in range(3):
-        door.advance(50 * DAY)
-        door.reopen()
-        assert door.broker.deliver_scheduled()["delivered"] == 0
-    door.advance(50 * DAY - 1)
-    assert door.broker.deliver_scheduled()["delivered"] == 0
-    door.advance(1)
+        endpoint.advance(50 * DAY)
+        endpoint.reopen()
+        assert endpoint.broker.deliver_scheduled()["delivered"] == 0
+    endpoint.advance(50 * DAY - 1)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 0
+    endpoint.advance(1)
 
-    assert door.broker.deliver_scheduled()["delivered"] == 1
-    assert door.drain(later, readers) == [b"0"]
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 1
+    assert endpoint.drain(later, readers) == [b"0"]
 
 
 @pytest.mark.every_endpoint
 def test_a_broker_may_allow_less_far_ahead_than_a_year(
-    door: Door, later: str, messages: Make
+    endpoint: Endpoint, later: str, messages: Make
 ) -> None:
-    broker = door.reopen(delay_max_ms=DAY)
-    now = door.clock.now_ms()
+    broker = endpoint.reopen(delay_max_ms=DAY)
+    now = endpoint.clock.now_ms()
 
     with pytest.raises(errors.DeliveryTimeError, match="Row 1"):
         broker.send(later, messages(2, deliver_at_ms=[now + DAY, now + DAY + 1]))
 
-    assert next_due_in(door) is None
+    assert next_due_in(endpoint) is None
     broker.send(later, messages(1, deliver_at_ms=now + DAY))
-    assert next_due_in(door) == DAY
+    assert next_due_in(endpoint) == DAY
 
 
 # ------------------------------------------------------------------------------------ other tables
@@ -129,65 +129,65 @@ def test_a_broker_may_allow_less_far_ahead_than_a_year(
 
 @pytest.mark.every_endpoint
 def test_a_broker_may_have_another_table_of_levels(
-    door: Door, later: str, group: Make, messages: Make
+    endpoint: Endpoint, later: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    broker = door.reopen(delay_levels_ms=(7, 70, 700))
+    broker = endpoint.reopen(delay_levels_ms=(7, 70, 700))
 
     broker.send(later, messages(4, delay_level=[1, 2, 3, 4]))
 
     for after_ms, bodies in ((7, [b"0"]), (63, [b"1"]), (630, [b"2", b"3"])):
-        door.advance(after_ms - 1)
+        endpoint.advance(after_ms - 1)
         assert broker.deliver_scheduled()["delivered"] == 0
-        door.advance(1)
+        endpoint.advance(1)
         assert broker.deliver_scheduled()["delivered"] == len(bodies)
-        assert door.drain(later, readers) == bodies
+        assert endpoint.drain(later, readers) == bodies
 
 
 @pytest.mark.every_endpoint
 @pytest.mark.parametrize("table", [(1,) * 18, (TWO_HOURS * 24,) * 18, (500,)])
 def test_stored_messages_keep_their_moment_when_the_table_changes(
-    door: Door, later: str, group: Make, messages: Make, table: tuple[int, ...]
+    endpoint: Endpoint, later: str, group: Make, messages: Make, table: tuple[int, ...]
 ) -> None:
     readers = group()
-    door.broker.send(later, messages(2, delay_level=[2, 18]))
+    endpoint.broker.send(later, messages(2, delay_level=[2, 18]))
 
-    door.reopen(delay_levels_ms=table)
+    endpoint.reopen(delay_levels_ms=table)
 
-    assert next_due_in(door) == 5 * SECOND
-    door.advance(5 * SECOND - 1)
-    assert door.broker.deliver_scheduled()["delivered"] == 0
-    door.advance(1)
-    assert door.broker.deliver_scheduled()["delivered"] == 1
-    assert next_due_in(door) == TWO_HOURS - 5 * SECOND
-    door.advance(TWO_HOURS)
-    assert door.broker.deliver_scheduled()["per_level"] == {"18": 1}
-    assert door.drain(later, readers) == [b"0", b"1"]
+    assert next_due_in(endpoint) == 5 * SECOND
+    endpoint.advance(5 * SECOND - 1)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 0
+    endpoint.advance(1)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 1
+    assert next_due_in(endpoint) == TWO_HOURS - 5 * SECOND
+    endpoint.advance(TWO_HOURS)
+    assert endpoint.broker.deliver_scheduled()["per_level"] == {"18": 1}
+    assert endpoint.drain(later, readers) == [b"0", b"1"]
 
 
 @pytest.mark.every_endpoint
 def test_a_level_that_was_added_is_delivered_and_still_drains_once_it_is_removed(
-    door: Door, later: str, group: Make, messages: Make
+    endpoint: Endpoint, later: str, group: Make, messages: Make
 ) -> None:
     readers = group()
     twenty = (*limits.DELAY_LEVELS_MS, 3 * TWO_HOURS, 4 * TWO_HOURS)
-    door.reopen(delay_levels_ms=twenty)
-    at_ms = door.clock.now_ms() + 5 * TWO_HOURS
-    sent = door.broker.send(
+    endpoint.reopen(delay_levels_ms=twenty)
+    at_ms = endpoint.clock.now_ms() + 5 * TWO_HOURS
+    sent = endpoint.broker.send(
         later,
         messages(4, delay_level=[18, 19, 20, None], deliver_at_ms=[None, None, None, at_ms]),
     )
-    levels = door.sql("SELECT delay_level FROM scheduled ORDER BY deliver_at_ms")
+    levels = endpoint.sql("SELECT delay_level FROM scheduled ORDER BY deliver_at_ms")
 
-    door.reopen()
-    door.advance(5 * TWO_HOURS)
-    report = door.broker.deliver_scheduled()
+    endpoint.reopen()
+    endpoint.advance(5 * TWO_HOURS)
+    report = endpoint.broker.deliver_scheduled()
 
     assert len(set(sent["queue_id"].to_pylist())) == 4
     assert [row["delay_level"] for row in levels] == [18, 19, 20, None]
     assert report["per_level"] == {"18": 1, "19": 1, "20": 1, "time": 1}
-    assert door.drain(later, readers) == [b"0", b"1", b"2", b"3"]
-    assert door.broker.send(later, messages(1, delay_level=20))["queue_id"].to_pylist() == [17]
+    assert endpoint.drain(later, readers) == [b"0", b"1", b"2", b"3"]
+    assert endpoint.broker.send(later, messages(1, delay_level=20))["queue_id"].to_pylist() == [17]
 
 
 @pytest.mark.parametrize("table", [(), (0,), (-1, 5), (1,) * 65, ("x",)])

@@ -9,48 +9,50 @@ import pytest
 from rmq_pipeline import errors
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 WAIT_MS = 10_000
 
 
 @pytest.mark.every_endpoint
 @pytest.mark.parametrize("what", ["topic", "group"])
-def test_a_receive_that_waits_is_told(door: Door, topic: Make, group: Make, what: str) -> None:
+def test_a_receive_that_waits_is_told(
+    endpoint: Endpoint, topic: Make, group: Make, what: str
+) -> None:
     name, readers = topic(), group()
-    waiting = door.begin(lambda: door.broker.receive(readers, name, wait_ms=WAIT_MS))
+    waiting = endpoint.begin(lambda: endpoint.broker.receive(readers, name, wait_ms=WAIT_MS))
 
     if what == "topic":
-        door.broker.delete_topic(name)
+        endpoint.broker.delete_topic(name)
     else:
-        door.broker.delete_group(readers)
+        endpoint.broker.delete_group(readers)
 
     with pytest.raises(errors.NotFoundError):
         waiting.result(60)
 
 
 @pytest.mark.every_endpoint
-def test_a_pull_that_waits_is_told(door: Door, topic: Make) -> None:
+def test_a_pull_that_waits_is_told(endpoint: Endpoint, topic: Make) -> None:
     name = topic(queues=1)
-    waiting = door.begin(lambda: door.broker.pull(name, {0: 0}, wait_ms=WAIT_MS))
+    waiting = endpoint.begin(lambda: endpoint.broker.pull(name, {0: 0}, wait_ms=WAIT_MS))
 
-    door.broker.delete_topic(name)
+    endpoint.broker.delete_topic(name)
 
     with pytest.raises(errors.TopicNotFoundError):
         waiting.result(60)
 
 
 @pytest.mark.every_endpoint
-def test_a_heartbeat_that_waits_is_told(door: Door, topic: Make, group: Make) -> None:
+def test_a_heartbeat_that_waits_is_told(endpoint: Endpoint, topic: Make, group: Make) -> None:
     name, readers = topic(), group()
-    version = door.broker.heartbeat(readers, "one", topics=[name], details={})["version"]
-    waiting = door.begin(
-        lambda: door.broker.heartbeat(
+    version = endpoint.broker.heartbeat(readers, "one", topics=[name], details={})["version"]
+    waiting = endpoint.begin(
+        lambda: endpoint.broker.heartbeat(
             readers, "one", topics=[name], details={}, known_version=version, wait_ms=WAIT_MS
         )
     )
 
-    door.broker.delete_group(readers)
+    endpoint.broker.delete_group(readers)
 
     with pytest.raises(errors.ConsumerGroupNotFoundError):
         waiting.result(60)

@@ -12,7 +12,7 @@ from rmq_pipeline import errors, limits
 from tests.behaviour.test_one_frame import sending
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 SECOND = 1_000
 WINDOW = 60 * SECOND
@@ -42,16 +42,16 @@ def duplicates(sent: pa.Table) -> list[bool]:
 
 
 def test_a_topic_stores_repetitions_unless_it_says_otherwise(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic()
-    described = door.broker.describe_topic(name)
+    described = endpoint.broker.describe_topic(name)
 
-    sent = door.broker.send(name, messages(2, message_id="one", keys=[["k"], ["k"]]))
+    sent = endpoint.broker.send(name, messages(2, message_id="one", keys=[["k"], ["k"]]))
 
     assert (described["deduplicate"], described["deduplicate_window_ms"]) == ("none", 600_000)
     assert duplicates(sent) == [False, False]
-    assert door.stored(name) == 2
+    assert endpoint.stored(name) == 2
 
 
 @pytest.mark.every_endpoint
@@ -59,106 +59,110 @@ def test_a_topic_stores_repetitions_unless_it_says_otherwise(
     ("deduplicate", "column"), [("message_id", "one"), ("key", [["k"]])], ids=["id", "key"]
 )
 def test_a_repetition_is_answered_with_the_place_of_the_first(
-    door: Door, once: Make, messages: Make, deduplicate: str, column: Any
+    endpoint: Endpoint, once: Make, messages: Make, deduplicate: str, column: Any
 ) -> None:
     name = once(deduplicate)
     columns = {"message_id" if deduplicate == "message_id" else "keys": column}
-    first = door.broker.send(name, messages(1, **columns))
-    door.broker.send(name, messages(5, start=1))
+    first = endpoint.broker.send(name, messages(1, **columns))
+    endpoint.broker.send(name, messages(5, start=1))
 
-    again = door.broker.send(name, messages(1, start=6, **columns))
+    again = endpoint.broker.send(name, messages(1, start=6, **columns))
 
     assert (duplicates(first), duplicates(again)) == ([False], [True])
     assert places(again) == places(first)
-    assert door.stored(name) == 6
-    assert b"6" not in door.bodies(name)
+    assert endpoint.stored(name) == 6
+    assert b"6" not in endpoint.bodies(name)
 
 
 def test_of_repetitions_in_one_table_the_first_is_stored(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     name = once()
-    door.broker.send(name, messages(1, message_id="old"))
+    endpoint.broker.send(name, messages(1, message_id="old"))
     ids = ["a", "b", "a", None, "old", "a", None, "b"]
 
-    sent = door.broker.send(name, messages(8, start=1, message_id=ids))
+    sent = endpoint.broker.send(name, messages(8, start=1, message_id=ids))
 
     assert duplicates(sent) == [False, False, True, False, True, True, False, True]
     assert places(sent, 2, 5, 7) == places(sent, 0, 0, 1)
-    assert door.stored(name) == 5
-    stored = {bytes(body) for body in door.bodies(name)}
+    assert endpoint.stored(name) == 5
+    stored = {bytes(body) for body in endpoint.bodies(name)}
     assert stored == {b"0", b"1", b"2", b"4", b"7"}
 
 
 def test_a_table_of_nothing_but_repetitions_stores_nothing(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     name = once("key")
-    first = door.broker.send(name, messages(3, keys=[["a"], ["b"], ["c"]]))
+    first = endpoint.broker.send(name, messages(3, keys=[["a"], ["b"], ["c"]]))
 
-    again = door.broker.send(name, messages(3, keys=[["c"], ["a"], ["c"]]))
+    again = endpoint.broker.send(name, messages(3, keys=[["c"], ["a"], ["c"]]))
 
     assert duplicates(again) == [True] * 3
     assert places(again) == places(first, 2, 0, 2)
-    assert door.stored(name) == 3
+    assert endpoint.stored(name) == 3
 
 
-def test_keys_are_the_same_when_all_of_them_are(door: Door, once: Make, messages: Make) -> None:
+def test_keys_are_the_same_when_all_of_them_are(
+    endpoint: Endpoint, once: Make, messages: Make
+) -> None:
     name = once("key")
     keys = [["a"], ["a", "b"], ["b", "a"], ["a", "b"], [], [], None, None, ["a"]]
 
-    sent = door.broker.send(name, messages(9, keys=keys))
+    sent = endpoint.broker.send(name, messages(9, keys=keys))
 
     assert duplicates(sent) == [False, False, False, True, False, False, False, False, True]
 
 
 def test_a_message_that_comes_after_the_window_is_stored_again(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     name = once()
     sends = []
     for after_ms in (0, WINDOW - 1, 1, WINDOW - 1, 1):
-        door.advance(after_ms)
-        sends.append(door.broker.send(name, messages(1, message_id="one")))
+        endpoint.advance(after_ms)
+        sends.append(endpoint.broker.send(name, messages(1, message_id="one")))
 
     # A repetition does not prolong the window of the first.
     assert [duplicates(sent)[0] for sent in sends] == [False, True, False, True, False]
     assert places(sends[1]) == places(sends[0])
     assert places(sends[3]) == places(sends[2]) != places(sends[0])
-    assert door.stored(name) == 3
+    assert endpoint.stored(name) == 3
 
 
 def test_topics_do_not_suppress_each_others_messages(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     one, other = once(), once()
 
-    sent = [door.broker.send(name, messages(1, message_id="same")) for name in (one, other, one)]
+    sent = [
+        endpoint.broker.send(name, messages(1, message_id="same")) for name in (one, other, one)
+    ]
 
     assert [duplicates(each)[0] for each in sent] == [False, False, True]
 
 
 @RESTARTS
 def test_repetitions_are_known_after_a_restart(
-    door: Door, once: Make, messages: Make, dispatched: bool
+    endpoint: Endpoint, once: Make, messages: Make, dispatched: bool
 ) -> None:
     by_id, by_key = once(), once("key")
     ids = [f"id-{i}" for i in range(500)]
-    first = door.broker.send(by_id, messages(500, message_id=ids))
-    keyed = door.broker.send(by_key, messages(2, keys=[["a"], ["b"]]))
+    first = endpoint.broker.send(by_id, messages(500, message_id=ids))
+    keyed = endpoint.broker.send(by_key, messages(2, keys=[["a"], ["b"]]))
     if dispatched:
-        door.sql("SELECT 1")
-    door.advance(WINDOW - 1)
+        endpoint.sql("SELECT 1")
+    endpoint.advance(WINDOW - 1)
 
-    door.reopen()
+    endpoint.reopen()
 
-    again = door.broker.send(by_id, messages(501, message_id=[*reversed(ids), "new"]))
+    again = endpoint.broker.send(by_id, messages(501, message_id=[*reversed(ids), "new"]))
     assert duplicates(again) == [True] * 500 + [False]
     assert places(again)[:500] == places(first)[::-1]
-    assert places(door.broker.send(by_key, messages(1, keys=[["b"]]))) == places(keyed, 1)
-    door.advance(1)
-    door.reopen()
-    assert duplicates(door.broker.send(by_id, messages(1, message_id="id-0"))) == [False]
+    assert places(endpoint.broker.send(by_key, messages(1, keys=[["b"]]))) == places(keyed, 1)
+    endpoint.advance(1)
+    endpoint.reopen()
+    assert duplicates(endpoint.broker.send(by_id, messages(1, message_id="id-0"))) == [False]
 
 
 # --------------------------------------------------------------------------------------- scheduled
@@ -166,42 +170,42 @@ def test_repetitions_are_known_after_a_restart(
 
 @RESTARTS
 def test_a_scheduled_message_is_not_scheduled_twice(
-    door: Door, once: Make, group: Make, messages: Make, dispatched: bool
+    endpoint: Endpoint, once: Make, group: Make, messages: Make, dispatched: bool
 ) -> None:
     name, readers = once(type="delay"), group()
-    first = door.broker.send(name, messages(2, message_id=["a", "b"], delay_level=[1, 4]))
+    first = endpoint.broker.send(name, messages(2, message_id=["a", "b"], delay_level=[1, 4]))
     if dispatched:
-        door.sql("SELECT 1")
-    door.reopen()
+        endpoint.sql("SELECT 1")
+    endpoint.reopen()
 
-    again = door.broker.send(name, messages(2, message_id="a", delay_level=2))
+    again = endpoint.broker.send(name, messages(2, message_id="a", delay_level=2))
 
     assert duplicates(again) == [True, True]
     assert places(again) == places(first, 0, 0)
     assert again["recall_handle"].to_pylist() == [first["recall_handle"][0].as_py()] * 2
-    door.advance(30 * SECOND)
-    assert door.broker.deliver_scheduled()["delivered"] == 2
-    assert sorted(door.drain(name, readers)) == [b"0", b"1"]
+    endpoint.advance(30 * SECOND)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 2
+    assert sorted(endpoint.drain(name, readers)) == [b"0", b"1"]
 
 
 @RESTARTS
 def test_a_scheduled_message_that_was_delivered_is_still_known(
-    door: Door, once: Make, messages: Make, dispatched: bool
+    endpoint: Endpoint, once: Make, messages: Make, dispatched: bool
 ) -> None:
     name = once(type="delay")
-    first = door.broker.send(name, messages(1, message_id="a", delay_level=1))
-    door.advance(SECOND)
-    assert door.broker.deliver_scheduled()["delivered"] == 1
-    assert door.stored(name) == 1
+    first = endpoint.broker.send(name, messages(1, message_id="a", delay_level=1))
+    endpoint.advance(SECOND)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 1
+    assert endpoint.stored(name) == 1
     if dispatched:
-        door.sql("SELECT 1")
-    door.reopen()
+        endpoint.sql("SELECT 1")
+    endpoint.reopen()
 
     # The window begins when it was sent, not when it was delivered.
-    door.advance(WINDOW - SECOND - 1)
-    again = door.broker.send(name, messages(1, message_id="a", delay_level=1))
-    door.advance(1)
-    late = door.broker.send(name, messages(1, message_id="a", delay_level=1))
+    endpoint.advance(WINDOW - SECOND - 1)
+    again = endpoint.broker.send(name, messages(1, message_id="a", delay_level=1))
+    endpoint.advance(1)
+    late = endpoint.broker.send(name, messages(1, message_id="a", delay_level=1))
 
     assert (duplicates(again), places(again)) == ([True], places(first))
     assert duplicates(late) == [False]
@@ -209,30 +213,30 @@ def test_a_scheduled_message_that_was_delivered_is_still_known(
 
 @RESTARTS
 def test_a_recalled_message_may_be_sent_again(
-    door: Door, once: Make, messages: Make, dispatched: bool
+    endpoint: Endpoint, once: Make, messages: Make, dispatched: bool
 ) -> None:
     name = once(type="delay")
-    sent = door.broker.send(name, messages(2, message_id=["a", "b"], delay_level=1))
-    door.broker.recall(name, sent.select(["recall_handle"]).slice(0, 1))
+    sent = endpoint.broker.send(name, messages(2, message_id=["a", "b"], delay_level=1))
+    endpoint.broker.recall(name, sent.select(["recall_handle"]).slice(0, 1))
     if dispatched:
-        door.sql("SELECT 1")
+        endpoint.sql("SELECT 1")
 
-    door.reopen()
-    again = door.broker.send(name, messages(2, message_id=["a", "b"], delay_level=1))
+    endpoint.reopen()
+    again = endpoint.broker.send(name, messages(2, message_id=["a", "b"], delay_level=1))
 
     assert duplicates(again) == [False, True]
-    door.advance(SECOND)
-    assert door.broker.deliver_scheduled()["delivered"] == 2
+    endpoint.advance(SECOND)
+    assert endpoint.broker.deliver_scheduled()["delivered"] == 2
 
 
 def test_a_repetition_of_a_scheduled_message_by_key_can_be_recalled(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     name = once("key", type="delay")
-    first = door.broker.send(name, messages(1, keys=[["k"]], delay_level=1))
-    again = door.broker.send(name, messages(1, keys=[["k"]], delay_level=1))
+    first = endpoint.broker.send(name, messages(1, keys=[["k"]], delay_level=1))
+    again = endpoint.broker.send(name, messages(1, keys=[["k"]], delay_level=1))
 
-    recalled = door.broker.recall(name, again.select(["recall_handle"]))
+    recalled = endpoint.broker.recall(name, again.select(["recall_handle"]))
 
     assert places(again) == places(first)
     assert recalled["message_id"].to_pylist() == first["message_id"].to_pylist()
@@ -242,36 +246,36 @@ def test_a_repetition_of_a_scheduled_message_by_key_can_be_recalled(
 
 
 def test_what_is_left_of_a_fifo_table_keeps_its_order(
-    door: Door, once: Make, group: Make, messages: Make
+    endpoint: Endpoint, once: Make, group: Make, messages: Make
 ) -> None:
     name, readers = once(type="fifo"), group(order="message_group")
     ids = [f"{i // 2}" for i in range(40)]
 
-    door.broker.send(name, messages(40, groups=["a", "a", "b", "b"], message_id=ids))
+    endpoint.broker.send(name, messages(40, groups=["a", "a", "b", "b"], message_id=ids))
 
-    got = door.broker.receive(readers, name, limit=100).to_pylist()
+    got = endpoint.broker.receive(readers, name, limit=100).to_pylist()
     for one, start in (("a", 0), ("b", 2)):
         mine = [int(row["body"]) for row in got if row["message_group"] == one]
         assert mine == list(range(start, 40, 4))
 
 
 def test_what_a_settle_publishes_twice_is_stored_once(
-    door: Door, once: Make, topic: Make, group: Make, messages: Make, outcomes: Make
+    endpoint: Endpoint, once: Make, topic: Make, group: Make, messages: Make, outcomes: Make
 ) -> None:
     name, source, readers = once(), topic(), group()
-    door.broker.send(source, messages(2))
+    endpoint.broker.send(source, messages(2))
     for _ in range(2):
-        got = door.broker.receive(readers, source, limit=1)
+        got = endpoint.broker.receive(readers, source, limit=1)
         onward = messages(1, message_id="onward")
-        door.broker.settle(readers, outcomes(got, "ack"), publish={name: onward})
+        endpoint.broker.settle(readers, outcomes(got, "ack"), publish={name: onward})
 
-    assert door.stored(name) == 1
+    assert endpoint.stored(name) == 1
 
 
 def test_two_sends_of_one_frame_store_a_message_once(
-    inside: Door, once: Make, messages: Make
+    inside: Endpoint, once: Make, messages: Make
 ) -> None:
-    # In process only: no door lets a caller choose what shares a frame.
+    # In process only: no endpoint lets a caller choose what shares a frame.
     name = once()
     sends = [sending(inside, name, messages(2, message_id=["a", f"b{i}"])) for i in range(3)]
 
@@ -282,14 +286,14 @@ def test_two_sends_of_one_frame_store_a_message_once(
 
 
 def test_many_producers_that_all_send_the_same_store_it_once(
-    door: Door, once: Make, messages: Make
+    endpoint: Endpoint, once: Make, messages: Make
 ) -> None:
     name = once()
     tables = [messages(50, start=i, message_id=[f"{j}" for j in range(50)]) for i in range(16)]
 
-    sent = list(door.pool.map(lambda table: door.broker.send(name, table), tables))
+    sent = list(endpoint.pool.map(lambda table: endpoint.broker.send(name, table), tables))
 
-    assert door.stored(name) == 50
+    assert endpoint.stored(name) == 50
     assert sum(duplicates(each).count(False) for each in sent) == 50
     assert {tuple(places(each)) for each in sent} == {tuple(places(sent[0]))}
 
@@ -298,43 +302,49 @@ def test_many_producers_that_all_send_the_same_store_it_once(
 
 
 def test_suppression_begins_with_what_is_sent_after_it_was_switched_on(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic()
-    door.broker.send(name, messages(1, message_id="a"))
+    endpoint.broker.send(name, messages(1, message_id="a"))
 
-    altered = door.broker.alter_topic(name, deduplicate="message_id", deduplicate_window_ms=WINDOW)
+    altered = endpoint.broker.alter_topic(
+        name, deduplicate="message_id", deduplicate_window_ms=WINDOW
+    )
 
     assert (altered["deduplicate"], altered["deduplicate_window_ms"]) == ("message_id", WINDOW)
-    door.advance(1)
-    door.reopen()
-    sent = [door.broker.send(name, messages(1, message_id="a")) for _ in range(2)]
+    endpoint.advance(1)
+    endpoint.reopen()
+    sent = [endpoint.broker.send(name, messages(1, message_id="a")) for _ in range(2)]
     assert [duplicates(each)[0] for each in sent] == [False, True]
-    door.broker.alter_topic(name, deduplicate="none")
-    assert duplicates(door.broker.send(name, messages(1, message_id="a"))) == [False]
-    door.broker.alter_topic(name, deduplicate="key")
-    keyed = [door.broker.send(name, messages(1, message_id="a", keys=[["k"]])) for _ in range(2)]
+    endpoint.broker.alter_topic(name, deduplicate="none")
+    assert duplicates(endpoint.broker.send(name, messages(1, message_id="a"))) == [False]
+    endpoint.broker.alter_topic(name, deduplicate="key")
+    keyed = [
+        endpoint.broker.send(name, messages(1, message_id="a", keys=[["k"]])) for _ in range(2)
+    ]
     assert duplicates(keyed[0]) == [False]
-    door.advance(1)
-    keyed = [door.broker.send(name, messages(1, message_id="a", keys=[["k"]])) for _ in range(2)]
+    endpoint.advance(1)
+    keyed = [
+        endpoint.broker.send(name, messages(1, message_id="a", keys=[["k"]])) for _ in range(2)
+    ]
     assert [duplicates(each)[0] for each in keyed] == [False, True]
 
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_longer_window_does_not_bring_back_what_was_forgotten(
-    door: Door, once: Make, messages: Make, restart: bool
+    endpoint: Endpoint, once: Make, messages: Make, restart: bool
 ) -> None:
     name = once(deduplicate_window_ms=10 * SECOND)
-    door.broker.send(name, messages(1, message_id="old"))
-    door.advance(10 * SECOND)
-    door.broker.send(name, messages(1, message_id="new"))
+    endpoint.broker.send(name, messages(1, message_id="old"))
+    endpoint.advance(10 * SECOND)
+    endpoint.broker.send(name, messages(1, message_id="new"))
 
-    door.broker.alter_topic(name, deduplicate_window_ms=WINDOW)
+    endpoint.broker.alter_topic(name, deduplicate_window_ms=WINDOW)
     if restart:
-        door.reopen()
-    door.advance(20 * SECOND)
+        endpoint.reopen()
+    endpoint.advance(20 * SECOND)
 
-    sent = door.broker.send(name, messages(2, message_id=["old", "new"]))
+    sent = endpoint.broker.send(name, messages(2, message_id=["old", "new"]))
     assert duplicates(sent) == [False, True]
 
 
@@ -349,32 +359,34 @@ def test_a_longer_window_does_not_bring_back_what_was_forgotten(
     ],
 )
 def test_settings_of_suppression_out_of_range_are_refused(
-    door: Door, once: Make, unused: str, settings: dict[str, Any]
+    endpoint: Endpoint, once: Make, unused: str, settings: dict[str, Any]
 ) -> None:
     name = once()
-    before = door.broker.describe_topic(name)
+    before = endpoint.broker.describe_topic(name)
 
     with pytest.raises(errors.RequestError):
-        door.broker.create_topic(unused, **settings)
+        endpoint.broker.create_topic(unused, **settings)
     with pytest.raises(errors.RequestError):
-        door.broker.alter_topic(name, **settings)
+        endpoint.broker.alter_topic(name, **settings)
 
-    assert door.broker.describe_topic(name) == before
+    assert endpoint.broker.describe_topic(name) == before
 
 
-def test_a_topic_of_other_suppression_is_another(door: Door, once: Make) -> None:
+def test_a_topic_of_other_suppression_is_another(endpoint: Endpoint, once: Make) -> None:
     name = once()
     same: dict[str, Any] = {"deduplicate": "message_id", "deduplicate_window_ms": WINDOW}
     same["queues"] = 4
 
-    assert door.broker.ensure_topic(name, **same)["deduplicate"] == "message_id"
+    assert endpoint.broker.ensure_topic(name, **same)["deduplicate"] == "message_id"
     for other in ({"deduplicate": "key"}, {"deduplicate_window_ms": 1}):
         with pytest.raises(errors.AlreadyExistsError):
-            door.broker.ensure_topic(name, **{**same, **other})
+            endpoint.broker.ensure_topic(name, **{**same, **other})
 
 
-def test_memory_holds_the_window_and_little_more(inside: Door, once: Make, messages: Make) -> None:
-    # In process only: what the broker remembers is not to be seen through a door.
+def test_memory_holds_the_window_and_little_more(
+    inside: Endpoint, once: Make, messages: Make
+) -> None:
+    # In process only: what the broker remembers is not to be seen through an endpoint.
     name = once()
     topic_id = inside.broker.describe_topic(name)["topic_id"]
     rng = np.random.default_rng(1)

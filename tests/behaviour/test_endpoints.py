@@ -44,7 +44,7 @@ def tried(endpoint: str, *, usual: bool) -> dict[str, list[str]]:
         for name, function in functions.items():
             names = names_of(function, functions)
             marks = [*of_all, *map(ast.unparse, function.decorator_list)]
-            mark = "one_endpoint" if "shared_door" in names else "every_endpoint"
+            mark = "one_endpoint" if "shared_endpoint" in names else "every_endpoint"
             is_usual = (f"pytest.mark.{mark}" in marks) == (mark == "every_endpoint")
             if not name.startswith("test_") or "inside" in names or (usual and not is_usual):
                 continue
@@ -55,9 +55,9 @@ def tried(endpoint: str, *, usual: bool) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("endpoint", VERBS)
-def test_a_usual_run_tries_every_verb_at_every_endpoint(endpoint: str) -> None:
-    anywhere, usual = (tried(endpoint, usual=usual) for usual in (False, True))
+@pytest.mark.parametrize("name", VERBS)
+def test_a_usual_run_tries_every_verb_at_every_endpoint(name: str) -> None:
+    anywhere, usual = (tried(name, usual=usual) for usual in (False, True))
 
     only_long = {verb: tests[:3] for verb, tests in anywhere.items() if verb not in usual}
 

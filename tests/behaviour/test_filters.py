@@ -1,4 +1,4 @@
-"""SQL92 filters: which messages they give, at every door, and what becomes of the others."""
+"""SQL92 filters: which messages they give, at every endpoint, and what becomes of the others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rmq_pipeline.broker.work import filtering
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 SQL: dict[str, Any] = {"filter_type": "sql92"}
 LIKED = "a > 5 AND region IN ('e','w')"
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 def numbered(n: int, *, start: int = 0) -> list[dict[str, str]]:
@@ -38,52 +38,54 @@ def liked(n: int) -> list[bytes]:
 
 
 def test_receive_gives_what_a_condition_is_true_for(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=3), group()
-    door.broker.send(name, messages(100, properties=numbered(100)))
+    endpoint.broker.send(name, messages(100, properties=numbered(100)))
 
-    got = door.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
+    got = endpoint.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
 
     assert Counter(got["body"].to_pylist()) == Counter(liked(100))
 
 
 def test_a_condition_sees_tag_and_keys_too(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     keys = [["k1", "k2"], ["k2"], None, ["k1", "k2"]]
-    door.broker.send(name, messages(4, tag=["t", "t", "t", None], keys=keys))
+    endpoint.broker.send(name, messages(4, tag=["t", "t", "t", None], keys=keys))
 
-    got = door.broker.receive(readers, name, filter="TAGS = 't' AND KEYS = 'k1 k2'", **SQL)
+    got = endpoint.broker.receive(readers, name, filter="TAGS = 't' AND KEYS = 'k1 k2'", **SQL)
 
     assert got["body"].to_pylist() == [b"0"]
 
 
 def test_small_receives_give_every_wanted_message_once(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=4), group()
     for start in range(0, 1000, 250):
-        door.broker.send(name, messages(250, start=start, properties=numbered(250, start=start)))
+        endpoint.broker.send(
+            name, messages(250, start=start, properties=numbered(250, start=start))
+        )
 
     found: list[bytes] = []
-    while (got := door.broker.receive(readers, name, limit=7, filter=LIKED, **SQL)).num_rows:
-        door.broker.ack(got)
+    while (got := endpoint.broker.receive(readers, name, limit=7, filter=LIKED, **SQL)).num_rows:
+        endpoint.broker.ack(got)
         found += got["body"].to_pylist()
 
     assert Counter(found) == Counter(liked(1000))
 
 
 def test_what_a_condition_passed_over_is_done_with(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(100, properties=numbered(100)))
-    got = door.broker.receive(readers, name, limit=100, filter="a = 3", **SQL)
-    door.broker.ack(got)
+    endpoint.broker.send(name, messages(100, properties=numbered(100)))
+    got = endpoint.broker.receive(readers, name, limit=100, filter="a = 3", **SQL)
+    endpoint.broker.ack(got)
 
-    again = door.broker.receive(readers, name, limit=100)
+    again = endpoint.broker.receive(readers, name, limit=100)
 
     assert got.num_rows == 10
     assert again.num_rows == 0
@@ -91,25 +93,25 @@ def test_what_a_condition_passed_over_is_done_with(
 
 @pytest.mark.one_endpoint
 def test_a_rare_message_is_found_far_into_a_queue(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     rows = [{"a": "no"}] * 79_999 + [{"a": "yes"}]
-    door.broker.send(name, messages(80_000, properties=rows))
+    endpoint.broker.send(name, messages(80_000, properties=rows))
 
-    got = door.broker.receive(readers, name, filter="a = 'yes'", **SQL)
+    got = endpoint.broker.receive(readers, name, filter="a = 'yes'", **SQL)
 
     assert got["body"].to_pylist() == [b"79999"]
 
 
 def test_groups_with_other_conditions_do_not_meddle(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, one, other = topic(queues=2), group(), group()
-    door.broker.send(name, messages(40, properties=numbered(40)))
+    endpoint.broker.send(name, messages(40, properties=numbered(40)))
 
-    low = door.broker.receive(one, name, limit=40, filter="a < 5", **SQL)
-    high = door.broker.receive(other, name, limit=40, filter="a >= 5", **SQL)
+    low = endpoint.broker.receive(one, name, limit=40, filter="a < 5", **SQL)
+    high = endpoint.broker.receive(other, name, limit=40, filter="a >= 5", **SQL)
 
     assert {int(body) % 10 for body in low["body"].to_pylist()} == {0, 1, 2, 3, 4}
     assert {int(body) % 10 for body in high["body"].to_pylist()} == {5, 6, 7, 8, 9}
@@ -117,14 +119,14 @@ def test_groups_with_other_conditions_do_not_meddle(
 
 
 def test_what_failed_comes_again_whatever_the_condition_is_then(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[1_000])
-    door.broker.send(name, messages(10, properties=numbered(10)))
-    fail(readers, door.broker.receive(readers, name, filter="a = 7", **SQL))
-    door.advance(1_000)
+    endpoint.broker.send(name, messages(10, properties=numbered(10)))
+    fail(readers, endpoint.broker.receive(readers, name, filter="a = 7", **SQL))
+    endpoint.advance(1_000)
 
-    again = door.broker.receive(readers, name, filter="a = 7", **SQL)
+    again = endpoint.broker.receive(readers, name, filter="a = 7", **SQL)
 
     assert again["body"].to_pylist() == [b"7"]
     assert again["delivery_attempt"].to_pylist() == [2]
@@ -134,12 +136,12 @@ def test_what_failed_comes_again_whatever_the_condition_is_then(
 
 
 def test_a_condition_keeps_the_order_of_a_message_group(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=2), group(order="message_group")
-    door.broker.send(name, messages(60, groups=["g", "h", "i"], properties=numbered(60)))
+    endpoint.broker.send(name, messages(60, groups=["g", "h", "i"], properties=numbered(60)))
 
-    got = door.broker.receive(readers, name, limit=100, filter="a BETWEEN 2 AND 4", **SQL)
+    got = endpoint.broker.receive(readers, name, limit=100, filter="a BETWEEN 2 AND 4", **SQL)
 
     for index, message_group in enumerate("ghi"):
         mine = [r["body"] for r in got.to_pylist() if r["message_group"] == message_group]
@@ -149,18 +151,18 @@ def test_a_condition_keeps_the_order_of_a_message_group(
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_condition_holds_for_messages_that_waited_behind_a_blocked_group(
-    door: Door, topic: Make, group: Make, messages: Make, reopened: bool
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, reopened: bool
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
     rows = [{"a": "1"}, *[{"a": str(i % 2)} for i in range(1, 21)]]
-    door.broker.send(name, messages(21, groups=["g"], properties=rows))
-    first = door.broker.receive(readers, name, limit=1, filter="a = 0 OR a = 1", **SQL)
-    assert door.broker.receive(readers, name, limit=100, filter="a = 1", **SQL).num_rows == 0
+    endpoint.broker.send(name, messages(21, groups=["g"], properties=rows))
+    first = endpoint.broker.receive(readers, name, limit=1, filter="a = 0 OR a = 1", **SQL)
+    assert endpoint.broker.receive(readers, name, limit=100, filter="a = 1", **SQL).num_rows == 0
     if reopened:
-        door.reopen()
+        endpoint.reopen()
 
-    door.broker.ack(first)
-    got = door.broker.receive(readers, name, limit=100, filter="a = 1", **SQL)
+    endpoint.broker.ack(first)
+    got = endpoint.broker.receive(readers, name, limit=100, filter="a = 1", **SQL)
 
     assert got["body"].to_pylist() == [str(i).encode() for i in range(1, 21, 2)]
 
@@ -169,15 +171,15 @@ def test_a_condition_holds_for_messages_that_waited_behind_a_blocked_group(
 
 
 def test_a_condition_goes_on_where_it_was_after_a_restart(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=2), group()
-    door.broker.send(name, messages(100, properties=numbered(100)))
-    first = door.broker.receive(readers, name, limit=5, filter=LIKED, **SQL)
-    door.broker.ack(first)
-    door.reopen()
+    endpoint.broker.send(name, messages(100, properties=numbered(100)))
+    first = endpoint.broker.receive(readers, name, limit=5, filter=LIKED, **SQL)
+    endpoint.broker.ack(first)
+    endpoint.reopen()
 
-    rest = door.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
+    rest = endpoint.broker.receive(readers, name, limit=100, filter=LIKED, **SQL)
 
     both = first["body"].to_pylist() + rest["body"].to_pylist()
     assert Counter(both) == Counter(liked(100))
@@ -187,21 +189,23 @@ def test_a_condition_goes_on_where_it_was_after_a_restart(
 
 
 def test_a_long_poll_sleeps_through_what_its_condition_refuses(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    poll = door.begin(
-        lambda: door.broker.receive(readers, name, wait_ms=30_000, filter="a > 5", **SQL)
+    poll = endpoint.begin(
+        lambda: endpoint.broker.receive(readers, name, wait_ms=30_000, filter="a > 5", **SQL)
     )
 
     for i, a in enumerate(["1", "3.5", "none", "6"]):
-        door.broker.send(name, messages(1, start=i, properties=[{"a": a}]))
+        endpoint.broker.send(name, messages(1, start=i, properties=[{"a": a}]))
 
     assert poll.result(60)["body"].to_pylist() == [b"3"]
 
 
-def test_a_condition_wants_nothing_where_nothing_is(door: Door, topic: Make, group: Make) -> None:
-    got = door.broker.receive(group(), topic(), filter="a IS NULL", **SQL)
+def test_a_condition_wants_nothing_where_nothing_is(
+    endpoint: Endpoint, topic: Make, group: Make
+) -> None:
+    got = endpoint.broker.receive(group(), topic(), filter="a IS NULL", **SQL)
 
     assert got.num_rows == 0
 
@@ -223,13 +227,18 @@ def test_a_condition_wants_nothing_where_nothing_is(door: Door, topic: Make, gro
     ],
 )
 def test_read_gives_what_a_filter_wants_of_the_offsets_it_is_asked_for(
-    door: Door, topic: Make, messages: Make, expression: str, kind: str, expected: list[bytes]
+    endpoint: Endpoint,
+    topic: Make,
+    messages: Make,
+    expression: str,
+    kind: str,
+    expected: list[bytes],
 ) -> None:
     name = topic(queues=1)
     rows = messages(12, properties=numbered(12), tag=["even", "odd"] * 6)
-    door.broker.send(name, rows)
+    endpoint.broker.send(name, rows)
 
-    got = door.broker.read(name, 0, offset=2, limit=8, filter=expression, filter_type=kind)
+    got = endpoint.broker.read(name, 0, offset=2, limit=8, filter=expression, filter_type=kind)
 
     assert got["body"].to_pylist() == expected
     assert got["queue_offset"].to_pylist() == [int(body) for body in expected]
@@ -254,42 +263,44 @@ BAD: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("verb", ["receive", "read"])
 def test_a_condition_that_does_not_parse_is_refused_and_the_place_is_shown(
-    door: Door, topic: Make, group: Make, messages: Make, case: str, verb: str
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, case: str, verb: str
 ) -> None:
     expression, says = BAD[case]
     name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(3))
+    endpoint.broker.send(name, messages(3))
     verbs: dict[str, Callable[[], object]] = {
-        "receive": lambda: door.broker.receive(readers, name, filter=expression, **SQL),
-        "read": lambda: door.broker.read(name, 0, offset=0, limit=9, filter=expression, **SQL),
+        "receive": lambda: endpoint.broker.receive(readers, name, filter=expression, **SQL),
+        "read": lambda: endpoint.broker.read(name, 0, offset=0, limit=9, filter=expression, **SQL),
     }
 
     with pytest.raises(errors.FilterExpressionError, match=says):
         verbs[verb]()
 
-    assert door.drain(name, readers) == [b"0", b"1", b"2"]
+    assert endpoint.drain(name, readers) == [b"0", b"1", b"2"]
 
 
-def test_the_place_of_an_error_is_marked_by_a_caret(door: Door, topic: Make, group: Make) -> None:
+def test_the_place_of_an_error_is_marked_by_a_caret(
+    endpoint: Endpoint, topic: Make, group: Make
+) -> None:
     with pytest.raises(errors.FilterExpressionError) as refused:
-        door.broker.receive(group(), topic(), filter="a = 1 AND\n  b IN (5)", **SQL)
+        endpoint.broker.receive(group(), topic(), filter="a = 1 AND\n  b IN (5)", **SQL)
 
     assert refused.value.message.splitlines()[1:3] == ["    b IN (5)", "          ^"]
 
 
 @pytest.mark.parametrize("kind", ["SQL", "", "sql"])
 def test_a_filter_of_an_unknown_type_is_refused(
-    door: Door, topic: Make, group: Make, kind: str
+    endpoint: Endpoint, topic: Make, group: Make, kind: str
 ) -> None:
     with pytest.raises(errors.FilterExpressionError, match="tag or sql92"):
-        door.broker.receive(group(), topic(), filter="a = 1", filter_type=kind)
+        endpoint.broker.receive(group(), topic(), filter="a = 1", filter_type=kind)
 
 
 # -------------------------------------------------------------------------- inside the broker
 
 
 def test_messages_are_judged_once_for_all_receives_of_a_condition(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(2000, properties=numbered(2000)))
@@ -303,7 +314,7 @@ def test_messages_are_judged_once_for_all_receives_of_a_condition(
     assert sizes == [1] * 20
 
 
-def test_verdicts_stay_within_their_bound(inside: Door, topic: Make, group: Make) -> None:
+def test_verdicts_stay_within_their_bound(inside: Endpoint, topic: Make, group: Make) -> None:
     name, readers = topic(queues=1), group()
     verdicts = inside.inside.engine.filter_results
     verdicts._most = 2
@@ -322,7 +333,7 @@ def test_verdicts_stay_within_their_bound(inside: Door, topic: Make, group: Make
 
 
 def test_verdicts_of_messages_that_a_failed_write_took_back_are_forgotten(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(1, properties=[{"a": "1"}]))
@@ -336,7 +347,7 @@ def test_verdicts_of_messages_that_a_failed_write_took_back_are_forgotten(
 
 
 def test_more_queues_than_are_judged_at_once_all_give_their_messages(
-    inside: Door, topic: Make, group: Make
+    inside: Endpoint, topic: Make, group: Make
 ) -> None:
     queues = filtering.JUDGED_ROWS // PAGE_ROWS + 4
     name, readers, n = topic(queues=queues), group(), queues * PAGE_ROWS

@@ -9,15 +9,15 @@ import pytest
 from rmq_pipeline import errors, limits
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
-def test_a_group_is_what_it_was_made_as(door: Door, unused: str) -> None:
+def test_a_group_is_what_it_was_made_as(endpoint: Endpoint, unused: str) -> None:
     fields: dict[str, Any] = {
         "name": unused,
         "order": "message_group",
@@ -27,50 +27,50 @@ def test_a_group_is_what_it_was_made_as(door: Door, unused: str) -> None:
     }
     settings = {k: v for k, v in fields.items() if k != "name"}
 
-    made = door.broker.create_group(unused, **settings)
+    made = endpoint.broker.create_group(unused, **settings)
 
-    described = door.broker.describe_group(unused)
+    described = endpoint.broker.describe_group(unused)
     for found in (made, described):
         plain = {**found, "backoff_ms": list(found["backoff_ms"])}
         assert {k: plain[k] for k in fields} == fields
 
 
-def test_a_group_name_is_taken_once(door: Door, group: Make) -> None:
+def test_a_group_name_is_taken_once(endpoint: Endpoint, group: Make) -> None:
     name = group()
 
     with pytest.raises(errors.AlreadyExistsError):
-        door.broker.create_group(name)
+        endpoint.broker.create_group(name)
 
 
-def test_ensuring_a_group_twice_is_as_good_as_once(door: Door, unused: str) -> None:
-    first = door.broker.ensure_group(unused, order="message_group", backoff_ms=[5, 6])
+def test_ensuring_a_group_twice_is_as_good_as_once(endpoint: Endpoint, unused: str) -> None:
+    first = endpoint.broker.ensure_group(unused, order="message_group", backoff_ms=[5, 6])
 
-    second = door.broker.ensure_group(unused, order="message_group", backoff_ms=[5, 6])
+    second = endpoint.broker.ensure_group(unused, order="message_group", backoff_ms=[5, 6])
 
     assert first == second
 
 
 @pytest.mark.parametrize("other", [{"order": "none"}, {"max_attempts": 2}, {"backoff_ms": [5]}])
 def test_ensuring_a_group_with_other_settings_is_a_conflict(
-    door: Door, unused: str, other: dict[str, Any]
+    endpoint: Endpoint, unused: str, other: dict[str, Any]
 ) -> None:
     settings: dict[str, Any] = {
         "order": "message_group",
         "max_attempts": 3,
         "backoff_ms": [5, 6],
     }
-    made = door.broker.ensure_group(unused, **settings)
+    made = endpoint.broker.ensure_group(unused, **settings)
 
     with pytest.raises(errors.AlreadyExistsError):
-        door.broker.ensure_group(unused, **{**settings, **other})
+        endpoint.broker.ensure_group(unused, **{**settings, **other})
 
-    assert door.broker.ensure_group(unused, **settings) == made
+    assert endpoint.broker.ensure_group(unused, **settings) == made
 
 
-def test_groups_are_listed(door: Door, group: Make) -> None:
+def test_groups_are_listed(endpoint: Endpoint, group: Make) -> None:
     plain, ordered = group(), group(order="message_group")
 
-    listed = door.broker.list_groups().to_pylist()
+    listed = endpoint.broker.list_groups().to_pylist()
 
     found = {row["name"]: row["order"] for row in listed}
     assert (found[plain], found[ordered]) == ("none", "message_group")
@@ -78,23 +78,23 @@ def test_groups_are_listed(door: Door, group: Make) -> None:
 
 @pytest.mark.parametrize("name", ["a", "x" * 120, "A-z_0|%9"])
 def test_a_group_name_within_the_rules_is_taken(
-    door: Door, topic: Make, messages: Make, name: str
+    endpoint: Endpoint, topic: Make, messages: Make, name: str
 ) -> None:
     source = topic(queues=1)
-    door.broker.create_group(name)
-    door.broker.send(source, messages(1))
+    endpoint.broker.create_group(name)
+    endpoint.broker.send(source, messages(1))
 
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(name, source))
+    endpoint.broker.forward_to_dead_letter_queue(endpoint.broker.receive(name, source))
 
-    assert door.bodies(f"%DLQ%{name}") == [b"0"]
+    assert endpoint.bodies(f"%DLQ%{name}") == [b"0"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 121, "a b", "a.b", "é", "CID_RMQ_SYS_x"])
-def test_a_group_name_that_breaks_the_rules_is_refused(door: Door, name: str) -> None:
+def test_a_group_name_that_breaks_the_rules_is_refused(endpoint: Endpoint, name: str) -> None:
     with pytest.raises(errors.IllegalConsumerGroupError):
-        door.broker.create_group(name)
+        endpoint.broker.create_group(name)
     with pytest.raises(errors.IllegalConsumerGroupError):
-        door.broker.ensure_group(name)
+        endpoint.broker.ensure_group(name)
 
 
 @pytest.mark.parametrize(
@@ -109,91 +109,91 @@ def test_a_group_name_that_breaks_the_rules_is_refused(door: Door, name: str) ->
     ],
 )
 def test_group_settings_out_of_range_are_refused(
-    door: Door, unused: str, settings: dict[str, Any]
+    endpoint: Endpoint, unused: str, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.create_group(unused, **settings)
+        endpoint.broker.create_group(unused, **settings)
 
     with pytest.raises(errors.ConsumerGroupNotFoundError):
-        door.broker.describe_group(unused)
+        endpoint.broker.describe_group(unused)
 
 
 def test_altered_attempts_and_backoff_hold_from_then_on(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=9, backoff_ms=[60_000])
-    door.broker.send(name, messages(1))
-    got = door.broker.receive(readers, name)
+    endpoint.broker.send(name, messages(1))
+    got = endpoint.broker.receive(readers, name)
 
-    door.broker.alter_group(readers, max_attempts=2, backoff_ms=[10])
+    endpoint.broker.alter_group(readers, max_attempts=2, backoff_ms=[10])
 
     fail(readers, got)
-    door.advance(10)
-    last = door.broker.receive(readers, name)
+    endpoint.advance(10)
+    last = endpoint.broker.receive(readers, name)
     fail(readers, last)
     assert last["delivery_attempt"].to_pylist() == [2]
-    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert endpoint.bodies(f"%DLQ%{readers}") == [b"0"]
 
 
 def test_the_order_of_a_group_that_has_read_does_not_change(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="none")
-    door.broker.send(name, messages(2, groups=["a"]))
-    door.broker.receive(readers, name, limit=1)
+    endpoint.broker.send(name, messages(2, groups=["a"]))
+    endpoint.broker.receive(readers, name, limit=1)
 
     with pytest.raises(errors.RocketMQError):
-        door.broker.alter_group(readers, order="message_group")
+        endpoint.broker.alter_group(readers, order="message_group")
 
-    assert door.broker.describe_group(readers)["order"] == "none"
+    assert endpoint.broker.describe_group(readers)["order"] == "none"
 
 
 def test_a_group_with_messages_in_flight_is_in_use(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(), group()
-    door.broker.send(name, messages(2))
-    got = door.broker.receive(readers, name)
+    endpoint.broker.send(name, messages(2))
+    got = endpoint.broker.receive(readers, name)
 
     with pytest.raises(errors.InUseError):
-        door.broker.delete_group(readers)
+        endpoint.broker.delete_group(readers)
 
-    door.broker.ack(got)
-    door.broker.delete_group(readers)
+    endpoint.broker.ack(got)
+    endpoint.broker.delete_group(readers)
     with pytest.raises(errors.ConsumerGroupNotFoundError):
-        door.broker.receive(readers, name)
+        endpoint.broker.receive(readers, name)
 
 
 def test_a_group_made_again_shares_nothing_with_the_deleted_one(
-    door: Door, unused: str, topic: Make, messages: Make
+    endpoint: Endpoint, unused: str, topic: Make, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=1)
-    old = door.broker.create_group(unused, order="message_group")
-    door.broker.send(name, messages(4, groups=["a"]))
-    door.drain(name, unused, limit=2)
-    door.broker.send(name, messages(2, start=4, groups=["a"]))
-    late = door.broker.receive(unused, name, limit=1)
-    door.broker.delete_group(unused, force=True)
+    old = endpoint.broker.create_group(unused, order="message_group")
+    endpoint.broker.send(name, messages(4, groups=["a"]))
+    endpoint.drain(name, unused, limit=2)
+    endpoint.broker.send(name, messages(2, start=4, groups=["a"]))
+    late = endpoint.broker.receive(unused, name, limit=1)
+    endpoint.broker.delete_group(unused, force=True)
 
-    new = door.broker.create_group(unused, order="message_group")
+    new = endpoint.broker.create_group(unused, order="message_group")
 
     assert new["group_id"] != old["group_id"]
     with pytest.raises((errors.ReceiptHandleError, errors.ConsumerGroupNotFoundError)):
-        door.broker.ack(late)
-    got = door.broker.receive(unused, name)
+        endpoint.broker.ack(late)
+    got = endpoint.broker.receive(unused, name)
     assert got["body"].to_pylist() == [str(i).encode() for i in range(6)]
     assert got["delivery_attempt"].to_pylist() == [1] * 6
 
 
 def test_deleting_a_group_leaves_the_others_alone(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, mine, theirs = topic(queues=1), group(), group()
-    door.broker.send(name, messages(3))
-    door.drain(name, mine)
-    got = door.broker.receive(theirs, name, limit=1)
+    endpoint.broker.send(name, messages(3))
+    endpoint.drain(name, mine)
+    got = endpoint.broker.receive(theirs, name, limit=1)
 
-    door.broker.delete_group(mine)
+    endpoint.broker.delete_group(mine)
 
-    door.broker.ack(got)
-    assert door.drain(name, theirs) == [b"1", b"2"]
+    endpoint.broker.ack(got)
+    assert endpoint.drain(name, theirs) == [b"1", b"2"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline import errors
-from tests.behaviour.conftest import Door
+from tests.behaviour.conftest import Endpoint
 from tests.behaviour.reopening import reopened_from_the_log
 from tests.histories import histories
 
@@ -31,29 +31,31 @@ STEPS = st.one_of(
 class History:
     """Steps on a topic that grows, each receive checked against what must come next."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self.queues = 1
         self.sent = 0
         #: Numbers of each message group that the consumer group has not acknowledged.
         self.open: dict[str, list[int]] = defaultdict(list)
         self.leased: list[pa.Table] = []
-        door.broker.create_topic("t", type="fifo", queues=1)
-        door.broker.create_group("g", order="message_group", max_attempts=1_000, backoff_ms=[700])
+        endpoint.broker.create_topic("t", type="fifo", queues=1)
+        endpoint.broker.create_group(
+            "g", order="message_group", max_attempts=1_000, backoff_ms=[700]
+        )
 
     def send(self, groups: list[str]) -> None:
         bodies = [b"%d" % (self.sent + i) for i in range(len(groups))]
-        self.door.broker.send("t", pa.table({"body": bodies, "message_group": groups}))
+        self.endpoint.broker.send("t", pa.table({"body": bodies, "message_group": groups}))
         for i, one in enumerate(groups):
             self.open[one].append(self.sent + i)
         self.sent += len(groups)
 
     def grow(self, more: int) -> None:
         self.queues = min(32, self.queues + more)
-        self.door.broker.alter_topic("t", queues=self.queues)
+        self.endpoint.broker.alter_topic("t", queues=self.queues)
 
     def receive(self, limit: int) -> int:
-        got = self.door.broker.receive("g", "t", limit=limit, invisible_duration_ms=3_000)
+        got = self.endpoint.broker.receive("g", "t", limit=limit, invisible_duration_ms=3_000)
         for one in set(got["message_group"].to_pylist()):
             rows = got.to_pylist()
             mine = [int(row["body"]) for row in rows if row["message_group"] == one]
@@ -65,7 +67,7 @@ class History:
     def ack(self, which: float) -> None:
         for row in self._some(which):
             try:
-                self.door.broker.ack([row["receipt_handle"]])
+                self.endpoint.broker.ack([row["receipt_handle"]])
             except errors.ReceiptHandleError:
                 continue
             self.open[row["message_group"]].remove(int(row["body"]))
@@ -74,7 +76,7 @@ class History:
         for row in self._some(which)[:1]:
             outcome = {"receipt_handle": [row["receipt_handle"]], "outcome": ["retry"]}
             try:
-                self.door.broker.settle("g", pa.table(outcome))
+                self.endpoint.broker.settle("g", pa.table(outcome))
             except errors.ReceiptHandleError:
                 continue
 
@@ -85,13 +87,13 @@ class History:
         return list(got.to_pylist())
 
     def advance(self, milliseconds: int) -> None:
-        self.door.advance(milliseconds)
+        self.endpoint.advance(milliseconds)
 
     def reopen(self, from_the_log: bool) -> None:
         if from_the_log:
-            reopened_from_the_log(self.door)
+            reopened_from_the_log(self.endpoint)
         else:
-            self.door.reopen()
+            self.endpoint.reopen()
 
     def finish(self) -> None:
         """Everything comes in the end."""
@@ -110,11 +112,11 @@ def test_no_history_with_growths_breaks_the_order_of_a_group(
     steps: list[tuple[str, Any]],
 ) -> None:
     with TemporaryDirectory() as folder:
-        door = Door("in_process", Path(folder) / "home")
+        endpoint = Endpoint("in_process", Path(folder) / "home")
         try:
-            history = History(door)
+            history = History(endpoint)
             for name, argument in steps:
                 getattr(history, name)(argument)
             history.finish()
         finally:
-            door.end()
+            endpoint.end()

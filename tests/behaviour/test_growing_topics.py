@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmq_pipeline import errors
 from rmq_pipeline.message import queue_of_groups
-from tests.behaviour.conftest import Door
+from tests.behaviour.conftest import Endpoint
 from tests.behaviour.reopening import reopened_from_the_log
 
 if TYPE_CHECKING:
@@ -74,20 +74,20 @@ def test_the_groups_of_these_tests_are_where_they_are_said_to_be() -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "mixed"])
 def test_a_moved_group_comes_only_after_what_it_left_behind(
-    door: Door, topic: Make, readers: str, messages: Make, kind: str
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make, kind: str
 ) -> None:
     name = topic(type=kind, queues=4)
-    door.broker.send(name, messages(4, groups=[MOVES]))
-    first = door.broker.receive(readers, name, limit=2)
+    endpoint.broker.send(name, messages(4, groups=[MOVES]))
+    first = endpoint.broker.receive(readers, name, limit=2)
 
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(2, start=4, groups=[MOVES]))
-    while_held = door.broker.receive(readers, name)
-    door.broker.ack(first)
-    second = door.broker.receive(readers, name)
-    again = door.broker.receive(readers, name)
-    door.broker.ack(second)
-    third = door.broker.receive(readers, name)
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(2, start=4, groups=[MOVES]))
+    while_held = endpoint.broker.receive(readers, name)
+    endpoint.broker.ack(first)
+    second = endpoint.broker.receive(readers, name)
+    again = endpoint.broker.receive(readers, name)
+    endpoint.broker.ack(second)
+    third = endpoint.broker.receive(readers, name)
 
     assert (numbers(first), numbers(second), numbers(third)) == ([0, 1], [2, 3], [4, 5])
     assert (while_held.num_rows, again.num_rows) == (0, 0)
@@ -96,171 +96,171 @@ def test_a_moved_group_comes_only_after_what_it_left_behind(
 
 
 def test_only_the_group_that_is_held_waits(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(2, groups=[MOVES]))
-    held = door.broker.receive(readers, name)
-    door.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(2, groups=[MOVES]))
+    held = endpoint.broker.receive(readers, name)
+    endpoint.broker.alter_topic(name, queues=16)
     others = [f"g{i}" for i in range(40)]
     assert 15 in {home_of(one, 16) for one in others}
 
-    door.broker.send(name, messages(82, start=2, groups=[MOVES, STAYS, *others][:41]))
-    got = door.drain(name, readers)
+    endpoint.broker.send(name, messages(82, start=2, groups=[MOVES, STAYS, *others][:41]))
+    got = endpoint.drain(name, readers)
 
     assert sorted(map(int, got)) == [i for i in range(2, 84) if (i - 2) % 41]
-    door.broker.ack(held)
-    assert door.drain(name, readers) == [b"2", b"43"]
+    endpoint.broker.ack(held)
+    assert endpoint.drain(name, readers) == [b"2", b"43"]
 
 
 def test_a_group_that_never_read_gets_old_before_new(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     groups = [MOVES, STAYS, "a", "b", "c", "d"]
-    door.broker.send(name, messages(60, groups=groups))
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(60, start=60, groups=groups))
+    endpoint.broker.send(name, messages(60, groups=groups))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(60, start=60, groups=groups))
 
     for limit in (7, 50, 1_000):
         late = group(order="message_group")
         seen = defaultdict(list)
-        while (got := door.broker.receive(late, name, limit=limit)).num_rows:
-            door.broker.ack(got)
+        while (got := endpoint.broker.receive(late, name, limit=limit)).num_rows:
+            endpoint.broker.ack(got)
             for row in got.to_pylist():
                 seen[row["message_group"]].append(int(row["body"]))
         assert seen == {one: list(range(i, 120, 6)) for i, one in enumerate(groups)}
 
 
 def test_each_consumer_group_waits_for_itself_only(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     quick, slow = group(order="message_group"), group(order="message_group")
-    door.broker.send(name, messages(3, groups=[MOVES]))
-    held = door.broker.receive(slow, name)
-    door.drain(name, quick)
+    endpoint.broker.send(name, messages(3, groups=[MOVES]))
+    held = endpoint.broker.receive(slow, name)
+    endpoint.drain(name, quick)
 
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(3, start=3, groups=[MOVES]))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(3, start=3, groups=[MOVES]))
 
-    assert door.drain(name, quick) == [b"3", b"4", b"5"]
-    assert door.broker.receive(slow, name).num_rows == 0
-    door.broker.ack(held)
-    assert door.drain(name, slow) == [b"3", b"4", b"5"]
+    assert endpoint.drain(name, quick) == [b"3", b"4", b"5"]
+    assert endpoint.broker.receive(slow, name).num_rows == 0
+    endpoint.broker.ack(held)
+    assert endpoint.drain(name, slow) == [b"3", b"4", b"5"]
 
 
 def test_a_group_without_order_takes_everything_at_once(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=4), group()
-    door.broker.send(name, messages(3, groups=[MOVES]))
-    door.broker.receive(readers, name, limit=1)
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(3, start=3, groups=[MOVES]))
+    endpoint.broker.send(name, messages(3, groups=[MOVES]))
+    endpoint.broker.receive(readers, name, limit=1)
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(3, start=3, groups=[MOVES]))
 
-    assert sorted(numbers(door.broker.receive(readers, name))) == [1, 2, 3, 4, 5]
+    assert sorted(numbers(endpoint.broker.receive(readers, name))) == [1, 2, 3, 4, 5]
 
 
 def test_a_poisoned_group_is_not_overtaken_in_its_new_queue(
-    door: Door, topic: Make, readers: str, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make, fail: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(2, groups=[MOVES]))
-    fail(readers, door.broker.receive(readers, name, limit=1))
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(2, start=2, groups=[MOVES]))
+    endpoint.broker.send(name, messages(2, groups=[MOVES]))
+    fail(readers, endpoint.broker.receive(readers, name, limit=1))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(2, start=2, groups=[MOVES]))
 
     seen = []
     for _ in range(2):
-        assert door.broker.receive(readers, name).num_rows == 0
-        door.advance(1_000)
-        got = door.broker.receive(readers, name, limit=1)
+        assert endpoint.broker.receive(readers, name).num_rows == 0
+        endpoint.advance(1_000)
+        got = endpoint.broker.receive(readers, name, limit=1)
         seen += numbers(got)
         fail(readers, got)
-    rest = door.drain(name, readers, limit=1)
+    rest = endpoint.drain(name, readers, limit=1)
 
     assert seen == [0, 0]
-    assert door.bodies(f"%DLQ%{readers}") == [b"0"]
+    assert endpoint.bodies(f"%DLQ%{readers}") == [b"0"]
     assert rest == [b"1", b"2", b"3"]
 
 
 def test_a_parked_group_is_held_in_its_new_queue_too(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group", max_attempts=1, on_failure="park")
-    door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
-    parked = door.broker.receive(readers, name, limit=1)
+    endpoint.broker.send(name, messages(4, groups=[MOVES, STAYS]))
+    parked = endpoint.broker.receive(readers, name, limit=1)
     fail(readers, parked)
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
 
-    around = door.drain(name, readers)
-    door.broker.unpark(readers)
-    rest = door.drain(name, readers, limit=1)
+    around = endpoint.drain(name, readers)
+    endpoint.broker.unpark(readers)
+    rest = endpoint.drain(name, readers, limit=1)
 
     assert numbers(parked) == [0]
     assert sorted(around) == [b"1", b"3", b"5", b"7"]
     assert rest == [b"0", b"2", b"4", b"6"]
 
 
-def test_a_group_that_was_given_up_is_in_its_new_queue_too_until_it_is_pardoned(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+def test_a_group_that_was_quarantined_is_in_its_new_queue_too_until_its_quarantine_is_lifted(
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group", max_attempts=1, on_failure="dead_letter_group")
-    door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
-    door.broker.alter_topic(name, queues=16)
-    fail(readers, door.broker.receive(readers, name, limit=1))
-    door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
+    endpoint.broker.send(name, messages(4, groups=[MOVES, STAYS]))
+    endpoint.broker.alter_topic(name, queues=16)
+    fail(readers, endpoint.broker.receive(readers, name, limit=1))
+    endpoint.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
 
-    around = door.drain(name, readers)
-    door.broker.unpark(readers)
-    door.broker.send(name, messages(2, start=8, groups=[MOVES, STAYS]))
-    rest = door.drain(name, readers)
+    around = endpoint.drain(name, readers)
+    endpoint.broker.unpark(readers)
+    endpoint.broker.send(name, messages(2, start=8, groups=[MOVES, STAYS]))
+    rest = endpoint.drain(name, readers)
 
     assert sorted(around) == [b"1", b"3", b"5", b"7"]
-    assert door.bodies(f"%DLQ%{readers}") == [b"0", b"2", b"4", b"6"]
+    assert endpoint.bodies(f"%DLQ%{readers}") == [b"0", b"2", b"4", b"6"]
     assert sorted(rest) == [b"8", b"9"]
 
 
 def test_a_redriven_message_of_the_old_queue_comes_before_the_new_ones(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     readers = group(order="message_group", max_attempts=1)
-    door.broker.send(name, messages(2, groups=[MOVES]))
-    fail(readers, door.broker.receive(readers, name, limit=1))
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(2, start=2, groups=[MOVES]))
-    door.broker.ack(door.broker.receive(readers, name, limit=1))
+    endpoint.broker.send(name, messages(2, groups=[MOVES]))
+    fail(readers, endpoint.broker.receive(readers, name, limit=1))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(2, start=2, groups=[MOVES]))
+    endpoint.broker.ack(endpoint.broker.receive(readers, name, limit=1))
     dead = pa.table({"queue_id": pa.array([0], pa.int32()), "queue_offset": [0]})
 
-    door.broker.redrive(readers, dead, redrive_id="once")
+    endpoint.broker.redrive(readers, dead, redrive_id="once")
 
-    assert door.drain(name, readers, limit=1) == [b"0", b"2", b"3"]
+    assert endpoint.drain(name, readers, limit=1) == [b"0", b"2", b"3"]
 
 
 def test_a_lease_that_ends_in_the_old_queue_comes_again_before_the_new_one(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(2, groups=[MOVES]))
-    door.broker.receive(readers, name, invisible_duration_ms=5_000)
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(2, start=2, groups=[MOVES]))
+    endpoint.broker.send(name, messages(2, groups=[MOVES]))
+    endpoint.broker.receive(readers, name, invisible_duration_ms=5_000)
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(2, start=2, groups=[MOVES]))
 
-    door.advance(5_000)
-    again = door.broker.receive(readers, name)
+    endpoint.advance(5_000)
+    again = endpoint.broker.receive(readers, name)
     assert numbers(again) == [0, 1]
-    door.broker.ack(again)
+    endpoint.broker.ack(again)
 
-    assert numbers(door.broker.receive(readers, name)) == [2, 3]
+    assert numbers(endpoint.broker.receive(readers, name)) == [2, 3]
 
 
 def test_several_growths_in_a_row_keep_the_order(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=1)
     groups = [f"g{i}" for i in range(12)]
@@ -270,116 +270,116 @@ def test_several_growths_in_a_row_keep_the_order(
     assert len(homes[travelled]) >= 3
     for i, queues in enumerate(sizes):
         if i:
-            door.broker.alter_topic(name, queues=queues)
-        door.broker.send(name, messages(24, start=24 * i, groups=groups))
+            endpoint.broker.alter_topic(name, queues=queues)
+        endpoint.broker.send(name, messages(24, start=24 * i, groups=groups))
     last = dict.fromkeys(groups, -12)
     count = 0
 
-    while (got := door.broker.receive(readers, name, limit=5)).num_rows:
+    while (got := endpoint.broker.receive(readers, name, limit=5)).num_rows:
         for row in got.to_pylist():
             one, number = row["message_group"], int(row["body"])
             assert number == (last[one] + 12 if last[one] >= 0 else groups.index(one))
             last[one] = number
         count += got.num_rows
-        door.broker.ack(got)
+        endpoint.broker.ack(got)
 
     assert count == 24 * len(sizes)
 
 
-@pytest.mark.parametrize("how", [Door.reopen, reopened_from_the_log])
+@pytest.mark.parametrize("how", [Endpoint.reopen, reopened_from_the_log])
 def test_what_waits_for_an_old_queue_waits_across_a_restart(
-    door: Door, topic: Make, readers: str, messages: Make, how: Any
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make, how: Any
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(4, groups=[MOVES, STAYS]))
-    held = door.broker.receive(readers, name, limit=1)
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
-    how(door)
-    in_between = door.drain(name, readers)
+    endpoint.broker.send(name, messages(4, groups=[MOVES, STAYS]))
+    held = endpoint.broker.receive(readers, name, limit=1)
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(4, start=4, groups=[MOVES, STAYS]))
+    how(endpoint)
+    in_between = endpoint.drain(name, readers)
 
-    how(door)
+    how(endpoint)
 
     assert numbers(held) == [0]
     assert in_between == [b"1", b"3", b"5", b"7"]
-    assert door.broker.receive(readers, name).num_rows == 0
-    door.broker.ack(held)
-    assert numbers(door.broker.receive(readers, name)) == [2]
-    how(door)
-    assert door.broker.receive(readers, name).num_rows == 0
-    door.advance(MINUTE)
-    assert door.drain(name, readers) == [b"2", b"4", b"6"]
+    assert endpoint.broker.receive(readers, name).num_rows == 0
+    endpoint.broker.ack(held)
+    assert numbers(endpoint.broker.receive(readers, name)) == [2]
+    how(endpoint)
+    assert endpoint.broker.receive(readers, name).num_rows == 0
+    endpoint.advance(MINUTE)
+    assert endpoint.drain(name, readers) == [b"2", b"4", b"6"]
 
 
 def test_a_waiting_receive_wakes_when_the_old_queue_is_done(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(1, groups=[MOVES]))
-    held = door.broker.receive(readers, name)
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(1, start=1, groups=[MOVES]))
-    poll = door.begin(lambda: door.broker.receive(readers, name, wait_ms=30_000))
+    endpoint.broker.send(name, messages(1, groups=[MOVES]))
+    held = endpoint.broker.receive(readers, name)
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(1, start=1, groups=[MOVES]))
+    poll = endpoint.begin(lambda: endpoint.broker.receive(readers, name, wait_ms=30_000))
 
-    door.broker.ack(held)
+    endpoint.broker.ack(held)
 
     assert numbers(poll.result(60)) == [1]
 
 
 def test_one_receive_gets_past_an_old_queue_that_holds_nothing_wanted(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(10, groups=[MOVES], tag="dull"))
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(1, start=10, groups=[MOVES], tag="good"))
+    endpoint.broker.send(name, messages(10, groups=[MOVES], tag="dull"))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(1, start=10, groups=[MOVES], tag="good"))
 
-    assert numbers(door.broker.receive(readers, name, filter="good")) == [10]
+    assert numbers(endpoint.broker.receive(readers, name, filter="good")) == [10]
 
 
 def test_a_group_put_back_to_the_beginning_takes_both_queues_in_order_again(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(5, groups=[MOVES]))
-    door.broker.alter_topic(name, queues=16)
-    door.broker.send(name, messages(5, start=5, groups=[MOVES]))
-    first = door.drain(name, readers, limit=2)
+    endpoint.broker.send(name, messages(5, groups=[MOVES]))
+    endpoint.broker.alter_topic(name, queues=16)
+    endpoint.broker.send(name, messages(5, start=5, groups=[MOVES]))
+    first = endpoint.drain(name, readers, limit=2)
 
-    door.broker.reset_offset(readers, name, to_earliest=True)
+    endpoint.broker.reset_offset(readers, name, to_earliest=True)
 
-    assert door.drain(name, readers, limit=2) == first == [str(i).encode() for i in range(10)]
+    assert endpoint.drain(name, readers, limit=2) == first == [str(i).encode() for i in range(10)]
 
 
 def test_a_topic_without_message_groups_grows_and_nothing_waits(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=2), group(order="message_group")
-    door.broker.send(name, messages(4))
-    door.broker.receive(readers, name, limit=2)
+    endpoint.broker.send(name, messages(4))
+    endpoint.broker.receive(readers, name, limit=2)
 
-    door.broker.alter_topic(name, queues=6)
-    door.broker.send(name, messages(6, start=4))
+    endpoint.broker.alter_topic(name, queues=6)
+    endpoint.broker.send(name, messages(6, start=4))
 
-    assert door.broker.receive(readers, name, limit=100).num_rows == 8
+    assert endpoint.broker.receive(readers, name, limit=100).num_rows == 8
 
 
 def test_a_topic_that_may_not_grow_so_is_left_as_it_is(
-    door: Door, topic: Make, readers: str, messages: Make
+    endpoint: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
-    door.broker.send(name, messages(2, groups=[MOVES]))
+    endpoint.broker.send(name, messages(2, groups=[MOVES]))
 
     for queues in (3, 0, 1025):
         with pytest.raises(errors.RequestError):
-            door.broker.alter_topic(name, queues=queues)
+            endpoint.broker.alter_topic(name, queues=queues)
 
-    assert len(door.max_offsets(name)) == 4
-    assert door.drain(name, readers) == [b"0", b"1"]
+    assert len(endpoint.max_offsets(name)) == 4
+    assert endpoint.drain(name, readers) == [b"0", b"1"]
 
 
 def test_messages_that_wait_for_an_old_queue_are_not_due(
-    inside: Door, topic: Make, readers: str, messages: Make
+    inside: Endpoint, topic: Make, readers: str, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=4)
     inside.broker.send(name, messages(1, groups=[MOVES]))

@@ -10,19 +10,19 @@ from rmq_pipeline import errors
 from tests.behaviour.reopening import reopened_from_the_log
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
-def name(door: Door, topic: Make, messages: Make) -> str:
+def name(endpoint: Endpoint, topic: Make, messages: Make) -> str:
     """Two queues with ten messages each."""
     made = str(topic(queues=2))
-    door.broker.send(made, messages(20))
+    endpoint.broker.send(made, messages(20))
     return made
 
 
@@ -31,124 +31,129 @@ def readers(group: Make) -> str:
     return str(group())
 
 
-def lag(door: Door, name: str, readers: str) -> dict[int, int]:
-    rows = door.sql(
+def lag(endpoint: Endpoint, name: str, readers: str) -> dict[int, int]:
+    rows = endpoint.sql(
         f"SELECT * FROM progress WHERE topic = '{name}' AND consumer_group = '{readers}'"
     )
     return {row["queue_id"]: row["committed_offset"] for row in rows}
 
 
 def test_an_offset_is_committed_where_the_group_is_where_the_reader_thinks(
-    door: Door, name: str, readers: str
+    endpoint: Endpoint, name: str, readers: str
 ) -> None:
-    first = door.broker.commit_offsets(readers, name, offsets={0: (-1, 3), 1: (-1, 0)})
+    first = endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 3), 1: (-1, 0)})
 
-    second = door.broker.commit_offsets(readers, name, offsets={0: (3, 7), 1: (5, 9)})
+    second = endpoint.broker.commit_offsets(readers, name, offsets={0: (3, 7), 1: (5, 9)})
 
     assert first == {0: 3, 1: 0}
     assert second == {0: 7, 1: 0}
-    assert lag(door, name, readers) == second
+    assert lag(endpoint, name, readers) == second
 
 
 def test_a_reader_whose_group_was_reset_under_it_sees_so(
-    door: Door, name: str, readers: str
+    endpoint: Endpoint, name: str, readers: str
 ) -> None:
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 8)})
-    door.broker.reset_offset(readers, name, to_offset=2)
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 8)})
+    endpoint.broker.reset_offset(readers, name, to_offset=2)
 
-    answer = door.broker.commit_offsets(readers, name, offsets={0: (8, 10)})
+    answer = endpoint.broker.commit_offsets(readers, name, offsets={0: (8, 10)})
 
     assert answer == {0: 2}
-    assert lag(door, name, readers)[0] == 2
+    assert lag(endpoint, name, readers)[0] == 2
 
 
 def test_a_reset_to_where_the_group_is_holds_against_who_does_not_know_of_it(
-    door: Door, name: str, readers: str
+    endpoint: Endpoint, name: str, readers: str
 ) -> None:
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 8), 1: (-1, 8)})
-    before = door.broker.committed_offsets(readers, name)
-    door.broker.reset_offset(readers, name, to_offset=8, queue_id=0)
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 8), 1: (-1, 8)})
+    before = endpoint.broker.committed_offsets(readers, name)
+    endpoint.broker.reset_offset(readers, name, to_offset=8, queue_id=0)
     resets = {queue_id: count for queue_id, (_, count) in before.items()}
 
     for known in (8, -1):
         commit = {0: (known, 10), 1: (-1, 10)}
-        answer = door.broker.commit_offsets(readers, name, offsets=commit, resets=resets)
+        answer = endpoint.broker.commit_offsets(readers, name, offsets=commit, resets=resets)
         assert answer == {0: 8, 1: 10}, "refused in the queue that was reset, not in the other"
 
-    after = door.broker.committed_offsets(readers, name)
+    after = endpoint.broker.committed_offsets(readers, name)
     assert (before, after) == ({0: (8, 0), 1: (8, 0)}, {0: (8, 1), 1: (10, 0)})
     knows = {0: after[0][1]}
-    answer = door.broker.commit_offsets(readers, name, offsets={0: (8, 10)}, resets=knows)
+    answer = endpoint.broker.commit_offsets(readers, name, offsets={0: (8, 10)}, resets=knows)
     assert answer == {0: 10}
 
 
 @pytest.mark.parametrize("from_the_log", [True, False])
 def test_where_a_group_is_and_how_often_it_was_put_there_outlives_a_restart(
-    from_the_log: bool, door: Door, name: str, readers: str
+    from_the_log: bool, endpoint: Endpoint, name: str, readers: str
 ) -> None:
-    nowhere = door.broker.committed_offsets(readers, name)
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 8)})
-    door.broker.commit_offsets(readers, name, offsets={0: (8, 6)})
+    nowhere = endpoint.broker.committed_offsets(readers, name)
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 8)})
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (8, 6)})
     for _ in range(2):
-        door.broker.reset_offset(readers, name, to_offset=6, queue_id=0)
+        endpoint.broker.reset_offset(readers, name, to_offset=6, queue_id=0)
 
     if from_the_log:
-        reopened_from_the_log(door)
+        reopened_from_the_log(endpoint)
     else:
-        door.reopen()
+        endpoint.reopen()
 
     assert nowhere == {0: (-1, 0), 1: (-1, 0)}
-    assert door.broker.committed_offsets(readers, name) == {0: (6, 2), 1: (-1, 0)}
+    assert endpoint.broker.committed_offsets(readers, name) == {0: (6, 2), 1: (-1, 0)}
     commit = {0: (6, 7)}
-    old = door.broker.commit_offsets(readers, name, offsets=commit, resets={0: 1})
+    old = endpoint.broker.commit_offsets(readers, name, offsets=commit, resets={0: 1})
     assert old == {0: 6}
 
 
-def test_a_commit_may_go_back(door: Door, name: str, readers: str) -> None:
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 8), 1: (-1, 8)})
+def test_a_commit_may_go_back(endpoint: Endpoint, name: str, readers: str) -> None:
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 8), 1: (-1, 8)})
 
-    assert door.broker.commit_offsets(readers, name, offsets={0: (8, 5), 1: (-1, 4)}) == {
+    assert endpoint.broker.commit_offsets(readers, name, offsets={0: (8, 5), 1: (-1, 4)}) == {
         0: 5,
         1: 4,
     }
-    assert lag(door, name, readers) == {0: 5, 1: 4}
-    assert len(door.drain(name, readers)) == 5 + 6
+    assert lag(endpoint, name, readers) == {0: 5, 1: 4}
+    assert len(endpoint.drain(name, readers)) == 5 + 6
 
 
-def test_the_same_commit_again_changes_nothing(door: Door, name: str, readers: str) -> None:
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 4)})
+def test_the_same_commit_again_changes_nothing(endpoint: Endpoint, name: str, readers: str) -> None:
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 4)})
     commit = {0: (4, 6)}
 
-    answers = [door.broker.commit_offsets(readers, name, offsets=commit) for _ in range(2)]
+    answers = [endpoint.broker.commit_offsets(readers, name, offsets=commit) for _ in range(2)]
 
     assert answers == [{0: 6}, {0: 6}]
 
 
-def test_the_queue_of_another_client_is_not_committed(door: Door, name: str, readers: str) -> None:
-    door.broker.lock_queues(readers, name, queue_ids=[1], client_id="a")
+def test_the_queue_of_another_client_is_not_committed(
+    endpoint: Endpoint, name: str, readers: str
+) -> None:
+    endpoint.broker.lock_queues(readers, name, queue_ids=[1], client_id="a")
 
     for client_id in ("b", ""):
         with pytest.raises(errors.QueueLockedError):
-            door.broker.commit_offsets(
+            endpoint.broker.commit_offsets(
                 readers, name, offsets={0: (-1, 4), 1: (-1, 4)}, client_id=client_id
             )
-    assert lag(door, name, readers) == {}
+    assert lag(endpoint, name, readers) == {}
 
     commit = {0: (-1, 4), 1: (-1, 4)}
-    assert door.broker.commit_offsets(readers, name, offsets=commit, client_id="a") == {0: 4, 1: 4}
+    assert endpoint.broker.commit_offsets(readers, name, offsets=commit, client_id="a") == {
+        0: 4,
+        1: 4,
+    }
 
 
 def test_nothing_is_taken_out_of_the_hands_of_a_consumer(
-    door: Door, name: str, readers: str
+    endpoint: Endpoint, name: str, readers: str
 ) -> None:
-    got = door.broker.receive(readers, name, limit=2, queue_ids=[0])
+    got = endpoint.broker.receive(readers, name, limit=2, queue_ids=[0])
 
     with pytest.raises(errors.InUseError, match="not settled"):
-        door.broker.commit_offsets(readers, name, offsets={1: (-1, 5), 0: (-1, 9)})
+        endpoint.broker.commit_offsets(readers, name, offsets={1: (-1, 5), 0: (-1, 9)})
 
-    assert lag(door, name, readers) == {0: 0, 1: 0}
-    door.broker.ack(got)
-    assert len(door.drain(name, readers)) == 18
+    assert lag(endpoint, name, readers) == {0: 0, 1: 0}
+    endpoint.broker.ack(got)
+    assert len(endpoint.drain(name, readers)) == 18
 
 
 @pytest.mark.parametrize(
@@ -167,116 +172,120 @@ def test_nothing_is_taken_out_of_the_hands_of_a_consumer(
     ],
 )
 def test_what_is_no_offset_of_the_topic_is_refused_as_a_whole(
-    door: Door, name: str, readers: str, offsets: dict[Any, Any]
+    endpoint: Endpoint, name: str, readers: str, offsets: dict[Any, Any]
 ) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.commit_offsets(readers, name, offsets=offsets)
+        endpoint.broker.commit_offsets(readers, name, offsets=offsets)
 
-    assert lag(door, name, readers) == {}
+    assert lag(endpoint, name, readers) == {}
 
 
 @pytest.mark.parametrize(("where", "start"), [("first", 0), ("last", 10)])
 def test_a_group_begins_where_it_says(
-    door: Door, name: str, readers: str, where: Any, start: int
+    endpoint: Endpoint, name: str, readers: str, where: Any, start: int
 ) -> None:
-    assert door.broker.start_offsets(readers, name, where=where) == {0: start, 1: start}
-    assert lag(door, name, readers) == {0: start, 1: start}
-    assert len(door.drain(name, readers)) == 2 * (10 - start)
+    assert endpoint.broker.start_offsets(readers, name, where=where) == {0: start, 1: start}
+    assert lag(endpoint, name, readers) == {0: start, 1: start}
+    assert len(endpoint.drain(name, readers)) == 2 * (10 - start)
 
 
-def test_a_group_begins_at_a_moment(door: Door, name: str, readers: str, messages: Make) -> None:
-    door.advance(5)
-    at_ms = door.clock.now_ms()
-    door.broker.send(name, messages(2))
+def test_a_group_begins_at_a_moment(
+    endpoint: Endpoint, name: str, readers: str, messages: Make
+) -> None:
+    endpoint.advance(5)
+    at_ms = endpoint.clock.now_ms()
+    endpoint.broker.send(name, messages(2))
 
-    assert door.broker.start_offsets(readers, name, where=at_ms) == {0: 10, 1: 10}
-    assert len(door.drain(name, readers)) == 2
+    assert endpoint.broker.start_offsets(readers, name, where=at_ms) == {0: 10, 1: 10}
+    assert len(endpoint.drain(name, readers)) == 2
 
 
-def test_what_a_group_has_begun_with_stays(door: Door, name: str, readers: str) -> None:
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 3)})
+def test_what_a_group_has_begun_with_stays(endpoint: Endpoint, name: str, readers: str) -> None:
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 3)})
 
-    first = door.broker.start_offsets(readers, name, where="last")
-    second = door.broker.start_offsets(readers, name, where="first")
+    first = endpoint.broker.start_offsets(readers, name, where="last")
+    second = endpoint.broker.start_offsets(readers, name, where="first")
 
     assert first == second == {0: 3, 1: 0}
 
 
 def test_a_queue_that_was_added_later_is_begun_with_its_first_message(
-    door: Door, name: str, readers: str, messages: Make
+    endpoint: Endpoint, name: str, readers: str, messages: Make
 ) -> None:
-    door.broker.start_offsets(readers, name, where="last")
-    door.broker.alter_topic(name, queues=3)
-    door.broker.send(name, messages(9))
+    endpoint.broker.start_offsets(readers, name, where="last")
+    endpoint.broker.alter_topic(name, queues=3)
+    endpoint.broker.send(name, messages(9))
 
-    starts = door.broker.start_offsets(readers, name, where="last")
+    starts = endpoint.broker.start_offsets(readers, name, where="last")
 
     assert starts == {0: 10, 1: 10, 2: 0}
-    assert len(door.drain(name, readers)) == 9
-    assert door.stored(name) == 29
+    assert len(endpoint.drain(name, readers)) == 9
+    assert endpoint.stored(name) == 29
 
 
 @pytest.mark.parametrize("where", ["end", None, 1.5, True, {}])
-def test_a_start_is_last_first_or_a_moment(door: Door, name: str, readers: str, where: Any) -> None:
+def test_a_start_is_last_first_or_a_moment(
+    endpoint: Endpoint, name: str, readers: str, where: Any
+) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.start_offsets(readers, name, where=where)
+        endpoint.broker.start_offsets(readers, name, where=where)
 
 
 def test_a_group_is_put_where_another_one_is(
-    door: Door, name: str, readers: str, group: Make
+    endpoint: Endpoint, name: str, readers: str, group: Make
 ) -> None:
     other = group()
-    door.broker.commit_offsets(readers, name, offsets={0: (-1, 4), 1: (-1, 9)})
-    in_flight = door.broker.receive(other, name, limit=100)
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (-1, 4), 1: (-1, 9)})
+    in_flight = endpoint.broker.receive(other, name, limit=100)
 
-    cloned = door.broker.clone_offsets(readers, other, topic=name)
+    cloned = endpoint.broker.clone_offsets(readers, other, topic=name)
 
     assert cloned == {0: 4, 1: 9}
-    assert lag(door, name, other) == cloned
+    assert lag(endpoint, name, other) == cloned
     with pytest.raises(errors.ReceiptHandleError):
-        door.broker.ack(in_flight)
-    assert len(door.drain(name, other)) == 6 + 1
+        endpoint.broker.ack(in_flight)
+    assert len(endpoint.drain(name, other)) == 6 + 1
 
 
 def test_only_what_the_other_group_has_begun_with_is_copied(
-    door: Door, name: str, readers: str, group: Make
+    endpoint: Endpoint, name: str, readers: str, group: Make
 ) -> None:
     other = group()
-    door.broker.commit_offsets(readers, name, offsets={1: (-1, 9)})
+    endpoint.broker.commit_offsets(readers, name, offsets={1: (-1, 9)})
 
-    assert door.broker.clone_offsets(readers, other, topic=name) == {1: 9}
+    assert endpoint.broker.clone_offsets(readers, other, topic=name) == {1: 9}
     with pytest.raises(errors.RequestError, match="both the source and the target"):
-        door.broker.clone_offsets(readers, readers, topic=name)
+        endpoint.broker.clone_offsets(readers, readers, topic=name)
 
 
 @pytest.mark.parametrize("from_the_log", [False, True])
 def test_they_are_known_after_a_restart(
-    door: Door, name: str, readers: str, group: Make, from_the_log: bool
+    endpoint: Endpoint, name: str, readers: str, group: Make, from_the_log: bool
 ) -> None:
     other = group()
-    door.broker.start_offsets(readers, name, where="last")
-    door.broker.commit_offsets(readers, name, offsets={0: (10, 2), 1: (10, 6)})
-    door.broker.commit_offsets(readers, name, offsets={0: (2, 5)})
-    door.broker.clone_offsets(readers, other, topic=name)
+    endpoint.broker.start_offsets(readers, name, where="last")
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (10, 2), 1: (10, 6)})
+    endpoint.broker.commit_offsets(readers, name, offsets={0: (2, 5)})
+    endpoint.broker.clone_offsets(readers, other, topic=name)
 
     if from_the_log:
-        reopened_from_the_log(door)
+        reopened_from_the_log(endpoint)
     else:
-        door.reopen()
+        endpoint.reopen()
 
     expected = {0: 5, 1: 6}
-    assert lag(door, name, readers) == lag(door, name, other) == expected
-    assert door.broker.start_offsets(other, name, where="first") == expected
+    assert lag(endpoint, name, readers) == lag(endpoint, name, other) == expected
+    assert endpoint.broker.start_offsets(other, name, where="first") == expected
 
 
-def test_what_is_not_for_groups_is_refused(door: Door, readers: str) -> None:
+def test_what_is_not_for_groups_is_refused(endpoint: Endpoint, readers: str) -> None:
     hidden = "SCHEDULE_TOPIC_XXXX"
     for call in (
-        lambda: door.broker.commit_offsets(readers, hidden, offsets={}),
-        lambda: door.broker.committed_offsets(readers, hidden),
-        lambda: door.broker.start_offsets(readers, hidden, where="last"),
-        lambda: door.broker.lock_queues(readers, hidden, queue_ids=[0], client_id="a"),
-        lambda: door.broker.clone_offsets(readers, readers, topic=hidden),
+        lambda: endpoint.broker.commit_offsets(readers, hidden, offsets={}),
+        lambda: endpoint.broker.committed_offsets(readers, hidden),
+        lambda: endpoint.broker.start_offsets(readers, hidden, where="last"),
+        lambda: endpoint.broker.lock_queues(readers, hidden, queue_ids=[0], client_id="a"),
+        lambda: endpoint.broker.clone_offsets(readers, readers, topic=hidden),
     ):
         with pytest.raises(errors.IllegalTopicError):
             call()

@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 MINUTE = 60_000
 
@@ -29,8 +29,8 @@ def totals(**by_key: int) -> pa.Table:
     return pa.table({"message_group": list(by_key), "total": pa.array(by_key.values(), pa.int64())})
 
 
-def state_of(door: Door, **which: Any) -> dict[str, int] | None:
-    found = door.broker.keyed_state("readers", "source", **which)
+def state_of(endpoint: Endpoint, **which: Any) -> dict[str, int] | None:
+    found = endpoint.broker.keyed_state("readers", "source", **which)
     if found is None:
         return None
     return {row["message_group"]: row["total"] for row in found.to_pylist()}
@@ -42,41 +42,49 @@ def files(*names: str) -> pa.Table:
     return pa.table(columns, names=schema.SINK_FILE.names[:4])
 
 
-def open_window(door: Door, owner: str = "run-1", *, takeover: bool = False) -> tuple[str, int]:
-    opened = door.broker.open_window(
+def open_window(
+    endpoint: Endpoint, owner: str = "run-1", *, takeover: bool = False
+) -> tuple[str, int]:
+    opened = endpoint.broker.open_window(
         "consumer/readers", owner=owner, duration_ms=10 * MINUTE, takeover=takeover
     )
     return "consumer/readers", opened["epoch"]
 
 
-def settle_state(door: Door, state: pa.Table) -> None:
+def settle_state(endpoint: Endpoint, state: pa.Table) -> None:
     nothing = schema.OUTCOME.empty_table()
-    door.broker.settle("readers", nothing, state=state, topic="source")
+    endpoint.broker.settle("readers", nothing, state=state, topic="source")
 
 
 @pytest.mark.every_endpoint
-def test_keyed_state_is_read_back_as_last_written(door: Door, source: str, readers: str) -> None:
+def test_keyed_state_is_read_back_as_last_written(
+    endpoint: Endpoint, source: str, readers: str
+) -> None:
     del source, readers
-    before = state_of(door)
+    before = state_of(endpoint)
 
-    settle_state(door, totals(a=1, b=2))
-    settle_state(door, totals(b=20, c=3))
+    settle_state(endpoint, totals(a=1, b=2))
+    settle_state(endpoint, totals(b=20, c=3))
 
     assert before is None
-    assert state_of(door) == {"a": 1, "b": 20, "c": 3}
+    assert state_of(endpoint) == {"a": 1, "b": 20, "c": 3}
 
 
-def test_keyed_state_is_read_for_some_message_groups(door: Door, source: str, readers: str) -> None:
+def test_keyed_state_is_read_for_some_message_groups(
+    endpoint: Endpoint, source: str, readers: str
+) -> None:
     del source, readers
-    settle_state(door, totals(a=1, b=2, c=3))
+    settle_state(endpoint, totals(a=1, b=2, c=3))
     wanted = pa.table({"message_group": ["c", "unheard of", "a"]})
 
-    found = state_of(door, message_groups=wanted)
+    found = state_of(endpoint, message_groups=wanted)
 
     assert found == {"a": 1, "c": 3}
 
 
-def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, readers: str) -> None:
+def test_keyed_state_keeps_the_types_of_its_columns(
+    endpoint: Endpoint, source: str, readers: str
+) -> None:
     del source, readers
     table = pa.table(
         {
@@ -89,9 +97,9 @@ def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, rea
         }
     )
 
-    settle_state(door, table)
+    settle_state(endpoint, table)
 
-    found = door.broker.keyed_state("readers", "source")
+    found = endpoint.broker.keyed_state("readers", "source")
     assert found is not None
     assert found.select(table.column_names).schema.equals(table.schema)
     assert sorted(found.to_pylist(), key=str) == sorted(table.to_pylist(), key=str)
@@ -113,71 +121,71 @@ def test_keyed_state_keeps_the_types_of_its_columns(door: Door, source: str, rea
     ids=str,
 )
 def test_keyed_state_of_any_type_is_read_back(
-    door: Door, source: str, readers: str, type: pa.DataType
+    endpoint: Endpoint, source: str, readers: str, type: pa.DataType
 ) -> None:
     del source, readers
     value: Any = {"a": 1, "b": "x"} if pa.types.is_struct(type) else 1
     column = pa.array([[1, 2]] if pa.types.is_list(type) else [value], type)
     table = pa.table({"message_group": ["a"], "it": column})
 
-    settle_state(door, table)
+    settle_state(endpoint, table)
 
-    found = door.broker.keyed_state("readers", "source")
+    found = endpoint.broker.keyed_state("readers", "source")
     assert found is not None
     assert found.select(["message_group", "it"]).equals(table)
 
 
-def test_the_last_row_of_a_key_counts(door: Door, source: str, readers: str) -> None:
+def test_the_last_row_of_a_key_counts(endpoint: Endpoint, source: str, readers: str) -> None:
     del source, readers
-    settle_state(door, pa.table({"message_group": ["a", "b", "a"], "total": [1, 2, 3]}))
+    settle_state(endpoint, pa.table({"message_group": ["a", "b", "a"], "total": [1, 2, 3]}))
 
-    assert state_of(door) == {"a": 3, "b": 2}
+    assert state_of(endpoint) == {"a": 3, "b": 2}
 
 
-def test_a_removed_key_is_gone(door: Door, source: str, readers: str) -> None:
+def test_a_removed_key_is_gone(endpoint: Endpoint, source: str, readers: str) -> None:
     del source, readers
-    settle_state(door, totals(a=1, b=2))
+    settle_state(endpoint, totals(a=1, b=2))
     gone = pa.table({"message_group": ["a"], "removed": [True], "total": pa.nulls(1, pa.int64())})
 
-    settle_state(door, gone)
+    settle_state(endpoint, gone)
 
-    assert state_of(door) == {"b": 2}
+    assert state_of(endpoint) == {"b": 2}
 
 
 def test_keyed_state_belongs_to_one_group_and_topic(
-    door: Door, source: str, readers: str, topic: Make, group: Make
+    endpoint: Endpoint, source: str, readers: str, topic: Make, group: Make
 ) -> None:
     del source
     other_topic, other_group = topic(type="fifo"), group(order="message_group")
 
-    settle_state(door, totals(a=1))
+    settle_state(endpoint, totals(a=1))
 
-    assert door.broker.keyed_state(readers, other_topic) is None
-    assert door.broker.keyed_state(other_group, "source") is None
+    assert endpoint.broker.keyed_state(readers, other_topic) is None
+    assert endpoint.broker.keyed_state(other_group, "source") is None
 
 
 # ------------------------------------------------------------------------------------- sink files
 
 
 def test_sink_files_are_listed_in_the_order_settled(
-    door: Door, source: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    window = open_window(door)
+    window = open_window(endpoint)
     for i, names in enumerate([("b.parquet", "a.parquet"), ("c.parquet",)]):
-        door.broker.send(source, messages(1, groups=["a"]))
-        got = door.broker.receive(readers, source, window=window)
-        door.broker.settle(
+        endpoint.broker.send(source, messages(1, groups=["a"]))
+        got = endpoint.broker.receive(readers, source, window=window)
+        endpoint.broker.settle(
             readers,
             outcomes(got, "ack"),
             settle_id=str(i),
             window=window,
             sink_files=files(*names),
         )
-        door.advance(1_000)
+        endpoint.advance(1_000)
 
-    listed = door.broker.sink_files(readers)
+    listed = endpoint.broker.sink_files(readers)
 
-    start = door.clock.now_ms() - 2_000
+    start = endpoint.clock.now_ms() - 2_000
     assert listed["path"].to_pylist() == ["b.parquet", "a.parquet", "c.parquet"]
     assert listed["rows"].to_pylist() == [10] * 3
     assert listed["bytes"].to_pylist() == [1_000] * 3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_pipeline import errors
-from tests.behaviour.conftest import Door
+from tests.behaviour.conftest import Endpoint
 from tests.behaviour.lite import Clients
 from tests.behaviour.reopening import reopened_from_the_log
 from tests.histories import histories
@@ -37,11 +37,11 @@ STEPS = st.one_of(
 class History:
     """Steps of three clients, each receive checked against what it may and must give."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
-        door.broker.create_topic("t", type="lite", queues=1)
-        door.broker.create_group("g", max_attempts=1_000)
-        self.clients = Clients(door, "t", "g")
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        endpoint.broker.create_topic("t", type="lite", queues=1)
+        endpoint.broker.create_group("g", max_attempts=1_000)
+        self.clients = Clients(endpoint, "t", "g")
         self.wanted: dict[str, set[str]] = defaultdict(set)
         self.open: dict[str, list[int]] = defaultdict(list)
         self.leased: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class History:
 
     def send(self, names: list[str]) -> None:
         bodies = [b"%d" % (self.sent + i) for i in range(len(names))]
-        self.door.broker.send("t", pa.table({"body": bodies, "lite_topic": names}))
+        self.endpoint.broker.send("t", pa.table({"body": bodies, "lite_topic": names}))
         for i, name in enumerate(names):
             self.open[name].append(self.sent + i)
         self.sent += len(names)
@@ -82,24 +82,24 @@ class History:
     def ack(self, count: int) -> None:
         for row in self.leased[:count]:
             try:
-                self.door.broker.ack([row["receipt_handle"]])
+                self.endpoint.broker.ack([row["receipt_handle"]])
             except errors.ReceiptHandleError:
                 continue
             self.open[row["message_group"]].remove(int(row["body"]))
         del self.leased[:count]
 
     def advance(self, milliseconds: int) -> None:
-        self.door.advance(milliseconds)
+        self.endpoint.advance(milliseconds)
 
     def grow(self, more: int) -> None:
         self.queues = min(16, self.queues + more)
-        self.door.broker.alter_topic("t", queues=self.queues)
+        self.endpoint.broker.alter_topic("t", queues=self.queues)
 
     def reopen(self, from_the_log: bool) -> None:
         if from_the_log:
-            reopened_from_the_log(self.door)
+            reopened_from_the_log(self.endpoint)
         else:
-            self.door.reopen()
+            self.endpoint.reopen()
 
     def finish(self) -> None:
         """Whoever asks for everything gets everything that is left."""
@@ -116,11 +116,11 @@ def test_no_history_gives_a_lite_topic_to_a_stranger_or_out_of_order(
     steps: list[tuple[Any, ...]],
 ) -> None:
     with TemporaryDirectory() as folder:
-        door = Door("in_process", Path(folder) / "home")
+        endpoint = Endpoint("in_process", Path(folder) / "home")
         try:
-            history = History(door)
+            history = History(endpoint)
             for name, *arguments in steps:
                 getattr(history, name)(*arguments)
             history.finish()
         finally:
-            door.end()
+            endpoint.end()

@@ -13,12 +13,12 @@ from tests.behaviour.lite import Clients, to_lite
 from tests.behaviour.reopening import reopened_from_the_log
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -32,22 +32,22 @@ def readers(group: Make) -> str:
 
 
 @pytest.fixture
-def clients(door: Door, chats: str, readers: str) -> Clients:
-    return Clients(door, chats, readers)
+def clients(endpoint: Endpoint, chats: str, readers: str) -> Clients:
+    return Clients(endpoint, chats, readers)
 
 
 # ------------------------------------------------------------------------------------- the actions
 
 
 def test_lite_topics_are_added_removed_replaced_and_cleared(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     assert clients.sync("one", "add", "b", "a") == ["a", "b"]
     assert clients.sync("one", "add", "b", "c") == ["a", "b", "c"]
     assert clients.sync("one", "remove", "a", "never") == ["b", "c"]
     assert clients.sync("one", "replace", "d") == ["d"]
     assert clients.sync("other", "replace", "x", "y") == ["x", "y"]
-    listed = door.broker.lite_subscriptions(clients.group, chats).to_pylist()
+    listed = endpoint.broker.lite_subscriptions(clients.group, chats).to_pylist()
     assert clients.sync("one", "clear") == []
 
     assert [(row["client_id"], row["lite_topic"]) for row in listed] == [
@@ -55,7 +55,7 @@ def test_lite_topics_are_added_removed_replaced_and_cleared(
         ("other", "x"),
         ("other", "y"),
     ]
-    seen = door.sql(
+    seen = endpoint.sql(
         f"SELECT client_id, lite_topic FROM lite_subscriptions WHERE topic = '{chats}' ORDER BY ALL"
     )
     assert [(row["client_id"], row["lite_topic"]) for row in seen] == [
@@ -65,13 +65,13 @@ def test_lite_topics_are_added_removed_replaced_and_cleared(
 
 
 def test_a_lite_topic_that_is_given_up_comes_no_more_and_waits(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a", "b")
-    door.broker.send(chats, to_lite(4, ["a", "b"]))
+    endpoint.broker.send(chats, to_lite(4, ["a", "b"]))
     clients.drain("one")
     clients.sync("one", "remove", "b")
-    door.broker.send(chats, to_lite(4, ["a", "b"], start=4))
+    endpoint.broker.send(chats, to_lite(4, ["a", "b"], start=4))
 
     first = clients.drain("one")
     clients.sync("one", "replace", "b")
@@ -80,34 +80,36 @@ def test_a_lite_topic_that_is_given_up_comes_no_more_and_waits(
     assert clients.drain("one") == {"b": [5, 7]}
 
 
-def test_the_same_again_changes_nothing(door: Door, clients: Clients) -> None:
+def test_the_same_again_changes_nothing(endpoint: Endpoint, clients: Clients) -> None:
     clients.sync("one", "add", "a")
-    before = door.sql("SELECT count(*) AS n FROM events")
+    before = endpoint.sql("SELECT count(*) AS n FROM events")
 
     clients.sync("one", "add", "a")
     clients.sync("one", "replace", "a")
     clients.sync("one", "remove", "b")
     clients.sync("other", "clear")
 
-    assert door.sql("SELECT count(*) AS n FROM events") == before
+    assert endpoint.sql("SELECT count(*) AS n FROM events") == before
 
 
 def test_the_whole_topic_is_lag_once_a_client_has_subscribed(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
-    door.broker.send(chats, to_lite(10, ["a", "b"]))
+    endpoint.broker.send(chats, to_lite(10, ["a", "b"]))
 
     clients.sync("one", "add", "a")
     clients.drain("one")
 
-    rows = door.sql(f"SELECT lag FROM lag WHERE topic = '{chats}'")
+    rows = endpoint.sql(f"SELECT lag FROM lag WHERE topic = '{chats}'")
     assert sum(row["lag"] for row in rows) == 5
 
 
 # --------------------------------------------------------------------------------- across a restart
 
 
-def test_subscriptions_are_there_after_a_restart(inside: Door, topic: Make, group: Make) -> None:
+def test_subscriptions_are_there_after_a_restart(
+    inside: Endpoint, topic: Make, group: Make
+) -> None:
     clients = Clients(inside, topic(type="lite", queues=2), group())
     inside.broker.send(clients.topic, to_lite(9, ["a", "b", "c"]))
     for client, name in (("one", "a"), ("other", "b"), ("gone", "c")):
@@ -131,7 +133,7 @@ def test_subscriptions_are_there_after_a_restart(inside: Door, topic: Make, grou
 
 
 def test_subscriptions_of_one_frame_are_told_apart_when_the_log_is_read_again(
-    inside: Door, topic: Make, group: Make
+    inside: Endpoint, topic: Make, group: Make
 ) -> None:
     clients = Clients(inside, topic(type="lite"), group())
     inside.inside.writer.submit_together(
@@ -150,7 +152,7 @@ def test_subscriptions_of_one_frame_are_told_apart_when_the_log_is_read_again(
 
 @pytest.mark.parametrize("what", ["topic", "group"])
 def test_a_topic_or_group_made_again_has_no_subscriptions(
-    inside: Door, topic: Make, group: Make, what: str
+    inside: Endpoint, topic: Make, group: Make, what: str
 ) -> None:
     clients = Clients(inside, topic(type="lite"), group())
     clients.sync("one", "add", "a")
@@ -172,54 +174,58 @@ def test_a_topic_or_group_made_again_has_no_subscriptions(
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 64, "é" * 32, "a\tb", None])
 def test_a_name_that_is_no_lite_topic_is_refused(
-    door: Door, chats: str, clients: Clients, name: Any
+    endpoint: Endpoint, chats: str, clients: Clients, name: Any
 ) -> None:
     table = pa.table({"body": [b"0"], "lite_topic": pa.array([name], pa.string())})
     with pytest.raises(errors.IllegalLiteTopicError):
-        door.broker.send(chats, table)
+        endpoint.broker.send(chats, table)
     with pytest.raises(errors.IllegalLiteTopicError):
         clients.sync("one", "add", "good", name)
 
-    assert door.stored(chats) == 0
+    assert endpoint.stored(chats) == 0
     assert clients.sync("one", "add") == []
 
 
-def test_a_name_of_63_bytes_is_a_lite_topic(door: Door, chats: str, clients: Clients) -> None:
+def test_a_name_of_63_bytes_is_a_lite_topic(
+    endpoint: Endpoint, chats: str, clients: Clients
+) -> None:
     clients.sync("one", "add", "x" * 63)
-    door.broker.send(chats, to_lite(1, ["x" * 63]))
+    endpoint.broker.send(chats, to_lite(1, ["x" * 63]))
 
     assert clients.drain("one") == {"x" * 63: [0]}
 
 
 def test_what_is_no_message_of_a_lite_topic_is_refused(
-    door: Door, chats: str, topic: Make, messages: Make
+    endpoint: Endpoint, chats: str, topic: Make, messages: Make
 ) -> None:
     with pytest.raises(errors.IllegalLiteTopicError):
-        door.broker.send(chats, messages(1))
+        endpoint.broker.send(chats, messages(1))
     with pytest.raises(errors.MessageTypeError):
-        door.broker.send(chats, to_lite(1, ["a"]).append_column("message_group", pa.array(["a"])))
+        endpoint.broker.send(
+            chats, to_lite(1, ["a"]).append_column("message_group", pa.array(["a"]))
+        )
     with pytest.raises(errors.MessageTypeError):
-        door.broker.send(chats, to_lite(1, ["a"]).append_column("delay_level", pa.array([1])))
+        endpoint.broker.send(chats, to_lite(1, ["a"]).append_column("delay_level", pa.array([1])))
     for kind in ("normal", "fifo", "delay"):
         name = topic(type=kind)
         with pytest.raises(errors.RequestError):
-            door.broker.send(name, to_lite(1, ["a"]))
-        assert door.stored(name) == 0
+            endpoint.broker.send(name, to_lite(1, ["a"]))
+        assert endpoint.stored(name) == 0
 
-    assert door.stored(chats) == 0
+    assert endpoint.stored(chats) == 0
 
 
 def test_a_receive_that_names_no_client_or_has_a_filter_is_refused(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     with pytest.raises(errors.RequestError):
-        door.broker.receive(clients.group, chats)
+        endpoint.broker.receive(clients.group, chats)
     with pytest.raises(errors.FilterExpressionError):
         clients.receive("one", filter="tag")
 
 
 def test_a_subscription_that_makes_no_sense_is_refused(
-    door: Door, clients: Clients, topic: Make
+    endpoint: Endpoint, clients: Clients, topic: Make
 ) -> None:
     with pytest.raises(errors.RequestError):
         clients.sync("one", "strange", "a")
@@ -230,20 +236,20 @@ def test_a_subscription_that_makes_no_sense_is_refused(
     with pytest.raises(errors.RequestError):
         clients.sync("x" * 256, "add", "a")
     with pytest.raises(errors.MessageTypeError):
-        Clients(door, topic(type="fifo"), clients.group).sync("one", "add", "a")
+        Clients(endpoint, topic(type="fifo"), clients.group).sync("one", "add", "a")
     with pytest.raises(errors.TopicNotFoundError):
-        Clients(door, "nowhere", clients.group).sync("one", "add", "a")
+        Clients(endpoint, "nowhere", clients.group).sync("one", "add", "a")
     with pytest.raises(errors.ConsumerGroupNotFoundError):
-        Clients(door, clients.topic, "nobody").sync("one", "add", "a")
+        Clients(endpoint, clients.topic, "nobody").sync("one", "add", "a")
 
-    assert door.broker.lite_subscriptions(clients.group, clients.topic).num_rows == 0
+    assert endpoint.broker.lite_subscriptions(clients.group, clients.topic).num_rows == 0
 
 
-def test_a_client_may_have_2000_lite_topics(door: Door, clients: Clients) -> None:
+def test_a_client_may_have_2000_lite_topics(endpoint: Endpoint, clients: Clients) -> None:
     names = [f"n{i:04}" for i in range(limits.LITE_TOPICS_PER_CLIENT)]
 
     assert clients.sync("one", "add", *names) == names
     with pytest.raises(errors.LiteSubscriptionQuotaError):
         clients.sync("one", "add", "one more")
 
-    assert door.broker.lite_subscriptions(clients.group, clients.topic).num_rows == len(names)
+    assert endpoint.broker.lite_subscriptions(clients.group, clients.topic).num_rows == len(names)

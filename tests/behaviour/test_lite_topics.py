@@ -10,12 +10,12 @@ import pytest
 from tests.behaviour.lite import Clients, to_lite
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def readers(group: Make) -> str:
 
 
 @pytest.fixture
-def clients(door: Door, chats: str, readers: str) -> Clients:
-    return Clients(door, chats, readers)
+def clients(endpoint: Endpoint, chats: str, readers: str) -> Clients:
+    return Clients(endpoint, chats, readers)
 
 
 def bodies(received: pa.Table) -> list[bytes]:
@@ -41,12 +41,12 @@ def bodies(received: pa.Table) -> list[bytes]:
 
 
 def test_clients_with_different_lite_topics_are_given_their_own(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     names = ["a", "b", "c", "d"]
     clients.sync("one", "add", "a", "c")
     clients.sync("other", "add", "b", "d")
-    door.broker.send(chats, to_lite(40, names))
+    endpoint.broker.send(chats, to_lite(40, names))
 
     got = {client: clients.drain(client, limit=7) for client in ("one", "other")}
 
@@ -55,10 +55,10 @@ def test_clients_with_different_lite_topics_are_given_their_own(
 
 
 def test_a_client_without_lite_topics_is_given_nothing(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")
-    door.broker.send(chats, to_lite(10, ["a"]))
+    endpoint.broker.send(chats, to_lite(10, ["a"]))
 
     nothing = clients.receive("stranger")
 
@@ -68,12 +68,12 @@ def test_a_client_without_lite_topics_is_given_nothing(
 
 @pytest.mark.one_endpoint
 def test_what_nobody_asked_for_waits_until_somebody_does(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")
-    door.broker.send(chats, to_lite(3_000, ["a", "b", "c"]))
+    endpoint.broker.send(chats, to_lite(3_000, ["a", "b", "c"]))
     first = clients.drain("one")
-    door.broker.send(chats, to_lite(3, ["a", "b", "c"], start=3_000))
+    endpoint.broker.send(chats, to_lite(3, ["a", "b", "c"], start=3_000))
 
     clients.sync("one", "add", "b")
     second = clients.drain("one")
@@ -87,14 +87,14 @@ def test_what_nobody_asked_for_waits_until_somebody_does(
 
 @pytest.mark.one_endpoint
 def test_more_than_is_kept_in_memory_of_a_lite_topic_is_found_again(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "quiet")
     for start in range(0, 6_000, 1_000):
-        door.broker.send(chats, to_lite(1_000, ["loud", "louder"], start=start))
-        door.broker.send(chats, to_lite(1, ["quiet"], start=100_000 + start))
+        endpoint.broker.send(chats, to_lite(1_000, ["loud", "louder"], start=start))
+        endpoint.broker.send(chats, to_lite(1, ["quiet"], start=100_000 + start))
         clients.drain("one", limit=10)
-    held = door_consumptions(door, clients)
+    held = endpoint_consumptions(endpoint, clients)
     known = [len(entry.known) for one in held for entry in one.backlog.values()]
 
     clients.sync("other", "add", "loud", "louder")
@@ -106,22 +106,22 @@ def test_more_than_is_kept_in_memory_of_a_lite_topic_is_found_again(
     }
 
 
-def door_consumptions(door: Door, clients: Clients) -> list[Any]:
-    state = door.inside.engine.state
+def endpoint_consumptions(endpoint: Endpoint, clients: Clients) -> list[Any]:
+    state = endpoint.inside.engine.state
     key = (state.group_ids[clients.group], state.topic_ids[clients.topic])
     return [found for at, found in state.consumptions.items() if at[:2] == key]
 
 
 def test_a_lite_topic_of_two_clients_goes_to_one_of_them_at_a_time(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")
     clients.sync("other", "add", "a")
-    door.broker.send(chats, to_lite(4, ["a"]))
+    endpoint.broker.send(chats, to_lite(4, ["a"]))
 
     first = clients.receive("one", limit=2)
     locked = clients.receive("other")
-    door.broker.ack(first)
+    endpoint.broker.ack(first)
     second = clients.receive("other")
 
     assert (bodies(first), bodies(second)) == ([b"0", b"1"], [b"2", b"3"])
@@ -129,30 +129,30 @@ def test_a_lite_topic_of_two_clients_goes_to_one_of_them_at_a_time(
 
 
 def test_two_consumer_groups_have_subscriptions_of_their_own(
-    door: Door, chats: str, clients: Clients, group: Make
+    endpoint: Endpoint, chats: str, clients: Clients, group: Make
 ) -> None:
-    others = Clients(door, chats, group())
+    others = Clients(endpoint, chats, group())
     clients.sync("one", "add", "a")
     others.sync("one", "add", "b")
-    door.broker.send(chats, to_lite(4, ["a", "b"]))
+    endpoint.broker.send(chats, to_lite(4, ["a", "b"]))
 
     assert clients.drain("one") == {"a": [0, 2]}
     assert others.drain("one") == {"b": [1, 3]}
 
 
 def test_a_lite_topic_is_in_order_in_a_group_without_order_too(
-    door: Door, chats: str, clients: Clients, fail: Make
+    endpoint: Endpoint, chats: str, clients: Clients, fail: Make
 ) -> None:
     clients.sync("one", "add", "a", "b")
-    door.broker.send(chats, to_lite(6, ["a", "b"]))
+    endpoint.broker.send(chats, to_lite(6, ["a", "b"]))
     got = clients.receive("one")
     first_of_a = got.filter(pa.compute.equal(got["body"], b"0"))
 
     fail(clients.group, first_of_a)
     of_b = got.filter(pa.compute.equal(got["message_group"], "b"))
-    door.broker.ack(of_b)
+    endpoint.broker.ack(of_b)
     nothing = clients.receive("one")
-    door.advance(1_000)
+    endpoint.advance(1_000)
     again = clients.receive("one")
 
     assert nothing.num_rows == 0
@@ -161,13 +161,13 @@ def test_a_lite_topic_is_in_order_in_a_group_without_order_too(
 
 
 def test_what_one_client_lets_end_another_of_the_lite_topic_is_given(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")
     clients.sync("other", "add", "b")
-    door.broker.send(chats, to_lite(2, ["a"]))
+    endpoint.broker.send(chats, to_lite(2, ["a"]))
     clients.receive("one", invisible_duration_ms=5_000)
-    door.advance(5_000)
+    endpoint.advance(5_000)
 
     not_its_own = clients.receive("other")
     clients.sync("other", "add", "a")
@@ -177,11 +177,11 @@ def test_what_one_client_lets_end_another_of_the_lite_topic_is_given(
 
 
 def test_a_waiting_client_wakes_when_it_is_given_a_lite_topic(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")
-    door.broker.send(chats, to_lite(1, ["b"]))
-    poll = door.begin(lambda: clients.receive("one", wait_ms=30_000))
+    endpoint.broker.send(chats, to_lite(1, ["b"]))
+    poll = endpoint.begin(lambda: clients.receive("one", wait_ms=30_000))
 
     clients.sync("one", "add", "b")
 
@@ -189,31 +189,31 @@ def test_a_waiting_client_wakes_when_it_is_given_a_lite_topic(
 
 
 def test_a_final_failure_goes_to_the_dead_letters_and_the_lite_topic_goes_on(
-    door: Door, chats: str, group: Make, fail: Make
+    endpoint: Endpoint, chats: str, group: Make, fail: Make
 ) -> None:
-    clients = Clients(door, chats, group(max_attempts=1))
+    clients = Clients(endpoint, chats, group(max_attempts=1))
     clients.sync("one", "add", "a")
-    door.broker.send(chats, to_lite(2, ["a"]))
+    endpoint.broker.send(chats, to_lite(2, ["a"]))
 
     fail(clients.group, clients.receive("one", limit=1))
 
     assert clients.drain("one") == {"a": [1]}
-    assert door.bodies(f"%DLQ%{clients.group}") == [b"0"]
+    assert endpoint.bodies(f"%DLQ%{clients.group}") == [b"0"]
 
 
 def test_a_grown_topic_keeps_its_lite_topics_in_order(
-    door: Door, chats: str, clients: Clients
+    endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     names = [f"chat-{i}" for i in range(20)]
     clients.sync("one", "add", *names)
-    door.broker.send(chats, to_lite(100, names))
+    endpoint.broker.send(chats, to_lite(100, names))
     held = clients.receive("one", limit=5)
-    door.broker.alter_topic(chats, queues=9)
-    door.broker.send(chats, to_lite(100, names, start=100))
+    endpoint.broker.alter_topic(chats, queues=9)
+    endpoint.broker.send(chats, to_lite(100, names, start=100))
 
     got = clients.drain("one", limit=9)
     blocked = set(held["message_group"].to_pylist())
-    door.broker.ack(held)
+    endpoint.broker.ack(held)
     rest = clients.drain("one")
 
     for i, name in enumerate(names):

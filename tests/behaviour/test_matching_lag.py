@@ -9,7 +9,7 @@ import pytest
 from rmq_pipeline import limits
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 TAGS = ["wanted", "other", "other", "other", "other"]
 SQL: dict[str, Any] = {"filter": "TAGS = 'wanted'", "filter_type": "sql92"}
@@ -20,9 +20,9 @@ def name(topic: Make) -> str:
     return str(topic(queues=2))
 
 
-def shown(door: Door, readers: str) -> dict[str, Any]:
+def shown(endpoint: Endpoint, readers: str) -> dict[str, Any]:
     """The sums over the queues of the only topic that the group reads."""
-    rows = door.broker.lag(readers).to_pylist()
+    rows = endpoint.broker.lag(readers).to_pylist()
     sums = {each: [row[each] for row in rows] for each in ("lag", "matching_lag", "estimated")}
     known = None not in sums["matching_lag"]
     return {
@@ -37,71 +37,73 @@ def shown(door: Door, readers: str) -> dict[str, Any]:
     "filter", [{"filter": "wanted"}, SQL, {"filter": "wanted || absent"}], ids=str
 )
 def test_lag_is_shown_with_what_the_filter_takes_of_it(
-    door: Door, name: str, group: Make, messages: Make, filter: dict[str, Any]
+    endpoint: Endpoint, name: str, group: Make, messages: Make, filter: dict[str, Any]
 ) -> None:
     readers = group()
-    door.broker.receive(readers, name, **filter)
+    endpoint.broker.receive(readers, name, **filter)
 
-    door.broker.send(name, messages(200, tag=TAGS * 40))
+    endpoint.broker.send(name, messages(200, tag=TAGS * 40))
 
-    assert shown(door, readers) == {"lag": 200, "matching_lag": 40, "estimated": False}
-    taken = door.broker.receive(readers, name, limit=10, **filter)
+    assert shown(endpoint, readers) == {"lag": 200, "matching_lag": 40, "estimated": False}
+    taken = endpoint.broker.receive(readers, name, limit=10, **filter)
     assert taken.num_rows == 10
-    assert shown(door, readers)["matching_lag"] == 40
-    door.broker.ack(taken)
-    assert shown(door, readers)["matching_lag"] == 30
+    assert shown(endpoint, readers)["matching_lag"] == 40
+    endpoint.broker.ack(taken)
+    assert shown(endpoint, readers)["matching_lag"] == 30
 
 
 def test_without_a_filter_both_are_the_same(
-    door: Door, name: str, group: Make, messages: Make
+    endpoint: Endpoint, name: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.receive(readers, name)
+    endpoint.broker.receive(readers, name)
 
-    door.broker.send(name, messages(10, tag="other"))
+    endpoint.broker.send(name, messages(10, tag="other"))
 
-    assert shown(door, readers) == {"lag": 10, "matching_lag": 10, "estimated": False}
+    assert shown(endpoint, readers) == {"lag": 10, "matching_lag": 10, "estimated": False}
 
 
 def test_before_a_first_receive_nothing_is_said_of_the_filter(
-    door: Door, name: str, group: Make, messages: Make
+    endpoint: Endpoint, name: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.subscribe(readers, name)
+    endpoint.broker.subscribe(readers, name)
 
-    door.broker.send(name, messages(10, tag="other"))
+    endpoint.broker.send(name, messages(10, tag="other"))
 
-    assert shown(door, readers) == {"lag": 10, "matching_lag": None, "estimated": False}
+    assert shown(endpoint, readers) == {"lag": 10, "matching_lag": None, "estimated": False}
 
 
 def test_the_filter_of_consumers_that_are_gone_still_counts(
-    door: Door, name: str, group: Make, messages: Make
+    endpoint: Endpoint, name: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.receive(readers, name, filter="wanted", client_id="one")
-    door.advance(10 * limits.MEMBER_TIMEOUT_MS)
-    assert door.broker.describe_group(readers)["filters"] == {}
+    endpoint.broker.receive(readers, name, filter="wanted", client_id="one")
+    endpoint.advance(10 * limits.MEMBER_TIMEOUT_MS)
+    assert endpoint.broker.describe_group(readers)["filters"] == {}
 
-    door.broker.send(name, messages(10, tag=TAGS * 2))
+    endpoint.broker.send(name, messages(10, tag=TAGS * 2))
 
-    assert shown(door, readers)["matching_lag"] == 2
+    assert shown(endpoint, readers)["matching_lag"] == 2
 
 
 def test_of_several_filters_a_message_counts_that_one_of_them_takes(
-    door: Door, name: str, group: Make, messages: Make
+    endpoint: Endpoint, name: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.receive(readers, name, filter="wanted", client_id="one")
-    door.broker.receive(readers, name, filter="TAGS = 'more'", filter_type="sql92", client_id="two")
+    endpoint.broker.receive(readers, name, filter="wanted", client_id="one")
+    endpoint.broker.receive(
+        readers, name, filter="TAGS = 'more'", filter_type="sql92", client_id="two"
+    )
 
-    door.broker.send(name, messages(8, tag=["wanted", "more", "other", "other"] * 2))
+    endpoint.broker.send(name, messages(8, tag=["wanted", "more", "other", "other"] * 2))
 
-    assert shown(door, readers)["matching_lag"] == 4
+    assert shown(endpoint, readers)["matching_lag"] == 4
 
 
 @pytest.mark.parametrize("filter", [{"filter": "wanted"}, SQL], ids=str)
 def test_more_than_the_bound_is_estimated_and_said_so(
-    inside: Door,
+    inside: Endpoint,
     group: Make,
     topic: Make,
     messages: Make,
@@ -121,20 +123,20 @@ def test_more_than_the_bound_is_estimated_and_said_so(
 
 
 def test_a_deleted_group_takes_its_filter_with_it(
-    door: Door, name: str, group: Make, messages: Make
+    endpoint: Endpoint, name: str, group: Make, messages: Make
 ) -> None:
     readers = group()
-    door.broker.receive(readers, name, filter="wanted")
-    door.broker.delete_group(readers)
+    endpoint.broker.receive(readers, name, filter="wanted")
+    endpoint.broker.delete_group(readers)
 
     group(readers)
-    door.broker.subscribe(readers, name)
-    door.broker.send(name, messages(10, tag=TAGS * 2))
+    endpoint.broker.subscribe(readers, name)
+    endpoint.broker.send(name, messages(10, tag=TAGS * 2))
 
-    assert shown(door, readers)["matching_lag"] is None
+    assert shown(endpoint, readers)["matching_lag"] is None
 
 
-def test_lag_of_all_groups(inside: Door, group: Make, topic: Make, messages: Make) -> None:
+def test_lag_of_all_groups(inside: Endpoint, group: Make, topic: Make, messages: Make) -> None:
     name, one, two = topic(queues=1), group(), group()
     inside.broker.receive(one, name, filter="wanted")
     inside.broker.receive(two, name)

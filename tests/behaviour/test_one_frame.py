@@ -16,9 +16,9 @@ from rmq_pipeline.message import MessageIds
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
-# In process only: no door lets a caller choose what shares a frame, so these two go to the writer.
+# In process only: at no endpoint a caller chooses what shares a frame, so these go to the writer.
 
 
 def receiving(topic: str, group: str, *, limit: int, delivery: int) -> Receive:
@@ -40,19 +40,19 @@ def leased(delivery: Delivery) -> set[tuple[int, int]]:
     }
 
 
-def sending(door: Door, topic: str, table: pa.Table) -> Send:
-    state = door.inside.writer.state.topic(topic)
+def sending(endpoint: Endpoint, topic: str, table: pa.Table) -> Send:
+    state = endpoint.inside.writer.state.topic(topic)
     return prepare(
         state.topic,
         table,
         ids=MessageIds(),
         delay_max_ms=1_000,
-        now_ms=door.clock.now_ms(),
+        now_ms=endpoint.clock.now_ms(),
     )
 
 
 def test_two_receives_of_one_frame_lease_different_messages(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=2), group()
     inside.broker.send(name, messages(10))
@@ -67,7 +67,7 @@ def test_two_receives_of_one_frame_lease_different_messages(
 
 
 def test_two_receives_of_one_frame_do_not_share_a_message_group(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
     inside.broker.send(name, messages(10, groups=["a", "b"]))
@@ -81,7 +81,7 @@ def test_two_receives_of_one_frame_do_not_share_a_message_group(
 
 
 def test_two_sends_of_one_frame_get_different_offsets(
-    inside: Door, topic: Make, messages: Make
+    inside: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=2)
     tables = [messages(5, start=start) for start in (0, 5, 10)]
@@ -101,7 +101,7 @@ def test_two_sends_of_one_frame_get_different_offsets(
 
 
 def test_what_a_frame_sends_a_later_request_of_it_receives(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
 
@@ -117,7 +117,7 @@ def test_what_a_frame_sends_a_later_request_of_it_receives(
 
 
 def test_a_refused_request_leaves_the_rest_of_its_frame_alone(
-    inside: Door, topic: Make, group: Make, messages: Make
+    inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
     inside.broker.send(name, messages(3))
@@ -135,7 +135,7 @@ def test_a_refused_request_leaves_the_rest_of_its_frame_alone(
 
 
 def test_windows_opened_in_one_frame_are_told_apart_when_the_log_is_read_again(
-    inside: Door, group: Make
+    inside: Endpoint, group: Make
 ) -> None:
     names = [f"consumer/{group()}" for _ in range(3)]
     inside.inside.writer.submit_together([OpenWindow(name, "me", 60_000, False) for name in names])

@@ -12,7 +12,7 @@ import pytest
 from rmq_pipeline import schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 #: Message groups and their queue among 4, 8 and 16.
 QUEUE_OF_GROUP = {
@@ -28,16 +28,16 @@ QUEUE_OF_GROUP = {
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 def test_every_message_gets_an_offset_of_its_own_dense_per_queue(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=4)
 
-    sent = pa.concat_tables([door.broker.send(name, messages(n)) for n in (1, 7, 1, 100, 3)])
+    sent = pa.concat_tables([endpoint.broker.send(name, messages(n)) for n in (1, 7, 1, 100, 3)])
 
     assert sent.schema.equals(schema.SENT)
     by_queue: dict[int, list[int]] = {}
@@ -45,27 +45,29 @@ def test_every_message_gets_an_offset_of_its_own_dense_per_queue(
         by_queue.setdefault(row["queue_id"], []).append(row["queue_offset"])
     assert sorted(by_queue) == [0, 1, 2, 3]
     assert all(offsets == list(range(len(offsets))) for offsets in by_queue.values())
-    assert door.max_offsets(name) == [len(by_queue[q]) for q in range(4)]
+    assert endpoint.max_offsets(name) == [len(by_queue[q]) for q in range(4)]
 
 
-def test_send_answers_row_for_row(door: Door, topic: Make, messages: Make) -> None:
+def test_send_answers_row_for_row(endpoint: Endpoint, topic: Make, messages: Make) -> None:
     name = topic(queues=8)
     batch = messages(50)
 
-    sent = door.broker.send(name, batch)
+    sent = endpoint.broker.send(name, batch)
 
     assert sent.num_rows == 50
     for row, body in zip(sent.to_pylist(), batch["body"].to_pylist(), strict=True):
         at = row["queue_offset"]
-        found = door.broker.read(name, row["queue_id"], offset=at, limit=1)
+        found = endpoint.broker.read(name, row["queue_id"], offset=at, limit=1)
         assert found["body"].to_pylist() == [body]
         assert found["message_id"].to_pylist() == [row["message_id"]]
 
 
-def test_message_ids_are_made_where_none_is_given(door: Door, topic: Make, messages: Make) -> None:
+def test_message_ids_are_made_where_none_is_given(
+    endpoint: Endpoint, topic: Make, messages: Make
+) -> None:
     name = topic(queues=1)
 
-    sent = door.broker.send(name, messages(100, message_id=["mine", *[None] * 99]))
+    sent = endpoint.broker.send(name, messages(100, message_id=["mine", *[None] * 99]))
 
     ids = sent["message_id"].to_pylist()
     assert ids[0] == "mine"
@@ -73,7 +75,7 @@ def test_message_ids_are_made_where_none_is_given(door: Door, topic: Make, messa
     assert len(set(ids)) == 100
 
 
-def test_everything_about_a_message_is_kept(door: Door, topic: Make, group: Make) -> None:
+def test_everything_about_a_message_is_kept(endpoint: Endpoint, topic: Make, group: Make) -> None:
     name, readers = topic(queues=1), group()
     row = {
         "body": bytes(range(256)),
@@ -86,39 +88,39 @@ def test_everything_about_a_message_is_kept(door: Door, topic: Make, group: Make
     columns = [schema.SEND.field(n) for n in row]
     table = pa.table({n: [v] for n, v in row.items()}, schema=pa.schema(columns))
 
-    door.broker.send(name, table)
+    endpoint.broker.send(name, table)
 
-    read = door.broker.read(name, 0, offset=0, limit=1)
-    got = door.broker.receive(readers, name)
+    read = endpoint.broker.read(name, 0, offset=0, limit=1)
+    got = endpoint.broker.receive(readers, name)
     assert read.schema.equals(schema.READ)
     assert got.schema.equals(schema.RECEIVED)
     for found in (read.to_pylist()[0], got.to_pylist()[0]):
         assert {n: found[n] for n in row} == row
-        assert found["stored_at_ms"] == door.clock.now_ms()
+        assert found["stored_at_ms"] == endpoint.clock.now_ms()
         assert found["deliver_at_ms"] is None
         assert found["message_group"] is None
 
 
 def test_a_message_is_born_when_it_is_sent_unless_it_says_otherwise(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=1)
 
-    door.broker.send(name, messages(2, born_at_ms=[17, None]))
+    endpoint.broker.send(name, messages(2, born_at_ms=[17, None]))
 
-    born = door.broker.read(name, 0, offset=0, limit=2)["born_at_ms"].to_pylist()
-    assert born == [17, door.clock.now_ms()]
+    born = endpoint.broker.read(name, 0, offset=0, limit=2)["born_at_ms"].to_pylist()
+    assert born == [17, endpoint.clock.now_ms()]
 
 
-def test_a_text_body_is_taken_as_utf8(door: Door, topic: Make) -> None:
+def test_a_text_body_is_taken_as_utf8(endpoint: Endpoint, topic: Make) -> None:
     name = topic(queues=1)
 
-    door.broker.send(name, pa.table({"body": ["grüße", "x"]}))
+    endpoint.broker.send(name, pa.table({"body": ["grüße", "x"]}))
 
-    assert door.bodies(name) == ["grüße".encode(), b"x"]
+    assert endpoint.bodies(name) == ["grüße".encode(), b"x"]
 
 
-def test_large_and_dictionary_strings_are_taken(door: Door, topic: Make) -> None:
+def test_large_and_dictionary_strings_are_taken(endpoint: Endpoint, topic: Make) -> None:
     name = topic(queues=1)
     table = pa.table(
         {
@@ -128,19 +130,19 @@ def test_large_and_dictionary_strings_are_taken(door: Door, topic: Make) -> None
         }
     )
 
-    sent = door.broker.send(name, table)
+    sent = endpoint.broker.send(name, table)
 
     assert sent["message_id"].to_pylist() == ["x", "y"]
-    assert door.broker.read(name, 0, offset=0, limit=2)["tag"].to_pylist() == ["a", "a"]
+    assert endpoint.broker.read(name, 0, offset=0, limit=2)["tag"].to_pylist() == ["a", "a"]
 
 
-def test_an_empty_batch_is_nothing(door: Door, topic: Make, messages: Make) -> None:
+def test_an_empty_batch_is_nothing(endpoint: Endpoint, topic: Make, messages: Make) -> None:
     name = topic()
 
-    sent = door.broker.send(name, messages(0))
+    sent = endpoint.broker.send(name, messages(0))
 
     assert sent.num_rows == 0
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
 # ------------------------------------------------------------------------------- queue choice
@@ -148,24 +150,26 @@ def test_an_empty_batch_is_nothing(door: Door, topic: Make, messages: Make) -> N
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["4", "8", "16"])
 def test_message_group_goes_to_the_queue_rocketmq_chooses(
-    door: Door, topic: Make, messages: Make, place: int
+    endpoint: Endpoint, topic: Make, messages: Make, place: int
 ) -> None:
     name = topic(type="fifo", queues=(4, 8, 16)[place])
     groups = list(QUEUE_OF_GROUP)
 
-    batch = door.broker.send(name, messages(16, groups=groups))
-    single = [door.broker.send(name, messages(1, groups=[g]))["queue_id"][0] for g in groups]
+    batch = endpoint.broker.send(name, messages(16, groups=groups))
+    single = [endpoint.broker.send(name, messages(1, groups=[g]))["queue_id"][0] for g in groups]
 
     expected = [QUEUE_OF_GROUP[g][place] for g in groups]
     assert batch["queue_id"].to_pylist() == expected * 2
     assert [q.as_py() for q in single] == expected
 
 
-def test_any_text_is_hashed_over_its_utf16_units(door: Door, topic: Make, messages: Make) -> None:
+def test_any_text_is_hashed_over_its_utf16_units(
+    endpoint: Endpoint, topic: Make, messages: Make
+) -> None:
     groups = ["😀", "a😀b", "é", "žluťoučký", *(f"N{i}AA" for i in range(200))]
     name = topic(type="fifo", queues=100)
 
-    sent = door.broker.send(name, messages(len(groups), groups=groups))
+    sent = endpoint.broker.send(name, messages(len(groups), groups=groups))
 
     assert sent["queue_id"].to_pylist() == [consistent_hash(java_hash(g), 100) for g in groups]
 
@@ -189,11 +193,11 @@ def consistent_hash(seed: int, n: int) -> int:
 
 
 def test_messages_of_one_group_share_a_queue_in_the_order_sent(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=8)
 
-    sent = door.broker.send(name, messages(300, groups=["a", "b", "c"])).to_pylist()
+    sent = endpoint.broker.send(name, messages(300, groups=["a", "b", "c"])).to_pylist()
 
     for start in range(3):
         mine = sent[start::3]
@@ -203,12 +207,14 @@ def test_messages_of_one_group_share_a_queue_in_the_order_sent(
 
 
 def test_messages_without_a_group_are_spread_evenly(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=8)
 
-    batch = Counter(door.broker.send(name, messages(83))["queue_id"].to_pylist())
-    single = Counter(door.broker.send(name, messages(1))["queue_id"][0].as_py() for _ in range(20))
+    batch = Counter(endpoint.broker.send(name, messages(83))["queue_id"].to_pylist())
+    single = Counter(
+        endpoint.broker.send(name, messages(1))["queue_id"][0].as_py() for _ in range(20)
+    )
 
     assert sorted(batch) == list(range(8))
     assert max(batch.values()) - min(batch.values()) <= 1
@@ -217,14 +223,14 @@ def test_messages_without_a_group_are_spread_evenly(
 
 
 def test_senders_at_the_same_time_get_different_offsets(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(queues=2)
 
-    futures = [door.pool.submit(door.broker.send, name, messages(5)) for _ in range(40)]
+    futures = [endpoint.pool.submit(endpoint.broker.send, name, messages(5)) for _ in range(40)]
     wait(futures)
 
     places = [
         (row["queue_id"], row["queue_offset"]) for f in futures for row in f.result().to_pylist()
     ]
-    assert len(set(places)) == len(places) == 200 == door.stored(name)
+    assert len(set(places)) == len(places) == 200 == endpoint.stored(name)

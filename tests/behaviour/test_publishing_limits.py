@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import errors, limits, schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 PROPERTY_ROOM = limits.PROPERTY_BYTES - 1
 
@@ -97,8 +97,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[errors.RocketMQError]]] = {
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 def row_of(columns: dict[str, Any]) -> pa.Table:
@@ -108,80 +108,80 @@ def row_of(columns: dict[str, Any]) -> pa.Table:
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_a_message_within_its_limits_is_taken(door: Door, topic: Make, case: str) -> None:
+def test_a_message_within_its_limits_is_taken(endpoint: Endpoint, topic: Make, case: str) -> None:
     name = topic(queues=1)
     table = row_of(TAKEN[case])
 
-    door.broker.send(name, table)
+    endpoint.broker.send(name, table)
 
-    [found] = door.broker.read(name, 0, offset=0, limit=1).to_pylist()
+    [found] = endpoint.broker.read(name, 0, offset=0, limit=1).to_pylist()
     assert found["body"] == table["body"][0].as_py()
     assert (found["properties"] or []) == (TAKEN[case].get("properties", [[]])[0] or [])
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_message_beyond_a_limit_is_refused(door: Door, topic: Make, case: str) -> None:
+def test_a_message_beyond_a_limit_is_refused(endpoint: Endpoint, topic: Make, case: str) -> None:
     name = topic(queues=1)
     columns, error = REFUSED[case]
 
     with pytest.raises(error):
-        door.broker.send(name, row_of(columns))
+        endpoint.broker.send(name, row_of(columns))
 
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_batch_with_one_bad_row_is_refused_whole(
-    door: Door, topic: Make, messages: Make, case: str
+    endpoint: Endpoint, topic: Make, messages: Make, case: str
 ) -> None:
     name = topic(queues=2)
-    door.broker.send(name, messages(2))
+    endpoint.broker.send(name, messages(2))
     columns, error = REFUSED[case]
     good = row_of({n: [None] for n in columns if n != "body"})
     batch = pa.concat_tables([good, good, row_of(columns), good], promote_options="default")
 
     with pytest.raises(error):
-        door.broker.send(name, batch)
+        endpoint.broker.send(name, batch)
 
-    assert door.max_offsets(name) == [1, 1]
+    assert endpoint.max_offsets(name) == [1, 1]
 
 
 @pytest.mark.parametrize("text", ["x" * 63, "é" * 31, "a b", "|%"])
 def test_a_message_group_under_64_bytes_is_taken(
-    door: Door, topic: Make, messages: Make, text: str
+    endpoint: Endpoint, topic: Make, messages: Make, text: str
 ) -> None:
     name = topic(type="fifo", queues=1)
 
-    door.broker.send(name, messages(1, groups=[text]))
+    endpoint.broker.send(name, messages(1, groups=[text]))
 
-    found = door.broker.read(name, 0, offset=0, limit=1)
+    found = endpoint.broker.read(name, 0, offset=0, limit=1)
     assert found["message_group"].to_pylist() == [text]
 
 
 @pytest.mark.parametrize("text", ["x" * 64, "é" * 32, " ", "a\tb", "a\x9b", None])
 def test_a_message_group_that_breaks_the_rules_is_refused(
-    door: Door, topic: Make, messages: Make, text: str | None
+    endpoint: Endpoint, topic: Make, messages: Make, text: str | None
 ) -> None:
     name = topic(type="fifo", queues=1)
 
     with pytest.raises(errors.IllegalMessageGroupError):
-        door.broker.send(name, messages(3, message_group=["fine", text, "fine"]))
+        endpoint.broker.send(name, messages(3, message_group=["fine", text, "fine"]))
 
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
-def test_a_batch_of_too_many_rows_is_refused(door: Door, topic: Make) -> None:
+def test_a_batch_of_too_many_rows_is_refused(endpoint: Endpoint, topic: Make) -> None:
     name = topic()
     n = limits.BATCH_ROWS + 1
     table = pa.table({"body": pa.repeat(pa.scalar(b"x"), n)})
 
     with pytest.raises(errors.MessageBodyTooLargeError):
-        door.broker.send(name, table)
+        endpoint.broker.send(name, table)
 
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
-def test_a_batch_of_too_many_bytes_is_refused(inside: Door, topic: Make) -> None:
+def test_a_batch_of_too_many_bytes_is_refused(inside: Endpoint, topic: Make) -> None:
     name = topic()
     n = limits.BATCH_BYTES // limits.BODY_BYTES + 1
     table = pa.table({"body": pa.repeat(pa.scalar(b"x" * limits.BODY_BYTES), n)})
@@ -206,25 +206,27 @@ def test_a_batch_of_too_many_bytes_is_refused(inside: Door, topic: Make) -> None
     ],
 )
 def test_a_topic_refuses_messages_of_another_type(
-    door: Door, topic: Make, messages: Make, kind: str, columns: dict[str, Any]
+    endpoint: Endpoint, topic: Make, messages: Make, kind: str, columns: dict[str, Any]
 ) -> None:
     name = topic(type=kind)
 
     with pytest.raises(errors.MessageTypeError):
-        door.broker.send(name, messages(1, **columns))
+        endpoint.broker.send(name, messages(1, **columns))
 
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
-def test_a_normal_topic_refuses_a_message_group(door: Door, topic: Make, messages: Make) -> None:
+def test_a_normal_topic_refuses_a_message_group(
+    endpoint: Endpoint, topic: Make, messages: Make
+) -> None:
     name = topic()
 
     with pytest.raises((errors.MessageTypeError, errors.IllegalMessageGroupError)):
-        door.broker.send(name, messages(1, groups=["a"]))
+        endpoint.broker.send(name, messages(1, groups=["a"]))
 
-    assert door.stored(name) == 0
+    assert endpoint.stored(name) == 0
 
 
-def test_nobody_sends_to_the_schedule_itself(door: Door, messages: Make) -> None:
+def test_nobody_sends_to_the_schedule_itself(endpoint: Endpoint, messages: Make) -> None:
     with pytest.raises((errors.RequestError, errors.NotFoundError)):
-        door.broker.send("SCHEDULE_TOPIC_XXXX", messages(1))
+        endpoint.broker.send("SCHEDULE_TOPIC_XXXX", messages(1))

@@ -13,7 +13,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.access.source import check_free
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door
+    from tests.behaviour.conftest import Endpoint
 
 FORGED = pa.table({"recall_handle": ["0" * 48]})
 NO_HANDLE = pa.table({"recall_handle": ["forged"]})
@@ -51,8 +51,8 @@ Ask = Callable[[Any], object]
         (lambda b: b.send("t", AHEAD), "Use a time at most 60000 ms ahead, or raise delay_max_ms."),
     ],
 )
-def test_the_remedy_is_that_of_the_case(door: Door, ask: Ask, remedy: str) -> None:
-    broker = door.reopen(delay_max_ms=60_000)
+def test_the_remedy_is_that_of_the_case(endpoint: Endpoint, ask: Ask, remedy: str) -> None:
+    broker = endpoint.reopen(delay_max_ms=60_000)
     broker.create_topic("t", queues=1, type="mixed")
     broker.create_group("g")
 

@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import errors, schema
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 MINUTE = 60_000
 
@@ -34,8 +34,8 @@ def totals(**by_key: int) -> pa.Table:
     return pa.table({"message_group": list(by_key), "total": pa.array(by_key.values(), pa.int64())})
 
 
-def state_of(door: Door, **which: Any) -> dict[str, int] | None:
-    found = door.broker.keyed_state("readers", "source", **which)
+def state_of(endpoint: Endpoint, **which: Any) -> dict[str, int] | None:
+    found = endpoint.broker.keyed_state("readers", "source", **which)
     if found is None:
         return None
     return {row["message_group"]: row["total"] for row in found.to_pylist()}
@@ -47,22 +47,24 @@ def files(*names: str) -> pa.Table:
     return pa.table(columns, names=schema.SINK_FILE.names[:4])
 
 
-def open_window(door: Door, owner: str = "run-1", *, takeover: bool = False) -> tuple[str, int]:
-    opened = door.broker.open_window(
+def open_window(
+    endpoint: Endpoint, owner: str = "run-1", *, takeover: bool = False
+) -> tuple[str, int]:
+    opened = endpoint.broker.open_window(
         "consumer/readers", owner=owner, duration_ms=10 * MINUTE, takeover=takeover
     )
     return "consumer/readers", opened["epoch"]
 
 
 def test_a_settle_does_everything_it_names(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(4, groups=["a", "b", "c", "d"]))
-    window = open_window(door)
-    got = door.broker.receive(readers, source, window=window)
+    endpoint.broker.send(source, messages(4, groups=["a", "b", "c", "d"]))
+    window = open_window(endpoint)
+    got = endpoint.broker.receive(readers, source, window=window)
     how = {"a": "ack", "b": "retry", "c": "dead_letter", "d": "ack"}
 
-    answer = door.broker.settle(
+    answer = endpoint.broker.settle(
         readers,
         outcomes(got, [how[g] for g in got["message_group"].to_pylist()], reason="r"),
         settle_id="s-1",
@@ -75,12 +77,12 @@ def test_a_settle_does_everything_it_names(
 
     counts = {"acked": 2, "retried": 1, "dead_lettered": 1, "published": 3}
     assert answer == {**counts, "sink_version": 1}
-    assert door.bodies(onward) == [b"10", b"11", b"12"]
-    assert door.bodies("%DLQ%readers") == [b"2"]
-    assert state_of(door) == {"a": 1, "d": 4}
-    assert door.broker.sink_files(readers)["path"].to_pylist() == ["hour=1/x.parquet"]
-    door.advance(10_000)
-    assert door.broker.receive(readers, source)["body"].to_pylist() == [b"1"]
+    assert endpoint.bodies(onward) == [b"10", b"11", b"12"]
+    assert endpoint.bodies("%DLQ%readers") == [b"2"]
+    assert state_of(endpoint) == {"a": 1, "d": 4}
+    assert endpoint.broker.sink_files(readers)["path"].to_pylist() == ["hour=1/x.parquet"]
+    endpoint.advance(10_000)
+    assert endpoint.broker.receive(readers, source)["body"].to_pylist() == [b"1"]
 
 
 def refusals() -> dict[str, Any]:
@@ -123,7 +125,7 @@ def refusals() -> dict[str, Any]:
 @pytest.mark.every_endpoint
 @pytest.mark.parametrize("case", refusals())
 def test_a_settle_with_one_wrong_part_changes_nothing(
-    door: Door,
+    endpoint: Endpoint,
     source: str,
     onward: str,
     readers: str,
@@ -131,9 +133,9 @@ def test_a_settle_with_one_wrong_part_changes_nothing(
     outcomes: Make,
     case: str,
 ) -> None:
-    door.broker.send(source, messages(2, groups=["a", "b"]))
-    window = open_window(door)
-    got = door.broker.receive(readers, source, window=window)
+    endpoint.broker.send(source, messages(2, groups=["a", "b"]))
+    window = open_window(endpoint)
+    got = endpoint.broker.receive(readers, source, window=window)
     right: dict[str, Any] = {
         "settle_id": "s-1",
         "window": window,
@@ -145,29 +147,29 @@ def test_a_settle_with_one_wrong_part_changes_nothing(
     change, error = refusals()[case]
 
     with pytest.raises(error):
-        door.broker.settle(readers, outcomes(got, "ack"), **{**right, **change})
+        endpoint.broker.settle(readers, outcomes(got, "ack"), **{**right, **change})
 
-    assert_nothing_settled(door, onward)
-    answer = door.broker.settle(readers, outcomes(got, "ack"), **right)
+    assert_nothing_settled(endpoint, onward)
+    answer = endpoint.broker.settle(readers, outcomes(got, "ack"), **right)
     assert answer["acked"] == 2
 
 
-def assert_nothing_settled(door: Door, onward: str) -> None:
-    assert door.stored(onward) == 0
-    assert not state_of(door)
-    assert door.broker.sink_files("readers").num_rows == 0
+def assert_nothing_settled(endpoint: Endpoint, onward: str) -> None:
+    assert endpoint.stored(onward) == 0
+    assert not state_of(endpoint)
+    assert endpoint.broker.sink_files("readers").num_rows == 0
 
 
 def test_one_ended_receipt_refuses_the_whole_settle(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(2, groups=["a", "b"]))
-    short = door.broker.receive(readers, source, limit=1, invisible_duration_ms=1_000)
-    long = door.broker.receive(readers, source, invisible_duration_ms=MINUTE)
-    door.advance(1_000)
+    endpoint.broker.send(source, messages(2, groups=["a", "b"]))
+    short = endpoint.broker.receive(readers, source, limit=1, invisible_duration_ms=1_000)
+    long = endpoint.broker.receive(readers, source, invisible_duration_ms=MINUTE)
+    endpoint.advance(1_000)
 
     with pytest.raises(errors.ReceiptHandleError):
-        door.broker.settle(
+        endpoint.broker.settle(
             readers,
             outcomes(pa.concat_tables([long, short]), "ack"),
             publish={onward: messages(3)},
@@ -176,44 +178,44 @@ def test_one_ended_receipt_refuses_the_whole_settle(
             topic=source,
         )
 
-    assert_nothing_settled(door, onward)
-    assert door.broker.receive(readers, source)["delivery_attempt"].to_pylist() == [2]
-    door.broker.ack(long)
+    assert_nothing_settled(endpoint, onward)
+    assert endpoint.broker.receive(readers, source)["delivery_attempt"].to_pylist() == [2]
+    endpoint.broker.ack(long)
 
 
 def test_two_outcomes_of_one_receipt_are_refused(
-    door: Door, source: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(1, groups=["a"]))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(1, groups=["a"]))
+    got = endpoint.broker.receive(readers, source)
 
     with pytest.raises(errors.RequestError):
-        door.broker.settle(readers, outcomes(got.take([0, 0]), ["ack", "retry"]))
+        endpoint.broker.settle(readers, outcomes(got.take([0, 0]), ["ack", "retry"]))
 
-    door.broker.ack(got)
+    endpoint.broker.ack(got)
 
 
 def test_an_outcome_that_is_none_is_refused(
-    door: Door, source: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(2, groups=["a", "b"]))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(2, groups=["a", "b"]))
+    got = endpoint.broker.receive(readers, source)
 
     with pytest.raises(errors.RequestError, match="maybe"):
-        door.broker.settle(readers, outcomes(got, ["ack", "maybe"]))
+        endpoint.broker.settle(readers, outcomes(got, ["ack", "maybe"]))
 
-    door.broker.ack(got)
+    endpoint.broker.ack(got)
 
 
 def test_a_repeated_settle_is_answered_the_same_and_does_nothing(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(2, groups=["a", "b"]))
-    window = open_window(door)
-    got = door.broker.receive(readers, source, window=window)
+    endpoint.broker.send(source, messages(2, groups=["a", "b"]))
+    window = open_window(endpoint)
+    got = endpoint.broker.receive(readers, source, window=window)
 
     answers = [
-        door.broker.settle(
+        endpoint.broker.settle(
             readers,
             outcomes(got, "ack"),
             settle_id="s-1",
@@ -228,18 +230,18 @@ def test_a_repeated_settle_is_answered_the_same_and_does_nothing(
 
     counts = {"acked": 2, "retried": 0, "dead_lettered": 0, "published": 3}
     assert answers == [{**counts, "sink_version": 1}] * 3
-    assert door.stored(onward) == 3
-    assert door.broker.sink_files(readers).num_rows == 1
+    assert endpoint.stored(onward) == 3
+    assert endpoint.broker.sink_files(readers).num_rows == 1
 
 
 def test_another_settle_id_is_another_settle(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(2, groups=["a", "b"]))
-    window = open_window(door)
-    got = door.broker.receive(readers, source, window=window)
+    endpoint.broker.send(source, messages(2, groups=["a", "b"]))
+    window = open_window(endpoint)
+    got = endpoint.broker.receive(readers, source, window=window)
     for row in (0, 1):
-        door.broker.settle(
+        endpoint.broker.settle(
             readers,
             outcomes(got.take([row]), "ack"),
             settle_id=f"s-{row}",
@@ -248,19 +250,19 @@ def test_another_settle_id_is_another_settle(
         )
 
     with pytest.raises(errors.ReceiptHandleError):
-        door.broker.settle(readers, outcomes(got, "ack"), settle_id="s-2", window=window)
+        endpoint.broker.settle(readers, outcomes(got, "ack"), settle_id="s-2", window=window)
 
-    assert door.bodies(onward) == [b"0", b"1"]
+    assert endpoint.bodies(onward) == [b"0", b"1"]
 
 
 def test_a_settle_id_means_the_settle_of_its_own_window(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
     for start, owner in enumerate(("run-1", "run-2")):
-        door.broker.send(source, messages(1, start=start, groups=["a"]))
-        window = open_window(door, owner, takeover=True)
-        got = door.broker.receive(readers, source, window=window)
-        door.broker.settle(
+        endpoint.broker.send(source, messages(1, start=start, groups=["a"]))
+        window = open_window(endpoint, owner, takeover=True)
+        got = endpoint.broker.receive(readers, source, window=window)
+        endpoint.broker.settle(
             readers,
             outcomes(got, "ack"),
             settle_id="1",
@@ -268,23 +270,25 @@ def test_a_settle_id_means_the_settle_of_its_own_window(
             publish={onward: messages(1, start=start)},
         )
 
-    assert door.bodies(onward) == [b"0", b"1"]
-    assert door.broker.receive(readers, source).num_rows == 0
+    assert endpoint.bodies(onward) == [b"0", b"1"]
+    assert endpoint.broker.receive(readers, source).num_rows == 0
 
 
-def test_a_settle_may_only_publish(door: Door, onward: str, readers: str, messages: Make) -> None:
+def test_a_settle_may_only_publish(
+    endpoint: Endpoint, onward: str, readers: str, messages: Make
+) -> None:
     nothing = pa.table({"receipt_handle": [], "outcome": []}).cast(
         pa.schema([("receipt_handle", pa.string()), ("outcome", pa.string())])
     )
 
-    answer = door.broker.settle(readers, nothing, publish={onward: messages(2)})
+    answer = endpoint.broker.settle(readers, nothing, publish={onward: messages(2)})
 
     assert answer == {"acked": 0, "retried": 0, "dead_lettered": 0, "published": 2}
-    assert door.stored(onward) == 2
+    assert endpoint.stored(onward) == 2
 
 
 def test_what_a_settle_publishes_may_be_delayed(
-    door: Door,
+    endpoint: Endpoint,
     source: str,
     topic: Make,
     group: Make,
@@ -293,19 +297,21 @@ def test_what_a_settle_publishes_may_be_delayed(
     outcomes: Make,
 ) -> None:
     later, others = topic(type="delay", queues=1), group()
-    door.broker.send(source, messages(1, groups=["a"]))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(1, groups=["a"]))
+    got = endpoint.broker.receive(readers, source)
 
-    door.broker.settle(readers, outcomes(got, "ack"), publish={later: messages(1, delay_level=1)})
+    endpoint.broker.settle(
+        readers, outcomes(got, "ack"), publish={later: messages(1, delay_level=1)}
+    )
 
-    assert door.broker.receive(others, later).num_rows == 0
-    door.advance(1_000)
-    door.broker.deliver_scheduled()
-    assert door.drain(later, others) == [b"0"]
+    assert endpoint.broker.receive(others, later).num_rows == 0
+    endpoint.advance(1_000)
+    endpoint.broker.deliver_scheduled()
+    assert endpoint.drain(later, others) == [b"0"]
 
 
 def test_what_a_settle_publishes_wakes_who_waits_for_it(
-    door: Door,
+    endpoint: Endpoint,
     source: str,
     onward: str,
     group: Make,
@@ -314,25 +320,25 @@ def test_what_a_settle_publishes_wakes_who_waits_for_it(
     outcomes: Make,
 ) -> None:
     others = group()
-    door.broker.send(source, messages(1, groups=["a"]))
-    got = door.broker.receive(readers, source)
-    poll = door.begin(lambda: door.broker.receive(others, onward, wait_ms=30_000))
+    endpoint.broker.send(source, messages(1, groups=["a"]))
+    got = endpoint.broker.receive(readers, source)
+    poll = endpoint.begin(lambda: endpoint.broker.receive(others, onward, wait_ms=30_000))
 
-    door.broker.settle(readers, outcomes(got, "ack"), publish={onward: messages(1, start=5)})
+    endpoint.broker.settle(readers, outcomes(got, "ack"), publish={onward: messages(1, start=5)})
 
     assert poll.result(60)["body"].to_pylist() == [b"5"]
 
 
 def test_a_settle_of_an_older_epoch_is_fenced(
-    door: Door, source: str, onward: str, readers: str, messages: Make, outcomes: Make
+    endpoint: Endpoint, source: str, onward: str, readers: str, messages: Make, outcomes: Make
 ) -> None:
-    door.broker.send(source, messages(1, groups=["a"]))
-    old = open_window(door, "run-1")
-    got = door.broker.receive(readers, source, window=old)
-    new = open_window(door, "run-2", takeover=True)
+    endpoint.broker.send(source, messages(1, groups=["a"]))
+    old = open_window(endpoint, "run-1")
+    got = endpoint.broker.receive(readers, source, window=old)
+    new = open_window(endpoint, "run-2", takeover=True)
 
     with pytest.raises(errors.FencedError):
-        door.broker.settle(
+        endpoint.broker.settle(
             readers,
             outcomes(got, "ack"),
             window=old,
@@ -342,6 +348,6 @@ def test_a_settle_of_an_older_epoch_is_fenced(
             topic=source,
         )
 
-    assert_nothing_settled(door, onward)
-    again = door.broker.receive(readers, source, window=new)
+    assert_nothing_settled(endpoint, onward)
+    again = endpoint.broker.receive(readers, source, window=new)
     assert again["delivery_attempt"].to_pylist() == [1]

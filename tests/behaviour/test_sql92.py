@@ -10,7 +10,7 @@ import pytest
 from rmq_pipeline import errors, limits
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 Row = dict[str, str]
 #: ``wanted(condition, row, …)``: which of the messages with these properties are given.
@@ -20,26 +20,28 @@ SQL: dict[str, Any] = {"filter_type": "sql92"}
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
-def wanted(door: Door, topic: Make, group: Make, messages: Make) -> Wanted:
+def wanted(endpoint: Endpoint, topic: Make, group: Make, messages: Make) -> Wanted:
     def ask(condition: str, *rows: Row, **columns: Any) -> list[bool]:
         name, readers = topic(queues=1), group()
-        door.broker.send(name, messages(len(rows), properties=list(rows), **columns))
-        received = door.broker.receive(readers, name, filter=condition, **SQL)
-        read = door.broker.read(name, 0, offset=0, limit=100, filter=condition, **SQL)
+        endpoint.broker.send(name, messages(len(rows), properties=list(rows), **columns))
+        received = endpoint.broker.receive(readers, name, filter=condition, **SQL)
+        read = endpoint.broker.read(name, 0, offset=0, limit=100, filter=condition, **SQL)
         assert received["queue_offset"].equals(read["queue_offset"])
         return [i in received["queue_offset"].to_pylist() for i in range(len(rows))]
 
     return ask
 
 
-def refusal(door: Door, topic: str, group: str, condition: str) -> errors.FilterExpressionError:
+def refusal(
+    endpoint: Endpoint, topic: str, group: str, condition: str
+) -> errors.FilterExpressionError:
     with pytest.raises(errors.FilterExpressionError) as refused:
-        door.broker.receive(group, topic, filter=condition, **SQL)
+        endpoint.broker.receive(group, topic, filter=condition, **SQL)
     return refused.value
 
 
@@ -88,11 +90,11 @@ def test_and_binds_before_or(wanted: Wanted) -> None:
 
 
 def test_tag_keys_id_and_message_group_are_properties_too(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(type="fifo", queues=1)
     columns = {"tag": "t", "keys": [["k", "l"]], "message_id": "m-0", "message_group": "g"}
-    door.broker.send(name, messages(1, **columns))
+    endpoint.broker.send(name, messages(1, **columns))
 
     for condition in (
         "TAGS = 't'",
@@ -100,7 +102,7 @@ def test_tag_keys_id_and_message_group_are_properties_too(
         "UNIQ_KEY = 'm-0'",
         "__SHARDINGKEY = 'g'",
     ):
-        got = door.broker.read(name, 0, offset=0, limit=1, filter=condition, **SQL)
+        got = endpoint.broker.read(name, 0, offset=0, limit=1, filter=condition, **SQL)
         assert got.num_rows == 1, condition
 
 
@@ -272,26 +274,26 @@ def test_an_empty_part_a_missing_text_and_no_text_are_false_even_with_not(
     ],
 )
 def test_what_is_no_condition_is_refused(
-    door: Door, topic: Make, group: Make, condition: str
+    endpoint: Endpoint, topic: Make, group: Make, condition: str
 ) -> None:
-    assert "^" in refusal(door, topic(), group(), condition).message
+    assert "^" in refusal(endpoint, topic(), group(), condition).message
 
 
 @pytest.mark.parametrize("condition", ["", "  ", "-- nothing", "/* nothing */"])
 def test_an_empty_condition_is_refused(
-    door: Door, topic: Make, group: Make, condition: str
+    endpoint: Endpoint, topic: Make, group: Make, condition: str
 ) -> None:
-    assert "at least one condition" in refusal(door, topic(), group(), condition).message
+    assert "at least one condition" in refusal(endpoint, topic(), group(), condition).message
 
 
 def test_a_condition_has_at_most_8192_characters_and_64_levels(
-    door: Door, wanted: Wanted, topic: Make, group: Make
+    endpoint: Endpoint, wanted: Wanted, topic: Make, group: Make
 ) -> None:
     assert (limits.FILTER_LENGTH, limits.FILTER_DEPTH) == (8_192, 64)
     longest = "a = 1" + " " * (8_192 - 5)
     deep = "(" * 60 + "a = 1" + ")" * 60
 
     assert wanted(longest, {"a": "1"}) == wanted(deep, {"a": "1"}) == [True]
-    assert "characters" in refusal(door, topic(), group(), longest + " ").message
+    assert "characters" in refusal(endpoint, topic(), group(), longest + " ").message
     too_deep = "(" * 65 + "a = 1" + ")" * 65
-    assert "nested deeper" in refusal(door, topic(), group(), too_deep).message
+    assert "nested deeper" in refusal(endpoint, topic(), group(), too_deep).message

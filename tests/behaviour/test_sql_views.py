@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 VIEWS = (
     "in_flight",
@@ -33,25 +33,27 @@ VIEWS = (
 
 
 @pytest.mark.every_endpoint
-def test_every_view_answers_on_a_new_home(door: Door) -> None:
+def test_every_view_answers_on_a_new_home(endpoint: Endpoint) -> None:
     for view in VIEWS:
-        assert door.broker.sql(f"SELECT * FROM {view}").num_columns > 0, view
+        assert endpoint.broker.sql(f"SELECT * FROM {view}").num_columns > 0, view
 
 
 def test_in_flight_reads_its_own_writes(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(5))
-    got = door.broker.receive(readers, name, limit=3, invisible_duration_ms=10_000, client_id="me")
+    endpoint.broker.send(name, messages(5))
+    got = endpoint.broker.receive(
+        readers, name, limit=3, invisible_duration_ms=10_000, client_id="me"
+    )
     query = (
         "SELECT consumer_group, topic, queue_id, queue_offset, delivery_attempt, visible_at_ms,"
         " client_id FROM in_flight ORDER BY queue_offset"
     )
 
-    before = door.sql(query)
-    door.broker.ack(got.slice(0, 2))
-    after = door.sql(query)
+    before = endpoint.sql(query)
+    endpoint.broker.ack(got.slice(0, 2))
+    after = endpoint.sql(query)
 
     assert before[0] == {
         "consumer_group": readers,
@@ -59,23 +61,23 @@ def test_in_flight_reads_its_own_writes(
         "queue_id": 0,
         "queue_offset": 0,
         "delivery_attempt": 1,
-        "visible_at_ms": door.clock.now_ms() + 10_000,
+        "visible_at_ms": endpoint.clock.now_ms() + 10_000,
         "client_id": "me",
     }
     assert [row["queue_offset"] for row in before] == [0, 1, 2]
     assert [row["queue_offset"] for row in after] == [2]
 
 
-def test_scheduled_reads_its_own_writes(door: Door, topic: Make, messages: Make) -> None:
+def test_scheduled_reads_its_own_writes(endpoint: Endpoint, topic: Make, messages: Make) -> None:
     name = topic(type="delay", queues=1)
-    now = door.clock.now_ms()
-    door.broker.send(name, messages(2, delay_level=[1, 3]))
+    now = endpoint.clock.now_ms()
+    endpoint.broker.send(name, messages(2, delay_level=[1, 3]))
     query = "SELECT topic, deliver_at_ms FROM scheduled ORDER BY deliver_at_ms"
 
-    before = door.sql(query)
-    door.advance(1_000)
-    door.broker.deliver_scheduled()
-    after = door.sql(query)
+    before = endpoint.sql(query)
+    endpoint.advance(1_000)
+    endpoint.broker.deliver_scheduled()
+    after = endpoint.sql(query)
 
     assert before == [
         {"topic": name, "deliver_at_ms": now + 1_000},
@@ -85,18 +87,18 @@ def test_scheduled_reads_its_own_writes(door: Door, topic: Make, messages: Make)
 
 
 def test_retrying_reads_its_own_writes(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[5_000])
-    door.broker.send(name, messages(2))
-    fail(readers, door.broker.receive(readers, name, limit=1))
+    endpoint.broker.send(name, messages(2))
+    fail(readers, endpoint.broker.receive(readers, name, limit=1))
     query = "SELECT consumer_group, topic, queue_id, queue_offset, visible_at_ms FROM retrying"
 
-    before = door.sql(query)
-    due = door.clock.now_ms() + 5_000
-    door.advance(5_000)
-    door.broker.ack(door.broker.receive(readers, name))
-    after = door.sql(query)
+    before = endpoint.sql(query)
+    due = endpoint.clock.now_ms() + 5_000
+    endpoint.advance(5_000)
+    endpoint.broker.ack(endpoint.broker.receive(readers, name))
+    after = endpoint.sql(query)
 
     assert before == [
         {
@@ -111,13 +113,15 @@ def test_retrying_reads_its_own_writes(
 
 
 def test_dead_letters_reads_its_own_writes(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    sent = door.broker.send(name, messages(1))
-    door.broker.forward_to_dead_letter_queue(door.broker.receive(readers, name), reason="why")
+    sent = endpoint.broker.send(name, messages(1))
+    endpoint.broker.forward_to_dead_letter_queue(
+        endpoint.broker.receive(readers, name), reason="why"
+    )
 
-    [row] = door.sql("SELECT * FROM dead_letters")
+    [row] = endpoint.sql("SELECT * FROM dead_letters")
 
     assert row["consumer_group"] == readers
     values = {str(value) for value in row.values()}
@@ -125,17 +129,17 @@ def test_dead_letters_reads_its_own_writes(
 
 
 def test_progress_has_a_row_for_every_queue_touched(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=2), group()
     untouched = group()
-    door.broker.send(name, messages(20))
-    got = door.broker.receive(readers, name, limit=20)
+    endpoint.broker.send(name, messages(20))
+    got = endpoint.broker.receive(readers, name, limit=20)
     mine = got.filter([q == 0 for q in got["queue_id"].to_pylist()])
-    door.broker.ack(mine.slice(0, 2))
+    endpoint.broker.ack(mine.slice(0, 2))
     fail(readers, mine.slice(3, 1))
 
-    rows = door.sql("SELECT * FROM progress ORDER BY queue_id")
+    rows = endpoint.sql("SELECT * FROM progress ORDER BY queue_id")
 
     assert untouched not in {row["consumer_group"] for row in rows}
     rows = [row for row in rows if row["consumer_group"] == readers and row["topic"] == name]
@@ -147,24 +151,24 @@ def test_progress_has_a_row_for_every_queue_touched(
 
 
 def test_lag_is_what_is_unread_or_unsettled(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    start = door.clock.now_ms()
+    start = endpoint.clock.now_ms()
     for i in range(5):
-        door.broker.send(name, messages(2, start=2 * i))
-        door.advance(100)
-    door.broker.subscribe(readers, name)
+        endpoint.broker.send(name, messages(2, start=2 * i))
+        endpoint.advance(100)
+    endpoint.broker.subscribe(readers, name)
     query = (
         "SELECT topic, queue_id, lag, oldest_unread_at_ms FROM lag"
         f" WHERE consumer_group = '{readers}'"
     )
 
-    subscribed = door.sql(query)
-    got = door.broker.receive(readers, name, limit=4)
-    leased = door.sql(query)
-    door.broker.ack(got.slice(0, 3))
-    settled = door.sql(query)
+    subscribed = endpoint.sql(query)
+    got = endpoint.broker.receive(readers, name, limit=4)
+    leased = endpoint.sql(query)
+    endpoint.broker.ack(got.slice(0, 3))
+    settled = endpoint.sql(query)
 
     row = {"topic": name, "queue_id": 0}
     assert subscribed == [{**row, "lag": 10, "oldest_unread_at_ms": start}]
@@ -173,59 +177,61 @@ def test_lag_is_what_is_unread_or_unsettled(
 
 
 def test_lag_of_a_blocked_message_group_counts_what_waits_behind_it(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
-    door.broker.send(name, messages(20, groups=["a", "b"]))
-    door.broker.receive(readers, name, limit=1)
-    door.drain(name, readers)
+    endpoint.broker.send(name, messages(20, groups=["a", "b"]))
+    endpoint.broker.receive(readers, name, limit=1)
+    endpoint.drain(name, readers)
 
-    [row] = door.sql(f"SELECT lag FROM lag WHERE consumer_group = '{readers}'")
+    [row] = endpoint.sql(f"SELECT lag FROM lag WHERE consumer_group = '{readers}'")
 
     assert row["lag"] == 10
 
 
 def test_no_lag_is_left_when_all_is_settled(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=3), group()
-    door.broker.send(name, messages(30))
-    door.drain(name, readers)
+    endpoint.broker.send(name, messages(30))
+    endpoint.drain(name, readers)
 
-    rows = door.sql(f"SELECT lag, oldest_unread_at_ms FROM lag WHERE consumer_group = '{readers}'")
+    rows = endpoint.sql(
+        f"SELECT lag, oldest_unread_at_ms FROM lag WHERE consumer_group = '{readers}'"
+    )
 
     assert all(row["lag"] == 0 and row["oldest_unread_at_ms"] is None for row in rows)
 
 
 def test_the_trace_of_a_message_tells_its_story_in_order(
-    door: Door, topic: Make, group: Make, messages: Make, fail: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, fail: Make
 ) -> None:
     name, readers = topic(queues=1), group(backoff_ms=[1_000])
-    door.broker.send(name, messages(3, message_id=["m-0", "m-1", "m-2"]))
-    door.advance(10)
-    got = door.broker.receive(readers, name)
-    door.advance(10)
+    endpoint.broker.send(name, messages(3, message_id=["m-0", "m-1", "m-2"]))
+    endpoint.advance(10)
+    got = endpoint.broker.receive(readers, name)
+    endpoint.advance(10)
     fail(readers, got.slice(1, 1))
-    door.broker.ack(got.take([0, 2]))
-    door.advance(1_000)
-    door.broker.ack(door.broker.receive(readers, name))
+    endpoint.broker.ack(got.take([0, 2]))
+    endpoint.advance(1_000)
+    endpoint.broker.ack(endpoint.broker.receive(readers, name))
 
-    rows = door.sql("SELECT * FROM message_trace WHERE message_id = 'm-1' ORDER BY at_ms")
+    rows = endpoint.sql("SELECT * FROM message_trace WHERE message_id = 'm-1' ORDER BY at_ms")
 
     told = " ".join(str(value) for row in rows for value in row.values()).lower()
-    start = door.clock.now_ms() - 1_020
+    start = endpoint.clock.now_ms() - 1_020
     assert [row["at_ms"] - start for row in rows] == [0, 10, 20, 1_020, 1_020]
     assert all(word in told for word in ("stored", "lease", "retry", "ack"))
     assert all(row["topic"] == name for row in rows)
 
 
-def test_windows_topics_and_groups_are_views(door: Door, topic: Make, group: Make) -> None:
+def test_windows_topics_and_groups_are_views(endpoint: Endpoint, topic: Make, group: Make) -> None:
     name, readers = topic(type="fifo", queues=3), group(order="message_group")
-    opened = door.broker.open_window("upkeep/seal", owner="run-1", duration_ms=1_000)
+    opened = endpoint.broker.open_window("upkeep/seal", owner="run-1", duration_ms=1_000)
 
-    windows = door.sql("SELECT * FROM windows")
-    topics = door.sql(f"SELECT * FROM topics WHERE topic = '{name}'")
-    groups = door.sql(f"SELECT * FROM consumer_groups WHERE consumer_group = '{readers}'")
+    windows = endpoint.sql("SELECT * FROM windows")
+    topics = endpoint.sql(f"SELECT * FROM topics WHERE topic = '{name}'")
+    groups = endpoint.sql(f"SELECT * FROM consumer_groups WHERE consumer_group = '{readers}'")
 
     assert [(w["name"], w["owner"], w["epoch"]) for w in windows] == [
         ("upkeep/seal", "run-1", opened["epoch"])
@@ -234,23 +240,27 @@ def test_windows_topics_and_groups_are_views(door: Door, topic: Make, group: Mak
     assert len(groups) == 1
 
 
-def test_messages_are_found_by_key_tag_and_time(door: Door, topic: Make, messages: Make) -> None:
+def test_messages_are_found_by_key_tag_and_time(
+    endpoint: Endpoint, topic: Make, messages: Make
+) -> None:
     name = topic(queues=2)
-    door.broker.send(
+    endpoint.broker.send(
         name, messages(10, tag=["a", "b"] * 5, keys=[[f"k{i}", "all"] for i in range(10)])
     )
 
-    by_key = door.sql(
+    by_key = endpoint.sql(
         f"SELECT tag FROM messages WHERE topic = '{name}' AND list_contains(keys, 'k3')"
     )
-    by_tag = door.sql(f"SELECT count(*) AS n FROM messages WHERE topic = '{name}' AND tag = 'a'")
+    by_tag = endpoint.sql(
+        f"SELECT count(*) AS n FROM messages WHERE topic = '{name}' AND tag = 'a'"
+    )
 
     assert by_key == [{"tag": "b"}]
     assert by_tag == [{"n": 5}]
 
 
 def test_sql_sees_what_a_settle_did_in_one_step(
-    door: Door, topic: Make, group: Make, messages: Make, outcomes: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make, outcomes: Make
 ) -> None:
     source, onward, readers = topic(queues=1), topic(queues=1), group()
     query = (
@@ -258,16 +268,16 @@ def test_sql_sees_what_a_settle_did_in_one_step(
         f" (SELECT count(*) FROM messages WHERE topic = '{onward}') AS published"
     )
     seen = set()
-    door.broker.subscribe(readers, source)
+    endpoint.broker.subscribe(readers, source)
 
     for start in range(0, 50, 10):
-        door.broker.send(source, messages(10, start=start))
-        got = door.broker.receive(readers, source)
-        watching = door.pool.submit(door.sql, query)
-        door.broker.settle(readers, outcomes(got, "ack"), publish={onward: messages(10)})
+        endpoint.broker.send(source, messages(10, start=start))
+        got = endpoint.broker.receive(readers, source)
+        watching = endpoint.pool.submit(endpoint.sql, query)
+        endpoint.broker.settle(readers, outcomes(got, "ack"), publish={onward: messages(10)})
         [row] = watching.result(60)
         seen.add((row["lag"], row["published"] - start))
-        [row] = door.sql(query)
+        [row] = endpoint.sql(query)
         seen.add((row["lag"], row["published"] - start))
 
     assert seen <= {(10, 0), (0, 10)}

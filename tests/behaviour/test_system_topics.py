@@ -12,12 +12,12 @@ from rmq_pipeline import errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 HIDDEN = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC")
@@ -48,22 +48,22 @@ VERBS: dict[str, Callable[[Any, str, str], object]] = {
 @pytest.mark.parametrize("topic_name", HIDDEN)
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_what_waits_for_its_time(
-    door: Door, group: Make, verb: str, topic_name: str
+    endpoint: Endpoint, group: Make, verb: str, topic_name: str
 ) -> None:
-    broker, readers = door.broker, str(group())
-    before = door.sql("SELECT count(*) AS n FROM progress")
+    broker, readers = endpoint.broker, str(group())
+    before = endpoint.sql("SELECT count(*) AS n FROM progress")
 
     with pytest.raises(errors.IllegalTopicError):
         VERBS[verb](broker, readers, topic_name)
 
-    assert door.sql("SELECT count(*) AS n FROM progress") == before
+    assert endpoint.sql("SELECT count(*) AS n FROM progress") == before
 
 
 @pytest.mark.parametrize(
     "name", ["BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC", "rmq_sys_x", "TBW102"]
 )
-def test_names_of_rocketmqs_own_topics_are_kept(door: Door, name: str) -> None:
-    broker = door.broker
+def test_names_of_rocketmqs_own_topics_are_kept(endpoint: Endpoint, name: str) -> None:
+    broker = endpoint.broker
     for make in (broker.create_topic, broker.ensure_topic):
         with pytest.raises(errors.IllegalTopicError, match="reserved for the system"):
             make(name)
@@ -73,9 +73,9 @@ def test_names_of_rocketmqs_own_topics_are_kept(door: Door, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no/name", "", " ", "t" * 128, "%DLQ%" + "g" * 251, "ü"])
 def test_a_name_that_no_topic_can_have_is_not_to_be_created(
-    door: Door, group: Make, name: str
+    endpoint: Endpoint, group: Make, name: str
 ) -> None:
-    broker, readers = door.broker, str(group())
+    broker, readers = endpoint.broker, str(group())
     for use in (
         lambda: broker.send(name, ONE),
         lambda: broker.receive(readers, name),
@@ -86,13 +86,13 @@ def test_a_name_that_no_topic_can_have_is_not_to_be_created(
         assert "create" not in str(caught.value)
 
 
-def test_a_name_that_a_topic_could_have_is_not_found(door: Door) -> None:
+def test_a_name_that_a_topic_could_have_is_not_found(endpoint: Endpoint) -> None:
     for name in ("nowhere", "%DLQ%nobody", "%RETRY%nobody"):
         with pytest.raises(errors.TopicNotFoundError):
-            door.broker.describe_topic(name)
+            endpoint.broker.describe_topic(name)
 
 
 @pytest.mark.parametrize("name", ["no/name", "", "g" * 121, "CID_RMQ_SYS_x"])
-def test_a_name_that_no_group_can_have_is_not_to_be_created(door: Door, name: str) -> None:
+def test_a_name_that_no_group_can_have_is_not_to_be_created(endpoint: Endpoint, name: str) -> None:
     with pytest.raises(errors.IllegalConsumerGroupError):
-        door.broker.describe_group(name)
+        endpoint.broker.describe_group(name)

@@ -9,7 +9,7 @@ import pytest
 from tests.behaviour.redrives import redrive
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 STATIONS = (
     "SELECT what, topic, consumer_group, attempt, run_id, reason FROM message_trace"
@@ -24,7 +24,7 @@ def told(what: str, topic: str, group: str | None = None, **more: Any) -> dict[s
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["in the log", "sealed"])
 def test_every_station_of_a_message_is_told_in_order(
-    inside: Door, topic: Make, group: Make, messages: Make, outcomes: Make, sealed: bool
+    inside: Endpoint, topic: Make, group: Make, messages: Make, outcomes: Make, sealed: bool
 ) -> None:
     inside.reopen(seal_after_ms=0, snapshot_events=1)
     name, readers = topic(type="delay", queues=1), group(max_attempts=2, backoff_ms=[1_000])
@@ -66,7 +66,9 @@ def test_every_station_of_a_message_is_told_in_order(
     ]
 
 
-def test_half_messages_are_traced_to_their_end(inside: Door, topic: Make, messages: Make) -> None:
+def test_half_messages_are_traced_to_their_end(
+    inside: Endpoint, topic: Make, messages: Make
+) -> None:
     name = topic(type="transaction", queues=1)
     sent = inside.broker.send_half(name, messages(1, message_id=["one"]), producer_group="p")
     resolutions = sent.select(["transaction_id"]).append_column("resolution", [["commit"]])

@@ -13,14 +13,14 @@ from tests.behaviour.halves import TRANSACTION_ID, Producer, ends, reopened_from
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 pytestmark = pytest.mark.every_endpoint
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: What a broker may be started from: nothing is lost but memory, or nothing is left but the log.
-RESTARTS: dict[str, Callable[[Door], object]] = {
+RESTARTS: dict[str, Callable[[Endpoint], object]] = {
     "running": lambda _: None,
-    "restarted": lambda door: door.reopen(),
+    "restarted": lambda endpoint: endpoint.reopen(),
     "from the log": reopened_from_the_log,
 }
 
@@ -31,92 +31,92 @@ def orders(topic: Make) -> str:
 
 
 @pytest.fixture
-def begin(door: Door, orders: str, messages: Make) -> Producer:
-    return Producer(door, orders, messages)
+def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
+    return Producer(endpoint, orders, messages)
 
 
 # ------------------------------------------------------------------------------------ seen by whom
 
 
 def test_a_half_message_is_seen_by_no_consumer(
-    door: Door, orders: str, group: Make, begin: Producer
+    endpoint: Endpoint, orders: str, group: Make, begin: Producer
 ) -> None:
     readers = group()
     begin(3)
 
-    got = door.broker.receive(readers, orders)
+    got = endpoint.broker.receive(readers, orders)
 
     assert got.num_rows == 0
-    assert door.stored(orders) == 0
-    assert door.sql("SELECT count(*) AS n FROM messages WHERE topic NOT LIKE 'RMQ_SYS%'") == [
+    assert endpoint.stored(orders) == 0
+    assert endpoint.sql("SELECT count(*) AS n FROM messages WHERE topic NOT LIKE 'RMQ_SYS%'") == [
         {"n": 0}
     ]
 
 
 @pytest.mark.parametrize("hidden", [HALF_TOPIC, "SCHEDULE_TOPIC_XXXX"])
 def test_no_consumer_group_may_read_the_half_topic(
-    door: Door, group: Make, begin: Producer, hidden: str
+    endpoint: Endpoint, group: Make, begin: Producer, hidden: str
 ) -> None:
     readers = group()
     begin(1)
 
     for read in (
-        lambda: door.broker.receive(readers, hidden),
-        lambda: door.broker.subscribe(readers, hidden),
+        lambda: endpoint.broker.receive(readers, hidden),
+        lambda: endpoint.broker.subscribe(readers, hidden),
     ):
         with pytest.raises(errors.IllegalTopicError):
             read()
 
 
 def test_committed_messages_come_rolled_back_ones_never(
-    door: Door, orders: str, group: Make, begin: Producer
+    endpoint: Endpoint, orders: str, group: Make, begin: Producer
 ) -> None:
     readers = group()
     halves = begin(4)
 
-    ended = door.broker.end_transactions(
+    ended = endpoint.broker.end_transactions(
         ends(halves, ["commit", "rollback", "unknown", "commit"]), producer_group="producers"
     )
 
     assert ended["resolution"].to_pylist() == ["commit", "rollback", "unknown", "commit"]
     assert ended["first_time"].to_pylist() == [True, True, False, True]
-    assert door.drain(orders, readers) == [b"0", b"3"]
-    assert door.sql("SELECT message_id FROM half") == [
+    assert endpoint.drain(orders, readers) == [b"0", b"3"]
+    assert endpoint.sql("SELECT message_id FROM half") == [
         {"message_id": halves["message_id"][2].as_py()}
     ]
 
 
 def test_the_committed_message_is_the_one_sent(
-    door: Door, orders: str, group: Make, begin: Producer
+    endpoint: Endpoint, orders: str, group: Make, begin: Producer
 ) -> None:
     readers = group()
     halves = begin(tag="t", keys=[["k"]], properties=[[("p", "v")]], born_at_ms=17)
-    door.advance(1_000)
+    endpoint.advance(1_000)
 
-    door.broker.end_transactions(ends(halves, "commit"))
+    endpoint.broker.end_transactions(ends(halves, "commit"))
 
-    [got] = door.broker.receive(readers, orders).to_pylist()
+    [got] = endpoint.broker.receive(readers, orders).to_pylist()
     assert got["message_id"] == halves["message_id"][0].as_py()
     assert (got["body"], got["tag"], got["keys"], got["born_at_ms"]) == (b"0", "t", ["k"], 17)
     transaction_id = halves["transaction_id"][0].as_py()
     assert dict(got["properties"]) == {"p": "v", TRANSACTION_ID: transaction_id}
-    assert got["stored_at_ms"] == door.clock.now_ms()
+    assert got["stored_at_ms"] == endpoint.clock.now_ms()
     assert got["delivery_attempt"] == 1
 
 
 def test_halves_of_several_topics_are_committed_together(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     names = [topic(type="transaction", queues=3) for _ in range(3)]
     halves = [
-        door.broker.send_half(name, messages(5, start=10 * i), producer_group=f"p{i}")
+        endpoint.broker.send_half(name, messages(5, start=10 * i), producer_group=f"p{i}")
         for i, name in enumerate(names)
     ]
 
-    door.broker.end_transactions(ends(pa.concat_tables(halves), "commit"))
+    endpoint.broker.end_transactions(ends(pa.concat_tables(halves), "commit"))
 
     for i, name in enumerate(names):
-        assert sorted(door.bodies(name)) == sorted(str(10 * i + j).encode() for j in range(5))
+        assert sorted(endpoint.bodies(name)) == sorted(str(10 * i + j).encode() for j in range(5))
 
 
 # --------------------------------------------------------------------------------- what is refused
@@ -124,48 +124,48 @@ def test_halves_of_several_topics_are_committed_together(
 
 @pytest.mark.parametrize("kind", ["normal", "fifo", "delay"])
 def test_only_a_transaction_topic_takes_half_messages(
-    door: Door, topic: Make, messages: Make, kind: str
+    endpoint: Endpoint, topic: Make, messages: Make, kind: str
 ) -> None:
     name = topic(type=kind)
 
     with pytest.raises(errors.MessageTypeError, match=kind):
-        door.broker.send_half(name, messages(1), producer_group="p")
+        endpoint.broker.send_half(name, messages(1), producer_group="p")
 
-    assert door.sql("FROM half") == []
+    assert endpoint.sql("FROM half") == []
 
 
 def test_a_mixed_topic_takes_half_messages_among_others(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="mixed", queues=1), group()
-    halves = door.broker.send_half(name, messages(2), producer_group="p")
-    door.broker.send(name, messages(1, start=2))
+    halves = endpoint.broker.send_half(name, messages(2), producer_group="p")
+    endpoint.broker.send(name, messages(1, start=2))
 
-    door.broker.end_transactions(ends(halves, ["commit", "rollback"]))
+    endpoint.broker.end_transactions(ends(halves, ["commit", "rollback"]))
 
-    assert sorted(door.drain(name, readers)) == [b"0", b"2"]
+    assert sorted(endpoint.drain(name, readers)) == [b"0", b"2"]
 
 
 def test_a_commit_of_a_message_that_the_topic_has_is_suppressed_as_a_send_is(
-    door: Door, topic: Make, messages: Make
+    endpoint: Endpoint, topic: Make, messages: Make
 ) -> None:
     name = topic(type="mixed", queues=1, deduplicate="message_id", deduplicate_window_ms=60_000)
     twice = messages(2, message_id=["m", "m"])
-    halves = door.broker.send_half(name, twice, producer_group="p")
+    halves = endpoint.broker.send_half(name, twice, producer_group="p")
 
-    ended = door.broker.end_transactions(ends(halves, "commit"))
+    ended = endpoint.broker.end_transactions(ends(halves, "commit"))
 
     assert ended["first_time"].to_pylist() == [True, True]
-    assert door.bodies(name) == [b"0"]
+    assert endpoint.bodies(name) == [b"0"]
 
 
 def test_a_transaction_topic_takes_nothing_but_half_messages(
-    door: Door, orders: str, messages: Make
+    endpoint: Endpoint, orders: str, messages: Make
 ) -> None:
     with pytest.raises(errors.MessageTypeError, match="half messages only"):
-        door.broker.send(orders, messages(1))
+        endpoint.broker.send(orders, messages(1))
 
-    assert door.stored(orders) == 0
+    assert endpoint.stored(orders) == 0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_transaction_topic_takes_nothing_but_half_messages(
     ids=["group", "level", "time"],
 )
 def test_a_transaction_with_a_delay_or_a_group_is_refused(
-    door: Door, begin: Producer, columns: dict[str, Any]
+    endpoint: Endpoint, begin: Producer, columns: dict[str, Any]
 ) -> None:
     [(name, value)] = columns.items()
     given: dict[str, Any] = {name: [None, value]}
@@ -182,7 +182,7 @@ def test_a_transaction_with_a_delay_or_a_group_is_refused(
     with pytest.raises(errors.MessageTypeError, match=f"Row 1: it has a {name}"):
         begin(2, **given)
 
-    assert door.sql("FROM half") == []
+    assert endpoint.sql("FROM half") == []
 
 
 @pytest.mark.parametrize("immunity_ms", [0, -1, 3_600_001, True])
@@ -199,60 +199,64 @@ def test_a_producer_group_has_a_name(begin: Producer, name: str) -> None:
 
 @pytest.mark.parametrize("foreign", ["", "x", "0" * 32, "é" * 32, None])
 def test_a_transaction_id_that_was_never_given_is_refused_and_nothing_is_ended(
-    door: Door, orders: str, begin: Producer, foreign: str | None
+    endpoint: Endpoint, orders: str, begin: Producer, foreign: str | None
 ) -> None:
     halves = begin(1)
     ids = [halves["transaction_id"][0].as_py(), foreign]
 
     with pytest.raises(errors.TransactionNotFoundError, match="Row 1"):
-        door.broker.end_transactions(
+        endpoint.broker.end_transactions(
             pa.table({"transaction_id": ids, "resolution": ["commit", "commit"]})
         )
 
     assert errors.TransactionNotFoundError.code == 40008
-    assert door.stored(orders) == 0
-    assert len(door.sql("FROM half")) == 1
+    assert endpoint.stored(orders) == 0
+    assert len(endpoint.sql("FROM half")) == 1
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_the_id_of_another_home_is_refused(door: Door, begin: Producer, ended: bool) -> None:
+def test_the_id_of_another_home_is_refused(
+    endpoint: Endpoint, begin: Producer, ended: bool
+) -> None:
     halves = begin(1)
     [known] = halves["transaction_id"].to_pylist()
     foreign = known[:16] + f"{(int(known[16:], 16) ^ 1):016X}"
     if ended:
-        door.broker.end_transactions(ends(halves, "commit"))
+        endpoint.broker.end_transactions(ends(halves, "commit"))
 
     with pytest.raises(errors.TransactionNotFoundError):
-        door.broker.end_transactions(
+        endpoint.broker.end_transactions(
             pa.table({"transaction_id": [foreign], "resolution": ["commit"]})
         )
 
 
-def test_another_producer_group_may_not_end_it(door: Door, orders: str, begin: Producer) -> None:
+def test_another_producer_group_may_not_end_it(
+    endpoint: Endpoint, orders: str, begin: Producer
+) -> None:
     halves = pa.concat_tables([begin(1), begin(1, producer_group="others")])
 
     with pytest.raises(errors.TransactionError, match=r"Row 1: .* others"):
-        door.broker.end_transactions(ends(halves, "commit"), producer_group="producers")
+        endpoint.broker.end_transactions(ends(halves, "commit"), producer_group="producers")
 
-    assert door.stored(orders) == 0
-    door.broker.end_transactions(ends(halves, "commit"))
+    assert endpoint.stored(orders) == 0
+    endpoint.broker.end_transactions(ends(halves, "commit"))
     with pytest.raises(errors.TransactionError, match=r"Row 1: .* others"):
-        door.broker.end_transactions(ends(halves, "commit"), producer_group="producers")
+        endpoint.broker.end_transactions(ends(halves, "commit"), producer_group="producers")
 
 
 @pytest.mark.parametrize("resolution", ["", "COMMIT", None])
 def test_a_resolution_that_is_none_is_refused(
-    door: Door, orders: str, begin: Producer, resolution: str | None
+    endpoint: Endpoint, orders: str, begin: Producer, resolution: str | None
 ) -> None:
     halves = begin(2)
     ids = halves["transaction_id"].to_pylist()
 
     with pytest.raises(errors.TransactionError, match="Row 1"):
-        door.broker.end_transactions(
+        endpoint.broker.end_transactions(
             pa.table({"transaction_id": ids, "resolution": ["commit", resolution]})
         )
 
-    assert door.stored(orders) == 0
+    assert endpoint.stored(orders) == 0
 
 
 # --------------------------------------------------------------------------------------- once only
@@ -260,115 +264,117 @@ def test_a_resolution_that_is_none_is_refused(
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_ending_twice_is_answered_the_same_and_delivers_once(
-    door: Door, orders: str, begin: Producer, restart: str
+    endpoint: Endpoint, orders: str, begin: Producer, restart: str
 ) -> None:
     halves = begin(3)
     said = ends(halves, ["commit", "rollback", "commit"])
-    first = door.broker.end_transactions(said)
-    RESTARTS[restart](door)
+    first = endpoint.broker.end_transactions(said)
+    RESTARTS[restart](endpoint)
 
-    again = door.broker.end_transactions(said)
+    again = endpoint.broker.end_transactions(said)
 
     assert first["first_time"].to_pylist() == [True] * 3
     assert again["first_time"].to_pylist() == [False] * 3
     assert again["resolution"].to_pylist() == ["commit", "rollback", "commit"]
-    assert sorted(door.bodies(orders)) == [b"0", b"2"]
+    assert sorted(endpoint.bodies(orders)) == [b"0", b"2"]
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_ending_otherwise_than_the_first_time_is_refused(
-    door: Door, orders: str, begin: Producer, restart: str
+    endpoint: Endpoint, orders: str, begin: Producer, restart: str
 ) -> None:
     halves = begin(2)
-    door.broker.end_transactions(ends(halves.slice(0, 1), "rollback"))
-    RESTARTS[restart](door)
+    endpoint.broker.end_transactions(ends(halves.slice(0, 1), "rollback"))
+    RESTARTS[restart](endpoint)
 
     with pytest.raises(errors.TransactionEndedError, match=r"Row 0.*rollback"):
-        door.broker.end_transactions(ends(halves, "commit"))
+        endpoint.broker.end_transactions(ends(halves, "commit"))
 
-    assert door.stored(orders) == 0
-    assert len(door.sql("FROM half")) == 1
+    assert endpoint.stored(orders) == 0
+    assert len(endpoint.sql("FROM half")) == 1
 
 
-def test_unknown_is_answered_with_what_was_said_first(door: Door, begin: Producer) -> None:
+def test_unknown_is_answered_with_what_was_said_first(endpoint: Endpoint, begin: Producer) -> None:
     halves = begin(2)
-    door.broker.end_transactions(ends(halves, ["commit", "rollback"]))
+    endpoint.broker.end_transactions(ends(halves, ["commit", "rollback"]))
 
-    again = door.broker.end_transactions(ends(halves, "unknown"))
+    again = endpoint.broker.end_transactions(ends(halves, "unknown"))
 
     assert again["resolution"].to_pylist() == ["commit", "rollback"]
     assert again["first_time"].to_pylist() == [False, False]
 
 
 def test_a_transaction_named_twice_in_a_table_is_ended_once(
-    door: Door, orders: str, begin: Producer
+    endpoint: Endpoint, orders: str, begin: Producer
 ) -> None:
     halves = begin(2)
     twice = pa.concat_tables([ends(halves, ["unknown", "commit"]), ends(halves, "commit")])
 
-    ended = door.broker.end_transactions(twice)
+    ended = endpoint.broker.end_transactions(twice)
 
     assert ended["resolution"].to_pylist() == ["commit"] * 4
     assert ended["first_time"].to_pylist() == [False, True, True, False]
-    assert door.stored(orders) == 2
+    assert endpoint.stored(orders) == 2
 
 
 def test_a_table_that_contradicts_itself_is_refused(
-    door: Door, orders: str, begin: Producer
+    endpoint: Endpoint, orders: str, begin: Producer
 ) -> None:
     halves = begin(1)
     twice = pa.concat_tables([ends(halves, "commit"), ends(halves, "rollback")])
 
     with pytest.raises(errors.TransactionEndedError, match="Row 1"):
-        door.broker.end_transactions(twice)
+        endpoint.broker.end_transactions(twice)
 
-    assert door.stored(orders) == 0
+    assert endpoint.stored(orders) == 0
 
 
-def test_an_empty_table_ends_nothing(door: Door) -> None:
+def test_an_empty_table_ends_nothing(endpoint: Endpoint) -> None:
     empty = schema.RESOLUTION.empty_table()
 
-    assert door.broker.end_transactions(empty).equals(schema.ENDED.empty_table())
+    assert endpoint.broker.end_transactions(empty).equals(schema.ENDED.empty_table())
 
 
 # ------------------------------------------------------------------------------- the topic is gone
 
 
 def test_a_topic_with_open_half_messages_is_deleted_by_force_only(
-    door: Door, orders: str, begin: Producer
+    endpoint: Endpoint, orders: str, begin: Producer
 ) -> None:
     begin(2)
 
     with pytest.raises(errors.InUseError, match="2 half messages"):
-        door.broker.delete_topic(orders)
+        endpoint.broker.delete_topic(orders)
 
-    assert door.broker.delete_topic(orders, force=True)["halves"] == 2
+    assert endpoint.broker.delete_topic(orders, force=True)["halves"] == 2
 
 
-def test_a_commit_for_a_deleted_topic_is_dropped(door: Door, orders: str, begin: Producer) -> None:
+def test_a_commit_for_a_deleted_topic_is_dropped(
+    endpoint: Endpoint, orders: str, begin: Producer
+) -> None:
     halves = begin(2)
-    door.broker.delete_topic(orders, force=True)
-    door.broker.create_topic(orders, type="transaction")
+    endpoint.broker.delete_topic(orders, force=True)
+    endpoint.broker.create_topic(orders, type="transaction")
 
-    ended = door.broker.end_transactions(ends(halves.slice(0, 1), "commit"))
-    door.advance(6_000)
+    ended = endpoint.broker.end_transactions(ends(halves.slice(0, 1), "commit"))
+    endpoint.advance(6_000)
 
     assert ended["first_time"].to_pylist() == [True]
-    assert sweep(door) == {"checked": 0, "given_up": 0, "dropped": 1}
-    assert door.stored(orders) == 0
-    assert door.sql("FROM half") == []
+    assert sweep(endpoint) == {"checked": 0, "given_up": 0, "dropped": 1}
+    assert endpoint.stored(orders) == 0
+    assert endpoint.sql("FROM half") == []
 
 
 # ------------------------------------------------------------------------------------- what is told
 
 
-def test_the_view_of_half_messages(door: Door, orders: str, begin: Producer) -> None:
+def test_the_view_of_half_messages(endpoint: Endpoint, orders: str, begin: Producer) -> None:
     halves = begin(2, born_at_ms=[1, 2])
-    now = door.clock.now_ms()
-    door.advance(6_000)
-    sweep(door)
+    now = endpoint.clock.now_ms()
+    endpoint.advance(6_000)
+    sweep(endpoint)
 
-    rows = door.sql("FROM half ORDER BY born_at_ms")
+    rows = endpoint.sql("FROM half ORDER BY born_at_ms")
 
     assert rows == [
         {
@@ -385,13 +391,15 @@ def test_the_view_of_half_messages(door: Door, orders: str, begin: Producer) -> 
     ]
 
 
-def test_the_trace_of_a_message_tells_of_its_transaction(door: Door, begin: Producer) -> None:
+def test_the_trace_of_a_message_tells_of_its_transaction(
+    endpoint: Endpoint, begin: Producer
+) -> None:
     halves = begin(1)
-    door.advance(6_000)
-    sweep(door)
-    door.broker.end_transactions(ends(halves, "commit"))
+    endpoint.advance(6_000)
+    sweep(endpoint)
+    endpoint.broker.end_transactions(ends(halves, "commit"))
 
-    told = door.sql(
+    told = endpoint.sql(
         f"SELECT what FROM message_trace WHERE message_id = '{halves['message_id'][0].as_py()}'"
         " ORDER BY at_ms, what"
     )

@@ -9,12 +9,12 @@ import pytest
 from rmq_pipeline import errors
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -27,80 +27,82 @@ def readers(group: Make) -> str:
     return str(group())
 
 
-def lag(door: Door, name: str, readers: str, at: str = "") -> dict[int, int]:
-    rows = door.sql(
+def lag(endpoint: Endpoint, name: str, readers: str, at: str = "") -> dict[int, int]:
+    rows = endpoint.sql(
         f"SELECT * FROM progress{at} WHERE topic = '{name}' AND consumer_group = '{readers}'"
     )
     return {row["queue_id"]: row["cursor"] for row in rows}
 
 
-def fill(door: Door, name: str, messages: Make) -> None:
+def fill(endpoint: Endpoint, name: str, messages: Make) -> None:
     """Ten messages in each of its two queues."""
-    door.broker.send(name, messages(20))
-    assert [q["max_offset"] for q in door.broker.describe_topic(name)["offsets"]] == [10, 10]
+    endpoint.broker.send(name, messages(20))
+    assert [q["max_offset"] for q in endpoint.broker.describe_topic(name)["offsets"]] == [10, 10]
 
 
 def test_progress_is_where_the_reader_says(
-    door: Door, name: str, readers: str, messages: Make
+    endpoint: Endpoint, name: str, readers: str, messages: Make
 ) -> None:
-    fill(door, name, messages)
+    fill(endpoint, name, messages)
 
-    answer = door.broker.update_offsets(readers, name, offsets={0: 7, 1: 10})
+    answer = endpoint.broker.update_offsets(readers, name, offsets={0: 7, 1: 10})
 
     assert answer.to_pylist() == [
         {"queue_id": 0, "queue_offset": 7},
         {"queue_id": 1, "queue_offset": 10},
     ]
-    assert lag(door, name, readers) == {0: 7, 1: 10}
-    assert len(door.drain(name, readers)) == 3
+    assert lag(endpoint, name, readers) == {0: 7, 1: 10}
+    assert len(endpoint.drain(name, readers)) == 3
 
 
-def test_progress_never_goes_back(door: Door, name: str, readers: str, messages: Make) -> None:
-    fill(door, name, messages)
-    door.broker.update_offsets(readers, name, offsets={0: 7})
+def test_progress_never_goes_back(
+    endpoint: Endpoint, name: str, readers: str, messages: Make
+) -> None:
+    fill(endpoint, name, messages)
+    endpoint.broker.update_offsets(readers, name, offsets={0: 7})
 
-    answer = door.broker.update_offsets(readers, name, offsets={0: 3, 1: 0})
+    answer = endpoint.broker.update_offsets(readers, name, offsets={0: 3, 1: 0})
 
     assert answer["queue_offset"].to_pylist() == [7, 0]
-    assert lag(door, name, readers) == {0: 7, 1: 0}
+    assert lag(endpoint, name, readers) == {0: 7, 1: 0}
 
 
 def test_after_a_reset_it_goes_on_from_there(
-    door: Door, name: str, readers: str, messages: Make
+    endpoint: Endpoint, name: str, readers: str, messages: Make
 ) -> None:
-    fill(door, name, messages)
-    door.broker.update_offsets(readers, name, offsets={0: 7, 1: 7})
+    fill(endpoint, name, messages)
+    endpoint.broker.update_offsets(readers, name, offsets={0: 7, 1: 7})
 
-    door.broker.reset_offset(readers, name, to_offset=2)
-    door.broker.update_offsets(readers, name, offsets={0: 3})
+    endpoint.broker.reset_offset(readers, name, to_offset=2)
+    endpoint.broker.update_offsets(readers, name, offsets={0: 3})
 
-    assert lag(door, name, readers) == {0: 3, 1: 2}
+    assert lag(endpoint, name, readers) == {0: 3, 1: 2}
 
 
 def test_nothing_is_taken_out_of_the_hands_of_a_consumer(
-    door: Door, name: str, readers: str, messages: Make
+    endpoint: Endpoint, name: str, readers: str, messages: Make
 ) -> None:
-    fill(door, name, messages)
-    got = door.broker.receive(readers, name, limit=4)
+    fill(endpoint, name, messages)
+    got = endpoint.broker.receive(readers, name, limit=4)
     queue = got["queue_id"][0].as_py()
 
     with pytest.raises(errors.InUseError, match="not settled"):
-        door.broker.update_offsets(readers, name, offsets={1 - queue: 5, queue: 9})
+        endpoint.broker.update_offsets(readers, name, offsets={1 - queue: 5, queue: 9})
 
-    assert lag(door, name, readers)[queue] == 4
-    door.broker.ack(got)
-    assert len(door.drain(name, readers)) == 16
+    assert lag(endpoint, name, readers)[queue] == 4
+    endpoint.broker.ack(got)
+    assert len(endpoint.drain(name, readers)) == 16
 
 
 def test_message_groups_that_wait_behind_the_cursor_are_not_passed_over(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(type="fifo", queues=1), group(order="message_group")
-    door.broker.send(name, messages(6, message_group=["a", "a", "b", "b", "a", "b"]))
-    door.broker.receive(readers, name, limit=1)
+    endpoint.broker.send(name, messages(6, message_group=["a", "a", "b", "b", "a", "b"]))
+    endpoint.broker.receive(readers, name, limit=1)
 
     with pytest.raises(errors.InUseError):
-        door.broker.update_offsets(readers, name, offsets={0: 6})
+        endpoint.broker.update_offsets(readers, name, offsets={0: 6})
 
 
 @pytest.mark.parametrize(
@@ -116,32 +118,32 @@ def test_message_groups_that_wait_behind_the_cursor_are_not_passed_over(
     ],
 )
 def test_what_is_no_offset_of_the_topic_is_refused_as_a_whole(
-    door: Door,
+    endpoint: Endpoint,
     name: str,
     readers: str,
     messages: Make,
     offsets: dict[Any, Any],
     error: type[errors.RocketMQError],
 ) -> None:
-    fill(door, name, messages)
+    fill(endpoint, name, messages)
 
     with pytest.raises(error):
-        door.broker.update_offsets(readers, name, offsets=offsets)
+        endpoint.broker.update_offsets(readers, name, offsets=offsets)
 
-    assert not any(lag(door, name, readers).values())
+    assert not any(lag(endpoint, name, readers).values())
 
 
 def test_it_is_known_after_a_restart_and_at_any_moment(
-    door: Door, name: str, readers: str, messages: Make
+    endpoint: Endpoint, name: str, readers: str, messages: Make
 ) -> None:
-    fill(door, name, messages)
-    door.broker.update_offsets(readers, name, offsets={0: 2, 1: 2})
-    before_ms = door.clock.now_ms()
-    door.advance(10)
-    door.broker.update_offsets(readers, name, offsets={0: 8})
+    fill(endpoint, name, messages)
+    endpoint.broker.update_offsets(readers, name, offsets={0: 2, 1: 2})
+    before_ms = endpoint.clock.now_ms()
+    endpoint.advance(10)
+    endpoint.broker.update_offsets(readers, name, offsets={0: 8})
 
-    door.reopen()
+    endpoint.reopen()
 
-    assert lag(door, name, readers) == {0: 8, 1: 2}
-    assert lag(door, name, readers, f"_at({before_ms})") == {0: 2, 1: 2}
-    assert len(door.drain(name, readers)) == 2 + 8
+    assert lag(endpoint, name, readers) == {0: 8, 1: 2}
+    assert lag(endpoint, name, readers, f"_at({before_ms})") == {0: 2, 1: 2}
+    assert len(endpoint.drain(name, readers)) == 2 + 8

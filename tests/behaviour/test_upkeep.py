@@ -5,53 +5,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 
 def test_revive_finds_the_last_ended_lease_of_a_group_nobody_reads(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=1)
-    door.broker.send(name, messages(5))
-    door.broker.receive(readers, name, limit=3, invisible_duration_ms=1_000)
-    door.advance(1_000)
+    endpoint.broker.send(name, messages(5))
+    endpoint.broker.receive(readers, name, limit=3, invisible_duration_ms=1_000)
+    endpoint.advance(1_000)
 
-    report = door.broker.revive()
-    again = door.broker.revive()
+    report = endpoint.broker.revive()
+    again = endpoint.broker.revive()
 
     assert report["dead_lettered"] == 3
     assert again["dead_lettered"] == 0
-    assert door.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
-    assert door.drain(name, readers) == [b"3", b"4"]
+    assert endpoint.bodies(f"%DLQ%{readers}") == [b"0", b"1", b"2"]
+    assert endpoint.drain(name, readers) == [b"3", b"4"]
 
 
 def test_revive_reports_the_leases_that_ended_and_the_next(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(5))
-    start = door.clock.now_ms()
-    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
-    door.broker.receive(readers, name, limit=3, invisible_duration_ms=9_000)
+    endpoint.broker.send(name, messages(5))
+    start = endpoint.clock.now_ms()
+    endpoint.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
+    endpoint.broker.receive(readers, name, limit=3, invisible_duration_ms=9_000)
 
-    nothing = door.broker.revive()
-    door.advance(1_000)
-    report = door.broker.revive()
+    nothing = endpoint.broker.revive()
+    endpoint.advance(1_000)
+    report = endpoint.broker.revive()
 
     assert (nothing["revived"], nothing["next_visible_ms"]) == (0, start + 1_000)
     assert (report["revived"], report["next_visible_ms"]) == (2, start + 9_000)
-    assert door.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2, 2]
+    assert endpoint.broker.receive(readers, name)["delivery_attempt"].to_pylist() == [2, 2]
 
 
-def test_due_says_what_the_schedule_holds(door: Door, topic: Make, messages: Make) -> None:
+def test_due_says_what_the_schedule_holds(endpoint: Endpoint, topic: Make, messages: Make) -> None:
     name = topic(type="delay")
-    now = door.clock.now_ms()
-    nothing = door.broker.due()["jobs"]["deliver_scheduled"]
-    door.broker.send(name, messages(3, delay_level=[1, 1, 2]))
-    waiting = door.broker.due()["jobs"]["deliver_scheduled"]
-    door.advance(1_000)
+    now = endpoint.clock.now_ms()
+    nothing = endpoint.broker.due()["jobs"]["deliver_scheduled"]
+    endpoint.broker.send(name, messages(3, delay_level=[1, 1, 2]))
+    waiting = endpoint.broker.due()["jobs"]["deliver_scheduled"]
+    endpoint.advance(1_000)
 
-    ready = door.broker.due()
+    ready = endpoint.broker.due()
 
     assert (nothing["due"], nothing["next_due_ms"]) == (0, None)
     assert (waiting["due"], waiting["next_due_ms"]) == (0, now + 1_000)
@@ -61,46 +61,46 @@ def test_due_says_what_the_schedule_holds(door: Door, topic: Make, messages: Mak
 
 
 def test_due_says_which_leases_have_ended(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()
-    door.broker.send(name, messages(3))
-    door.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
-    end = door.clock.now_ms() + 1_000
-    waiting = door.broker.due()["jobs"]["revive"]
-    door.advance(1_000)
+    endpoint.broker.send(name, messages(3))
+    endpoint.broker.receive(readers, name, limit=2, invisible_duration_ms=1_000)
+    end = endpoint.clock.now_ms() + 1_000
+    waiting = endpoint.broker.due()["jobs"]["revive"]
+    endpoint.advance(1_000)
 
-    ended = door.broker.due()["jobs"]["revive"]
+    ended = endpoint.broker.due()["jobs"]["revive"]
 
     assert (waiting["due"], waiting["next_due_ms"]) == (0, end)
     assert ended["due"] == 2
 
 
 def test_due_says_what_a_group_has_to_do(
-    door: Door, topic: Make, group: Make, messages: Make
+    endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=2), group()
-    door.broker.subscribe(readers, name)
-    idle = door.broker.due()["groups"][readers]["topics"][name]
-    door.broker.send(name, messages(10))
-    fresh = door.broker.due()["groups"][readers]["topics"][name]
-    door.broker.receive(readers, name, limit=4, invisible_duration_ms=1_000)
+    endpoint.broker.subscribe(readers, name)
+    idle = endpoint.broker.due()["groups"][readers]["topics"][name]
+    endpoint.broker.send(name, messages(10))
+    fresh = endpoint.broker.due()["groups"][readers]["topics"][name]
+    endpoint.broker.receive(readers, name, limit=4, invisible_duration_ms=1_000)
 
-    busy = door.broker.due()["groups"][readers]["topics"][name]
+    busy = endpoint.broker.due()["groups"][readers]["topics"][name]
 
     assert (idle["ready"], idle["unsettled"]) == (0, 0)
     assert (fresh["ready"], fresh["unsettled"]) == (10, 0)
     assert (busy["ready"], busy["unsettled"]) == (6, 4)
-    assert busy["next_visible_ms"] == door.clock.now_ms() + 1_000
+    assert busy["next_visible_ms"] == endpoint.clock.now_ms() + 1_000
 
 
-def test_due_names_the_windows_that_are_open(door: Door, group: Make) -> None:
+def test_due_names_the_windows_that_are_open(endpoint: Endpoint, group: Make) -> None:
     readers = group()
-    before = door.broker.due()
-    door.broker.open_window("upkeep/revive", owner="run-1", duration_ms=1_000)
-    door.broker.open_window(f"consumer/{readers}", owner="run-2", duration_ms=1_000)
+    before = endpoint.broker.due()
+    endpoint.broker.open_window("upkeep/revive", owner="run-1", duration_ms=1_000)
+    endpoint.broker.open_window(f"consumer/{readers}", owner="run-2", duration_ms=1_000)
 
-    after = door.broker.due()
+    after = endpoint.broker.due()
 
     assert before["jobs"]["revive"]["window"] is None
     assert before["groups"][readers]["window"] is None

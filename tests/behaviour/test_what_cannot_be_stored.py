@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rmq_pipeline.broker import Broker
-    from tests.behaviour.conftest import Door, Make
+    from tests.behaviour.conftest import Endpoint, Make
 
 HALF = "a\ud800"
 MINUTE = 60_000
@@ -36,8 +36,8 @@ NAMES = pa.array(["k", "k"])
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    return shared_door
+def endpoint(shared_endpoint: Endpoint) -> Endpoint:
+    return shared_endpoint
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def readers(group: Make) -> str:
     return str(group())
 
 
-def assert_goes_on(door: Door, topic: str) -> None:
+def assert_goes_on(endpoint: Endpoint, topic: str) -> None:
     """Others are served: dispatch lives, and SQL sees what is sent."""
-    assert door.broker.send(topic, ONE).num_rows == 1
-    [row] = door.sql(f"SELECT count(*) AS n FROM messages WHERE topic = '{topic}'")
-    assert row["n"] == door.stored(topic)
+    assert endpoint.broker.send(topic, ONE).num_rows == 1
+    [row] = endpoint.sql(f"SELECT count(*) AS n FROM messages WHERE topic = '{topic}'")
+    assert row["n"] == endpoint.stored(topic)
 
 
 # -------------------------------------------------------------------------------------- one text
@@ -95,46 +95,48 @@ HALF_TEXTS: dict[str, Callable[[Broker, str, str], object]] = {
 
 
 @pytest.mark.parametrize("what", HALF_TEXTS)
-def test_half_a_character_is_refused(door: Door, source: str, readers: str, what: str) -> None:
+def test_half_a_character_is_refused(
+    endpoint: Endpoint, source: str, readers: str, what: str
+) -> None:
     name = what.partition(" ")[0]
 
     with pytest.raises(errors.RequestError, match=name):
-        HALF_TEXTS[what](door.broker, source, readers)
+        HALF_TEXTS[what](endpoint.broker, source, readers)
 
-    assert_goes_on(door, source)
+    assert_goes_on(endpoint, source)
 
 
 def test_a_settle_id_of_half_a_character_is_refused(
-    door: Door, source: str, readers: str, outcomes: Make
+    endpoint: Endpoint, source: str, readers: str, outcomes: Make
 ) -> None:
     name = f"consumer/{readers}"
-    window = (name, door.broker.open_window(name, owner="o", duration_ms=MINUTE)["epoch"])
-    door.broker.send(source, ONE)
-    got = door.broker.receive(readers, source, window=window)
+    window = (name, endpoint.broker.open_window(name, owner="o", duration_ms=MINUTE)["epoch"])
+    endpoint.broker.send(source, ONE)
+    got = endpoint.broker.receive(readers, source, window=window)
 
     with pytest.raises(errors.RequestError, match="settle_id"):
-        door.broker.settle(readers, outcomes(got, "ack"), settle_id=HALF, window=window)
+        endpoint.broker.settle(readers, outcomes(got, "ack"), settle_id=HALF, window=window)
 
-    door.broker.settle(readers, outcomes(got, "ack"), settle_id="s", window=window)
-    assert_goes_on(door, source)
+    endpoint.broker.settle(readers, outcomes(got, "ack"), settle_id="s", window=window)
+    assert_goes_on(endpoint, source)
 
 
 @pytest.mark.parametrize("name", ["replacement_id", "reason", "remove", "partitions"])
 def test_a_replacement_with_half_a_character_is_refused(
-    door: Door, source: str, readers: str, name: str
+    endpoint: Endpoint, source: str, readers: str, name: str
 ) -> None:
     wrong: Any = [HALF] if name in ("remove", "partitions") else HALF
     how: dict[str, Any] = {"replacement_id": "r", "remove": [], name: wrong}
 
     with pytest.raises(errors.RequestError, match=name):
-        door.broker.replace_sink_files(readers, add=pa.table({"path": ["f"]}), **how)
+        endpoint.broker.replace_sink_files(readers, add=pa.table({"path": ["f"]}), **how)
 
-    assert door.broker.sink_files(readers).num_rows == 0
-    assert_goes_on(door, source)
+    assert endpoint.broker.sink_files(readers).num_rows == 0
+    assert_goes_on(endpoint, source)
 
 
 def test_a_lite_topic_of_half_a_character_is_refused(
-    inside: Door, topic: Make, group: Make
+    inside: Endpoint, topic: Make, group: Make
 ) -> None:
     name, readers = topic(type="lite", queues=1), group()
     state = inside.inside.engine.state
@@ -177,40 +179,40 @@ UNKEPT["with duration"] = UNKEPT["with duration"].cast(
 
 @pytest.mark.parametrize("what", UNKEPT)
 def test_state_that_does_not_come_back_as_it_went_is_refused(
-    door: Door, source: str, readers: str, what: str
+    endpoint: Endpoint, source: str, readers: str, what: str
 ) -> None:
     state = pa.table({"message_group": ["a", "b"], "score": UNKEPT[what]})
 
     with pytest.raises(errors.TableSchemaError, match=f"Column '?score'? .*{what}"):
-        door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+        endpoint.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
-    assert door.broker.keyed_state(readers, source) is None
-    assert_goes_on(door, source)
+    assert endpoint.broker.keyed_state(readers, source) is None
+    assert_goes_on(endpoint, source)
 
 
 def test_state_that_the_store_has_no_memory_for_is_refused(
-    door: Door, source: str, readers: str
+    endpoint: Endpoint, source: str, readers: str
 ) -> None:
     wide = pa.array([None, None], pa.list_(pa.float64(), 1 << 17))
     state = pa.table({"message_group": ["a", "b"], "score": wide})
 
     with pytest.raises(errors.MessageBodyTooLargeError, match=r"group a takes 10485.. bytes"):
-        door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+        endpoint.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
-    assert door.broker.keyed_state(readers, source) is None
-    assert_goes_on(door, source)
+    assert endpoint.broker.keyed_state(readers, source) is None
+    assert_goes_on(endpoint, source)
 
 
 @pytest.mark.parametrize("name", ["Removed", "Message_Group", "Staged_order", "SCORE"])
 def test_state_columns_are_told_apart_by_more_than_case(
-    door: Door, source: str, readers: str, name: str
+    endpoint: Endpoint, source: str, readers: str, name: str
 ) -> None:
     state = pa.table({"message_group": ["a"], "score": [1], name: [2]})
 
     with pytest.raises(errors.TableSchemaError, match=name):
-        door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+        endpoint.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
-    assert_goes_on(door, source)
+    assert_goes_on(endpoint, source)
 
 
 KEPT = {
@@ -229,27 +231,27 @@ KEPT = {
 
 @pytest.mark.parametrize("what", KEPT)
 def test_other_state_comes_back_as_it_went(
-    door: Door, source: str, readers: str, what: str
+    endpoint: Endpoint, source: str, readers: str, what: str
 ) -> None:
     state = pa.table({"message_group": ["a"], "score": KEPT[what]})
 
-    door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+    endpoint.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
-    found = cast(pa.Table, door.broker.keyed_state(readers, source))
+    found = cast(pa.Table, endpoint.broker.keyed_state(readers, source))
     assert found.select(state.column_names).equals(state)
 
 
 def test_state_may_have_more_categories_than_one_settle(
-    door: Door, source: str, readers: str
+    endpoint: Endpoint, source: str, readers: str
 ) -> None:
     short = pa.dictionary(pa.int8(), pa.string())
     for part in range(3):
         names = [f"m-{part}-{i}" for i in range(100)]
         kinds = pa.array(names).cast(short)
         state = pa.table({"message_group": names, "kind": kinds})
-        door.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
+        endpoint.broker.settle(readers, NO_OUTCOMES, state=state, topic=source)
 
-    found = cast(pa.Table, door.broker.keyed_state(readers, source))
+    found = cast(pa.Table, endpoint.broker.keyed_state(readers, source))
 
     assert found["kind"].to_pylist() == found["message_group"].to_pylist()
     assert len(set(found["kind"].to_pylist())) == 300
@@ -280,7 +282,7 @@ def test_state_may_have_more_categories_than_one_settle(
 )
 @pytest.mark.parametrize("after", [0, 100])
 def test_a_message_that_is_not_utf8_is_refused(
-    door: Door,
+    endpoint: Endpoint,
     topic: Make,
     name: str,
     column: pa.Array,
@@ -294,47 +296,49 @@ def test_a_message_that_is_not_utf8_is_refused(
         "body": [b"x"] * (after + 2),
         name: pa.concat_arrays([column[:1]] * after + [column]),
     }
-    sent = door.stored(to)
+    sent = endpoint.stored(to)
 
     with pytest.raises(error, match=f"Row {after + 1}: .*{name} .*UTF-8"):
-        door.broker.send(to, pa.table(columns))
+        endpoint.broker.send(to, pa.table(columns))
 
-    assert door.stored(to) == sent
-    assert door.sql("SELECT 1 AS one") == [{"one": 1}]
+    assert endpoint.stored(to) == sent
+    assert endpoint.sql("SELECT 1 AS one") == [{"one": 1}]
 
 
 @pytest.mark.parametrize("name", ["idempotency_key", "reason", "error_type", "run_id"])
 def test_an_outcome_that_is_not_utf8_is_refused(
-    door: Door, source: str, readers: str, messages: Make, name: str
+    endpoint: Endpoint, source: str, readers: str, messages: Make, name: str
 ) -> None:
-    door.broker.send(source, messages(2))
-    got = door.broker.receive(readers, source)
+    endpoint.broker.send(source, messages(2))
+    got = endpoint.broker.receive(readers, source)
     outcome = "ack" if name == "idempotency_key" else "retry"
     columns = {"receipt_handle": got["receipt_handle"], "outcome": [outcome] * 2}
 
     with pytest.raises(errors.TableSchemaError, match=f"Column {name} of outcomes"):
-        door.broker.settle(readers, pa.table({**columns, name: NOT_UTF8}))
+        endpoint.broker.settle(readers, pa.table({**columns, name: NOT_UTF8}))
 
-    door.broker.settle(readers, pa.table(columns))
-    assert_goes_on(door, source)
+    endpoint.broker.settle(readers, pa.table(columns))
+    assert_goes_on(endpoint, source)
 
 
-def test_sink_files_that_are_not_utf8_are_refused(door: Door, source: str, readers: str) -> None:
+def test_sink_files_that_are_not_utf8_are_refused(
+    endpoint: Endpoint, source: str, readers: str
+) -> None:
     files = pa.table({"path": NOT_UTF8})
 
     with pytest.raises(errors.TableSchemaError, match="Column path of sink files"):
-        door.broker.settle(readers, NO_OUTCOMES, sink_files=files)
+        endpoint.broker.settle(readers, NO_OUTCOMES, sink_files=files)
     with pytest.raises(errors.TableSchemaError, match="Column path of sink files"):
-        door.broker.replace_sink_files(readers, replacement_id="r", add=files, remove=[])
+        endpoint.broker.replace_sink_files(readers, replacement_id="r", add=files, remove=[])
 
-    assert door.broker.sink_files(readers).num_rows == 0
-    assert_goes_on(door, source)
+    assert endpoint.broker.sink_files(readers).num_rows == 0
+    assert_goes_on(endpoint, source)
 
 
 def test_keys_asked_for_that_are_not_utf8_are_refused(
-    door: Door, source: str, readers: str
+    endpoint: Endpoint, source: str, readers: str
 ) -> None:
     with pytest.raises(errors.TableSchemaError, match="Column idempotency_key of keys"):
-        door.broker.seen_before(readers, pa.table({"idempotency_key": NOT_UTF8}))
+        endpoint.broker.seen_before(readers, pa.table({"idempotency_key": NOT_UTF8}))
 
-    assert_goes_on(door, source)
+    assert_goes_on(endpoint, source)

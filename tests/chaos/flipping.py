@@ -48,7 +48,7 @@ def opened(home: Path) -> Broker:
 
 
 def ask(broker: Broker, home: Path) -> dict[str, Any]:
-    """Everything that readers, consumers and the doors would be given."""
+    """Everything that readers, consumers and the endpoints would be given."""
     found: dict[str, Any] = {}
     for topic in sorted(broker.list_topics()["name"].to_pylist()):
         for row in broker.describe_topic(topic)["offsets"]:

@@ -128,8 +128,8 @@ class Attack:
                 self._client.create_group(group)
             self._client.create_group("ordered", order="message_group")
         broker: Any = self._client
-        door: Any = None
-        self._hosted = Hosted(broker, door, SystemClock(), self._raw)
+        endpoint: Any = None
+        self._hosted = Hosted(broker, endpoint, SystemClock(), self._raw)
         furnish(self._hosted)
 
     def close(self) -> None:

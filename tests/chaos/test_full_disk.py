@@ -23,7 +23,7 @@ from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening
 from rmq_pipeline.settings import Settings
 from tests.cli.conftest import RMQ
 from tests.conftest import Eventually
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 
 pytestmark = pytest.mark.chaos
 
@@ -264,7 +264,7 @@ def test_a_supervised_broker_that_is_killed_on_a_full_disk_is_as_it_was(
     settings = {"seal_after_ms": 1}
 
     # Neither upkeep nor settings are those that the home has.
-    with Supervisor(home, free_doors(), settings=settings, tell=told.append) as supervisor:
+    with Supervisor(home, free_endpoints(), settings=settings, tell=told.append) as supervisor:
         first = supervisor.endpoint
         fill(disk)
         os.kill(first.pid, signal.SIGKILL)

@@ -32,9 +32,9 @@ def connect(stack: contextlib.ExitStack, address: str) -> None:
         client.connect_ex((host, int(port)))
 
 
-@pytest.mark.parametrize("door", ["flight", "grpc"])
+@pytest.mark.parametrize("name", ["flight", "grpc"])
 def test_a_broker_serves_beside_connections_that_say_nothing(
-    home: Path, door: str, eventually: Eventually
+    home: Path, name: str, eventually: Eventually
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2 * CONNECTIONS:
@@ -54,7 +54,7 @@ def test_a_broker_serves_beside_connections_that_say_nothing(
             assert endpoint is not None
             with Client(home=home, retry_s=30) as client:
                 client.create_topic("plain", queues=1)
-                connect(idle, getattr(endpoint, door))
+                connect(idle, getattr(endpoint, name))
                 bodies: list[bytes] = []
 
                 def sends() -> bool:
@@ -70,7 +70,7 @@ def test_a_broker_serves_beside_connections_that_say_nothing(
                 stored = client.read("plain", 0, offset=0, limit=1000)["body"].to_pylist()
                 assert set(bodies) <= set(stored)
                 assert client.status()["store"]["failing"] is None
-                # Another one connects beside them, at either door.
+                # Another one connects beside them, at either endpoint.
                 with Client(home=home, retry_s=30) as another:
                     assert another.ping()["pid"] == broker.pid
                 with grpc.insecure_channel(endpoint.grpc) as channel:

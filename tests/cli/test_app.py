@@ -143,8 +143,8 @@ def test_without_a_broker_says_how_to_start_one(no_broker: Rmq, command: str) ->
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8082", "example.org:1", "8082", "127.0.0.1:x"])
 def test_an_address_that_is_not_on_loopback_is_refused(no_broker: Rmq, address: str) -> None:
-    for door in ("--flight", "--grpc", "--grpc-tls"):
-        told = no_broker("broker", door, address)
+    for endpoint in ("--flight", "--grpc", "--grpc-tls"):
+        told = no_broker("broker", endpoint, address)
 
         assert told.code == 1
         assert "loopback" in told.err or "HOST:PORT" in told.err

@@ -20,7 +20,7 @@ from rmq_pipeline.lake import manifest
 from tests.broker.sealed_home import messages, open_broker, seal_all
 from tests.cli.conftest import RMQ, Rmq, Served, end, process, serve
 from tests.flight.test_process import holder, let_go
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 
 PORT = r"127\.0\.0\.1:\d+"
 
@@ -77,8 +77,8 @@ def test_stop_ends_the_broker_and_keeps_its_flags(
     no_broker: Rmq, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMQ_HOME", str(home))
-    doors = free_doors()
-    where = ("--flight", str(doors.flight), "--grpc", str(doors.grpc))
+    endpoints = free_endpoints()
+    where = ("--flight", str(endpoints.flight), "--grpc", str(endpoints.grpc))
     served = serve(home, *where, "--upkeep", "dagster", "--flush", "async")
 
     stopped = no_broker("stop", "--json").json

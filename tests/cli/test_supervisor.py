@@ -23,7 +23,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Flags, Listening
 from tests.conftest import Eventually
 from tests.flight.test_process import holder, let_go
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 
 ROOT = Path(__file__).parents[2]
 #: Has the home to itself, and leaves a child behind when it is killed.
@@ -51,7 +51,7 @@ def failures() -> list[RocketMQError]:
 @pytest.fixture
 def supervisor(home: Path, told: list[str], failures: list[RocketMQError]) -> Iterator[Supervisor]:
     supervisor = Supervisor(
-        home, free_doors(), tell=told.append, on_failure=failures.append, retry_s=0.01
+        home, free_endpoints(), tell=told.append, on_failure=failures.append, retry_s=0.01
     )
     with supervisor:
         yield supervisor
@@ -133,7 +133,7 @@ def test_a_broker_with_other_settings_is_left_alone(home: Path) -> None:
 def test_settings_outlive_the_death_of_a_broker(home: Path, eventually: Eventually) -> None:
     settings = {"seal_after_ms": 1, "reserve_bytes": 0}
     with (
-        Supervisor(home, free_doors(), settings=settings) as supervisor,
+        Supervisor(home, free_endpoints(), settings=settings) as supervisor,
         Client(home=home) as client,
     ):
         kill(supervisor.endpoint)
@@ -152,7 +152,7 @@ def test_a_broker_is_as_it_was_though_its_home_remembers_another_one(
 ) -> None:
     settings = {"seal_after_ms": 1, "reserve_bytes": 0}
     with (
-        Supervisor(home, free_doors(), settings=settings) as supervisor,
+        Supervisor(home, free_endpoints(), settings=settings) as supervisor,
         Client(home=home) as client,
     ):
         first = supervisor.endpoint
@@ -178,7 +178,7 @@ def test_a_broker_that_somebody_else_starts_is_started_again_as_theirs(
     home: Path, told: list[str], eventually: Eventually
 ) -> None:
     ours, theirs = ({"seal_after_ms": at, "reserve_bytes": 0} for at in (1, 2))
-    with Supervisor(home, free_doors(), settings=ours, tell=told.append) as supervisor:
+    with Supervisor(home, free_endpoints(), settings=ours, tell=told.append) as supervisor:
         process.stop(home)
         eventually(lambda: told)
         started = process.start(home, upkeep="self", settings=theirs)
@@ -373,7 +373,7 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
     # Dagster could not start here, which ends the broker that was started for it.
     (folder := tmp_path / "dagster").touch()
     told: list[str] = []
-    with Supervisor(home, free_doors(), tell=told.append) as first:
+    with Supervisor(home, free_endpoints(), tell=told.append) as first:
         before = first.endpoint
 
         with pytest.raises(
@@ -387,7 +387,7 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
 
 
 def test_a_supervisor_that_was_refused_stops_nothing(home: Path) -> None:
-    with Supervisor(home, free_doors()) as first:
+    with Supervisor(home, free_endpoints()) as first:
         second = Supervisor(home)
         with pytest.raises(HomeLockedError):
             second.start()
@@ -428,7 +428,7 @@ def test_a_supervisor_that_does_not_start_leaves_the_home_free(home: Path) -> No
 
 
 def test_a_supervisor_that_has_stopped_leaves_the_home_free(home: Path) -> None:
-    with Supervisor(home, free_doors()):
+    with Supervisor(home, free_endpoints()):
         pass
 
     Supervision.begin(home).end()

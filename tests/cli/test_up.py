@@ -13,18 +13,18 @@ import pytest
 from rmq_pipeline.endpoint import Endpoint
 from tests.cli.conftest import RMQ, process
 from tests.conftest import Eventually
-from tests.free_address import free_doors, free_port
+from tests.free_address import free_endpoints, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.dagster]
 
 
 @pytest.fixture
 def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    doors = free_doors(tls="self-made")
+    endpoints = free_endpoints(tls="self-made")
     command = [RMQ, "up", "--home", str(home), "--port", str(free_port())]
     command += ["--dagster-home", str(tmp_path / "dagster_home"), "--tls", "self-made"]
-    command += ["--flight", str(doors.flight), "--grpc", str(doors.grpc)]
-    command += ["--grpc-tls", str(doors.grpc_tls)]
+    command += ["--flight", str(endpoints.flight), "--grpc", str(endpoints.grpc)]
+    command += ["--grpc-tls", str(endpoints.grpc_tls)]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield started
     if started.poll() is None:

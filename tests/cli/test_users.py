@@ -1,4 +1,4 @@
-"""``rmq user``, ``rmq acl``, and what ``rmq broker`` is told about doors."""
+"""``rmq user``, ``rmq acl``, and what ``rmq broker`` is told about endpoints."""
 
 import json
 from collections.abc import Iterator

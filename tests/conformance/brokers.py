@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Served:
-    """A broker that serves; where its doors are."""
+    """A broker that serves; where its endpoints are."""
 
     process: "subprocess.Popen[str]"
     home: Path

@@ -97,7 +97,7 @@ def _declare(client: Client, prefix: str) -> None:
 
 @pytest.fixture(scope="session")
 def client(served: Served) -> Iterator[Client]:
-    """The other door of the same broker: what happened, as the broker knows it."""
+    """The other endpoint of the same broker: what happened, as the broker knows it."""
     with Client(home=served.home) as client:
         yield client
 
@@ -147,7 +147,7 @@ def certificate(home: Path) -> Path:
 
 
 def tls_address(served: Served) -> str:
-    """Where the door for TLS is; the certificate is for names, too."""
+    """Where the endpoint for TLS is; the certificate is for names, too."""
     address: str = brokers.rmq(served, "status")["grpc_tls"]
     return address
 

@@ -1,4 +1,4 @@
-"""The door in the test's own process, over a broker whose clock the test turns."""
+"""The endpoint in the test's own process, over a broker whose clock the test turns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ HOUR_MS = 3_600_000
 
 @dataclass
 class Hosted:
-    """A broker behind its door, a client, and one thing of each kind to speak about."""
+    """A broker behind its endpoint, a client, and one thing of each kind to speak about."""
 
     broker: Broker
-    door: GrpcEndpoint
+    endpoint: GrpcEndpoint
     clock: Clock
     client: Raw
     #: Of a message in flight, in topic ``normal`` and group ``readers``.
@@ -58,7 +58,7 @@ class Hosted:
 
 @contextlib.contextmanager
 def hosting(home: Path, *, clock: Clock | None = None, **settings: Any) -> Iterator[Hosted]:
-    """A door with a topic of every type, named for it, and the groups readers and ordered."""
+    """An endpoint with a topic of every type, named for it, and the groups readers and ordered."""
     small = {"reserve_bytes": 1 << 20, "log_file_bytes": 8 << 20}
     clock = clock or ManualClock()
     chosen = Settings(**{**small, **settings})
@@ -68,10 +68,10 @@ def hosting(home: Path, *, clock: Clock | None = None, **settings: Any) -> Itera
             broker.create_topic(name, type=name, queues=2)
         broker.create_group("readers")
         broker.create_group("ordered", order="message_group")
-        door = GrpcEndpoint(broker, "127.0.0.1:0")
-        stack.callback(door.shutdown)
-        client = stack.enter_context(Raw(door.address))
-        yield Hosted(broker, door, clock, client)
+        endpoint = GrpcEndpoint(broker, "127.0.0.1:0")
+        stack.callback(endpoint.shutdown)
+        client = stack.enter_context(Raw(endpoint.address))
+        yield Hosted(broker, endpoint, clock, client)
 
 
 def furnish(hosted: Hosted) -> None:

@@ -29,7 +29,7 @@ from rocketmq import (
 
 Facts = dict[str, Any]
 
-#: The least the door gives a SimpleConsumer.
+#: The least the endpoint gives a SimpleConsumer.
 INVISIBLE_S = 10
 #: How long a scenario waits for what should come within milliseconds.
 PATIENCE_S = 25.0

@@ -106,7 +106,7 @@ def test_namespaces_do_not_see_each_other(both: Seen) -> None:
     assert {"/", "%"}.isdisjoint(facts["north"][0]["topic"])
 
 
-def test_tls_door_serves_the_same_topics(both: Seen) -> None:
+def test_tls_endpoint_serves_the_same_topics(both: Seen) -> None:
     facts = both("over_tls")
 
     assert [message["id"] for message in facts["got"]] == facts["sent"]
@@ -213,7 +213,7 @@ def test_a_receive_in_the_background(seen: Callable[[str, str], Facts]) -> None:
     assert facts["acked"] == ""
 
 
-def test_groups_come_into_being_at_this_door(both: Seen, client: Client, prefix: str) -> None:
+def test_groups_come_into_being_at_this_endpoint(both: Seen, client: Client, prefix: str) -> None:
     both("normal")
 
     groups = set(client.list_groups()["name"].to_pylist())

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the door answers with a status, goes on, and leases nothing to nobody.
+"""Whatever bytes come, the endpoint answers with a status, goes on, and leases nothing to nobody.
 
 RMQ_FUZZ_SECONDS says for how long (`make chaos`: an hour), RMQ_FUZZ_SEED where it begins.
 """
@@ -40,7 +40,7 @@ CONNECTIONS: Final = 20
 STREAMED: Final = 40
 #: How long a call may take on a machine that stands still for seconds.
 STALL_S: Final = 30.0
-DOOR: Final = "rmq_pipeline.rocketmq.grpc_endpoint"
+MODULE: Final = "rmq_pipeline.rocketmq.grpc_endpoint"
 STREAMS: Final = ("ReceiveMessage", "PullMessage")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
@@ -131,7 +131,7 @@ def leave(client: Raw, chance: random.Random) -> None:
 def test_mutated_requests_have_a_status_and_leak_nothing(hosted: Hosted) -> None:
     chance = random.Random(SEED)
     fuzzer = Fuzzer(hosted)
-    leaver = Raw(hosted.door.address)
+    leaver = Raw(hosted.endpoint.address)
     fuzzer.delivered.add(hosted.delivered_id)
     until_s = time.monotonic() + SECONDS * 0.6
     rounds = 0
@@ -151,7 +151,7 @@ def test_mutated_requests_have_a_status_and_leak_nothing(hosted: Hosted) -> None
         lambda: leased(hosted) <= fuzzer.delivered,
         what="leases of nobody to end",
     )
-    until(lambda: not len(hosted.door._service._context.bridge), what="polls to end")
+    until(lambda: not len(hosted.endpoint._service._context.bridge), what="polls to end")
 
 
 def frames(speaker: http2.Speaker, hosted: Hosted, chance: random.Random) -> Iterator[bytes]:
@@ -169,7 +169,7 @@ def frames(speaker: http2.Speaker, hosted: Hosted, chance: random.Random) -> Ite
 
 
 def answers(hosted: Hosted) -> bool:
-    """Whether the door answers somebody who does nothing wrong."""
+    """Whether the endpoint answers somebody who does nothing wrong."""
     request = pb.QueryRouteRequest(topic=raw.resource("normal"))
     try:
         return raw.code(hosted.client("QueryRoute", request, timeout_s=PATIENCE_S)) == "OK"
@@ -181,7 +181,7 @@ def test_frames_with_accidents_harm_nobody_else(
     hosted: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(SEED)
-    service = hosted.door._service
+    service = hosted.endpoint._service
     until_s = time.monotonic() + SECONDS * 0.2
     said = whole = 0
     before = hosted.settled()
@@ -189,9 +189,9 @@ def test_frames_with_accidents_harm_nobody_else(
     # Also on a machine that stands still for so long, enough is said.
     while time.monotonic() < until_s or said < CONNECTIONS:
         try:
-            speaker = http2.Speaker(hosted.door.address, chance, patience_s=PATIENCE_S)
+            speaker = http2.Speaker(hosted.endpoint.address, chance, patience_s=PATIENCE_S)
         except OSError:  # a path was no text: gRPC's server has ended, and the next one begins
-            until(lambda: answers(hosted), what="the door to open again")
+            until(lambda: answers(hosted), what="the endpoint to open again")
             continue
         with speaker:
             listened = True
@@ -213,11 +213,11 @@ def test_frames_with_accidents_harm_nobody_else(
     assert hosted.settled()[0] > before[0]
     until(lambda: not service._running, what="calls to end")
     assert service._bytes == service._calls == service._streams == 0
-    until(lambda: not len(hosted.door._service._context.clients), what="streams to end")
+    until(lambda: not len(hosted.endpoint._service._context.clients), what="streams to end")
     # gRPC tells of headers in no encoding, and its server ends of a path in none; whatever else is
     # ours or the loop's was foreseen by nobody.
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    texts = [r.getMessage() for r in errors if not r.name.startswith(("grpc.", DOOR))]
+    texts = [r.getMessage() for r in errors if not r.name.startswith(("grpc.", MODULE))]
     assert not [text for text in texts if "UnicodeDecodeError" not in text]
 
 
@@ -241,7 +241,7 @@ def test_telemetry_survives_what_is_no_command(hosted: Hosted) -> None:
             assert all(raw.code(reply) == "OK" for reply in replies)
 
     assert set(ended) == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
-    until(lambda: not len(hosted.door._service._context.clients), what="streams to end")
+    until(lambda: not len(hosted.endpoint._service._context.clients), what="streams to end")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_odd_metadata_have_a_status(
 
 def test_the_port_survives_what_is_no_http(hosted: Hosted) -> None:
     chance = random.Random(SEED)
-    host, _, port = hosted.door.address.rpartition(":")
+    host, _, port = hosted.endpoint.address.rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     until_s = time.monotonic() + SECONDS * 0.1
 

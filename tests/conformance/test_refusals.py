@@ -60,15 +60,15 @@ def signed(user: str, secret: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A door that asks who calls, over a broker with a user who may do nothing."""
+    """An endpoint that asks who calls, over a broker with a user who may do nothing."""
     with hosting(tmp_path_factory.mktemp("refusals") / "home") as hosted:
         furnish(hosted)
         hosted.broker.create_user("nobody-yet", password=SECRET)
         hosted.broker.create_user("root", password=SECRET, type="super")
-        hosted.door.shutdown()
-        hosted.door = GrpcEndpoint(hosted.broker, access=hosted.broker.access)
+        hosted.endpoint.shutdown()
+        hosted.endpoint = GrpcEndpoint(hosted.broker, access=hosted.broker.access)
         yield hosted
-        hosted.door.shutdown()
+        hosted.endpoint.shutdown()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def caller(guarded: Hosted) -> Iterator[Callable[..., Raw]]:
     """``caller(user, secret)``: a client that signs its calls; without a user one that does not."""
     with ExitStack() as stack:
         yield lambda *who: stack.enter_context(
-            Raw(guarded.door.address, **(signed(*who) if who else {}))
+            Raw(guarded.endpoint.address, **(signed(*who) if who else {}))
         )
 
 
@@ -127,7 +127,7 @@ def test_more_receives_than_may_wait_are_too_many(tmp_path: Path) -> None:
         waiting = hosted.client.stub.ReceiveMessage(
             request, metadata=hosted.client.metadata, timeout=30
         )
-        until(lambda: len(hosted.door._service._context.bridge) == 1)
+        until(lambda: len(hosted.endpoint._service._context.bridge) == 1)
 
         answer = hosted.client("ReceiveMessage", request)
 
@@ -143,7 +143,10 @@ def _until(ended: threading.Event) -> Iterator[Any]:
 
 
 def test_more_clients_than_may_connect_are_too_many(tmp_path: Path) -> None:
-    with hosting(tmp_path / "home", grpc_clients=1) as hosted, Raw(hosted.door.address) as second:
+    with (
+        hosting(tmp_path / "home", grpc_clients=1) as hosted,
+        Raw(hosted.endpoint.address) as second,
+    ):
         ended = threading.Event()
         first = hosted.client.stub.Telemetry(
             _until(ended), metadata=hosted.client.metadata, timeout=30
@@ -160,9 +163,9 @@ def test_more_clients_than_may_connect_are_too_many(tmp_path: Path) -> None:
         ended.set()
 
 
-def test_a_door_that_closes_says_so(tmp_path: Path) -> None:
+def test_an_endpoint_that_closes_says_so(tmp_path: Path) -> None:
     with hosting(tmp_path / "home") as hosted:
-        hosted.door.refuse()
+        hosted.endpoint.refuse()
 
         answer = hosted.client("QueryRoute", pb.QueryRouteRequest(topic=raw.resource("normal")))
 

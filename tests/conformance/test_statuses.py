@@ -149,7 +149,7 @@ RPCS = {
 
 @pytest.mark.parametrize("rpc", RPCS)
 def test_a_call_says_who_makes_it(hosted: Hosted, rpc: str) -> None:
-    with Raw(hosted.door.address) as nobody:
+    with Raw(hosted.endpoint.address) as nobody:
         nobody.metadata = [("x-mq-language", "PYTHON")]
 
         answer = nobody(rpc, RPCS[rpc]())

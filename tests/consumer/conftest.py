@@ -52,7 +52,7 @@ def shared_verbs(
 
 @pytest.fixture
 def verbs(shared_verbs: Broker) -> Broker:
-    """The verbs as each door offers them."""
+    """The verbs as each endpoint offers them."""
     return shared_verbs
 
 

@@ -195,7 +195,7 @@ def test_only_the_queue_that_another_locked_meanwhile_is_let_be(broker: Broker) 
     assert refused.value.queue_id == 1
 
 
-def test_a_queue_that_is_dropped_while_it_is_locked_anew_does_not_stay_locked(
+def test_a_queue_that_is_dropped_while_it_is_locked_again_does_not_stay_locked(
     broker: Broker,
 ) -> None:
     _, queue = owned(broker)
@@ -218,7 +218,7 @@ def test_a_queue_that_is_dropped_while_it_is_locked_anew_does_not_stay_locked(
     assert broker.lock_queues("g", "t", queue_ids=[1], client_id="b") == [1]
 
 
-def test_a_queue_that_was_dropped_is_not_locked_anew(broker: Broker) -> None:
+def test_a_queue_that_was_dropped_is_not_locked_again(broker: Broker) -> None:
     _, queue = owned(broker)
     broker.send("t", bodies(0, 9, message_group=group_of(broker, 1)))
     queue.drop()

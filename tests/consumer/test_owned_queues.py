@@ -35,7 +35,7 @@ def owned(settled: Settled, *, ordered: bool = False) -> OwnedQueues:
 
 
 @pytest.mark.parametrize(("ordered", "released"), [(False, [2, 3]), (True, [])])
-def test_what_a_pull_brought_before_the_news_of_a_reset_is_given_back(
+def test_what_a_pull_brought_before_the_news_of_a_reset_is_released(
     ordered: bool, released: list[int]
 ) -> None:
     settled = Settled()
@@ -88,7 +88,7 @@ class Late:
         """Nothing is with a listener."""
 
 
-def test_what_comes_while_a_queue_is_dropped_is_given_back() -> None:
+def test_what_comes_while_a_queue_is_dropped_is_released() -> None:
     settled = Settled()
     queues = owned(settled)
     source = Once(rows([4, 5]))

@@ -164,7 +164,7 @@ def test_a_refused_receipt_takes_no_other_result_along(
     assert repr(messages[3]) in caplog.text
 
 
-def test_what_is_given_back_comes_at_once_and_uncounted(setup: Setup) -> None:
+def test_what_is_released_comes_at_once_and_uncounted(setup: Setup) -> None:
     setup.settler.release(setup.receive(2))
 
     again = setup.verbs.receive(setup.group, setup.topic, limit=9, wait_ms=20_000)

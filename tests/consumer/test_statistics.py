@@ -48,7 +48,7 @@ def test_topics_are_counted_apart_and_nothing_is_nothing() -> None:
     assert (totals.consumed, totals.failed, totals.calls) == (1, 2, 1)
 
 
-def test_rates_begin_anew_when_the_clock_is_set_back() -> None:
+def test_rates_begin_again_when_the_clock_is_set_back() -> None:
     now_ms = 1_000_000
     statistics = Statistics(lambda: now_ms)
     statistics.consumed("t", done=5_000, failed=0, took_ms=100.0)

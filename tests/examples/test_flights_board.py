@@ -1,4 +1,4 @@
-"""The departure board, over the table door of a broker."""
+"""The departure board, over the table endpoint of a broker."""
 
 from __future__ import annotations
 

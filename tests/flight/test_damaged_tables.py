@@ -1,4 +1,4 @@
-"""Tables that are not what they say are refused at the door, and nothing of them is kept."""
+"""Tables that are not what they say are refused at the endpoint, and nothing of them is kept."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def door(broker: Broker) -> Iterator[FlightServer]:
+def endpoint(broker: Broker) -> Iterator[FlightServer]:
     server = FlightServer(broker)
     yield server
     server.shutdown()
@@ -44,11 +44,11 @@ def stream(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def test_a_column_whose_name_is_no_text_is_refused(door: FlightServer) -> None:
+def test_a_column_whose_name_is_no_text_is_refused(endpoint: FlightServer) -> None:
     damaged = stream(pa.table({"body": [b"x"], "colour": [1]})).replace(b"colour", b"\xff\xfecol.")
 
     refused = refusal(
-        door.address, {"verb": "send", "args": {"topic": "t"}}, [("messages", damaged)]
+        endpoint.address, {"verb": "send", "args": {"topic": "t"}}, [("messages", damaged)]
     )
 
     assert isinstance(refused, errors.TableSchemaError)
@@ -85,13 +85,15 @@ def test_every_table_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_no_verb_takes_a_damaged_table(door: FlightServer, broker: Broker, damage: Damage) -> None:
+def test_no_verb_takes_a_damaged_table(
+    endpoint: FlightServer, broker: Broker, damage: Damage
+) -> None:
     for (verb, name), (column, args) in TABLES.items():
         pieces = [(name, damage.stream(column, **BESIDE.get(name, {})))]
         if verb == "settle" and name != "outcomes":
             pieces.append(("outcomes", stream(NO_OUTCOMES)))
 
-        refused = refusal(door.address, {"verb": verb, "args": args}, pieces)
+        refused = refusal(endpoint.address, {"verb": verb, "args": args}, pieces)
 
         assert isinstance(refused, errors.TableSchemaError), (verb, name, refused)
         assert f"Column {column} of " in refused.message

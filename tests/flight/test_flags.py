@@ -74,7 +74,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
         flags.given(file)
 
 
-def test_a_home_keeps_what_was_given_until_it_is_given_back(tmp_path: Path) -> None:
+def test_a_home_keeps_what_was_given_until_it_is_released(tmp_path: Path) -> None:
     first = Flags.remembered(tmp_path, upkeep="none", settings={"seal_after_ms": 5})
     first.keep(tmp_path)
     Flags.remembered(tmp_path, settings={"reserve_bytes": 8}).keep(tmp_path)

@@ -23,7 +23,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Flags, Listening
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 
 FREE = json.dumps(
     {
@@ -124,7 +124,7 @@ def test_ports_and_flags_are_kept(home: Path) -> None:
     kept = Flags.remembered(home)
     assert (kept.flight, kept.grpc, kept.grpc_tls) == (first.flight, first.grpc, first.grpc_tls)
     # Another test may have a port by now that was picked for this one.
-    second = process.start(home, listening=free_doors(tls="self-made"))
+    second = process.start(home, listening=free_endpoints(tls="self-made"))
     process.stop(home)
     third = process.start(home)
 
@@ -133,7 +133,7 @@ def test_ports_and_flags_are_kept(home: Path) -> None:
 
 
 def test_kept_port_that_is_taken_is_replaced(home: Path) -> None:
-    first = process.start(home, listening=free_doors())
+    first = process.start(home, listening=free_endpoints())
     process.stop(home)
     with socket.create_server(("127.0.0.1", int(first.flight.split(":")[1]))):
         second = process.start(home)
@@ -163,7 +163,7 @@ def test_broker_that_cannot_start_says_why(home: Path) -> None:
         process.start(home, listening=Listening(flight="0.0.0.0:0"))
 
 
-def test_home_open_in_a_process_without_a_door_is_locked(home: Path) -> None:
+def test_home_open_in_a_process_without_an_endpoint_is_locked(home: Path) -> None:
     small = Settings(log_file_bytes=1024 * 1024, reserve_bytes=0)
     with Broker.open(home, settings=small), pytest.raises(errors.HomeLockedError):
         process.start(home, timeout_s=15)  # it waits all the time for the home

@@ -41,13 +41,13 @@ def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if name[0] != "_" and callable(getattr(kind, name))}
 
 
-def test_every_verb_of_the_broker_has_a_door() -> None:
+def test_every_verb_of_the_broker_has_an_endpoint() -> None:
     ours = {"open", "close", *NOT_AT_THE_DOOR}
 
     assert public(Broker) - ours == set(DECLARED)
 
 
-def test_every_verb_of_the_door_is_one_of_the_client() -> None:
+def test_every_verb_of_the_endpoint_is_one_of_the_client() -> None:
     assert set(VERBS) <= public(Client)
 
 

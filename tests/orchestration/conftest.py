@@ -1,4 +1,4 @@
-"""A broker of the test's process behind its table door, and the resources that point at it."""
+"""A broker of the test's process behind its table endpoint, and the resources that point at it."""
 
 from __future__ import annotations
 

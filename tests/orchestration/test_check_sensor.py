@@ -207,7 +207,7 @@ def test_all_are_red_while_no_delivery_succeeds(watch: Watch, client: Client, se
     assert watch.tick() == GREEN
 
 
-def test_a_group_made_anew_begins_without_failures(
+def test_a_group_made_again_begins_without_failures(
     watch: Watch, client: Client, send: Send, clock: ManualClock
 ) -> None:
     send("events", 3, message_group=["a", "b", "c"])

@@ -222,8 +222,8 @@ def test_fallback_by_the_broker_is_red_for_an_hour(
 ) -> None:
     with ExitStack() as stack:
         opened = Broker.open(tmp_path / "alone", clock=clock, upkeep="dagster", settings=SMALL)
-        door = stack.enter_context(FlightServer(stack.enter_context(opened)))
-        client = stack.enter_context(Client(door.address))
+        endpoint = stack.enter_context(FlightServer(stack.enter_context(opened)))
+        client = stack.enter_context(Client(endpoint.address))
         client.create_topic("later", type="delay")
         client.send("later", pa.table({"body": [b"x"], "delay_level": [1]}))
 

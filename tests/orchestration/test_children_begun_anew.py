@@ -65,7 +65,7 @@ def end(server: DevServer, name: str) -> int:
     return pid
 
 
-def test_a_child_that_cannot_be_begun_anew_is_tried_again(
+def test_a_child_that_cannot_be_started_again_is_tried_again(
     bare: Bare, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs, away = bare.dagster_home / "logs", bare.dagster_home / "away"
@@ -80,7 +80,7 @@ def test_a_child_that_cannot_be_begun_anew_is_tried_again(
     assert bare.restarts == 1
 
 
-def test_one_child_that_cannot_be_begun_anew_keeps_no_other_from_it(
+def test_one_child_that_cannot_be_started_again_keeps_no_other_from_it(
     bare: Bare, eventually: Eventually
 ) -> None:
     log = bare.log_path("code_server")
@@ -117,7 +117,7 @@ def test_runs_go_on_when_another_child_dies(bare: Bare, eventually: Eventually) 
     assert now(bare.dagster_home, runs[STATUS.STARTED]) == STATUS.STARTED
 
 
-def test_a_code_server_is_begun_anew_though_its_runs_cannot_be_looked_at(
+def test_a_code_server_is_started_again_though_its_runs_cannot_be_looked_at(
     bare: Bare, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     (bare.dagster_home / "dagster.yaml").write_text("storage: {nowhere: {}}")

@@ -114,7 +114,7 @@ def test_sensors_tick_and_stop_ends_everything(
     assert (dagster_home / "dagster.yaml").exists()
 
 
-def test_a_process_that_dies_is_started_anew(running: DevServer, eventually: Eventually) -> None:
+def test_a_process_that_dies_is_started_again(running: DevServer, eventually: Eventually) -> None:
     before, restarts = running.pids(), running.restarts
     os.kill(before["webserver"], signal.SIGKILL)
 

@@ -69,7 +69,7 @@ def test_next_tick_waits_for_the_run_it_requested() -> None:
     assert wanted(memory, now_ms=NOW_MS + 5_000, due=1) == []
 
 
-def test_a_run_that_never_opened_its_window_is_requested_anew() -> None:
+def test_a_run_that_never_opened_its_window_is_requested_again() -> None:
     memory = Memory()
     first = wanted(memory, due=1)
 

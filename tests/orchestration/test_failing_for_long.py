@@ -22,7 +22,7 @@ import pytest
 
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.graphql import GraphQL
-from tests.free_address import free_doors, free_port
+from tests.free_address import free_endpoints, free_port
 from tests.waiting import until
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
@@ -50,10 +50,10 @@ class Up:
         self.home = folder / "home"
         self.port = free_port()
         self.said: list[str] = []
-        doors = free_doors()
+        endpoints = free_endpoints()
         self._command = [RMQ, "up", "--home", str(self.home), "--port", str(self.port)]
         self._command += ["--dagster-home", str(folder / "dagster_home")]
-        self._command += ["--flight", str(doors.flight), "--grpc", str(doors.grpc)]
+        self._command += ["--flight", str(endpoints.flight), "--grpc", str(endpoints.grpc)]
         self._command += ["-m", "failing_pipeline", "-d", str(folder)]
 
     def start(self) -> None:

@@ -134,7 +134,7 @@ def test_many_hours_are_told_over_several_ticks(
     assert len({partition for tick in ticks for partition, _ in tick}) == 10
 
 
-def test_a_topic_made_anew_begins_again(
+def test_a_topic_made_again_begins_again(
     broker: Broker, client: Client, send: Send, resource: BrokerResource
 ) -> None:
     BORN.ensure(client)

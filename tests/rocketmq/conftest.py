@@ -1,4 +1,4 @@
-"""A door in the test's process, and calls of its protocol as they go over the wire."""
+"""An endpoint in the test's process, and calls of its protocol as they go over the wire."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,32 +13,32 @@ from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.settings import Settings
 from tests.conformance.raw import Raw
 
-#: A broker and its door, with other settings than the usual ones.
+#: A broker and its endpoint, with other settings than the usual ones.
 Opened = tuple[Broker, GrpcEndpoint, ManualClock]
 Open = Callable[..., Opened]
 
 
 @pytest.fixture
-def open_door(tmp_path: Path) -> Iterator[Open]:
+def open_endpoint(tmp_path: Path) -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
 
-        def open_door(**settings: Any) -> Opened:
+        def open_endpoint(**settings: Any) -> Opened:
             small: dict[str, Any] = {"reserve_bytes": 1 << 20, "log_file_bytes": 8 << 20}
             chosen = Settings(**{**small, **settings})
             clock = ManualClock()
             broker = stack.enter_context(
                 Broker.open(tmp_path / "home", clock=clock, upkeep="none", settings=chosen)
             )
-            door = GrpcEndpoint(broker)
-            stack.callback(door.shutdown)
-            return broker, door, clock
+            endpoint = GrpcEndpoint(broker)
+            stack.callback(endpoint.shutdown)
+            return broker, endpoint, clock
 
-        yield open_door
+        yield open_endpoint
 
 
 @pytest.fixture
-def opened(open_door: Open) -> Opened:
-    return open_door()
+def opened(open_endpoint: Open) -> Opened:
+    return open_endpoint()
 
 
 @pytest.fixture
@@ -53,6 +53,6 @@ def clock(opened: Opened) -> ManualClock:
 
 @pytest.fixture
 def client(opened: Opened) -> Iterator[Callable[..., Raw]]:
-    """Makes clients of the door."""
+    """Makes clients of the endpoint."""
     with contextlib.ExitStack() as stack:
         yield lambda **how: stack.enter_context(Raw(opened[1].address, **how))

@@ -1,4 +1,4 @@
-"""A door in the test's process, under a clock that tests turn by hand, and consumers in front."""
+"""An endpoint in the test's process, under a clock that tests turn by hand, and its consumers."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def duration(ms: int) -> Duration:
 
 
 class Stand:
-    """A home, its broker, its door, and the time."""
+    """A home, its broker, its endpoint, and the time."""
 
     def __init__(self, home: Path) -> None:
         self.clock = ManualClock()
         self._stack = contextlib.ExitStack()
         broker = Broker.open(home, clock=self.clock, upkeep="none", settings=SMALL)
         self.broker = self._stack.enter_context(broker)
-        self.door = GrpcEndpoint(broker)
-        self._stack.callback(self.door.shutdown)
-        self._channel = grpc.insecure_channel(self.door.address)
+        self.endpoint = GrpcEndpoint(broker)
+        self._stack.callback(self.endpoint.shutdown)
+        self._channel = grpc.insecure_channel(self.endpoint.address)
         self._stack.callback(self._channel.close)
         self.stub = MessagingServiceStub(self._channel)
         self.pool = ThreadPoolExecutor(8)
@@ -66,7 +66,7 @@ class Stand:
 
     @property
     def context(self) -> Context:
-        return self.door._service._context
+        return self.endpoint._service._context
 
     def waiting(self) -> int:
         """Receives that wait for messages."""
@@ -84,7 +84,7 @@ class Stand:
         self.broker.send(topic, pa.table(table, schema=pa.schema(fields)))
 
     def pass_time(self, milliseconds: int, *alive: Consumer) -> None:
-        """Move time in steps; those alive send heartbeats, and the door looks at its leases."""
+        """Move time in steps; those alive send heartbeats, and the endpoint looks at its leases."""
         for _ in range(-(-milliseconds // STEP_MS)):
             self.clock.advance(STEP_MS)
             for consumer in alive:

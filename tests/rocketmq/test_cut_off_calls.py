@@ -42,7 +42,7 @@ class Crowd:
         self.seen: list[int] = []
 
     async def consume(self) -> None:
-        async with grpc.aio.insecure_channel(self._stand.door.address) as channel:
+        async with grpc.aio.insecure_channel(self._stand.endpoint.address) as channel:
             stub = MessagingServiceStub(channel)
             tasks = [
                 asyncio.create_task(self._client(stub, self._stand.consumer(f"client-{number}")))

@@ -1,4 +1,4 @@
-"""The door itself: who calls, how much, what is no request, and how it closes."""
+"""The endpoint itself: who calls, how much, what is no request, and how it closes."""
 
 import contextlib
 import random
@@ -54,14 +54,14 @@ def test_what_is_no_receive_is_answered(client: Clients, rpc: str) -> None:
     assert len(frames) == 1
 
 
-def test_a_path_that_is_no_text_does_not_shut_the_door(opened: Opened, client: Clients) -> None:
-    broker, door, _ = opened
+def test_a_path_that_is_no_text_does_not_shut_the_endpoint(opened: Opened, client: Clients) -> None:
+    broker, endpoint, _ = opened
     broker.create_topic("t")
     one = client()
     assert raw.code(one("SendMessage", raw.sends(raw.message("t")))) == "OK"
     chance = random.Random(1)
     for _ in range(2):
-        with http2.Speaker(door.address, chance, patience_s=20) as speaker:
+        with http2.Speaker(endpoint.address, chance, patience_s=20) as speaker:
             said = speaker.call("/?", b"", headers={})
             speaker.say([http2.PREFACE, http2.frame(http2.SETTINGS), *said])
             speaker.hear(within_s=5)
@@ -113,13 +113,13 @@ def test_every_call_says_who_makes_it(opened: Opened, client_id: str) -> None:
         assert raw.code(nobody("ReceiveMessage", raw.receives("t", "g"))) == "CLIENT_ID_REQUIRED"
 
 
-def test_more_receives_than_may_be_are_refused(open_door: Open) -> None:
-    broker, door, clock = open_door(grpc_receives=1)
+def test_more_receives_than_may_be_are_refused(open_endpoint: Open) -> None:
+    broker, endpoint, clock = open_endpoint(grpc_receives=1)
     broker.create_topic("t")
     broker.create_group("g")
-    polls = door._service._context.bridge
+    polls = endpoint._service._context.bridge
     answers: list[object] = []
-    with Raw(door.address) as one:
+    with Raw(endpoint.address) as one:
         waits = threading.Thread(
             target=lambda: answers.append(
                 one("ReceiveMessage", raw.receives("t", "g", wait_ms=10_000))
@@ -149,14 +149,14 @@ def held_up(broker: Broker) -> Iterator[None]:
         turns.written()
 
 
-def test_more_calls_than_may_be_are_refused(open_door: Open) -> None:
-    broker, door, _ = open_door(grpc_calls=2)
+def test_more_calls_than_may_be_are_refused(open_endpoint: Open) -> None:
+    broker, endpoint, _ = open_endpoint(grpc_calls=2)
     broker.create_topic("t")
-    with Raw(door.address) as one:
+    with Raw(endpoint.address) as one:
         request, how = raw.sends(raw.message("t")), {"metadata": one.metadata, "timeout": 20}
         with held_up(broker):
             under_way = [one.stub.SendMessage.future(request, **how) for _ in range(2)]
-            until(lambda: door._service._calls == 2)
+            until(lambda: endpoint._service._calls == 2)
 
             assert raw.code(one("SendMessage", request)) == "TOO_MANY_REQUESTS"
             assert raw.code(one("Heartbeat", pb.HeartbeatRequest())) == "TOO_MANY_REQUESTS"
@@ -165,34 +165,34 @@ def test_more_calls_than_may_be_are_refused(open_door: Open) -> None:
         assert raw.code(one("SendMessage", request)) == "OK"
 
 
-def test_requests_that_hold_more_than_may_be_are_refused(open_door: Open) -> None:
-    broker, door, _ = open_door(grpc_request_bytes=1 << 20)
+def test_requests_that_hold_more_than_may_be_are_refused(open_endpoint: Open) -> None:
+    broker, endpoint, _ = open_endpoint(grpc_request_bytes=1 << 20)
     broker.create_topic("t")
     large = raw.sends(raw.message("t", b"x" * (3 << 20)))  # one may be larger
-    with Raw(door.address) as one:
+    with Raw(endpoint.address) as one:
         how = {"metadata": one.metadata, "timeout": 20}
         with held_up(broker):
             under_way = [one.stub.SendMessage.future(large, **how)]
-            until(lambda: door._service._calls == 1)
+            until(lambda: endpoint._service._calls == 1)
 
             assert raw.code(one("SendMessage", large)) == "TOO_MANY_REQUESTS"
             # What is small may still come: acks are.
             small = raw.sends(raw.message("t"))
             under_way.append(one.stub.SendMessage.future(small, **how))
-            until(lambda: door._service._calls == 2)
+            until(lambda: endpoint._service._calls == 2)
 
         assert [raw.code(call.result()) for call in under_way] == ["OK", "OK"]
         assert raw.code(one("SendMessage", large)) == "OK"
-        until(lambda: door._service._bytes == 0)
+        until(lambda: endpoint._service._bytes == 0)
 
 
-def test_a_door_that_refuses_says_so(opened: Opened, client: Clients) -> None:
-    broker, door, _ = opened
+def test_an_endpoint_that_refuses_says_so(opened: Opened, client: Clients) -> None:
+    broker, endpoint, _ = opened
     broker.create_topic("t")
     one = client()
     assert raw.code(one("SendMessage", raw.sends(raw.message("t")))) == "OK"
 
-    door.refuse()
+    endpoint.refuse()
 
     answer = one("SendMessage", raw.sends(raw.message("t")))
     assert raw.code(answer) == "INTERNAL_SERVER_ERROR"
@@ -200,33 +200,33 @@ def test_a_door_that_refuses_says_so(opened: Opened, client: Clients) -> None:
 
 
 def test_a_closed_broker_ends_receives_that_wait(opened: Opened, client: Clients) -> None:
-    broker, door, _ = opened
+    broker, endpoint, _ = opened
     broker.create_topic("t")
     broker.create_group("g")
     one, answers = client(), list[object]()
-    polls = door._service._context.bridge
+    polls = endpoint._service._context.bridge
     waits = threading.Thread(
         target=lambda: answers.append(one("ReceiveMessage", raw.receives("t", "g", wait_ms=10_000)))
     )
     waits.start()
     until(lambda: len(polls) == 1)
 
-    door.refuse()
+    endpoint.refuse()
     broker.close()
-    door.shutdown()
+    endpoint.shutdown()
 
     waits.join(20)
     assert raw.code(answers[0]) in ("MESSAGE_NOT_FOUND", "INTERNAL_SERVER_ERROR")
 
 
-def test_two_doors_do_not_share_a_port(opened: Opened) -> None:
-    broker, door, _ = opened
+def test_two_endpoints_do_not_share_a_port(opened: Opened) -> None:
+    broker, endpoint, _ = opened
 
     with pytest.raises(errors.RequestError, match="Cannot listen"):
-        GrpcEndpoint(broker, door.address)
+        GrpcEndpoint(broker, endpoint.address)
 
 
-def test_a_door_needs_an_address(broker: Broker) -> None:
+def test_an_endpoint_needs_an_address(broker: Broker) -> None:
     with pytest.raises(errors.RequestError, match="not HOST:PORT"):
         GrpcEndpoint(broker, "8081")
     with pytest.raises(errors.RequestError, match="certificate"):

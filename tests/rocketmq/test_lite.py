@@ -1,4 +1,4 @@
-"""Lite topics through the door."""
+"""Lite topics at the endpoint."""
 
 from collections.abc import Iterator
 from pathlib import Path

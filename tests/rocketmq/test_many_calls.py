@@ -17,7 +17,7 @@ METADATA = (("x-mq-client-id", "one of many"), ("x-mq-language", "PYTHON"))
 
 
 def test_calls_that_wait_for_the_event_loop_are_answered(opened: Opened) -> None:
-    _, door, _ = opened
+    _, endpoint, _ = opened
     busy, free = threading.Event(), threading.Event()
 
     def hold_up() -> None:
@@ -27,13 +27,13 @@ def test_calls_that_wait_for_the_event_loop_are_answered(opened: Opened) -> None
     async def call() -> list[Any]:
         channels = [
             grpc.aio.insecure_channel(
-                door.address, options=(("grpc.use_local_subchannel_pool", 1),)
+                endpoint.address, options=(("grpc.use_local_subchannel_pool", 1),)
             )
             for _ in range(CONNECTIONS)
         ]
         stubs = [pb.MessagingServiceStub(channel) for channel in channels]
         await asyncio.gather(*(channel.channel_ready() for channel in channels))
-        door._bridge.call_soon(hold_up)
+        endpoint._bridge.call_soon(hold_up)
         await asyncio.to_thread(busy.wait)
         request = pb.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
         calls = [stubs[n % CONNECTIONS].Heartbeat(request, metadata=METADATA) for n in range(CALLS)]

@@ -1,4 +1,4 @@
-"""Official consumers beside members that heartbeat at the table door."""
+"""Official consumers beside members that heartbeat at the table endpoint."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -26,7 +26,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
 
 @pytest.fixture
 def export(stand: Stand) -> Iterator[Callable[..., Any]]:
-    with grpc.insecure_channel(stand.door.address) as channel:
+    with grpc.insecure_channel(stand.endpoint.address) as channel:
         stub: Any = MetricsServiceStub(channel)  # type: ignore[no-untyped-call]
 
         def send(

@@ -51,7 +51,7 @@ def test_a_poll_that_is_cut_off_while_it_looks_wakes_another(
     assert gate.reached.wait(30)
 
     cut_off.cancel()
-    until(lambda: stand.door._service._streams == 1)
+    until(lambda: stand.endpoint._service._streams == 1)
     gate.opened.set()
 
     assert poll.result(60).bodies == [b"1"]
@@ -99,7 +99,7 @@ def test_a_repeated_attempt_that_is_cut_off_gives_its_messages_back(stand: Stand
     assert gate.reached.wait(30)
 
     again.cancel()
-    until(lambda: stand.door._service._streams == 0)
+    until(lambda: stand.endpoint._service._streams == 0)
     gate.opened.set()
 
     until(lambda: not len(stand.context.leases))

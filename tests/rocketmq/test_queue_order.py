@@ -1,4 +1,4 @@
-"""Order by queue at this door: attempts whose answers got lost, and clients that have gone."""
+"""Order by queue at this endpoint: attempts whose answers got lost, and clients that have gone."""
 
 from __future__ import annotations
 

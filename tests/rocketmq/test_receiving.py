@@ -1,4 +1,4 @@
-"""ReceiveMessage through the door, with raw stubs."""
+"""ReceiveMessage at the endpoint, with raw stubs."""
 
 import hashlib
 from collections.abc import Iterator
@@ -286,10 +286,10 @@ def test_what_a_client_leaves_unread_is_there_for_others_at_once(
     assert got == [1] * 16
 
 
-def test_closing_the_door_ends_what_waits(stand: Stand, one: Consumer) -> None:
+def test_closing_the_endpoint_ends_what_waits(stand: Stand, one: Consumer) -> None:
     poll = one.begin("t", "g")
 
-    stand.door.shutdown()
+    stand.endpoint.shutdown()
 
     # As every call of a broker that stops: clients repeat it.
     assert poll.result(60).code == 50001

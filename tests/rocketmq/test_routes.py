@@ -59,15 +59,15 @@ def test_of_a_domain_there_is_one_address(broker: Broker, client: Clients) -> No
     assert answer.message_queues[0].broker.endpoints == endpoints("DOMAIN_NAME", "mq.example")
 
 
-def test_a_client_that_does_not_say_is_told_where_the_door_is(
+def test_a_client_that_does_not_say_is_told_where_the_endpoint_is(
     opened: Opened, client: Clients
 ) -> None:
-    broker, door, _ = opened
+    broker, endpoint, _ = opened
     broker.create_topic("t", queues=1)
 
     (address,) = route(client(), "t").message_queues[0].broker.endpoints.addresses
 
-    assert f"{address.host}:{address.port}" == door.address
+    assert f"{address.host}:{address.port}" == endpoint.address
 
 
 @pytest.mark.parametrize(

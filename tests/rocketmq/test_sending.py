@@ -92,11 +92,11 @@ def test_a_trace_context_goes_with_the_message(broker: Broker, client: Clients) 
     assert dead.system_properties.trace_context == trace
 
 
-def test_where_a_message_was_born_is_kept_if_it_is_wanted(open_door: Open) -> None:
-    broker, door, _ = open_door(grpc_born_hosts=True)
+def test_where_a_message_was_born_is_kept_if_it_is_wanted(open_endpoint: Open) -> None:
+    broker, endpoint, _ = open_endpoint(grpc_born_hosts=True)
     broker.create_topic("t", queues=1)
     broker.create_group("g")
-    with Raw(door.address) as one:
+    with Raw(endpoint.address) as one:
         send(one, raw.message("t", user={"x": "y"}))
 
         message = received(one, "t")

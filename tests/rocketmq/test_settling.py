@@ -1,4 +1,4 @@
-"""Acks, other ends of leases and dead letters through the door, with raw stubs."""
+"""Acks, other ends of leases and dead letters at the endpoint, with raw stubs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_acks_that_do_not_wait_for_each_other_share_frames(stand: Stand, one: Co
 
     with held_up(stand.broker):
         acking = [one.begin_ack("t", "g", [handle]) for handle in (*handles, twice)]
-        until(lambda: stand.door._service._calls == 33)
+        until(lambda: stand.endpoint._service._calls == 33)
     codes = [ack.result().status.code for ack in acking]
 
     assert sorted(codes) == [OK] * 32 + [40013]

@@ -110,11 +110,11 @@ def test_groups_are_there_once_they_are_named(broker: Broker, client: Clients) -
     assert orders == {"g": "none", "o": "message_group"}
 
 
-def test_groups_are_declared_where_an_operator_wants_that(open_door: Open) -> None:
-    broker, door, _ = open_door(grpc_create_groups=False)
+def test_groups_are_declared_where_an_operator_wants_that(open_endpoint: Open) -> None:
+    broker, endpoint, _ = open_endpoint(grpc_create_groups=False)
     broker.create_topic("t")
 
-    with Raw(door.address) as one, Talk(one) as talk:
+    with Raw(endpoint.address) as one, Talk(one) as talk:
         talk.settle(subscribing("g", "t"))
         assigned = one(
             "QueryAssignment",
@@ -137,7 +137,7 @@ def test_a_group_with_other_settings_stays_as_it_is(broker: Broker, client: Clie
 
 
 def test_node_is_sent_its_settings_again(opened: Opened, client: Clients) -> None:
-    _, door, clock = opened
+    _, endpoint, clock = opened
     with Talk(client()) as talk:
         talk.settle(publishing("t", language="NODE_JS"))
         assert len(talk.heard) == 1
@@ -148,7 +148,7 @@ def test_node_is_sent_its_settings_again(opened: Opened, client: Clients) -> Non
             assert len(talk.heard) == times
 
     assert len({command.SerializeToString(deterministic=True) for command in talk.heard}) == 1
-    assert len(door._service._context.clients) == 0
+    assert len(endpoint._service._context.clients) == 0
 
 
 def _until_heard(talk: Talk, times: int) -> None:
@@ -167,11 +167,11 @@ def test_others_are_sent_their_settings_once(client: Clients, clock: ManualClock
 
 
 def test_settings_outlive_the_stream(opened: Opened, client: Clients) -> None:
-    _, door, _ = opened
+    _, endpoint, _ = opened
     one = client(client_id="one")
     with Talk(one) as talk:
         talk.settle(publishing("t"))
-    clients = door._service._context.clients
+    clients = endpoint._service._context.clients
     until(lambda: len(clients) == 0)
 
     known = clients.find("one")
@@ -185,8 +185,8 @@ def test_settings_outlive_the_stream(opened: Opened, client: Clients) -> None:
 
 
 def test_a_client_that_ends_is_forgotten(opened: Opened, client: Clients) -> None:
-    _, door, clock = opened
-    clients = door._service._context.clients
+    _, endpoint, clock = opened
+    clients = endpoint._service._context.clients
     one, two = client(client_id="one"), client(client_id="two")
     beat = pb.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
     gone: list[str] = []
@@ -255,22 +255,22 @@ def test_answers_to_commands_nobody_sent_are_taken(client: Clients) -> None:
         assert talk.settle(publishing("t")).publishing.max_body_size
 
 
-def test_more_clients_than_may_be_are_refused(open_door: Open) -> None:
-    _, door, _ = open_door(grpc_clients=1)
-    with Raw(door.address) as first, Raw(door.address) as second, producer(first, "t"):
+def test_more_clients_than_may_be_are_refused(open_endpoint: Open) -> None:
+    _, endpoint, _ = open_endpoint(grpc_clients=1)
+    with Raw(endpoint.address) as first, Raw(endpoint.address) as second, producer(first, "t"):
         with Talk(second) as refused:
             assert refused.over.wait(60)
         assert refused.heard[0].status.code == pb.Code.TOO_MANY_REQUESTS
-    clients = door._service._context.clients
+    clients = endpoint._service._context.clients
     until(lambda: len(clients) == 0)
-    with Raw(door.address) as third, producer(third, "t") as talk:
+    with Raw(endpoint.address) as third, producer(third, "t") as talk:
         assert talk.heard
 
 
-def test_a_closing_door_ends_streams_at_once(opened: Opened, client: Clients) -> None:
-    _, door, _ = opened
+def test_a_closing_endpoint_ends_streams_at_once(opened: Opened, client: Clients) -> None:
+    _, endpoint, _ = opened
     with producer(client(), "t") as talk:
-        door.shutdown()
+        endpoint.shutdown()
         assert talk.over.wait(60)
     # Nobody is told to reconnect: Node lets go of a stream then, and dies when that is cut off.
     command = "reconnect_endpoints_command"

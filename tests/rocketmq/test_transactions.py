@@ -174,8 +174,8 @@ def _until_asked(talk: Talk, times: int) -> None:
 def test_a_producer_that_has_not_told_its_settings_is_asked(
     opened: Opened, client: Clients, clock: ManualClock
 ) -> None:
-    broker, door, _ = opened
-    one, clients = client(), door._service._context.clients
+    broker, endpoint, _ = opened
+    one, clients = client(), endpoint._service._context.clients
     with Talk(one) as talk:  # as Python, some minutes after a restart of the broker
         until(lambda: len(clients) == 1)
         entry = begin(one)

@@ -116,7 +116,9 @@ def test_nothing_is_charged_while_the_archive_is_away(stand: Stand, one: Consume
     assert (received.code, received.bodies, received.attempts) == (OK, [LARGE] * 2, [1, 1])
 
 
-def test_what_cannot_be_buried_keeps_nobody_else_from_it(stand: Stand, one: Consumer) -> None:
+def test_what_cannot_be_dead_lettered_keeps_nobody_else_from_it(
+    stand: Stand, one: Consumer
+) -> None:
     for group, body in (("a", MARK), ("b", b"sound")):
         stand.broker.create_topic(f"t-{group}", queues=1)
         stand.broker.create_group(group, max_attempts=1)

@@ -1,4 +1,4 @@
-"""Users at the door: whose a client is, and what they are shown and may end."""
+"""Users at the endpoint: whose a client is, and what they are shown and may end."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -37,16 +37,16 @@ def _users(broker: Broker) -> None:
 
 @pytest.fixture
 def sign_in(broker: Broker) -> Iterator[SignIn]:
-    door = GrpcEndpoint(broker, access=broker.access)
+    endpoint = GrpcEndpoint(broker, access=broker.access)
     with contextlib.ExitStack() as stack:
-        stack.callback(door.shutdown)
+        stack.callback(endpoint.shutdown)
 
         def connect(user: str, client_id: str = "") -> Raw:
             now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
             proof = credentials.sign(PASSWORD, now).hex()
             signed = f"{credentials.ALGORITHM} Credential={user}, Signature={proof}"
             metadata = {"x_mq_date_time": now, "authorization": signed}
-            return stack.enter_context(Raw(door.address, client_id=client_id, **metadata))
+            return stack.enter_context(Raw(endpoint.address, client_id=client_id, **metadata))
 
         yield connect
 
@@ -99,7 +99,7 @@ def test_half_messages_are_not_shown_to_who_may_send_no_more(
 def test_a_transaction_is_ended_by_who_may_send_to_its_topic(
     broker: Broker, sign_in: SignIn
 ) -> None:
-    """Another door lets producer groups have the name of any topic."""
+    """Another endpoint lets producer groups have the name of any topic."""
     message = pa.table({"body": [b"half"]})
     half = broker.send_half("tx", message, producer_group="other")
     transaction_id = half.column("transaction_id")[0].as_py()

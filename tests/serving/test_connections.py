@@ -58,7 +58,7 @@ def test_those_that_have_said_nothing_are_closed_first(eventually: Eventually) -
         assert CLIENTS - 3 > closed >= 7
         gone = [at for at, client in enumerate(clients) if not is_open(client)]
         assert len(gone) == closed
-        assert set(gone) <= set(range(3, CLIENTS)), "who has spoken, or is at no door of ours"
+        assert set(gone) <= set(range(3, CLIENTS)), "who has spoken, or is at no endpoint of ours"
 
 
 def is_opened(path: Path, stack: contextlib.ExitStack) -> bool:

@@ -1,4 +1,4 @@
-"""A served home answers at both doors, and where it did before."""
+"""A served home answers at both endpoints, and where it did before."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening, given
 from tests.conformance import raw
 from tests.conformance.raw import Raw
 from tests.conftest import Eventually
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_broker_started_again_is_where_it_was(home: Path) -> None:
-    first = process.start(home, listening=free_doors())
+    first = process.start(home, listening=free_endpoints())
     assert first.grpc is not None
     with Client(home=home) as client, Raw(first.grpc) as connected:
         client.create_topic("t", queues=1)
@@ -48,7 +48,7 @@ def test_a_broker_started_again_is_where_it_was(home: Path) -> None:
 
 
 def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> None:
-    first = process.start(home, listening=free_doors())
+    first = process.start(home, listening=free_endpoints())
     process.stop(home)
     other = tmp_path / "other"
     try:
@@ -63,7 +63,7 @@ def test_a_port_that_is_taken_by_then_is_left(home: Path, tmp_path: Path) -> Non
 
 
 def test_an_encrypted_port_is_kept_and_left_when_it_is_taken(home: Path) -> None:
-    first = process.start(home, listening=free_doors(tls="self-made"))
+    first = process.start(home, listening=free_endpoints(tls="self-made"))
     process.stop(home)
     again = process.start(home)
     process.stop(home)
@@ -78,7 +78,7 @@ def test_an_encrypted_port_is_kept_and_left_when_it_is_taken(home: Path) -> None
         assert exchanged.grpc_tls not in (None, first.grpc_tls)
 
 
-def test_a_door_may_stay_shut(home: Path, eventually: Eventually) -> None:
+def test_an_endpoint_may_stay_shut(home: Path, eventually: Eventually) -> None:
     endpoint = process.start(home, listening=Listening(grpc="none"))
     log = home / process.LOG_FILE
 
@@ -92,7 +92,7 @@ def test_a_door_may_stay_shut(home: Path, eventually: Eventually) -> None:
 
 def test_a_start_that_fails_at_the_end_lets_home_and_ports_go(tmp_path: Path) -> None:
     home = tmp_path / "not_served"
-    # The endpoint cannot replace a folder: the doors are open by then.
+    # The endpoint cannot replace a folder: the endpoints are open by then.
     (home / "endpoint.json" / "in_the_way").mkdir(parents=True)
     serve = """
 import pathlib, socket, sys

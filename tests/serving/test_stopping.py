@@ -25,7 +25,7 @@ from rmq_pipeline.settings import Settings
 from tests.conformance import raw
 from tests.conformance.raw import Raw
 from tests.conftest import Eventually
-from tests.free_address import free_doors
+from tests.free_address import free_endpoints
 from tests.rocketmq.consuming import Stand
 
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
@@ -131,20 +131,20 @@ def test_a_waiting_call_of_the_grpc_endpoint_is_told(
             group=raw.resource("g"), message_queue=request.message_queue, batch_size=1
         )
         raw.at(request.long_polling_timeout, LONG_MS)
-    with Raw(stand.door.address) as client:
+    with Raw(stand.endpoint.address) as client:
         waiting = stand.pool.submit(client, verb, request)
         eventually(lambda: stand.waiting() == 1)
 
-        stand.door.refuse()
+        stand.endpoint.refuse()
         stand.broker.wind_down()
-        stand.door.shutdown()
+        stand.endpoint.shutdown()
 
         (answer,) = waiting.result(60)
         assert "is stopping" in answer.status.message
 
 
 def test_what_slow_readers_were_not_given_is_visible_after_a_restart(home: Path) -> None:
-    first = process.start(home, listening=free_doors())
+    first = process.start(home, listening=free_endpoints())
     try:
         with Client(home=home) as client:
             for topic in ("read", "streamed"):

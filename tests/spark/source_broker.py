@@ -1,4 +1,4 @@
-"""A broker behind its table door, and its topics as Spark reads and writes them."""
+"""A broker behind its table endpoint, and its topics as Spark reads and writes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Served:
         self.broker.close()
 
     def shut(self) -> None:
-        """Close the door: nobody reaches the broker any more."""
+        """Close the endpoint: nobody reaches the broker any more."""
         self._server.shutdown()
 
     def send(self, n: int, topic: str = TOPIC, **columns: list[Any]) -> None:

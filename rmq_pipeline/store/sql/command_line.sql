@@ -1,4 +1,4 @@
--- What the command line asks through the door: SELECTs over the views. A parameter that is null
+-- Queries of the command line: SELECTs over the views. A parameter that is null
 -- does not narrow the answer.
 
 -- name: cli_trace

@@ -102,7 +102,7 @@ def test_a_lease_that_has_ended_is_not_renewed(broker: Broker, clock: ManualCloc
     assert broker.receive("g", "t")["delivery_attempt"].to_pylist() == [2] * 4
 
 
-def test_what_is_given_back_was_never_delivered(broker: Broker) -> None:
+def test_what_is_released_was_never_delivered(broker: Broker) -> None:
     receipts = received(broker)
     broker.ack(receipt.encode(receipts).to_pylist()[:1])
 
@@ -130,7 +130,7 @@ def test_a_pause_grows_with_what_waits_already(broker: Broker, clock: ManualCloc
     assert broker.receive("g", "many", limit=200)["queue_offset"].to_pylist() == second
 
 
-def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None:
+def test_a_message_group_released_comes_again_in_order(broker: Broker) -> None:
     receipts = received(broker, "orders", "ordered")
 
     broker.engine.submit(ReleaseEach(receipts))
@@ -140,7 +140,7 @@ def test_a_message_group_given_back_comes_again_in_order(broker: Broker) -> None
     assert again["delivery_attempt"].to_pylist() == [1, 1, 1]
 
 
-def test_what_is_kept_behind_a_dead_letter_holds_before_that_is_buried(
+def test_what_is_kept_behind_a_dead_letter_holds_before_that_is_dead_lettered(
     broker: Broker, clock: ManualClock
 ) -> None:
     broker.send("orders", pa.table({"body": [b"3"], "message_group": ["B"]}))

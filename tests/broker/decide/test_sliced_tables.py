@@ -17,7 +17,7 @@ from rmq_pipeline.errors import (
 ROWS = 40
 #: More rows than are looked at one by one, on both sides of it.
 AT = 20
-Door = Callable[[Broker, pa.Table], object]
+Endpoint = Callable[[Broker, pa.Table], object]
 
 
 def send(broker: Broker, table: pa.Table) -> object:
@@ -62,25 +62,25 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("door", [send, publish])
+@pytest.mark.parametrize("endpoint", [send, publish])
 @pytest.mark.parametrize(("name", "value", "error"), WRONG)
 def test_what_is_wrong_in_a_slice_is_refused_by_its_row(
-    broker: Broker, name: bytes, value: bytes, error: type[RequestError], door: Door
+    broker: Broker, name: bytes, value: bytes, error: type[RequestError], endpoint: Endpoint
 ) -> None:
     for start in (0, 1, AT - 8, AT):
         with pytest.raises(error, match=rf"^Row {AT - start}: "):
-            door(broker, table(name, value).slice(start, ROWS - start))
+            endpoint(broker, table(name, value).slice(start, ROWS - start))
 
 
-@pytest.mark.parametrize("door", [send, publish])
+@pytest.mark.parametrize("endpoint", [send, publish])
 @pytest.mark.parametrize(("name", "value", "error"), WRONG)
 def test_what_is_wrong_outside_a_slice_is_not_its_affair(
-    broker: Broker, name: bytes, value: bytes, error: type[RequestError], door: Door
+    broker: Broker, name: bytes, value: bytes, error: type[RequestError], endpoint: Endpoint
 ) -> None:
     del error
 
-    door(broker, table(name, value).slice(0, AT))
-    door(broker, table(name, value).slice(AT + 1))
+    endpoint(broker, table(name, value).slice(0, AT))
+    endpoint(broker, table(name, value).slice(AT + 1))
 
     stored = broker.read("t", 0, offset=0, limit=ROWS)
     assert stored["body"].to_pylist() == [b"%d" % i for i in range(ROWS) if i != AT]

@@ -31,15 +31,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def door(broker: Broker) -> Iterator[FlightServer]:
+def endpoint(broker: Broker) -> Iterator[FlightServer]:
     server = FlightServer(broker)
     yield server
     server.shutdown()
 
 
 @pytest.fixture(scope="module")
-def client(door: FlightServer) -> Iterator[Client]:
-    with Client(door.address, retry_s=0) as client:
+def client(endpoint: FlightServer) -> Iterator[Client]:
+    with Client(endpoint.address, retry_s=0) as client:
         yield client
 
 
@@ -76,9 +76,9 @@ def client(door: FlightServer) -> Iterator[Client]:
     ],
 )
 def test_a_wrong_argument_is_told(
-    door: FlightServer, verb: str, args: dict[str, Any], said: str
+    endpoint: FlightServer, verb: str, args: dict[str, Any], said: str
 ) -> None:
-    refused = refusal(door.address, {"verb": verb, "args": args})
+    refused = refusal(endpoint.address, {"verb": verb, "args": args})
 
     with pytest.raises(errors.RequestError, match=said):
         raise refused or AssertionError("it was carried out")
@@ -120,8 +120,8 @@ def test_no_value_of_an_argument_is_a_fault_of_the_broker(client: Client, verb: 
     ],
     ids=range(12),
 )
-def test_what_is_no_command_is_refused(door: FlightServer, command: bytes) -> None:
-    refused = refusal(door.address, command)
+def test_what_is_no_command_is_refused(endpoint: FlightServer, command: bytes) -> None:
+    refused = refusal(endpoint.address, command)
 
     assert isinstance(refused, errors.RequestError)
     assert len(refused.message) < 500

@@ -117,7 +117,7 @@ def test_a_root_without_links_shows_what_it_has(tmp_path: Path) -> None:
         root.read("a/e")
 
 
-def test_a_merger_crosses_the_door(tmp_path: Path) -> None:
+def test_a_merger_crosses_the_endpoint(tmp_path: Path) -> None:
     home, clock = tmp_path / "home", ManualClock()
     with archive_home.opened(home, clock) as broker:
         fill(broker)

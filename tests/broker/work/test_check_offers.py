@@ -59,7 +59,7 @@ def test_what_was_taken_and_not_given_is_the_first_again() -> None:
     assert found["queue_offset"].tolist() == [2, 3, 4]
 
 
-def test_what_was_offered_anew_meanwhile_is_not_put_back() -> None:
+def test_what_was_offered_again_meanwhile_is_not_put_back() -> None:
     offers = Offers()
     offers.offer("p", checks(1, 2), now_ms=NOW_MS)
     found = offers.take(NOW_MS, producer_group=None, topic_ids=None, limit=2)["p"]

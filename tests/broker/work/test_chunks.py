@@ -164,7 +164,7 @@ def test_large_messages_that_are_due_at_once_are_delivered_in_parts(
     assert order == list(range(MANY))
 
 
-def test_large_messages_are_buried_in_parts(broker: Broker) -> None:
+def test_large_messages_are_dead_lettered_in_parts(broker: Broker) -> None:
     broker.create_topic("t", queues=1)
     broker.create_group("readers")
     broker.send("t", pa.table({"body": large(MANY)}))

@@ -74,7 +74,7 @@ def dead(broker: Broker, group: str) -> list[bytes]:
     return bodies
 
 
-def test_one_that_cannot_be_copied_keeps_no_other_group_from_burying(
+def test_one_that_cannot_be_copied_keeps_no_other_group_from_dead_lettering(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_copied_keeps_no_other_group_from_burying(
     assert dead(broker, "readers-of-one") == []
 
 
-def test_one_that_cannot_be_copied_keeps_no_other_of_its_queue_from_burying(
+def test_one_that_cannot_be_copied_keeps_no_other_of_its_queue_from_dead_lettering(
     broker: Broker,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,7 +171,7 @@ def test_who_receives_hears_nothing_of_another_groups_message(
     assert dead(broker, "readers-of-two") == [b"ended"]
 
 
-def test_what_cannot_be_buried_is_told_once_and_counted_ever_after(
+def test_what_cannot_be_dead_lettered_is_told_once_and_counted_ever_after(
     broker: Broker,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ def away(home: Path, clock: ManualClock) -> Iterator[tuple[Broker, Path]]:
         yield broker, away
 
 
-def test_what_could_not_be_buried_is_tried_again(
+def test_what_could_not_be_dead_lettered_is_tried_again(
     away: tuple[Broker, Path], home: Path, clock: ManualClock
 ) -> None:
     broker, archive = away
@@ -264,7 +264,7 @@ def test_who_forwards_one_that_cannot_be_copied_is_told(
 
 
 @pytest.mark.parametrize("noted_late", [False, True])
-def test_what_cannot_be_buried_is_not_due(
+def test_what_cannot_be_dead_lettered_is_not_due(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, noted_late: bool
 ) -> None:
     store_unchecked(broker, "one", messages=damaged(b"bad"), monkeypatch=monkeypatch)

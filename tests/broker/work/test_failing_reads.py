@@ -86,7 +86,7 @@ def test_messages_are_sound_although_anothers_write_fails_as_they_are_read(
     broker.ack(received)
 
 
-def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
+def test_messages_are_dead_lettered_although_anothers_write_fails_as_they_are_read(
     rebuilding: Held,
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +114,7 @@ def test_messages_are_buried_although_anothers_write_fails_as_they_are_read(
     assert "dead-lettered" not in caplog.text
 
 
-def test_what_was_buried_before_anothers_write_failed_is_counted(
+def test_what_was_dead_lettered_before_anothers_write_failed_is_counted(
     rebuilding: Held, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, reads = rebuilding.broker, 0

@@ -67,7 +67,7 @@ def test_a_log_that_cannot_be_opened_again_is_opened_once_it_can(
     assert (report["failing"], report["repairs"]) == (None, 1)
 
 
-def test_a_dispatch_that_failed_begins_again_with_a_database_opened_anew(
+def test_a_dispatch_that_failed_begins_again_with_a_database_opened_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     send(broker, b"answered")

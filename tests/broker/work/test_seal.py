@@ -124,7 +124,7 @@ def test_a_scheduled_message_is_delivered_out_of_its_segment(
     assert sorted(int(body.partition(b":")[0]) for body in bodies) == list(range(40))
 
 
-def test_a_doomed_message_is_buried_out_of_its_segment(broker: Broker) -> None:
+def test_a_exhausted_message_is_dead_lettered_out_of_its_segment(broker: Broker) -> None:
     broker.create_topic("t", queues=1)
     broker.create_group("g")
     broker.send("t", messages(600, body_bytes=4000))

@@ -72,7 +72,7 @@ def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(broker: Br
 
 @pytest.mark.parametrize("order", ["none", "message_group", "queue"])
 @pytest.mark.parametrize("step", ["load_missing", "readable"])
-def test_what_a_failed_receive_has_leased_is_given_back(
+def test_what_a_failed_receive_has_leased_is_released(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, step: str, order: str
 ) -> None:
     broker.create_topic("t", queues=1, type="fifo")

@@ -8,7 +8,7 @@ const {
 const { FilterType, TransactionResolution } = require(
   'rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
 
-// The least the door gives a SimpleConsumer.
+// The least that the endpoint gives a SimpleConsumer.
 const INVISIBLE_MS = 10_000;
 // How long a scenario waits for what should come within milliseconds.
 const PATIENCE_MS = 25_000;

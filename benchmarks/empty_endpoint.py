@@ -1,7 +1,7 @@
 """A server of the protocol that does nothing: the least that gRPC itself costs in this process.
 
 It answers what the official clients ask, stores nothing, and hands out the same messages again and
-again. ``python -m benchmarks.empty_door`` prints its address, and serves until its input ends.
+again. ``python -m benchmarks.empty_endpoint`` prints its address, and serves until its input ends.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import grpc.aio
 from rmq_pipeline.rocketmq import protocol as pb
 
 BODY: Final = b"x" * 1024
-#: As the door has them.
+#: As the endpoint has them.
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 130 << 20),
@@ -149,23 +149,23 @@ class EmptyDoor:
             yield pb.TelemetryCommand(status=OK, settings=settings)
 
 
-def handlers(door: EmptyDoor) -> Any:
+def handlers(endpoint: EmptyDoor) -> Any:
     """The service, without the generated base class."""
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            getattr(door, "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]),
+            getattr(endpoint, "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]),
             request_deserializer=kind.FromString,
             response_serializer=_serialized,
         )
         for name, kind in UNARY.items()
     }
     methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
-        door.receive_message,
+        endpoint.receive_message,
         request_deserializer=pb.ReceiveMessageRequest.FromString,
         response_serializer=_serialized,
     )
     methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
-        door.telemetry,
+        endpoint.telemetry,
         request_deserializer=pb.TelemetryCommand.FromString,
         response_serializer=_serialized,
     )
@@ -189,7 +189,7 @@ async def serve() -> None:
 
 
 def main() -> None:
-    """Run it in the loop that the door would take."""
+    """Run it in the loop that the endpoint would take."""
     gc.freeze()
     with contextlib.suppress(ImportError):
         import uvloop

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("step", ["staged", "half_written"])
-def test_what_was_doomed_holds_nobody_after_a_start(tmp_path: Path, step: str) -> None:
+def test_what_was_exhausted_holds_nobody_after_a_start(tmp_path: Path, step: str) -> None:
     home = tmp_path / "home"
-    command = [sys.executable, "-m", "tests.chaos.undertaker", str(home), step]
+    command = [sys.executable, "-m", "tests.chaos.dead_lettering", str(home), step]
     died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
 

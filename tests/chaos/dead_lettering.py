@@ -1,6 +1,6 @@
 """A broker that kills itself between the step that exhausts a message and the one that buries it.
 
-``python -m tests.chaos.undertaker`` runs it.
+``python -m tests.chaos.dead_lettering`` runs it.
 """
 
 import os
