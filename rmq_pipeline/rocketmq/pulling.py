@@ -73,6 +73,12 @@ class Pulling:
         poll = self._poll(topic)
         try:
             while True:
+                # The topic may have been deleted and created again, maybe before this call entered
+                # its line.
+                if poll.place.topic_id != self._topic_id(topic):
+                    poll.end(0)
+                    poll = self._poll(topic)
+                    continue
                 _, high = await context.bridge.bounds(topic, queue_id)
                 table: pa.Table = await context.bridge.run(
                     context.broker.read,
@@ -89,16 +95,15 @@ class Pulling:
                 context.bridge.check_open()
                 if offset >= high:
                     await poll.sleep(until_ms)
-                    # The topic may have been deleted and created again.
-                    poll.end(0)
-                    poll = self._poll(topic)
         finally:
             poll.end(0)
 
     def _poll(self, topic: str) -> Poll:
         """Enter a line of the pull's own: every pull of a queue gets its messages."""
-        topic_id = self._context.bridge.engine.state.topic(topic).topic.topic_id
-        return self._context.bridge.poll(Place(topic_id, 0, object()))
+        return self._context.bridge.poll(Place(self._topic_id(topic), 0, object()))
+
+    def _topic_id(self, topic: str) -> int:
+        return self._context.bridge.engine.state.topic(topic).topic.topic_id
 
     async def update_offset(self, request: UpdateOffsetRequest, caller: Caller) -> Any:
         """Commit a group's offset in a queue: the messages before it are done."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmq_pipeline.broker.decide.admin import CreateGroup, CreateTopic, DeleteGroup, DeleteTopic
+from rmq_pipeline.broker.work.waiting import Waiter, Wakeups
 from rmq_pipeline.rocketmq import protocol as pb
 from tests.rocketmq.consuming import OK, Received, Stand
 from tests.waiting import until
@@ -79,3 +80,30 @@ def test_a_pull_that_waits_is_told_that_the_topic_was_deleted(stand: Stand) -> N
     stand.broker.delete_topic("t")
 
     assert [frame.status.code for frame in waiting.result(60)] == [NO_TOPIC]
+
+
+def test_a_pull_whose_topic_is_made_again_before_it_is_in_its_line_gets_what_comes(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Wakeups.put
+    late = iter([True])
+
+    def put_late(wakeups: Wakeups, waiter: Waiter) -> int | None:
+        if next(late, False):
+            stand.broker.writer.submit_together(AGAIN["topic"])
+        return put(wakeups, waiter)
+
+    monkeypatch.setattr(Wakeups, "put", put_late)
+    request = pb.PullMessageRequest(batch_size=1)
+    request.group.name = "g"
+    request.message_queue.topic.name = "t"
+    request.long_polling_timeout.FromMilliseconds(WAIT_MS)
+    metadata = stand.consumer().metadata
+    waiting = stand.pool.submit(
+        lambda: list(stand.stub.PullMessage(request, metadata=metadata, timeout=20))
+    )
+    until(lambda: stand.waiting() == 1)
+
+    stand.send("t", b"new")
+
+    assert [frame.message.body for frame in waiting.result(60)][1:2] == [b"new"]

@@ -152,7 +152,6 @@ def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
     """Pull until there is a message, or until ``wait_ms`` have passed."""
     deadline = engine.clock.now_ms() + wait_ms
     while True:
-        # Each time again: the topic may have been deleted and recreated.
         topic_id = engine.state.topic(pull.topic).topic.topic_id
         version = engine.wakeups.version(topic_id)
         more = pull.look(engine)
@@ -164,4 +163,7 @@ def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
             return pull.pulled()
         if not more:
             pull.look_everywhere()
-            engine.wakeups.wait(topic_id, version, at_ms=waiting.look_at_ms(engine.clock, deadline))
+            at_ms = waiting.look_at_ms(engine.clock, deadline)
+            # The topic may have been deleted and created again before its version was read.
+            if engine.state.topic(pull.topic).topic.topic_id == topic_id:
+                engine.wakeups.wait(topic_id, version, at_ms=at_ms)

@@ -69,11 +69,17 @@ class Leasing(ABC):
         """Return leased messages, the first that come in time; None if there were none."""
         clock = self.engine.clock
         waits = self.until_ms > clock.now_ms()
-        waiter = self.enter(_place(self.engine, self.request)) if waits else None
+        waiter = self.enter(self._place()) if waits else None
         followers = FOLLOWERS
         try:
             while self.is_wanted():
                 followers = FOLLOWERS  # after an error, the next one gets what this one leaves
+                # The topic or the group may have been deleted and created again, maybe before this
+                # call entered its line.
+                if waiter is not None and waiter.place != (place := self._place()):
+                    waiter.end(FOLLOWERS)
+                    waiter = self.enter(place)
+                    continue
                 delivery, loaded = await self._look()
                 if len(delivery):
                     if len(delivery) >= self.request.limit or loaded or delivery.scanned_out:
@@ -93,10 +99,6 @@ class Leasing(ABC):
                     at_ms = min(at_ms, delivery.next_visible_ms)
                 await self.wait(waiter, at_ms)
                 followers = FOLLOWERS
-                place = _place(self.engine, self.request)
-                if place != waiter.place:  # the topic or the group was deleted and created again
-                    waiter.end(FOLLOWERS)
-                    waiter = self.enter(place)
                 # An earlier call of the same attempt may wait too, for a client that has dropped
                 # it. Neither call may take the messages of the other.
                 self.request = replace(self.request, repeats=False)
@@ -104,6 +106,25 @@ class Leasing(ABC):
         finally:
             if waiter is not None:
                 waiter.end(followers)
+
+    def _place(self) -> Place:
+        """Return the line to wait in, shared by receives that can get the same messages.
+
+        Raises:
+            NotFoundError: the topic or the group was deleted.
+        """
+        state, request = self.engine.state, self.request
+        topic = state.topic(request.topic).topic
+        match request.row_filter:
+            case TagHashFilter(hashes):
+                wanted: Hashable = hashes.tobytes()
+            case CachedSqlFilter() as row_filter:
+                wanted = row_filter.sql.expression
+            case _:
+                wanted = None
+        client_id = request.client_id if topic.type == "lite" else ""
+        group_id = state.group(request.group).group_id
+        return Place(topic.topic_id, group_id, (wanted, request.queue_ids, client_id))
 
     async def _look(self) -> tuple[Delivery, bool]:
         """Return what a look leases, and True if another look may find more."""
@@ -179,25 +200,6 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
     except BaseException:  # the messages reach no caller
         release_delivery(engine, delivery)
         raise
-
-
-def _place(engine: Engine, request: Receive) -> Place:
-    """Return the line to wait in, shared by receives that can get the same messages.
-
-    Raises:
-        NotFoundError: the topic or the group was deleted.
-    """
-    topic = engine.state.topic(request.topic).topic
-    match request.row_filter:
-        case TagHashFilter(hashes):
-            wanted: Hashable = hashes.tobytes()
-        case CachedSqlFilter() as row_filter:
-            wanted = row_filter.sql.expression
-        case _:
-            wanted = None
-    client_id = request.client_id if topic.type == "lite" else ""
-    group_id = engine.state.group(request.group).group_id
-    return Place(topic.topic_id, group_id, (wanted, request.queue_ids, client_id))
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, row_filter: ReceiveFilter | None) -> bool:

@@ -16,7 +16,7 @@ from rmq_pipeline.broker.decide.admin import CreateGroup, CreateTopic, DeleteGro
 from rmq_pipeline.broker.decide.deliver import Receive
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.broker.work.waiting import Wakeups, watching
+from rmq_pipeline.broker.work.waiting import Waiter, Wakeups, watching
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.waiting import until
@@ -110,6 +110,49 @@ def test_who_waits_is_given_what_comes_after_it_was_made_again(broker: Broker, w
         broker.send("t", messages(1))
 
         assert waiting.result(60)["body"].to_pylist() == [b"0"]
+
+
+def test_a_topic_made_again_before_a_receive_is_in_its_line_wakes_it(
+    broker: Broker, looks: list[Receive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Wakeups.put
+    late = iter([True])
+
+    def put_late(wakeups: Wakeups, waiter: Waiter) -> int | None:
+        if next(late, False):
+            broker.engine.writer.submit_together(AGAIN["topic"])
+        return put(wakeups, waiter)
+
+    monkeypatch.setattr(Wakeups, "put", put_late)
+    with receives(broker, 1) as (waiting,):
+        until(lambda: len(looks) == 1)
+        broker.send("t", messages(1))
+
+        assert waiting.result(10)["body"].to_pylist() == [b"0"]
+
+
+def test_a_topic_made_again_before_a_pull_waits_for_it_wakes_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = Wakeups.version
+    asked: list[int] = []
+
+    def late(wakeups: Wakeups, topic_id: int) -> int:
+        if not asked:
+            broker.engine.writer.submit_together(AGAIN["topic"])
+        asked.append(topic_id)
+        return version(wakeups, topic_id)
+
+    monkeypatch.setattr(Wakeups, "version", late)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(broker.pull, "t", {0: 0}, wait_ms=LONG_MS)
+        try:
+            until(lambda: len(asked) == 2)
+            broker.send("t", messages(1))
+
+            assert waiting.result(10).messages["body"].to_pylist() == [b"0"]
+        finally:
+            broker.engine.wakeups.close()
 
 
 def test_one_of_each_group_is_woken(broker: Broker) -> None:
