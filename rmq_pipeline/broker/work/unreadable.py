@@ -16,6 +16,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
 from rmq_pipeline.broker.decide.settle import Mask
 from rmq_pipeline.broker.decide.settle_each import FailEach, ReleaseEach, Renew
+from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import delivered, part_of, whatever_log
 from rmq_pipeline.broker.work.sealed import segments_of
@@ -47,9 +48,9 @@ def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Tabl
 def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
     """Return the readable part of a delivery; fail or delay the rest.
 
-    With order by message group, no message behind an unreadable one of its group is delivered; with
-    order by queue, none behind it in the queue. A large delivery is released partly untried, so
-    that results take effect before the leases end.
+    With order by message group, as on lite topics, no message behind an unreadable one of its group
+    is delivered; with order by queue, none behind it in the queue. A large delivery is released
+    partly untried, so that results take effect before the leases end.
 
     Raises:
         OperatorError, LookupError: no message of it can be read.
@@ -60,7 +61,8 @@ def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Deliv
     receipts = receipts_of(delivery)
     tried = _tried(engine, delivery, request=request)
     wrong, away = tried.wrong, tried.away
-    if engine.state.group(request.group).order == "queue":
+    group = engine.state.group(request.group)
+    if engine.state.order(group, delivery.topic_id) is ByQueue:
         wrong, away = (_and_what_is_behind(delivery, some) for some in (wrong, away))
     if tried.untried.any():
         engine.submit(ReleaseEach(receipts.take(tried.untried)))

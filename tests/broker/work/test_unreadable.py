@@ -70,6 +70,20 @@ def test_nothing_of_a_message_group_goes_past_one_that_cannot_be_read(broker: Br
     assert not broker.receive("g", "t", limit=10).num_rows
 
 
+def test_an_unreadable_message_charges_no_other_lite_topic(broker: Broker) -> None:
+    """A lite topic is a message group, also for a group that declares order by queue."""
+    broker.create_topic("t", queues=1, type="lite")
+    broker.create_group("g", order="queue", max_attempts=1)
+    broker.sync_lite_subscription("g", "t", client_id="c", action="replace", lite_topics=["a", "b"])
+    for lite_topic, body in (("a", MARK), ("b", b"b1")):
+        broker.send("t", pa.table({"body": [body], "lite_topic": [lite_topic]}))
+    damage(broker)
+
+    received = broker.receive("g", "t", client_id="c", limit=10)
+
+    assert bodies(received) == [b"b1"]
+
+
 @pytest.mark.parametrize("order", ["none", "message_group", "queue"])
 @pytest.mark.parametrize("step", ["load_missing", "readable"])
 def test_what_a_failed_receive_has_leased_is_released(
