@@ -305,10 +305,13 @@ class Engine:
         """Notify dispatch of a frame on disk, and wake the calls that wait for its changes."""
         self.dispatcher.notify(self.log.synced)
         changes: dict[int, set[int] | None] = {}
+        deleted: list[int] = []
         for decision in decisions:
             for events in filter(self._rings, decision.events):
                 if events.kind in _DELETIONS:
                     changes |= self._deleted(events)
+                    if events.kind == Kind.TOPIC_DELETED:
+                        deleted.append(events.topic_id)
                     continue
                 groups = changes.setdefault(events.topic_id, set())
                 if groups is not None:
@@ -318,6 +321,7 @@ class Engine:
             for placed in decision.placed:
                 changes[placed.topic_id] = None
         self.wakeups.send(changes)
+        self.wakeups.forget(deleted)
 
     def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
         """Return the topics and groups to wake after a deletion: their waits are over."""

@@ -10,7 +10,7 @@ never go away.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
@@ -82,8 +82,7 @@ class Wakeups:
 
     def send(self, changes: Changes) -> None:
         """Wake the calls that wait for these topics and groups."""
-        for topic_id in changes:
-            topic = self._topic(topic_id)
+        for topic in filter(None, map(self._topics.get, changes)):
             with topic.condition:
                 topic.version += 1
                 topic.condition.notify_all()
@@ -93,6 +92,11 @@ class Wakeups:
         for of_topic, listener in self._listeners if changes else ():
             if of_topic is None or of_topic in changes:
                 listener(changes)
+
+    def forget(self, topic_ids: Iterable[int]) -> None:
+        """Forget deleted topics, after the wakeups of their deletion."""
+        for topic_id in topic_ids:
+            self._topics.pop(topic_id, None)
 
     def listen(
         self, listener: Callable[[Changes], None], *, topic_id: int | None = None
@@ -135,23 +139,22 @@ class Wakeups:
 
     # ------------------------------------------------------------------- waiting for any change
 
-    def _topic(self, topic_id: int) -> _Topic:
-        found = self._topics.get(topic_id)
-        if found is None:
-            with self._lock:
-                found = self._topics.setdefault(topic_id, _Topic())
-        return found
-
     def version(self, topic_id: int) -> int:
         """Return the topic's version.
 
         Read it before looking: ``wait`` returns at once if the version has changed since.
         """
-        return self._topic(topic_id).version
+        found = self._topics.get(topic_id)
+        if found is None:
+            with self._lock:
+                found = self._topics.setdefault(topic_id, _Topic())
+        return found.version
 
     def wait(self, topic_id: int, version: int, *, at_ms: int | None) -> None:
         """Wait until the topic's version differs from ``version``, or until ``at_ms``."""
-        topic = self._topic(topic_id)
+        topic = self._topics.get(topic_id)
+        if topic is None:  # deleted since its version was read
+            return
         with topic.condition:
             if topic.version == version and not self._closed:
                 self.clock.wait_until(topic.condition, at_ms)

@@ -249,3 +249,21 @@ def test_lines_are_forgotten_with_those_who_stood_in_them(broker: Broker) -> Non
         assert all(len(one.result(60)) for one in waiting)
 
     assert len(lines) == 0
+
+
+def test_a_deleted_topic_is_forgotten(broker: Broker) -> None:
+    wakeups: Wakeups = broker.engine.wakeups
+    broker.create_topic("deleted", queues=1)
+    broker.create_topic("unread", queues=1)
+    before = set(wakeups._topics)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(broker.pull, "deleted", {0: 0}, wait_ms=LONG_MS)
+        until(lambda: len(wakeups._topics) > len(before))
+        broker.send("unread", messages(1))
+
+        broker.delete_topic("deleted")
+
+        with pytest.raises(errors.TopicNotFoundError):
+            waiting.result(60)
+    broker.delete_topic("unread")
+    assert set(wakeups._topics) == before
