@@ -140,6 +140,7 @@ class Dispatcher:
         Raises:
             StuckError: a frame before the position cannot be dispatched.
             StorageError: dispatch has failed or was stopped.
+            StoreFullError: dispatch has ended on a full disk.
         """
         if self._database.dispatched >= position:
             return True
@@ -154,7 +155,9 @@ class Dispatcher:
         if self._database.dispatched >= position:
             return True
         if self._over:
-            raise StorageError("Dispatch has ended.") from self._failure
+            full = isinstance(self._failure, StoreFullError)
+            kind = StoreFullError if full else StorageError
+            raise kind("Dispatch has ended.") from self._failure
         if (stuck := self.stuck) is not None:
             raise StuckError(str(stuck), remedy=stuck.remedy)
         return False

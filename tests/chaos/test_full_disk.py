@@ -5,8 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work import engine
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import StoreFullError
@@ -168,6 +170,43 @@ def test_everything_is_refused_when_the_reserve_is_used_up(
     eventually(all_received)
     assert len(received) == len(sent)
     assert stored(broker) == sent
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_closing_while_dispatch_waits_for_space_loses_nothing(
+    disk: Path,
+    ballast: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_freed: bool,
+) -> None:
+    monkeypatch.setattr(engine, "_FULL_WAIT_S", 3600.0)
+    with Broker.open(disk / "home", upkeep="none", settings=SETTINGS) as broker:
+        broker.create_topic("plain", queues=2)
+        broker.create_group("readers", max_attempts=1000)
+        sent = send_until_full(broker)
+        lease_until_full(broker)
+
+        def dispatch_waits() -> bool:
+            """True once a full disk has stopped dispatch, and no part of the reserve is left."""
+            fill(disk)
+            with suppress(StoreFullError):
+                broker.receive("readers", "plain", limit=1, invisible_duration_ms=1)
+            warned = [some.created for some in caplog.records if "cannot write" in some.msg]
+            is_over = bool(warned) and time.time() - warned[-1] > 0.5
+            return is_over and broker.engine.dispatcher.behind_bytes > 0
+
+        eventually(dispatch_waits)
+        if is_freed:
+            ballast.unlink()
+            (disk / "filling").unlink()
+
+    assert "Dispatch has failed" not in caplog.text
+    assert ("the next start dispatches" in caplog.text) is not is_freed
+    ballast.unlink(missing_ok=True)
+    with Broker.open(disk / "home", upkeep="none", settings=SETTINGS) as again:
+        assert stored(again) == sent
 
 
 def test_a_home_on_a_full_disk_opens(broker: Broker, disk: Path) -> None:

@@ -185,6 +185,10 @@ class Engine:
         )
 
     def _dispatch_failed(self, error: BaseException) -> None:
+        if self._closing.is_set() and isinstance(error, StoreFullError):
+            behind = self.dispatcher.behind_bytes
+            log.warning("The disk is full: the next start dispatches the last %d bytes.", behind)
+            return
         log.error("Dispatch has failed; the broker rebuilds its state from disk.", exc_info=error)
         # The error's frames hold cursors of the database, which must be reopened.
         forget_frames(error)
@@ -199,7 +203,10 @@ class Engine:
         try:
             self.log.draw_reserve(part_of(self.settings.reserve_bytes))
         except (StoreFullError, StorageError):
-            return not self._closing.wait(_FULL_WAIT_S)
+            if self._closing.is_set():
+                return False
+            # Closing ends the wait, and dispatch tries once more: there may be space by now.
+            self._closing.wait(_FULL_WAIT_S)
         return True
 
     @property
@@ -390,7 +397,7 @@ class Engine:
         self.writer.close()
         try:
             if self.repair.why is None:
-                with suppress(StuckError):  # the log keeps the frames
+                with suppress(StuckError, StoreFullError):  # the log keeps the frames
                     self.dispatched()
         finally:
             with ExitStack() as last:  # the home is unlocked even if another part fails to close
