@@ -67,6 +67,18 @@ class EventRows:
             return value.astype(dtype, copy=False)
         return np.full(len(self), value, dtype=dtype)
 
+    @property
+    def producer_group(self) -> str:
+        """Producer group of half messages; its column is ``client_id``."""
+        assert Kind.HALF <= self.kind <= Kind.HALF_GIVEN_UP, self.kind
+        return self.client_id or ""
+
+    @property
+    def window_owner(self) -> str:
+        """Owner of a window, empty if it stays the same; its column is ``client_id``."""
+        assert self.kind in (Kind.WINDOW, Kind.WINDOW_CLOSED), self.kind
+        return self.client_id or ""
+
     def text_bytes(self) -> int:
         """Return the size of the texts in bytes."""
         size = _bytes_of(self.client_id) * len(self)

@@ -87,7 +87,7 @@ class Halves:
         rows["checks"][at] = events.attempt
         rows["immunity_ms"][at] = events.delivery
         rows["message_id_hash"][at] = events.message_group_hash
-        rows["producer"][at] = self.code(events.client_id or "")
+        rows["producer"][at] = self.code(events.producer_group)
         self._next = min(self._next, int(due.min()))
 
     def not_put_off(self, queue_offset: Int64s) -> int:

@@ -323,7 +323,7 @@ class State:
         expires = int(events.column("visible_at_ms", np.int64)[0])
         self.windows[name] = Window(
             name,
-            events.client_id or (before.owner if before else ""),
+            events.window_owner or (before.owner if before else ""),
             epoch,
             expires if events.kind == Kind.WINDOW else 0,
             before.settle_id if before else "",

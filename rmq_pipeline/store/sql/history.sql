@@ -190,8 +190,9 @@ ANTI JOIN (
 -- Half messages that were not ended.
 CREATE OR REPLACE MACRO store.halves_at(ms) AS TABLE
 WITH said AS (
-    SELECT seq, kind, queue_offset, message_group_hash AS message_id_hash, client_id, attempt,
-           visible_at_ms, NULL::INTEGER AS target_topic_id
+    SELECT seq, kind, queue_offset, message_group_hash AS message_id_hash,
+           client_id AS producer_group, attempt AS checks, visible_at_ms AS next_check_ms,
+           NULL::INTEGER AS target_topic_id
     FROM store.events_at(ms) WHERE topic_id = 2 AND kind BETWEEN $HALF AND $HALF_GIVEN_UP
     UNION ALL
     SELECT -1, $HALF, queue_offset, message_group_hash, client_id, attempt, visible_at_ms,
@@ -200,8 +201,8 @@ WITH said AS (
 ),
 open AS (
     SELECT queue_offset, arg_max(message_id_hash, seq) AS message_id_hash,
-           arg_max(client_id, seq) AS producer_group, arg_max(attempt, seq) AS checks,
-           arg_max(visible_at_ms, seq) AS next_check_ms, max(target_topic_id) AS target_topic_id
+           arg_max(producer_group, seq) AS producer_group, arg_max(checks, seq) AS checks,
+           arg_max(next_check_ms, seq) AS next_check_ms, max(target_topic_id) AS target_topic_id
     FROM said GROUP BY queue_offset HAVING arg_max(kind, seq) = $HALF
 )
 SELECT h.* REPLACE (coalesce(h.target_topic_id, q.target_topic_id) AS target_topic_id)

@@ -21,7 +21,7 @@ ORDER BY a.ordinal;
 -- name: insert_redrives
 -- In: staged_events. Out: a row for each REDRIVEN; one whose message is no more is at its end.
 INSERT INTO store.redrives
-SELECT topic_id, queue_id, queue_offset, client_id, group_id, detail ->> '$.topic',
+SELECT topic_id, queue_id, queue_offset, client_id AS redrive_id, group_id, detail ->> '$.topic',
        (detail ->> '$.topic_id')::INTEGER, (detail ->> '$.queue_id')::INTEGER,
        (detail ->> '$.queue_offset')::BIGINT, detail ->> '$.message_id', at_ms,
        detail ->> '$.outcome', CASE detail ->> '$.outcome' WHEN 'gone' THEN at_ms END,

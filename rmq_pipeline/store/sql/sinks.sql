@@ -39,8 +39,8 @@ WHERE s.group_id = n.group_id AND s.path = n.path AND s.removed_version IS NULL;
 -- name: insert_sink_replacements
 -- In: staged_events. Out: a row for each SINK_REPLACED.
 INSERT INTO store.sink_replacements
-SELECT group_id, client_id, delivery, at_ms, detail ->> '$.reason', detail ->> '$.added[*].path',
-       detail ->> '$.removed[*]'
+SELECT group_id, client_id AS replacement_id, delivery AS version, at_ms, detail ->> '$.reason',
+       detail ->> '$.added[*].path', detail ->> '$.removed[*]'
 FROM staged_events WHERE kind = $SINK_REPLACED ORDER BY seq;
 
 -- name: forget_sink_files

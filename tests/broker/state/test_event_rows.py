@@ -44,3 +44,16 @@ def test_a_payload_is_not_changed_by_the_next_one() -> None:
     to_payload([single(Kind.CURSOR, 3, offset=4)])
     assert first.column("at_ms").equals(pa.array([1], pa.int64()))
     assert first.column("queue_offset").equals(pa.array([2], pa.int64()))
+
+
+def test_a_name_is_read_only_in_the_kinds_of_events_that_have_it() -> None:
+    half = single(Kind.HALF, 1, client_id="producers")
+    window = single(Kind.WINDOW, 1, client_id="run-1")
+    renewed = single(Kind.WINDOW, 2)
+
+    assert half.producer_group == "producers"
+    assert (window.window_owner, renewed.window_owner) == ("run-1", "")
+    with pytest.raises(AssertionError):
+        _ = window.producer_group
+    with pytest.raises(AssertionError):
+        _ = half.window_owner
