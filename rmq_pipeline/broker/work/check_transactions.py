@@ -16,6 +16,7 @@ from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.readable import LeftOut, read_parts
 from rmq_pipeline.broker.work.transaction import COPIED, plain_columns, stored_halves
+from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.message import with_properties
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID
 
@@ -39,9 +40,9 @@ def check_transactions(
         FencedError: a newer epoch has opened the window.
     """
     done = {"checked": 0, "given_up": 0, "dropped": 0}
-    deadline = engine.clock.now_ms() + wait_ms
+    poll = LongPoll(engine.wakeups, wait_ms=wait_ms)
     while True:
-        version, now_ms = engine.wakeups.version(HALF_TOPIC_ID), engine.clock.now_ms()
+        poll.look(HALF_TOPIC_ID)
         left = limit - sum(done.values())
         swept = _sweep(engine, left, window=window)
         done["checked"] += len(swept.asked)
@@ -49,11 +50,9 @@ def check_transactions(
         done["given_up"] += _give_up(engine, swept)
         if len(swept) and sum(done.values()) < limit:
             continue
-        # now_ms is from before the sweep: checks due since then get another sweep.
-        if sum(done.values()) >= limit or now_ms >= deadline or engine.wakeups.closed:
+        if sum(done.values()) >= limit or poll.is_over:
             return {**done, "next_due_ms": swept.next_due_ms}
-        wake = deadline if swept.next_due_ms is None else min(deadline, swept.next_due_ms)
-        engine.wakeups.wait(HALF_TOPIC_ID, version, at_ms=wake)
+        poll.wait(until_ms=swept.next_due_ms)
 
 
 def _sweep(engine: Engine, limit: int, *, window: tuple[str, int] | None) -> Swept:

@@ -11,11 +11,11 @@ import pyarrow as pa
 from rmq_pipeline import limits, schema, transaction
 from rmq_pipeline.broker.decide.transaction import FindHalves
 from rmq_pipeline.broker.state.halves import Rows
-from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.readable import LeftOut, read_parts
 from rmq_pipeline.broker.work.transaction import check_producer_group, stored_halves
+from rmq_pipeline.broker.work.waiting import LongPoll, waits_no_more
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.tables import columns_of
 
@@ -52,13 +52,12 @@ def fetch_checks(
         raise RequestError(f"topics must be a list of names, not {topics!r}.")
     state = engine.state
     topic_ids = None if topics is None else [state.topic(name).topic.topic_id for name in topics]
-    deadline = engine.clock.now_ms() + wait_ms
+    poll = LongPoll(engine.wakeups, wait_ms=wait_ms)
     while True:
-        version = engine.wakeups.version(NEW_OFFERS)
+        now_ms = poll.look(NEW_OFFERS)
         if window is not None:  # a fenced caller must take none
             engine.submit(FindHalves(_NONE, _NONE, window))
-        now_ms = engine.clock.now_ms()
-        if waiting.waits_no_more():
+        if waits_no_more():
             return schema.CHECK.empty_table()
         taken = engine.offers.take(
             now_ms,
@@ -74,10 +73,9 @@ def fetch_checks(
                 log.info("checks sent: client=%s rows=%d", client_id, found.num_rows)
                 return found
             continue
-        if now_ms >= deadline or engine.wakeups.closed:
+        if poll.is_over:
             return schema.CHECK.empty_table()
-        wake = min(deadline, now_ms + _LOOK_AGAIN_MS)
-        engine.wakeups.wait(NEW_OFFERS, version, at_ms=wake)
+        poll.wait(until_ms=now_ms + _LOOK_AGAIN_MS)
 
 
 def keep_checks(engine: Engine, holder: str, *, checks: pa.Table | None) -> int:

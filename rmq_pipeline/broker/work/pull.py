@@ -10,11 +10,11 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.group_offsets import Offsets
 from rmq_pipeline.broker.decide.pull import FindStretches, Stretch
 from rmq_pipeline.broker.state.queue_index import Places
-from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching
 from rmq_pipeline.broker.work.placement import locate
 from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.filter.expression import Filter, SqlFilter
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.pull_result import PullResult
@@ -150,20 +150,19 @@ def _sizes(messages: pa.Table) -> Int64s:
 
 def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
     """Pull until there is a message, or until ``wait_ms`` have passed."""
-    deadline = engine.clock.now_ms() + wait_ms
+    poll = LongPoll(engine.wakeups, wait_ms=wait_ms)
     while True:
         topic_id = engine.state.topic(pull.topic).topic.topic_id
-        version = engine.wakeups.version(topic_id)
+        poll.look(topic_id)
         more = pull.look(engine)
         if pull.is_done:
             return pull.pulled()
         if more and not pull.filters:
             continue
-        if engine.clock.now_ms() >= deadline or engine.wakeups.closed or waiting.waits_no_more():
+        if poll.is_over:
             return pull.pulled()
         if not more:
             pull.look_everywhere()
-            at_ms = waiting.look_at_ms(engine.clock, deadline)
             # The topic may have been deleted and created again before its version was read.
             if engine.state.topic(pull.topic).topic.topic_id == topic_id:
-                engine.wakeups.wait(topic_id, version, at_ms=at_ms)
+                poll.wait()

@@ -27,6 +27,7 @@ from rmq_pipeline.broker.state.schedule import Scheduled, keys_of
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.readable import LeftOut, Stored, read_parts
 from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.message import Int64s, hash64
 from rmq_pipeline.tables import columns_of, contiguous
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE
@@ -99,20 +100,18 @@ def deliver_scheduled(
         FencedError: a newer epoch has opened the window.
     """
     report = DeliveryReport()
-    deadline = engine.clock.now_ms() + wait_ms
+    poll = LongPoll(engine.wakeups, wait_ms=wait_ms)
     while True:
-        version, now_ms = engine.wakeups.version(SCHEDULE_TOPIC_ID), engine.clock.now_ms()
+        poll.look(SCHEDULE_TOPIC_ID)
         rows, next_due_ms = engine.submit(FindDue(min(_FOUND_AT_ONCE, limit), window))
         if len(rows):
             _deliver_found(engine, rows, window=window, report=report)
             if report.delivered + report.dropped < limit:
                 continue
             next_due_ms = engine.submit(FindDue(0, window))[1]
-        # now_ms is from before the look-up: messages due since then get another one.
-        if report.delivered >= limit or now_ms >= deadline or engine.wakeups.closed:
+        if report.delivered >= limit or poll.is_over:
             return report.describe(next_due_ms)
-        wake = deadline if next_due_ms is None else min(deadline, next_due_ms)
-        engine.wakeups.wait(SCHEDULE_TOPIC_ID, version, at_ms=wake)
+        poll.wait(until_ms=next_due_ms)
 
 
 def _deliver_found(

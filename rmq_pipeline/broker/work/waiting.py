@@ -1,7 +1,8 @@
 """Waiting: the wakeups of a frame, the calls that wait for them, and callers that go meanwhile.
 
 All long polls wait here. A receive or a poll of an event loop enters a line; a wakeup wakes the
-first call of each line. A call that reads without a lease waits for any change of its topic.
+first call of each line. A call that takes nothing from others waits for any change of its topic
+(``LongPoll``).
 
 An endpoint calls a verb inside ``watching``. A verb that waits wakes at ``look_at_ms`` at the
 latest. It ends without taking anything once ``waits_no_more`` returns True. Callers in this process
@@ -268,6 +269,35 @@ class Waiter:
         self._wakeups.take_out(self)
         for _ in range(max(followers, int(self.wakeup is not None))):
             self._wakeups.wake(self.place)
+
+
+class LongPoll:
+    """A call that looks at a topic, waits for a change, and looks again until its time is over."""
+
+    def __init__(self, wakeups: Wakeups, *, wait_ms: int) -> None:
+        self._wakeups = wakeups
+        self._deadline_ms = wakeups.clock.now_ms() + wait_ms
+        self._topic_id = self._version = self._now_ms = 0
+
+    def look(self, topic_id: int) -> int:
+        """Begin a look and return its time. A later change ends the next wait at once."""
+        self._topic_id, self._version = topic_id, self._wakeups.version(topic_id)
+        self._now_ms = self._wakeups.clock.now_ms()
+        return self._now_ms
+
+    @property
+    def is_over(self) -> bool:
+        """True if this look is the last: it began at the deadline, or the call must not wait.
+
+        The time is from before the look: what becomes due during a look gets another one.
+        """
+        return self._now_ms >= self._deadline_ms or self._wakeups.closed or waits_no_more()
+
+    def wait(self, *, until_ms: int | None = None) -> None:
+        """Wait for a change since the look began, at most until ``until_ms`` or the deadline."""
+        at_ms = self._deadline_ms if until_ms is None else min(self._deadline_ms, until_ms)
+        at_ms = look_at_ms(self._wakeups.clock, at_ms)
+        self._wakeups.wait(self._topic_id, self._version, at_ms=at_ms)
 
 
 # --------------------------------------------------------------------------- callers that may go

@@ -1,7 +1,8 @@
 """Receives that wait: one of a line is woken for what comes, and nobody waits beside a message."""
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from rmq_pipeline.broker.decide.admin import CreateGroup, CreateTopic, DeleteGro
 from rmq_pipeline.broker.decide.deliver import Receive
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.broker.work.waiting import Waiter, Wakeups, watching
+from rmq_pipeline.broker.work.waiting import LOOK_MS, Waiter, Wakeups, watching
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
 from tests.waiting import until
@@ -89,7 +90,7 @@ def test_one_message_makes_two_receives_look(broker: Broker, looks: list[Receive
 
         # The second learns when the delivery ends.
         until(lambda: len(looks) == WAITING + 2)
-        assert sum(one.done() for one in waiting) == 1
+        until(lambda: sum(one.done() for one in waiting) == 1)
 
 
 def test_messages_that_come_at_once_are_for_all_that_wait(broker: Broker) -> None:
@@ -195,6 +196,7 @@ def test_a_delivery_that_ends_is_given_to_a_receive_that_waits(
     clock = broker.engine.clock
     assert isinstance(clock, ManualClock)
     with receives(broker, 3, limit=5, invisible_duration_ms=5_000) as waiting:
+        until(lambda: len(looks) == 3)
         broker.send("t", messages(1))
         until(lambda: len(looks) == 3 + 2)
 
@@ -213,6 +215,7 @@ def test_what_a_rate_limit_holds_back_is_given_to_a_receive_that_waits(
     assert isinstance(clock, ManualClock)
     broker.create_group("paced", max_rate_per_s=2)
     with receives(broker, 2, group="paced", limit=8) as waiting:
+        until(lambda: len(looks) == 2)
         broker.send("t", messages(4))
         until(lambda: len(looks) == 2 + 2)
 
@@ -237,6 +240,32 @@ def test_a_caller_that_has_gone_is_given_nothing(broker: Broker) -> None:
 
         assert len(asked.result(60)) == 0
     assert len(broker.receive("g", "t")) == 1
+
+
+@pytest.mark.parametrize(
+    "verb", ["check_transactions", "deliver_scheduled", "fetch_checks", "revive"]
+)
+def test_a_verb_of_upkeep_ends_once_its_caller_has_gone(broker: Broker, verb: str) -> None:
+    clock = broker.engine.clock
+    assert isinstance(clock, ManualClock)
+    gone = threading.Event()
+
+    def watched() -> object:
+        with watching(gone.is_set):
+            return getattr(broker, verb)(wait_ms=LONG_MS)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(watched)
+        gone.set()
+        try:
+            for _ in range(LONG_MS // LOOK_MS // 2):  # it ends at its first look after that
+                clock.advance(LOOK_MS)
+                if wait([asked], 1).done:
+                    break
+            assert asked.done()
+            assert asked.result() is not None
+        finally:
+            broker.engine.wakeups.close()
 
 
 def test_lines_are_forgotten_with_those_who_stood_in_them(broker: Broker) -> None:
