@@ -10,6 +10,7 @@ A run may have workers (pytest -n): each has a folder within that of the run.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import shutil
@@ -66,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = tempfile.mkdtemp(prefix="rmq-tests-")
     config.add_cleanup(lambda: _clean_up(folder))
+    config.add_cleanup(gc.unfreeze)
     os.environ[RUN_VARIABLE] = folder
     os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = tempfile.tempdir = folder
     if not is_worker(config):
@@ -100,6 +102,21 @@ class _Room:
                 "Failures before this one may be due to it.",
                 returncode=1,
             )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from the modules and tests, which live as long as the run.
+
+    A full collection over half a million objects takes half a second, and the broker asks for some
+    when it opens a database again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -21,9 +21,10 @@ def members() -> dict[str, set[str]]:
     """By class of the library what is named in its body."""
     found: dict[str, set[str]] = {}
     for source in python(LIBRARY):
+        lines = source.text.splitlines()
         for node in ast.walk(ast.parse(source.text)):
             if isinstance(node, ast.ClassDef):
-                body = ast.get_source_segment(source.text, node) or ""
+                body = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
                 found.setdefault(node.name, set()).update(re.findall(r"\w+", body), bases)
     return found
@@ -43,11 +44,12 @@ def defined() -> dict[str, set[str]]:
     """By dotted end of a module's name what modules of that name define or import.
 
     A package is listed by its whole name, with its modules: its last word alone may be anything.
+    Trees are not kept: together they would make each later garbage collection take a second.
     """
     found: dict[str, set[str]] = {}
     for source in python():
         parts = source.module.split(".")
-        names = {name for node in source.tree.body for name in _names(node)}
+        names = {name for node in ast.parse(source.text).body for name in _names(node)}
         package = source.path.endswith("/__init__.py")
         for start in range(1 if package else len(parts)):
             found.setdefault(".".join(parts[start:]), set()).update(names)
