@@ -42,10 +42,12 @@ class Load(threading.Thread):
         super().__init__(name="load")
         self._client = client
         self._over = threading.Event()
+        #: Seconds between two sends.
+        self.turn_s = TURN_S
         self.sent: list[str] = []
 
     def run(self) -> None:
-        while not self._over.wait(TURN_S):
+        while not self._over.wait(self.turn_s):
             start = len(self.sent)
             bodies = [f"k{i % KEYS}:{i // KEYS}" for i in range(start, start + SENT)]
             keys = [body.partition(":")[0] for body in bodies]

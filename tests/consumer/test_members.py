@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.consumer.scene import GROUP, THREADS, TOPIC, Call, Place, Scene
+from tests.consumer.scene import GROUP, THREADS, TOPIC, TURN_S, Call, Place, Scene
 from tests.waiting import until
 
 
@@ -125,7 +125,9 @@ def test_a_member_that_stood_still_works_on_nothing_of_others(
 
     scene.members["a"].send_signal(signal.SIGSTOP)
     in_flight = _in_flight(scene, "a")
+    scene.load.turn_s = 10 * TURN_S  # half a minute of the full load would only take time
     until(lambda: scene.holders() == {"b"}, within_s=150, what="all queues with b")
+    scene.load.turn_s = TURN_S
     scene.wait_for_calls(100, "b")
     scene.members["a"].send_signal(signal.SIGCONT)
     scene.wait_for_calls(100, "a", "b")
