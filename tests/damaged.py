@@ -3,7 +3,7 @@
 from typing import Final
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES
+from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES
 
 #: The body that is damaged; of a size that no other is.
 MARK: Final = b"damaged on disk " * 50

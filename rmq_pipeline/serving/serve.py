@@ -33,7 +33,7 @@ from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
 from rmq_pipeline.serving.endpoints import Endpoints, import_ahead
 from rmq_pipeline.store import descriptors
-from rmq_pipeline.store.log_file import FULL
+from rmq_pipeline.store.log.log_file import FULL
 
 log = logging.getLogger(__name__)
 Written = TypeVar("Written")

@@ -7,7 +7,7 @@ from typing import Final
 import duckdb
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.store.query_runner import QueryRunner
+from rmq_pipeline.store.query.runner import QueryRunner
 
 #: Time for running queries to end before they are interrupted; new queries wait.
 _PATIENCE_S: Final = 5.0

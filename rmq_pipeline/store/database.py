@@ -31,11 +31,11 @@ from rmq_pipeline.store.consume_queue import IndexPage, Question
 from rmq_pipeline.store.exporter import Exporter
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
-from rmq_pipeline.store.query_runner import QueryRunner
+from rmq_pipeline.store.log.stretch import Stretch
+from rmq_pipeline.store.query.runner import QueryRunner
 from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.store.stored_state import StoredState
-from rmq_pipeline.store.stretch import Stretch
 
 __all__ = ["Database", "IndexPage", "StoredState"]
 
@@ -171,11 +171,11 @@ class Database:
             QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
         """
         # A broker that answers no query need not import sqlglot: 0.14 s of the processor at start.
-        from rmq_pipeline.store import query_guard
+        from rmq_pipeline.store.query import guard
 
         rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
         views = [name for (name,) in rows]
-        query_guard.check(sql, views, macros=self._queries.macros)
+        guard.check(sql, views, macros=self._queries.macros)
         return self._queries.run(sql, views=views, timeout_s=timeout_s)
 
     def stop_queries(self) -> None:

@@ -16,10 +16,10 @@ from rmq_pipeline import limits
 from rmq_pipeline.store import staging
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.keyed_state import KeyedState
+from rmq_pipeline.store.log.stretch import Rows
 from rmq_pipeline.store.redrives import RedriveFold
 from rmq_pipeline.store.state_tables import GROUPS, STATE_TABLES, TOPICS, StateTable
 from rmq_pipeline.store.statements import named
-from rmq_pipeline.store.stretch import Rows
 from rmq_pipeline.topic import DLQ_PREFIX, HALF_TOPIC_ID, SCHEDULE_TOPIC_ID
 
 _MESSAGES: Final = 1

@@ -10,7 +10,7 @@ from typing import Final
 import duckdb
 
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store import log_file
+from rmq_pipeline.store.log import log_file
 
 #: Checks whether a closed database is still open, and the pause between them.
 _LOOKS: Final = 20

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import schema
 from rmq_pipeline.message import hash64
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.stretch import Rows
+from rmq_pipeline.store.log.stretch import Rows
 
 _MESSAGE_COLUMNS: Final = [
     name for name in schema.MESSAGE.names if name not in ("body", "properties")

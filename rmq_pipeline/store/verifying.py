@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError
-from rmq_pipeline.store.log_file import LogFile
+from rmq_pipeline.store.log.log_file import LogFile
 from rmq_pipeline.store.statements import named, quoted
 
 

@@ -16,7 +16,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.store.database import Database
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES
+from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES, HEADER_BYTES
 from tests.chaos import flipping
 from tests.chaos.victim import SETTINGS
 from tests.chaos.zygote import Zygote

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rmq_pipeline.message import Int64s
     from rmq_pipeline.settings import Settings
-    from rmq_pipeline.store.commit_log import CommitLog
+    from rmq_pipeline.store.log.commit_log import CommitLog
 
 
 class AskedDispatcher(Dispatcher):

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import pytest
 
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.store.log_batches import SCHEMAS, OpenLog
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rmq_pipeline.store import synced_mark
-from rmq_pipeline.store.commit_log import CommitLog, Section
+from rmq_pipeline.store.log import synced_mark
+from rmq_pipeline.store.log.commit_log import CommitLog, Section
 
 MESSAGES, EVENTS, STATE = 1, 2, 3
 

@@ -10,7 +10,7 @@ from rmq_pipeline import schema
 from rmq_pipeline.message import hash64
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.stretch import Rows, Stretch
+from rmq_pipeline.store.log.stretch import Rows, Stretch
 
 Row = dict[str, Any]
 Part = tuple[int, pa.RecordBatch]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.errors import StorageError
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.store.log_batches import (
     EVENTS,
     MESSAGES,
@@ -263,7 +263,7 @@ def test_a_closed_log_refuses_everything(open_log: OpenLog) -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.store.log_batches import SCHEMAS, messages, random_body, write
 
 folder, step, flush = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -312,7 +312,7 @@ LIMITED_CHILD = """
 import resource, signal, sys
 from pathlib import Path
 from rmq_pipeline.errors import StorageError
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.store.log_batches import SCHEMAS, messages, random_body, write
 
 log = CommitLog.open(Path(sys.argv[1]), schemas=SCHEMAS, file_bytes=1 << 20, reserve_bytes=0)

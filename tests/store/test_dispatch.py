@@ -10,11 +10,11 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store import dispatch as dispatch_module
-from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher, StuckError
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.stretch import Rows, Stretch
+from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.stretch import Rows, Stretch
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.log_batches import OpenLog

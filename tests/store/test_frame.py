@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_pipeline.store import frame
+from rmq_pipeline.store.log import frame
 from tests.store.log_batches import EVENT_SCHEMA, MESSAGE_SCHEMA, events
 
 FRAME = frame.FrameHeader(position=4096, length=640, synced=64, sections=2)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import duckdb
 import pytest
 
-from rmq_pipeline.store.interruptible import is_interruptible
+from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.statements import named, statements
 
 MACROS = frozenset({"lag_at"})

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.fold import Fold
-from rmq_pipeline.store.stretch import Rows
+from rmq_pipeline.store.log.stretch import Rows
 from tests.store import rows
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import dispatch, events, hash_of, keyed, rows_of

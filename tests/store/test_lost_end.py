@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline.store import frame, recovery, synced_mark
-from rmq_pipeline.store.log_file import LogFile
-from rmq_pipeline.store.recovery import LostLogError
+from rmq_pipeline.store.log import frame, recovery, synced_mark
+from rmq_pipeline.store.log.log_file import LogFile
+from rmq_pipeline.store.log.recovery import LostLogError
 from tests.store.log_batches import (
     OpenLog,
     bodies,
@@ -102,7 +102,9 @@ def test_a_file_of_any_size_is_sound(
 ) -> None:
     size = 100_003
     with monkeypatch.context() as of_an_older_version:
-        of_an_older_version.setattr("rmq_pipeline.store.log_file.whole_pages", lambda size: size)
+        of_an_older_version.setattr(
+            "rmq_pipeline.store.log.log_file.whole_pages", lambda size: size
+        )
         log = open_log(file_bytes=size)
     assert log_file.stat().st_size == size
     write(log, messages(b"answered"))

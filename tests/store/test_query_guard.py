@@ -243,5 +243,5 @@ def test_a_store_that_answers_no_query_does_not_import_sqlglot() -> None:
 
     modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
-    assert "rmq_pipeline.store.query_runner" in modules
+    assert "rmq_pipeline.store.query.runner" in modules
     assert "sqlglot" not in modules

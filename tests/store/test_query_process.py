@@ -13,10 +13,10 @@ import pytest
 from rmq_pipeline import limits
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store import query_process, query_runner
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.interruptible import is_interruptible
+from rmq_pipeline.store.query import process, runner
+from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 from tests.conftest import Eventually
@@ -55,7 +55,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if query_process._COMMAND[-1] in child.cmdline():
+            if process._COMMAND[-1] in child.cmdline():
                 found.append(child)
     return found
 
@@ -157,7 +157,7 @@ def test_what_it_reads_has_a_bound(database: Database, monkeypatch: pytest.Monke
 
 
 def test_its_answer_has_a_bound(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_runner, "RESULT_BYTES", MIB)
+    monkeypatch.setattr(runner, "RESULT_BYTES", MIB)
 
     with pytest.raises(QueryError, match="larger than 1 MiB"):
         database.query("SELECT repeat('a', 100) FROM range(1000000)", timeout_s=60)
@@ -172,7 +172,7 @@ def test_a_process_that_does_not_start_is_an_error_and_keeps_no_turn(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(query_process, "_COMMAND", ("/nowhere/python",))
+        patched.setattr(process, "_COMMAND", ("/nowhere/python",))
         for _ in range(3):
             with pytest.raises(QueryError, match="did not start"):
                 database.query("SELECT repeat('a', 3)", timeout_s=1)
@@ -231,7 +231,7 @@ def test_it_has_the_answer_of_the_broker_itself(
     def no_query_itself(cursor: duckdb.DuckDBPyConnection, sql: str, **known: Any) -> bool:
         return sql not in queries and is_interruptible(cursor, sql, **known)
 
-    monkeypatch.setattr(query_runner, "is_interruptible", no_query_itself)
+    monkeypatch.setattr(runner, "is_interruptible", no_query_itself)
     for query, expected in zip(queries, inside, strict=True):
         answer: pa.Table = database.query(query, timeout_s=60)
         assert answer.schema == expected.schema, query

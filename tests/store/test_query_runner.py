@@ -8,8 +8,8 @@ import pytest
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError, StorageError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store import query_runner
 from rmq_pipeline.store.database import Database
+from rmq_pipeline.store.query import runner
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import dispatch, message, messages
@@ -92,7 +92,7 @@ def test_a_database_closes_beside_a_query_that_is_being_parsed(
         cursor.execute("SELECT sum(hash(i)) FROM range(50_000_000) AS n(i)").fetchall()
         return True
 
-    monkeypatch.setattr(query_runner, "is_interruptible", slowly)
+    monkeypatch.setattr(runner, "is_interruptible", slowly)
     thread, said = run_in_thread(database, "SELECT 1")
     assert parsing.wait(60)
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_exported_is_ended_when_the_database_closes(
 
 
 def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_runner, "RESULT_BYTES", MIB)
+    monkeypatch.setattr(runner, "RESULT_BYTES", MIB)
 
     with pytest.raises(QueryError, match="larger than 1 MiB"):
         database.query("SELECT * FROM range(1000000)", timeout_s=30)
@@ -177,8 +177,8 @@ def test_dispatch_goes_on_beside_greedy_queries(database: Database) -> None:
 def test_a_query_that_outlives_its_runner_lets_the_database_go(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_runner, "_STOP_S", 0.1)
-    runner = database._queries
+    monkeypatch.setattr(runner, "_STOP_S", 0.1)
+    queries = database._queries
     begun, may_end = threading.Event(), threading.Event()
     cursors: list[duckdb.DuckDBPyConnection] = []
 
@@ -188,13 +188,13 @@ def test_a_query_that_outlives_its_runner_lets_the_database_go(
         may_end.wait(20)
 
     thread = threading.Thread(
-        target=runner._in_turn,
+        target=queries._in_turn,
         args=(work,),
         kwargs={"timeout_s": 60, "deadline": Deadline(60)},
     )
     thread.start()
     assert begun.wait(20)
-    runner.close()
+    queries.close()
 
     may_end.set()
     thread.join(20)

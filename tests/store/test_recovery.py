@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError, StorageError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store import frame
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.store.log_batches import (
     EVENTS,
     MESSAGES,

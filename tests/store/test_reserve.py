@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.errors import StoreFullError
-from rmq_pipeline.store.commit_log import CommitLog
-from rmq_pipeline.store.reserve import Reserve
+from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.reserve import Reserve
 from tests.store.log_batches import EVENTS, OpenLog, bodies, events, messages, random_body, write
 
 MIB = 1 << 20

@@ -8,9 +8,9 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.store import history, staging
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.stretch import Rows
 from rmq_pipeline.store.state_tables import STATE_TABLES
 from rmq_pipeline.store.statements import named, quoted, statements, tables, views
-from rmq_pipeline.store.stretch import Rows
 from scripts import generate_sql
 from tests.store import rows
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.commit_log import CommitLog, Section
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES
-from rmq_pipeline.store.stretch import Rows, Stretches
+from rmq_pipeline.store.log.commit_log import CommitLog, Section
+from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES, HEADER_BYTES
+from rmq_pipeline.store.log.stretch import Rows, Stretches
 from tests.store.log_batches import (
     EVENTS,
     MESSAGES,

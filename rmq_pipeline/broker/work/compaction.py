@@ -21,8 +21,8 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.retention import retention
 from rmq_pipeline.broker.work.sealed import registering, segments_of
 from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
-from rmq_pipeline.store import log_file
-from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.log import log_file
+from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import Topic
 
 log = logging.getLogger(__name__)

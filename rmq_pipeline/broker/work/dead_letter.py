@@ -25,7 +25,7 @@ from rmq_pipeline.broker.work.reading import has_another_log, whatever_log
 from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.errors import CorruptLogError, OperatorError, RocketMQError, StorageError
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 

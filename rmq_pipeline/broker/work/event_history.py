@@ -18,10 +18,11 @@ from rmq_pipeline.broker.decide.request import Fence
 from rmq_pipeline.broker.decide.segments import RegisterHistory
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store import history, log_file
-from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store import history
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.history import KeptHistory
+from rmq_pipeline.store.log import log_file
+from rmq_pipeline.store.log.commit_log import FaultPoint
 
 log = logging.getLogger(__name__)
 _File = dict[str, Any]

@@ -12,8 +12,8 @@ from rmq_pipeline import checked_json, durable_files
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark, write_json
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.log_file import FULL
-from rmq_pipeline.store.reserve import Reserve
+from rmq_pipeline.store.log.log_file import FULL
+from rmq_pipeline.store.log.reserve import Reserve
 
 FORMAT: Final = 5
 #: Formats that this version reads; opening a home gives it the last one. Versions before format 5

@@ -18,7 +18,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.placement import locate
 from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.errors import RocketMQError, StorageError
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 
 _Found = TypeVar("_Found")
 

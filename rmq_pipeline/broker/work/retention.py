@@ -17,7 +17,7 @@ from rmq_pipeline.broker.decide.retention import ExpireSegments
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.sealed import registering, segments_of
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
 
 _COUNTS: Final = ("segments", "rows", "bytes", "held_back", "deleted_files")

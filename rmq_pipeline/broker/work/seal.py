@@ -26,8 +26,8 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.sealable import Frames, Reach, reach
 from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
-from rmq_pipeline.store import log_file, reserve
-from rmq_pipeline.store.commit_log import FaultPoint
+from rmq_pipeline.store.log import log_file, reserve
+from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.store.segments import SegmentWriter
 
 log = logging.getLogger(__name__)

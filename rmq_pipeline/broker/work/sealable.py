@@ -10,7 +10,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES
-from rmq_pipeline.store.commit_log import CommitLog, Section
+from rmq_pipeline.store.log.commit_log import CommitLog, Section
 from rmq_pipeline.store.segment_reader import Segments
 
 #: Bytes of messages that are sorted together.

@@ -11,8 +11,8 @@ from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import OperatorError
 from rmq_pipeline.message import Int32s, Int64s
-from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.store.segment_reader import Segments
 
 #: Average run length from which adjacent rows are sliced instead of copied.

@@ -21,9 +21,9 @@ from rmq_pipeline.errors import (
     StorageError,
     StoreFullError,
 )
-from rmq_pipeline.store.commit_log import CommitLog
-from rmq_pipeline.store.frame import FRAME_BYTES_MAX
-from rmq_pipeline.store.frame_builder import FrameBuilder
+from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX
+from rmq_pipeline.store.log.frame_builder import FrameBuilder
 
 __all__ = ["EVENTS", "MESSAGES", "Decision", "Done", "Request", "Writer"]
 

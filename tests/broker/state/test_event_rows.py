@@ -6,8 +6,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.state.event_rows import EventRows, single, to_batch, to_payload
-from rmq_pipeline.store import frame
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log import frame
 
 
 def some_events(*, n: int, client_id: str | None = None) -> list[EventRows]:

@@ -17,9 +17,9 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.orchestration.checks import dispatch_result
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.dispatch import StuckError
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.waiting import until
 
 SMALL = Settings(reserve_bytes=1 << 20, log_file_bytes=8 << 20)

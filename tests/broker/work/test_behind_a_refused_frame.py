@@ -13,9 +13,9 @@ from rmq_pipeline.broker.state.event_rows import single, to_batch
 from rmq_pipeline.broker.state.group_order import KNOWN_PER_GROUP
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.clock import ManualClock
-from rmq_pipeline.store.commit_log import CommitLog
 from rmq_pipeline.store.dispatch import StuckError
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.broker.sealed_home import DELAY_MS, MIB, messages, open_broker, seal_all
 
 EVENTS = 2

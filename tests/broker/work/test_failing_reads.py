@@ -23,7 +23,7 @@ from rmq_pipeline.broker.work.reading import delivered
 from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
-from rmq_pipeline.store.commit_log import CommitLog
+from rmq_pipeline.store.log.commit_log import CommitLog
 from tests.broker.held import WITHIN_S, Held
 from tests.broker.sealed_home import messages, open_broker, seal_all
 from tests.waiting import until

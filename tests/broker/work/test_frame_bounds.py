@@ -22,9 +22,9 @@ from rmq_pipeline.broker.work import writer
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import REASON_LENGTH
-from rmq_pipeline.store import frame
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.frame_builder import FrameBuilder
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.frame_builder import FrameBuilder
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages, open_broker
 from tests.conftest import Eventually

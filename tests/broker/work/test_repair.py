@@ -13,7 +13,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.fold import Fold
-from rmq_pipeline.store.log_file import LogFile
+from rmq_pipeline.store.log.log_file import LogFile
 from tests.conftest import Eventually
 
 SETTINGS = Settings(log_file_bytes=1 << 20, reserve_bytes=0)

@@ -11,8 +11,8 @@ from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.request import Decision
 from rmq_pipeline.broker.work import writer
 from rmq_pipeline.errors import MessageBodyTooLargeError
-from rmq_pipeline.store import frame
-from rmq_pipeline.store.frame_builder import FrameBuilder
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.frame_builder import FrameBuilder
 from tests.broker.sealed_home import MIB, open_broker
 
 NO_OUTCOMES = schema.OUTCOME.empty_table()

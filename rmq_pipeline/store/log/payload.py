@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.message import Int64s, offsets_of
-from rmq_pipeline.store.log_file import Bytes
+from rmq_pipeline.store.log.log_file import Bytes
 
 Payload: TypeAlias = Sequence[Bytes]
 

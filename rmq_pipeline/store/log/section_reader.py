@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from rmq_pipeline.sound_tables import mended
-from rmq_pipeline.store import frame
-from rmq_pipeline.store.frame import SectionHeader
-from rmq_pipeline.store.log_file import LogFile
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.frame import SectionHeader
+from rmq_pipeline.store.log.log_file import LogFile
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import CorruptLogError, HomeFormatError, StoreFullError
-from rmq_pipeline.store import descriptors, frame
-from rmq_pipeline.store.frame import FILE_HEADER_BYTES, HEADER_BYTES, FrameHeader, SectionHeader
+from rmq_pipeline.store import descriptors
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES, HEADER_BYTES, FrameHeader, SectionHeader
 
 Bytes: TypeAlias = bytes | memoryview | pa.Buffer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rmq_pipeline.errors import StoreFullError
-from rmq_pipeline.store import log_file
+from rmq_pipeline.store.log import log_file
 
 NAME: Final = "reserve"
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rmq_pipeline.store.frame import crc32
+from rmq_pipeline.store.log.frame import crc32
 
 NAME: Final = "synced"
 _MAGIC: Final = b"RMQSYNC1"

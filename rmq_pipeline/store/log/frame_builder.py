@@ -5,10 +5,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline.store import frame
-from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader, SectionHeader
-from rmq_pipeline.store.log_file import Bytes
-from rmq_pipeline.store.payload import Payload, bytes_of
+from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader, SectionHeader
+from rmq_pipeline.store.log.log_file import Bytes
+from rmq_pipeline.store.log.payload import Payload, bytes_of
 
 #: IOV_MAX: the maximum number of buffers in one system call.
 _BUFFERS_MAX: Final = 1024

@@ -12,8 +12,8 @@ import pyarrow as pa
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
-from rmq_pipeline.store.interruptible import is_interruptible
-from rmq_pipeline.store.query_process import LATER, QueryProcesses, limit_error
+from rmq_pipeline.store.query.interruptible import is_interruptible
+from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error
 from rmq_pipeline.store.reopening import is_short_of_memory
 from rmq_pipeline.store.statements import named, view_macros
 
@@ -75,7 +75,7 @@ class QueryRunner:
             return self._in_turn(
                 lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, deadline=deadline
             )
-        from rmq_pipeline.store.query_reads import readings
+        from rmq_pipeline.store.query.reads import readings
 
         read = readings(sql, views, macros=self.macros)
         with self._processes.started(timeout_s=timeout_s) as process:

@@ -17,10 +17,10 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_pipeline.errors import CorruptLogError
-from rmq_pipeline.store import log_file, synced_mark
-from rmq_pipeline.store.frame import HEADER_BYTES, FrameHeader
-from rmq_pipeline.store.log_file import LogFile
-from rmq_pipeline.store.synced_mark import SyncedMark
+from rmq_pipeline.store.log import log_file, synced_mark
+from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader
+from rmq_pipeline.store.log.log_file import LogFile
+from rmq_pipeline.store.log.synced_mark import SyncedMark
 
 #: File in the log's folder: the next start proceeds once although acknowledged frames are lost.
 ACCEPTED: Final = "accept_loss"

@@ -26,10 +26,10 @@ from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.statements import named, quoted
 
 if TYPE_CHECKING:
-    from rmq_pipeline.store.query_reads import Reading
+    from rmq_pipeline.store.query.reads import Reading
 
 _BATCH_ROWS: Final = 65_536
-_COMMAND: Final = (sys.executable, "-m", "rmq_pipeline.store.query_worker")
+_COMMAND: Final = (sys.executable, "-m", "rmq_pipeline.store.query.worker")
 #: Time to wait for a killed process to exit.
 _GONE_S: Final = 10.0
 _CONFIG: Final = {

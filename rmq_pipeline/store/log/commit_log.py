@@ -24,13 +24,13 @@ import pyarrow as pa
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store import log_file, recovery
-from rmq_pipeline.store.frame_builder import FrameBuilder
-from rmq_pipeline.store.log_file import FULL, LogFile
-from rmq_pipeline.store.payload import Payload
-from rmq_pipeline.store.reserve import Reserve
-from rmq_pipeline.store.section_reader import Section, SectionReader
-from rmq_pipeline.store.synced_mark import SyncedMark
+from rmq_pipeline.store.log import log_file, recovery
+from rmq_pipeline.store.log.frame_builder import FrameBuilder
+from rmq_pipeline.store.log.log_file import FULL, LogFile
+from rmq_pipeline.store.log.payload import Payload
+from rmq_pipeline.store.log.reserve import Reserve
+from rmq_pipeline.store.log.section_reader import Section, SectionReader
+from rmq_pipeline.store.log.synced_mark import SyncedMark
 
 __all__ = ["CommitLog", "FaultPoint", "Section"]
 
