@@ -4,6 +4,18 @@ A consumption event names one (group_id, topic_id, queue_id, queue_offset) and h
 state of that row. The last event of a key is therefore its state, and replay computes nothing.
 ``attempt`` is the number of counted deliveries so far. Unused numbers are 0 or -1, unused texts
 null.
+
+Two columns of stored events have another value in some kinds. A column for each would add 6 to 11 %
+to the bytes of every event (docs/decisions/0103). Only EventRows and the macros at the beginning of
+sql/history.sql translate ``epoch``; all other code has these values under their names.
+
+    column       kinds                       value
+    epoch        consumption, if below 0     attempt_id_hash, negated
+    epoch        QUEUE_LOCKED                locked_at_ms
+    client_id    HALF and its ends           producer_group
+    client_id    WINDOW, WINDOW_CLOSED       window_owner
+    client_id    REDRIVEN                    redrive_id
+    client_id    SINK_REPLACED               replacement_id
 """
 
 from enum import IntEnum
@@ -12,9 +24,9 @@ from enum import IntEnum
 class Kind(IntEnum):
     """Kind of an event."""
 
-    #: Delivered: attempt, visible_at_ms (end of lease), delivery, epoch, message_group_hash,
-    #: client_id. Moves the cursor past queue_offset. A negative epoch is the attempt of the receive
-    #: that returned the message, in a group of order queue.
+    #: Delivered: attempt, visible_at_ms (end of lease), delivery, epoch of the window,
+    #: message_group_hash, client_id. Moves the cursor past queue_offset. attempt_id_hash: that of
+    #: the receive that leased the message, in a group of order queue.
     LEASE = 1
     #: Settled; the row is deleted.
     ACK = 2
@@ -55,8 +67,8 @@ class Kind(IntEnum):
     #: Same as CURSOR, from a consumer that stores its own offsets: it has processed all messages
     #: before queue_offset.
     OFFSET_UPDATED = 16
-    #: client_id holds the lock of (group_id, topic_id, queue_id) until visible_at_ms; epoch: the
-    #: time since when it has held it without interruption.
+    #: client_id holds the lock of (group_id, topic_id, queue_id) until visible_at_ms; locked_at_ms:
+    #: the time since when it has held it without interruption.
     QUEUE_LOCKED = 17
     #: No client holds the lock; client_id is the previous holder.
     QUEUE_UNLOCKED = 18
@@ -81,7 +93,7 @@ class Kind(IntEnum):
 
     #: State of an open half message (topic_id and queue_offset of the half topic): attempt is the
     #: number of checks so far, visible_at_ms the next check, delivery its immunity in ms,
-    #: message_group_hash the hash of its message id, client_id its producer group.
+    #: message_group_hash the hash of its message id; producer_group.
     HALF = 35
     #: The copy of the half message was delivered. This kind and the next two delete the row.
     HALF_COMMITTED = 36
@@ -89,7 +101,7 @@ class Kind(IntEnum):
     #: Unresolved after the last check: copied to TRANS_CHECK_MAX_TIME_TOPIC.
     HALF_GIVEN_UP = 38
 
-    #: A window was opened or renewed: epoch, visible_at_ms (end of its lease), client_id (owner),
+    #: A window was opened or renewed: epoch, visible_at_ms (end of its lease), window_owner;
     #: detail is its name.
     WINDOW = 40
     WINDOW_CLOSED = 41
@@ -101,10 +113,10 @@ class Kind(IntEnum):
     #: The effect of a message took place: group_id, detail is its idempotency key.
     EFFECT = 44
     #: A redrive returned a dead letter (topic_id, queue_id, queue_offset of the dead letter topic)
-    #: to its group: group_id, client_id is the redrive's id; detail is JSON: its origin.
+    #: to its group: group_id, redrive_id; detail is JSON: its origin.
     REDRIVEN = 45
-    #: Sink files replaced others: group_id, delivery is the sink's version with them, client_id is
-    #: the replacement's id; detail is JSON: reason, added (as SINK_FILE), removed (paths).
+    #: Sink files replaced others: group_id, delivery is the sink's version with them,
+    #: replacement_id; detail is JSON: reason, added (as SINK_FILE), removed (paths).
     SINK_REPLACED = 46
 
     #: A segment was registered: topic_id, queue_id, queue_offset (base), visible_at_ms unused,

@@ -153,7 +153,7 @@ LEASES: Final = StateTable(
     row="a message that was delivered, or that will be dead-lettered, and is not settled.",
     notes=(
         "delivery > 0 is the number in its receipt; Delivery in store/events.py names the others. "
-        "epoch below 0: the attempt of the receive that returned it. failure: JSON of its last one."
+        "epoch: as in events. failure: JSON of its last one."
     ),
     key=(*_QUEUE, _OFFSET),
     columns=(
@@ -285,7 +285,7 @@ QUEUE_LOCKS: Final = StateTable(
     columns=(
         Column("client_id", "VARCHAR"),
         Column("expires_at_ms", "BIGINT", "visible_at_ms"),
-        Column("locked_at_ms", "BIGINT", "epoch"),
+        Column("locked_at_ms", "BIGINT", "store.locked_at_ms(kind, epoch)"),
         Column("renewed_at_ms", "BIGINT", "at_ms"),
     ),
     sets=frozenset({Kind.QUEUE_LOCKED}),

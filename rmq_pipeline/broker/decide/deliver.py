@@ -101,8 +101,8 @@ class Receive(Request):
     delivery: int
     #: The only queues to read; None: all that no other client has locked.
     queue_ids: frozenset[int] | None = None
-    #: Below 0: hash of the attempt id of a receive that may be repeated (order by queue); 0: none.
-    attempt: int = 0
+    #: Hash of the attempt id of a receive that may be repeated (order by queue); 0: none.
+    attempt_id_hash: int = 0
     #: True if the receive may return the lease of an earlier call of the same attempt.
     repeats: bool = True
 
@@ -189,13 +189,13 @@ class Receive(Request):
         """
         scans: list[tuple[int, QueueScan]] = []
         barred = barriers(state, topic, group=group, client_id=self.client_id)
-        asked = Asked(group, now_ms, self.attempt, self.repeats)
+        asked = Asked(group, now_ms, self.attempt_id_hash, self.repeats)
         for queue_id, queue in enumerate(topic.queues):
             if queue_id in closed:
                 continue
             consumption = consumptions[queue_id]
             if not barred and consumption.has_nothing(
-                queue.max_offset, now_ms, attempt=self.attempt if self.repeats else 0
+                queue.max_offset, now_ms, may_repeat=self.repeats and self.attempt_id_hash != 0
             ):
                 continue
             row_filter = (
@@ -251,7 +251,8 @@ class Receive(Request):
                     attempt=taken.attempt,
                     visible_at_ms=now_ms + self.invisible_duration_ms,
                     delivery=self.delivery,
-                    epoch=epoch or scan.attempt,
+                    epoch=epoch,
+                    attempt_id_hash=scan.attempt_id_hash,
                     message_group_hash=taken.group,
                     client_id=self.client_id or None,
                 )

@@ -365,15 +365,15 @@ class BatchScan(QueueScan):
         self, queue: Queue, consumption: ByQueue, *, row_filter: QueueFilter | None, asked: Asked
     ) -> None:
         super().__init__(queue, consumption, row_filter=row_filter, asked=asked)
-        self.attempt = asked.attempt
+        self.attempt_id_hash = asked.attempt_id_hash
         self._max_attempts = asked.group.max_attempts
         #: True if no message may be delivered for the first time.
         self._closed = self.again or bool(self.ended.events) or consumption.is_blocked(asked.now_ms)
 
     def _ended(self, asked: Asked) -> Ended:
         """Return what may be redelivered; the client of the same attempt gets its batch again."""
-        if asked.attempt and asked.repeats:
-            rows = self.consumption.of_attempt(asked.attempt, now_ms=asked.now_ms)
+        if asked.attempt_id_hash and asked.repeats:
+            rows = self.consumption.of_attempt(asked.attempt_id_hash, now_ms=asked.now_ms)
             self.again = len(rows) > 0
             if self.again:
                 leases = self.consumption.leases

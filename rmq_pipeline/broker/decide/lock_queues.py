@@ -49,7 +49,7 @@ class LockQueues(Request):
                     now_ms,
                     **QueueKey(*key)._asdict(),
                     visible_at_ms=now_ms + self.duration_ms,
-                    epoch=now_ms if held is None else held.locked_at_ms,
+                    locked_at_ms=now_ms if held is None else held.locked_at_ms,
                     client_id=self.client_id,
                 )
             )

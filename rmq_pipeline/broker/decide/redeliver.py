@@ -96,6 +96,7 @@ def counted_in_place(
         visible_at_ms=leases.visible_at[rows],
         delivery=leases.delivery[rows],
         epoch=leases.epoch[rows],
+        attempt_id_hash=leases.attempt_id_hash[rows],
         message_group_hash=leases.group[rows],
         detail=None if said.null_count == len(said) else said.to_pylist(),
     )

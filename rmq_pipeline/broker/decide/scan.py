@@ -64,8 +64,8 @@ class Asked(NamedTuple):
 
     group: Group
     now_ms: int
-    #: Hash of the attempt id, below 0; 0: a call without one.
-    attempt: int
+    #: Hash of the attempt id; 0: a call without one.
+    attempt_id_hash: int
     #: True if the receive may return the lease of an earlier call of the same attempt.
     repeats: bool
 
@@ -79,8 +79,8 @@ class QueueScan:
 
     #: True if it returns a batch that an earlier call of the same attempt has leased.
     again = False
-    #: Hash of the attempt id, below 0, which the leases keep; 0: they keep none.
-    attempt = 0
+    #: Hash of the attempt id, which the leases keep; 0: they keep none.
+    attempt_id_hash = 0
 
     def __init__(
         self,

@@ -150,6 +150,7 @@ class ChangeInvisible(Request):
                     visible_at_ms=now_ms + duration,
                     delivery=self.deliveries[part.receipts],
                     epoch=leases.epoch[part.rows],
+                    attempt_id_hash=leases.attempt_id_hash[part.rows],
                     message_group_hash=leases.group[part.rows],
                 )
             )

@@ -69,11 +69,11 @@ class Consumption:
         first = self.leases.first_offset()
         return self.cursor if first is None else min(first, self.cursor)
 
-    def has_nothing(self, end: int, now_ms: int, *, attempt: int) -> bool:
+    def has_nothing(self, end: int, now_ms: int, *, may_repeat: bool) -> bool:
         """Return True if a receive can skip the queue.
 
-        The cursor is at ``end``, no group is ready, and no lease is visible. ``attempt``: hash of
-        the attempt id of the receive; 0: none.
+        The cursor is at ``end``, no group is ready, and no lease is visible. ``may_repeat``: the
+        receive has an attempt id, and returns the batch of an earlier call that had the same one.
         """
         leases = self.leases
         return (
@@ -214,6 +214,7 @@ class Consumption:
             visible_at=events.column("visible_at_ms", np.int64),
             delivery=events.column("delivery", np.int64),
             epoch=events.column("epoch", np.int64),
+            attempt_id_hash=events.column("attempt_id_hash", np.int64),
             group=groups,
         )
         if events.kind == Kind.LEASE:

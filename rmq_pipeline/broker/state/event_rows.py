@@ -1,6 +1,7 @@
 """Events in memory, as the broker makes them and as replay reads them.
 
-They form runs of one kind, time, group, topic, queue and client.
+They form runs of one kind, time, group, topic, queue and client. The column ``epoch`` of stored
+events has one of three numbers; a run has a field for each (docs/decisions/0103).
 """
 
 import functools
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.message import Int32s, Int64s
-from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.events import CONSUMPTION, Kind
 from rmq_pipeline.store.filled_form import FilledForm
 
 _NUMBERS: Final = tuple(
@@ -24,7 +25,9 @@ _NUMBERS: Final = tuple(
     for field in schema.EVENT
     if field.type != pa.string()
 )
-_numbers_of: Final = operator.attrgetter(*(name for name, _ in _NUMBERS))
+#: The attribute of EventRows with the values of each number column.
+_SOURCES: Final = tuple("stored_epoch" if name == "epoch" else name for name, _ in _NUMBERS)
+_numbers_of: Final = operator.attrgetter(*_SOURCES)
 #: Up to this number, the events of a frame are written into a cached form.
 _FORM_ROWS: Final = 128
 _RUN: Final = ("kind", "at_ms", "group_id", "topic_id", "queue_id")
@@ -53,6 +56,8 @@ class EventRows:
     visible_at_ms: Int64s | int = 0
     delivery: Int64s | int = 0
     epoch: Int64s | int = 0
+    attempt_id_hash: Int64s | int = 0
+    locked_at_ms: Int64s | int = 0
     message_group_hash: Int64s | int = 0
     client_id: str | None = None
     detail: str | Sequence[str | None] | None = None
@@ -66,6 +71,14 @@ class EventRows:
         if isinstance(value, np.ndarray):
             return value.astype(dtype, copy=False)
         return np.full(len(self), value, dtype=dtype)
+
+    @property
+    def stored_epoch(self) -> Int64s | int:
+        """Value of the column ``epoch``; ``read_epoch`` is the inverse."""
+        if self.kind == Kind.QUEUE_LOCKED:
+            return self.locked_at_ms
+        # One of them is 0: a receive has either a window or an attempt id.
+        return self.epoch - self.attempt_id_hash
 
     @property
     def producer_group(self) -> str:
@@ -111,10 +124,10 @@ def to_batch(events: Sequence[EventRows]) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {}
     lengths = [len(rows.queue_offset) for rows in events]
     stops = list(itertools.accumulate(lengths))
-    for name, dtype in _NUMBERS:
+    for (name, dtype), source in zip(_NUMBERS, _SOURCES, strict=True):
         column = np.empty(stops[-1], dtype=dtype)
         for rows, length, stop in zip(events, lengths, stops, strict=True):
-            column[stop - length : stop] = getattr(rows, name)
+            column[stop - length : stop] = getattr(rows, source)
         columns[name] = pa.array(column)
     columns["client_id"] = _texts([rows.client_id for rows in events], lengths)
     columns["detail"] = _texts([rows.detail for rows in events], lengths)
@@ -155,6 +168,15 @@ def _texts(values: Sequence[str | Sequence[str | None] | None], lengths: Sequenc
     return pa.concat_arrays(parts)
 
 
+def read_epoch(kind: Kind, stored: Int64s) -> dict[str, Int64s]:
+    """Return the fields of EventRows that the column ``epoch`` has in this kind of events."""
+    if kind == Kind.QUEUE_LOCKED:
+        return {"locked_at_ms": stored}
+    if kind in CONSUMPTION:
+        return {"epoch": np.maximum(stored, 0), "attempt_id_hash": np.maximum(-stored, 0)}
+    return {"epoch": stored}
+
+
 def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
     """Yield the runs of a batch of schema.EVENT, in order."""
     # A log file of an older version does not have the columns that were added since.
@@ -173,8 +195,10 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[EventRows]:
     for start, stop in itertools.pairwise(bounds):
         run = {name: values[start:stop] for name, values in columns.items()}
         fixed = {name: int(run.pop(name)[0]) for name in _RUN}
+        kind = Kind(fixed.pop("kind"))
+        run |= read_epoch(kind, run.pop("epoch"))
         yield EventRows(
-            kind=Kind(fixed.pop("kind")),
+            kind=kind,
             **fixed,  # type: ignore[arg-type]  # the names come from the schema
             **run,
             client_id=client[start].as_py(),

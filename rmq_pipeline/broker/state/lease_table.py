@@ -26,7 +26,10 @@ class LeaseTable:
     few rows in a large table costs little.
     """
 
-    _COLUMNS = ("offset", "attempt", "visible_at", "delivery", "epoch", "group", "alive")
+    _COLUMNS = (
+        *("offset", "attempt", "visible_at", "delivery", "epoch", "attempt_id_hash", "group"),
+        "alive",
+    )
 
     def __init__(self) -> None:
         self._n = 0
@@ -41,6 +44,7 @@ class LeaseTable:
         self._visible_at = np.empty(capacity, np.int64)
         self._delivery = np.empty(capacity, np.int64)
         self._epoch = np.empty(capacity, np.int64)
+        self._attempt_id_hash = np.empty(capacity, np.int64)
         self._group = np.empty(capacity, np.int64)
         self._alive = np.empty(capacity, np.bool_)
 
@@ -69,8 +73,13 @@ class LeaseTable:
 
     @property
     def epoch(self) -> Int64s:
-        """Epoch of the window that holds the lease; 0: none. Below 0: hash of the attempt id."""
+        """Epoch of the window that holds the lease; 0: none."""
         return self._epoch[: self._n]
+
+    @property
+    def attempt_id_hash(self) -> Int64s:
+        """Hash of the attempt id of the receive that leased it, in order by queue; 0: none."""
+        return self._attempt_id_hash[: self._n]
 
     @property
     def group(self) -> Int64s:
@@ -147,6 +156,7 @@ class LeaseTable:
         visible_at: Int64s,
         delivery: Int64s,
         epoch: Int64s,
+        attempt_id_hash: Int64s,
         group: Int64s,
     ) -> Rows:
         """Insert or update rows; return the indices into the arguments of the inserted ones."""
@@ -155,16 +165,18 @@ class LeaseTable:
             "_visible_at": visible_at,
             "_delivery": delivery,
             "_epoch": epoch,
+            "_attempt_id_hash": attempt_id_hash,
             "_group": group,
         }
         open_rows = delivery >= WAITING
         if open_rows.any():
             self.next_visible = min(self.next_visible, int(visible_at[open_rows].min()))
         if self._n == 0 or offsets.min() > self._offset[self._n - 1]:
-            order = np.arange(len(offsets))
             if len(offsets) > 1 and np.any(np.diff(offsets) <= 0):
                 order = np.argsort(offsets, kind="stable")
-            self._append(offsets[order], {name: values[order] for name, values in columns.items()})
+                offsets = offsets[order]
+                columns = {name: values[order] for name, values in columns.items()}
+            self._append(offsets, columns)
             return np.arange(len(offsets))
         at = np.searchsorted(self.offset, offsets)
         known = (at < self._n) & (self._offset[np.minimum(at, self._n - 1)] == offsets)

@@ -81,7 +81,7 @@ class QueueLocks:
         lock = QueueLock(
             events.client_id or "",
             int(events.column("visible_at_ms", np.int64)[-1]),
-            int(events.column("epoch", np.int64)[-1]),
+            int(events.column("locked_at_ms", np.int64)[-1]),
             events.at_ms,
         )
         self.put(key, lock)

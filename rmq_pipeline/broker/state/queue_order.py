@@ -45,9 +45,9 @@ class ByQueue(Consumption):
         """Return True while a batch is with a receiver, waits for its retry, or is parked."""
         return self.blocked_until() > now_ms
 
-    def has_nothing(self, end: int, now_ms: int, *, attempt: int) -> bool:
+    def has_nothing(self, end: int, now_ms: int, *, may_repeat: bool) -> bool:
         """Return True if a receive can skip the queue, unless it may repeat a batch."""
-        return not attempt and super().has_nothing(end, now_ms, attempt=attempt)
+        return not may_repeat and super().has_nothing(end, now_ms, may_repeat=False)
 
     def next_after(self, now_ms: int) -> int | None:
         """Return when a blocked queue becomes free by itself.
@@ -57,7 +57,7 @@ class ByQueue(Consumption):
         until = self.blocked_until()
         return until if now_ms < until < FAR else None
 
-    def of_attempt(self, attempt: int, *, now_ms: int) -> Rows:
+    def of_attempt(self, attempt_id_hash: int, *, now_ms: int) -> Rows:
         """Return the rows of a batch that an earlier call of the same attempt leased.
 
         Empty if that batch is not the one that blocks the queue.
@@ -65,7 +65,8 @@ class ByQueue(Consumption):
         leases = self.leases
         rows = leases.unsettled()
         running = leases.visible_at[rows] > now_ms
-        mine = running & (leases.delivery[rows] > WAITING) & (leases.epoch[rows] == attempt)
+        mine = running & (leases.delivery[rows] > WAITING)
+        mine &= leases.attempt_id_hash[rows] == attempt_id_hash
         if not mine.any():
             return NO_ROWS
         last = int(np.flatnonzero(mine)[-1])
@@ -124,6 +125,7 @@ class ByQueue(Consumption):
                 visible_at_ms=leases.visible_at[rows],
                 delivery=leases.delivery[rows],
                 epoch=leases.epoch[rows],
+                attempt_id_hash=leases.attempt_id_hash[rows],
                 message_group_hash=leases.group[rows],
             )
         ]

@@ -130,7 +130,7 @@ def receive(
         window=held(window),
         delivery=engine.new_delivery(),
         queue_ids=None if queue_ids is None else frozenset(queues(queue_ids)),
-        attempt=attempt(attempt_id, client_id, window=window),
+        attempt_id_hash=attempt_id_hash(attempt_id, client_id, window=window),
     )
     # The runs of one window follow each other: they count as one consumer.
     who = asked.client_id if asked.window is None else asked.window[0]
@@ -138,8 +138,8 @@ def receive(
     return asked
 
 
-def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
-    """Return the number of a client's attempt, below 0; 0 without an attempt_id.
+def attempt_id_hash(attempt_id: object, client_id: str, *, window: object) -> int:
+    """Return the hash of a client's attempt id, above 0; 0 without an attempt_id.
 
     Raises:
         RequestError: the id is not a text, or a window is given too.
@@ -149,7 +149,7 @@ def attempt(attempt_id: object, client_id: str, *, window: object) -> int:
         raise RequestError("A receive takes either an attempt_id or a window, not both.")
     if not attempt_id:
         return 0
-    return -1 - abs(int(hash64(pa.array([f"{client_id}\n{attempt_id}"]))[0]) >> 1)
+    return 1 + abs(int(hash64(pa.array([f"{client_id}\n{attempt_id}"]))[0]) >> 1)
 
 
 def queues(given: object) -> tuple[int, ...]:

@@ -180,6 +180,8 @@ def _runs(kind: Kind, table: pa.Table) -> list[EventRows]:
     }
     if not table.num_rows:
         return []
+    if "epoch" in columns:
+        columns |= event_rows.read_epoch(kind, columns.pop("epoch"))
     keys = ("group_id", "topic_id", "queue_id")
     changes = np.zeros(table.num_rows, dtype=np.bool_)
     changes[0] = True

@@ -5,7 +5,7 @@
 CREATE OR REPLACE VIEW main.in_flight AS
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id,
-       greatest(l.epoch, 0) AS epoch
+       store.window_epoch(l.epoch) AS epoch
 FROM store.leases AS l
 JOIN store.groups AS g USING (group_id)
 JOIN store.topics AS t USING (topic_id)
@@ -189,7 +189,7 @@ LEFT JOIN store.consume_queue AS q
 CREATE OR REPLACE MACRO main.in_flight_at(t) AS TABLE
 SELECT g.name AS consumer_group, t.name AS topic, l.queue_id, l.queue_offset, q.message_id,
        q.message_group, l.attempt AS delivery_attempt, l.visible_at_ms, l.client_id,
-       greatest(l.epoch, 0) AS epoch
+       store.window_epoch(l.epoch) AS epoch
 FROM store.leases_at(store.ms_of(t)) AS l
 JOIN store.groups_at(store.ms_of(t)) AS g USING (group_id)
 JOIN store.topics_at(store.ms_of(t)) AS t USING (topic_id)

@@ -5,6 +5,16 @@
 -- A macro takes a moment t: ms since 1970, a TIMESTAMP, or a text that is one. What happened in
 -- that millisecond has happened. position + "row" orders events: a row takes more than a byte.
 
+-- ------------------------------------------------------------------------ what the column epoch is
+
+-- The column epoch of events, leases and snapshots, as store/events.py describes it: epoch of the
+-- window under which a message was leased; 0: none.
+CREATE OR REPLACE MACRO store.window_epoch(epoch) AS greatest(epoch, 0);
+
+-- The same column: since when a client has held the lock of a queue; null for other events.
+CREATE OR REPLACE MACRO store.locked_at_ms(kind, epoch) AS
+    CASE kind WHEN $QUEUE_LOCKED THEN epoch END;
+
 -- ---------------------------------------------------------------------------------- what happened
 
 -- Topics, those that were deleted within the kept history too.
@@ -39,8 +49,9 @@ SELECT * FROM read_parquet(
 CREATE OR REPLACE VIEW main.events AS
 SELECT e.position, e."row", coalesce(k.name, e.kind::VARCHAR) AS kind, e.at_ms,
        g.name AS consumer_group, t.name AS topic, e.queue_id, e.queue_offset, e.attempt,
-       e.visible_at_ms, e.delivery, greatest(e.epoch, 0) AS epoch, e.client_id, e.detail,
-       e.group_id, e.topic_id
+       e.visible_at_ms, e.delivery,
+       coalesce(store.locked_at_ms(e.kind, e.epoch), store.window_epoch(e.epoch)) AS epoch,
+       e.client_id, e.detail, e.group_id, e.topic_id
 FROM store.all_events AS e
 LEFT JOIN store.kinds AS k USING (kind)
 LEFT JOIN store.group_names AS g USING (group_id)
@@ -72,7 +83,7 @@ JOIN store.kinds AS k USING (kind)
 LEFT JOIN store.topic_names AS t USING (topic_id)
 LEFT JOIN store.group_names AS g USING (group_id)
 LEFT JOIN main.window_history AS w
-    ON w.name = 'consumer/' || g.name AND w.epoch = e.epoch AND e.epoch > 0
+    ON w.name = 'consumer/' || g.name AND w.epoch = store.window_epoch(e.epoch)
 WHERE e.kind BETWEEN $LEASE AND $ACK_AHEAD
    OR e.kind BETWEEN $HALF AND $HALF_GIVEN_UP
    OR e.kind IN ($SCHEDULE_DELIVERED, $SCHEDULE_DROPPED, $SCHEDULE_RECALLED, $REDRIVEN);
@@ -217,8 +228,8 @@ LEFT JOIN store.consume_queue AS q
 -- which file it is where a settle made several, only offset columns in the sink say.
 CREATE OR REPLACE MACRO main.files_of(id) AS TABLE
 WITH RECURSIVE acked AS (
-    SELECT q.message_id, e.group_id, e.topic_id, e.queue_id, e.queue_offset, e.position, e.epoch,
-           e.at_ms
+    SELECT q.message_id, e.group_id, e.topic_id, e.queue_id, e.queue_offset, e.position,
+           store.window_epoch(e.epoch) AS epoch, e.at_ms
     FROM store.all_events AS e
     JOIN store.consume_queue AS q USING (topic_id, queue_id, queue_offset)
     WHERE q.message_id = id AND e.kind IN ($ACK, $ACK_AHEAD)
@@ -244,5 +255,5 @@ FROM held AS h
 LEFT JOIN store.topic_names AS t USING (topic_id)
 LEFT JOIN store.group_names AS g USING (group_id)
 LEFT JOIN main.window_history AS w
-    ON w.name = 'consumer/' || g.name AND w.epoch = h.epoch AND h.epoch > 0
+    ON w.name = 'consumer/' || g.name AND w.epoch = h.epoch
 ORDER BY consumer_group, h.version, h.path;

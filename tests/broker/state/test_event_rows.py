@@ -5,7 +5,13 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.broker.state.event_rows import EventRows, single, to_batch, to_payload
+from rmq_pipeline.broker.state.event_rows import (
+    EventRows,
+    from_batch,
+    single,
+    to_batch,
+    to_payload,
+)
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log import frame
 
@@ -57,3 +63,20 @@ def test_a_name_is_read_only_in_the_kinds_of_events_that_have_it() -> None:
         _ = window.producer_group
     with pytest.raises(AssertionError):
         _ = half.window_owner
+
+
+def test_an_attempt_and_a_lock_time_are_stored_in_the_column_of_epochs() -> None:
+    offsets = np.arange(2)
+    attempt = EventRows(kind=Kind.LEASE, at_ms=1, queue_offset=offsets, attempt_id_hash=7)
+    windowed = EventRows(kind=Kind.LEASE, at_ms=2, queue_offset=offsets, epoch=3)
+    locked = single(Kind.QUEUE_LOCKED, 3, locked_at_ms=1_700_000_000_000)
+    opened = single(Kind.WINDOW, 4, epoch=5)
+    events = [attempt, windowed, locked, opened]
+
+    stored = frame.decode(to_payload(events), schema.EVENT)
+    read = list(from_batch(stored))
+
+    assert stored["epoch"].to_pylist() == [-7, -7, 3, 3, 1_700_000_000_000, 5]
+    for name in ("epoch", "attempt_id_hash", "locked_at_ms"):
+        found = [rows.column(name, np.int64).tolist() for rows in read]
+        assert found == [rows.column(name, np.int64).tolist() for rows in events], name

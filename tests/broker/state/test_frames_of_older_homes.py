@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.state.event_rows import single, to_batch
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.message import hash64
 from rmq_pipeline.orchestration.checks import dispatch_result
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.dispatch import StuckError
@@ -100,6 +103,35 @@ def test_a_message_with_texts_that_are_none_stops_nothing(
             store = broker.status()["store"]
             assert (store["failing"], store["repairs"], store["stuck"]) == (None, 0, None)
             assert broker.receive("g", "t", limit=10)["body"].to_pylist()[-1] == b"next"
+
+
+def test_an_older_attempt_is_repeated_and_an_older_lock_keeps_its_time(home: Path) -> None:
+    locked_at_ms = 1_700_000_000_000
+    with opened(home) as broker:
+        topic = broker.create_topic("t", queues=1)
+        group = broker.create_group("g", order="queue")
+        broker.send("t", pa.table({"body": [b"one", b"two"]}))
+    now_ms = time.time_ns() // 1_000_000
+    ids = {"group_id": group["group_id"], "topic_id": topic["topic_id"], "queue_id": 0}
+    common = {**ids, "at_ms": now_ms, "visible_at_ms": now_ms + 3_600_000, "client_id": "me"}
+    lease = {"kind": Kind.LEASE, "queue_offset": 0, "attempt": 1, "delivery": 5}
+    # Written out as older versions did: below 0 is the hash of client and attempt id.
+    older = -1 - abs(int(hash64(pa.array(["me\nan-attempt"]))[0]) >> 1)
+    lock = {"kind": Kind.QUEUE_LOCKED, "queue_offset": -1, "epoch": locked_at_ms}
+    rows = [{**common, **lease, "epoch": older}, {**common, **lock}]
+    filled = [dict.fromkeys(("attempt", "delivery", "message_group_hash"), 0) | row for row in rows]
+    add(home, EVENTS, pa.RecordBatch.from_pylist(filled, schema=schema.EVENT))
+
+    for _ in range(2):  # before and after dispatch has taken them
+        with opened(home) as broker:
+            got = broker.receive("g", "t", client_id="me", attempt_id="an-attempt")
+            (lock_now,) = broker.describe_group("g")["locks"]
+            (shown,) = broker.sql("SELECT epoch FROM in_flight")["epoch"].to_pylist()
+            (since,) = broker.sql("SELECT locked_at_ms FROM queue_locks")["locked_at_ms"]
+
+        assert got["body"].to_pylist() == [b"one"]
+        assert lock_now["locked_at_ms"] == since.as_py() == locked_at_ms
+        assert shown == 0
 
 
 @pytest.fixture

@@ -51,5 +51,6 @@ def lease(table: LeaseTable, offsets: np.ndarray, *, step: int) -> None:
         visible_at=np.full(n, step, np.int64),
         delivery=np.full(n, 1, np.int64),
         epoch=np.zeros(n, np.int64),
+        attempt_id_hash=np.zeros(n, np.int64),
         group=np.ones(n, np.int64),
     )

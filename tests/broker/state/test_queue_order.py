@@ -27,12 +27,12 @@ class Row:
     attempt: int
     visible_at: int
     delivery: int
-    epoch: int
+    attempt_id_hash: int
 
 
 #: In any state; what is parked, to be buried or acked ahead has no time of its own.
 STATES = [
-    *itertools.product((NOW - 1, NOW, NOW + 1, NOW + 7), (WAITING, 501, 502), (-7, -8, 0)),
+    *itertools.product((NOW - 1, NOW, NOW + 1, NOW + 7), (WAITING, 501, 502), (7, 8, 0)),
     *((FAR, AHEAD, 0),) * 6,
     *((FAR, PARKED, 0), (NOW, EXHAUSTED, 0)),
 ]
@@ -55,7 +55,8 @@ def table(rows: list[Row]) -> ByQueue:
         attempt=np.array([each.attempt for each in every], np.int32),
         visible_at=np.array([each.visible_at for each in every]),
         delivery=np.array([each.delivery for each in every]),
-        epoch=np.array([each.epoch for each in every]),
+        epoch=np.zeros(ROWS, np.int64),
+        attempt_id_hash=np.array([each.attempt_id_hash for each in every]),
         group=np.zeros(ROWS, np.int64),
     )
     gone = [offset for offset in range(ROWS) if offset not in known]
@@ -64,7 +65,10 @@ def table(rows: list[Row]) -> ByQueue:
 
 
 def rows_of(leases: LeaseTable) -> list[Row]:
-    columns = (leases.offset, leases.attempt, leases.visible_at, leases.delivery, leases.epoch)
+    columns = (
+        *(leases.offset, leases.attempt, leases.visible_at, leases.delivery),
+        leases.attempt_id_hash,
+    )
     alive = [column[leases.alive].tolist() for column in columns]
     return [Row(*values) for values in zip(*alive, strict=True)]
 
@@ -110,7 +114,9 @@ def test_acks_leave_nothing_ahead_of_nothing(
     left = [offset for offset in unsettled if offset not in done | settled]
     gap = left[0] if left else ROWS
     expected = [
-        replace(each, delivery=AHEAD, visible_at=FAR, epoch=0) if each.offset in done else each
+        replace(each, delivery=AHEAD, visible_at=FAR, attempt_id_hash=0)
+        if each.offset in done
+        else each
         for each in rows
         if each.offset not in settled and (each.offset > gap or each.offset in left)
     ]
@@ -139,7 +145,7 @@ def test_acks_wake_who_waits_only_where_the_queue_opens_earlier(
     assert not consumption.acks_wake()
 
 
-@given(rows=ROW_LISTS, attempt=st.sampled_from((-7, -8)))
+@given(rows=ROW_LISTS, attempt=st.sampled_from((7, 8)))
 def test_a_batch_is_given_again_only_where_nothing_else_blocks(
     rows: list[Row], attempt: int
 ) -> None:
@@ -149,7 +155,7 @@ def test_a_batch_is_given_again_only_where_nothing_else_blocks(
     mine = [
         each
         for each in unsettled
-        if each.epoch == attempt and each.delivery > WAITING and each.visible_at > NOW
+        if each.attempt_id_hash == attempt and each.delivery > WAITING and each.visible_at > NOW
     ]
     others_run = any(each.visible_at > NOW for each in unsettled[len(mine) :])
     blocks = bool(mine) and unsettled[: len(mine)] == mine and not others_run

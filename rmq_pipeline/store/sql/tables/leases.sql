@@ -2,8 +2,8 @@
 
 -- name: create_leases
 -- In: nothing. Out: the table.
--- delivery > 0 is the number in its receipt; Delivery in store/events.py names the others. epoch
--- below 0: the attempt of the receive that returned it. failure: JSON of its last one.
+-- delivery > 0 is the number in its receipt; Delivery in store/events.py names the others. epoch:
+-- as in events. failure: JSON of its last one.
 -- A row: a message that was delivered, or that will be dead-lettered, and is not settled.
 -- Written by: LEASE, RETRY, RELEASE, EXPIRE, INVISIBLE, PARK, ACK_AHEAD: the last one of a key.
 -- Goes: with ACK, DEAD_LETTER, RESET, TOPIC_DELETED, GROUP_DELETED.

@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS store.queue_locks (
 -- In: staged_events. Out: net_queue_locks, the last event of each key.
 CREATE OR REPLACE TEMP TABLE net_queue_locks AS
 SELECT kind, group_id, topic_id, queue_id, client_id, visible_at_ms AS expires_at_ms,
-       epoch AS locked_at_ms, at_ms AS renewed_at_ms
+       store.locked_at_ms(kind, epoch) AS locked_at_ms, at_ms AS renewed_at_ms
 FROM staged_events
 WHERE seq IN (
     SELECT max(seq) FROM staged_events WHERE kind IN ($QUEUE_LOCKED, $QUEUE_UNLOCKED)
