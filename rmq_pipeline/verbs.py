@@ -1199,43 +1199,6 @@ class Verbs(Protocol):
         answer: dict[str, Any] = self.call("seal", {"limit_bytes": limit_bytes, "window": window})
         return answer
 
-    # ----------------------------------------------------------------- Redrive and idempotency keys
-
-    def redrive(self, group: str, dead_letters: pa.Table, *, redrive_id: str) -> pa.Table:
-        """Redrive dead letters: deliver their originals to this group again, each once.
-
-        A redriven message keeps its place: it comes before later messages of its message group,
-        and its attempts count from one. No message is copied, and the dead letter stays.
-
-        Args:
-            group: consumer group of the dead letters.
-            dead_letters: schema.DEAD_LETTER, places in the group's dead letter topic.
-            redrive_id: id under which the view ``redrives`` lists them.
-
-        Returns:
-            schema.REDRIVEN, row for row; ``already`` for what was redriven before.
-
-        Raises:
-            IllegalOffsetError: a place is no dead letter of the group; nothing was changed.
-        """
-        answer: pa.Table = self.call(
-            "redrive", {"group": group, "dead_letters": dead_letters, "redrive_id": redrive_id}
-        )
-        return answer
-
-    def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
-        """Return which idempotency keys the group has recorded within its window.
-
-        Args:
-            group: consumer group.
-            keys: schema.IDEMPOTENCY_KEY.
-
-        Returns:
-            schema.SEEN, row for row; seen_at_ms is null for an unknown key.
-        """
-        answer: pa.Table = self.call("seen_before", {"group": group, "keys": keys})
-        return answer
-
     # ------------------------------------------------------------------------------- Files of sinks
 
     def sink_files(self, group: str, *, removed: bool = False) -> pa.Table:
@@ -1443,7 +1406,7 @@ class Verbs(Protocol):
         )
         return answer
 
-    # ------------------------------------------------------------------------------ Parked messages
+    # ------------------------------------------------ Parked messages, redrive and idempotency keys
 
     def unpark(
         self,
@@ -1473,6 +1436,41 @@ class Verbs(Protocol):
             ),
             dict[str, int],
         )
+        return answer
+
+    def redrive(self, group: str, dead_letters: pa.Table, *, redrive_id: str) -> pa.Table:
+        """Redrive dead letters: deliver their originals to this group again, each once.
+
+        A redriven message keeps its place: it comes before later messages of its message group,
+        and its attempts count from one. No message is copied, and the dead letter stays.
+
+        Args:
+            group: consumer group of the dead letters.
+            dead_letters: schema.DEAD_LETTER, places in the group's dead letter topic.
+            redrive_id: id under which the view ``redrives`` lists them.
+
+        Returns:
+            schema.REDRIVEN, row for row; ``already`` for what was redriven before.
+
+        Raises:
+            IllegalOffsetError: a place is no dead letter of the group; nothing was changed.
+        """
+        answer: pa.Table = self.call(
+            "redrive", {"group": group, "dead_letters": dead_letters, "redrive_id": redrive_id}
+        )
+        return answer
+
+    def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
+        """Return which idempotency keys the group has recorded within its window.
+
+        Args:
+            group: consumer group.
+            keys: schema.IDEMPOTENCY_KEY.
+
+        Returns:
+            schema.SEEN, row for row; seen_at_ms is null for an unknown key.
+        """
+        answer: pa.Table = self.call("seen_before", {"group": group, "keys": keys})
         return answer
 
     # --------------------------------------------------------------------------- Users and policies
@@ -1713,8 +1711,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("deliver_scheduled", repeatable=True),
         Verb("revive", repeatable=True),
         Verb("seal", repeatable=True),
-        Verb("redrive", tables=("dead_letters",), repeatable=True),
-        Verb("seen_before", tables=("keys",), repeatable=True, quick=True),
         Verb("sink_files", repeatable=True),
         Verb("replace_sink_files", tables=("add",), repeatable=True),
         Verb("send_half", tables=("messages",), quick=True),
@@ -1723,6 +1719,8 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("keep_checks", tables=("checks",), repeatable=True),
         Verb("check_transactions", repeatable=True),
         Verb("unpark", tables=("message_groups",)),
+        Verb("redrive", tables=("dead_letters",), repeatable=True),
+        Verb("seen_before", tables=("keys",), repeatable=True, quick=True),
         Verb("create_user"),
         Verb("alter_user"),
         Verb("delete_user"),

@@ -19,7 +19,6 @@ from rmq_pipeline.broker.verbs.failures import Failures
 from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
 from rmq_pipeline.broker.verbs.reading import Reading
-from rmq_pipeline.broker.verbs.redriving import Redriving
 from rmq_pipeline.broker.verbs.sinks import Sinks
 from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.work import queries
@@ -44,7 +43,6 @@ class Broker(
     LiteTopics,
     Reading,
     Background,
-    Redriving,
     Sinks,
     Transactions,
     Failures,

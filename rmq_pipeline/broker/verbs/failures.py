@@ -1,14 +1,15 @@
-"""Verbs: parked messages."""
+"""Verbs: parked messages, redrive and idempotency keys."""
 
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work.redrive import unpark
+from rmq_pipeline.broker.work import redrive, settle
+from rmq_pipeline.sound_tables import sound
 
 
 class Failures(Opened):
-    """Verbs for parked messages."""
+    """Verbs for parked messages, redrive and idempotency keys."""
 
     @verb(rights=on_group("update"))
     def unpark(
@@ -32,4 +33,42 @@ class Failures(Opened):
         Returns:
             {"unparked", "skipped"} (messages), {"lifted"} (quarantines of message groups).
         """
-        return unpark(self._engine, group, topic=topic, message_groups=message_groups, skip=skip)
+        return redrive.unpark(
+            self._engine, group, topic=topic, message_groups=message_groups, skip=skip
+        )
+
+    @verb(rights=on_group("update"), repeatable=True)
+    def redrive(self, group: str, dead_letters: pa.Table, *, redrive_id: str) -> pa.Table:
+        """Redrive dead letters: deliver their originals to this group again, each once.
+
+        A redriven message keeps its place: it comes before later messages of its message group,
+        and its attempts count from one. No message is copied, and the dead letter stays.
+
+        Args:
+            group: consumer group of the dead letters.
+            dead_letters: schema.DEAD_LETTER, places in the group's dead letter topic.
+            redrive_id: id under which the view ``redrives`` lists them.
+
+        Returns:
+            schema.REDRIVEN, row for row; ``already`` for what was redriven before.
+
+        Raises:
+            IllegalOffsetError: a place is no dead letter of the group; nothing was changed.
+        """
+        return redrive.redrive(
+            self._engine, group, dead_letters=dead_letters, redrive_id=redrive_id
+        )
+
+    @verb(rights=on_group("sub"), repeatable=True, quick=True)
+    def seen_before(self, group: str, keys: pa.Table) -> pa.Table:
+        """Return which idempotency keys the group has recorded within its window.
+
+        Args:
+            group: consumer group.
+            keys: schema.IDEMPOTENCY_KEY.
+
+        Returns:
+            schema.SEEN, row for row; seen_at_ms is null for an unknown key.
+        """
+        asked = sound(keys, "keys")
+        return settle.seen_before(self._engine, group, keys=asked)
