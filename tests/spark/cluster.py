@@ -16,6 +16,8 @@ from tests.conftest import Eventually
 
 ROOT: Final = Path(__file__).parents[2]
 _CLASS: Final = Path(pyspark.__file__).parent / "bin" / "spark-class"
+#: For JVMs that live for a minute: a better compiler would cost more than it saves.
+_SHORT_LIVED: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 #: All of 127.0.0.0/8 is this machine.
 _HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 
@@ -51,13 +53,14 @@ class Cluster:
             "spark.master": self.master,
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": _SHORT_LIVED,
             "spark.executorEnv.PYTHONPATH": str(ROOT),
             "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
         }
 
     def _start(self, name: str, what: str, *, host: str, more: list[str]) -> None:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
-        java = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC"}
+        java = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _SHORT_LIVED}
         process = subprocess.Popen(
             [
                 str(_CLASS),
