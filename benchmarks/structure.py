@@ -173,9 +173,8 @@ def odd_words(library: list[Module]) -> dict[str, float]:
 
 
 def pages() -> dict[str, str]:
-    """The texts of README and the pages of docs/ and docs/semantics/, by path; no decisions."""
-    docs = ROOT / "docs"
-    found = [ROOT / "README.md", *sorted(docs.glob("*.md")), *sorted(docs.glob("semantics/*.md"))]
+    """The texts of README and of all pages below docs/, by path."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in found}
 
 
