@@ -115,7 +115,7 @@ def parts_of(
         return parts
     reason, error_type = answer.reason, answer.error_type
     if answer.result is Result.SUCCESS:
-        reason = f"the listener was done with {done} of {len(messages)} messages"
+        reason = f"the listener finished {done} of {len(messages)} messages"
         error_type = Status.FAILED.value
     failed = Part(messages[done:], how.outcome, how.retry_after_ms, reason, error_type)
     return [*parts, failed]

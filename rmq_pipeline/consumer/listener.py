@@ -104,7 +104,7 @@ def shown(said: object) -> str:
     try:
         return repr(said)
     except Exception:  # noqa: BLE001 - the repr of a user's object may raise
-        return f"a thing of type {type(said).__name__}"
+        return f"a value of type {type(said).__name__}"
 
 
 def done_of(result: Result, *, ack_index: int, count: int) -> int:

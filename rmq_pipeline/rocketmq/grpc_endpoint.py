@@ -49,7 +49,7 @@ _OPTIONS: Final = (
     # With SO_REUSEPORT two brokers could listen on one port and share its calls.
     ("grpc.so_reuseport", 0),
     # By default gRPC cancels random calls once a thousand wait for the event loop. Service reads
-    # each call and refuses what is too much with a reason.
+    # each call, and refuses calls beyond its limits with a reason.
     ("grpc.server.max_pending_requests", _PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING + 1),
     # Close a connection that sends nothing after 10 s; the default is two minutes.

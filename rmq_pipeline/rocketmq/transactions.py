@@ -104,7 +104,7 @@ class Checks:
         bridge.timers.at(at_ms, partial(bridge.call_soon, look))
 
     def look(self) -> None:
-        """Push what is due; if a pass is under way, run another one after it."""
+        """Push the due checks; if a pass is under way, run another one after it."""
         if self._looking:
             self._again = True
             return

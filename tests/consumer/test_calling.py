@@ -125,7 +125,7 @@ def test_something_that_cannot_be_compared_is_a_failure_like_any_other() -> None
     answer = call(lambda *_: Odd())
 
     assert (answer.result, answer.status) == (Result.LATER, Status.EXCEPTION)
-    assert "the listener returned a thing of type Odd: return one of success" in answer.reason
+    assert "the listener returned a value of type Odd: return one of success" in answer.reason
 
 
 def test_a_setting_that_cannot_be_compared_is_a_failure_and_taken_back() -> None:
@@ -139,7 +139,7 @@ def test_a_setting_that_cannot_be_compared_is_a_failure_and_taken_back() -> None
 
     assert (answer.result, answer.status) == (Result.LATER, Status.EXCEPTION)
     assert answer.reason == (
-        "the listener set ack_index to a thing of type Odd: set a whole number"
+        "the listener set ack_index to a value of type Odd: set a whole number"
     )
     assert context.ack_index == ALL
 

@@ -144,7 +144,7 @@ def test_the_ack_index_divides_a_batch(setups: list[Setup]) -> None:
 
     assert setup.settled.offsets("ack") == [1, 2]
     assert setup.settled.offsets("retry") == [3, 4]
-    assert setup.settled.parts[1].reason == "the listener was done with 2 of 4 messages"
+    assert setup.settled.parts[1].reason == "the listener finished 2 of 4 messages"
 
 
 def test_a_call_that_takes_too_long_is_sent_back_and_its_answer_ignored(
@@ -211,7 +211,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("said", "outcome"), [("success", "ack"), ("reconsume_later", "retry")])
-def test_a_late_answer_that_nobody_was_faster_than_counts_and_is_told_as_timed_out(
+def test_a_late_answer_counts_if_it_is_the_first_and_is_reported_as_timed_out(
     said: str, outcome: str, setups: list[Setup]
 ) -> None:
     told = Told()

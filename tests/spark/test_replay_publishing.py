@@ -74,7 +74,7 @@ def test_publishing_is_refused_where_it_could_happen_twice(consumer: Consumer) -
     consumer.send("on-a", hour=0)
     consumer.consume()
 
-    with pytest.raises(RequestError, match="stores repetitions"):
+    with pytest.raises(RequestError, match="does not deduplicate by message_id"):
         consumer.again(0, 1, publish=True)
     with pytest.raises(RequestError, match="dry run"):
         consumer.again(0, 1, publish=True, mode="dry_run")

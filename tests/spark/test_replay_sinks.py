@@ -93,7 +93,7 @@ def test_a_part_of_what_was_filled_at_once_is_refused(
     fill(folder, hours(*would_do), text="new")
 
     assert before == ([(5, "old"), (6, "old"), (7, "old")], 3)
-    assert f"replay {hours(*would_do)}, or" in str(checked.value)
+    assert f"Replay {hours(*would_do)}, or" in str(checked.value)
     assert rows(folder) == [(hour, "new") for hour in range(*would_do)]
 
 

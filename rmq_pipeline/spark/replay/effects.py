@@ -316,14 +316,15 @@ class Effects:
             self._check_range(found.files)
             self._check_expired(snapshot.files)
         except RequestError as error:
-            self._report.replace_refused = error.message
+            self._report.replace_refused = str(error)
 
     def _check_range(self, files: pa.Table) -> None:
         outside = set(files["partition"].to_pylist()) - set(self._plan.partitions)
         if outside:
             raise RequestError(
-                f"The handler made rows of {len(outside)} partitions that are not those of the"
-                f" range, such as {min(outside)}: nothing was replaced."
+                f"The handler returned rows of {len(outside)} partitions outside the range, such as"
+                f" {min(outside)}. Nothing was replaced.",
+                remedy="Return rows of the replayed hours only.",
             )
 
     def _check_expired(self, files: pa.Table) -> None:
@@ -336,8 +337,9 @@ class Effects:
             ranges = file["offsets"]
             if ranges is None or any(r["base"] < kept.get(r["queue_id"], 0) for r in ranges):
                 raise RequestError(
-                    f"{file['path']} may hold rows of messages that have expired: replaced, they"
-                    " would be lost."
+                    f"{file['path']} may hold rows of messages that have expired. A replacement"
+                    " would lose them.",
+                    remedy="Replay later hours, or use mode side_sink.",
                 )
 
     def look_behind(

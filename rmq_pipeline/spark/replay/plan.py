@@ -66,22 +66,35 @@ class ReplayPlan:
         try:
             hour_partitions(self.from_ms, self.to_ms)
         except ValueError as error:
-            raise RequestError(f"A replay takes whole hours: {error}") from error
+            remedy = "Give a range of whole hours."
+            raise RequestError(f"A replay takes whole hours: {error}", remedy=remedy) from error
         if self.spec.idempotency_key is not None:
             raise RequestError(
-                f"Consumer {self.spec.name} has effects outside, done once per key: a replay would"
-                " do them again."
+                f"Consumer {self.spec.name} has effects outside the broker, once per key; a replay"
+                " would repeat them.",
+                remedy="Replay a consumer without idempotency_key.",
             )
         if self.mode != "dry_run" and self.spec.sink is None:
-            raise RequestError(f"Consumer {self.spec.name} has no sink to write to.")
+            raise RequestError(
+                f"Consumer {self.spec.name} has no sink.",
+                remedy="Give it a sink, or use mode dry_run.",
+            )
         if (self.mode == "side_sink") != (self.side_sink is not None):
-            raise RequestError("Mode side_sink needs a folder, and no other mode takes one.")
+            raise RequestError(
+                f"Mode {self.mode} and side_sink {self.side_sink} do not fit.",
+                remedy="Give side_sink a folder in mode side_sink, and in no other mode.",
+            )
         if self.side_sink is not None and self.side_sink == self.spec.sink:
-            raise RequestError(f"The side sink {self.side_sink} is the sink of the consumer.")
+            raise RequestError(
+                f"The side sink {self.side_sink} is the sink of the consumer.",
+                remedy="Give another folder.",
+            )
         if self.publish and self.mode == "dry_run":
-            raise RequestError("A dry run publishes nothing.")
+            raise RequestError(
+                "A dry run publishes nothing.", remedy="Omit publish, or use another mode."
+            )
         if self.tries < 1:
-            raise RequestError(f"tries is {self.tries} and must be positive.")
+            raise RequestError(f"tries is {self.tries}.", remedy="Give 1 or more.")
 
     @property
     def label(self) -> str:
@@ -131,14 +144,14 @@ class ReplayPlan:
         if self.spec.sink is not None and not (same or self.partitions_match):
             raise RequestError(
                 f"The sink of {self.spec.name} is partitioned by {self.spec.partition_time}, the"
-                f" topic by {partition_time}: a partition may hold rows of other messages. Say"
-                " partitions_match when it does not."
+                f" topic by {partition_time}: a partition may hold rows of other messages.",
+                remedy="Set partitions_match if each partition has the rows of its own hour.",
             )
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """Results of a replay; of a dry run, what they would be."""
+    """Results of a replay; a dry run reports the results that a replay would have."""
 
     mode: Mode
     replay_id: str

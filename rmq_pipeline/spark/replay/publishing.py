@@ -64,7 +64,10 @@ class TopicPlan:
 
     def __post_init__(self) -> None:
         if not self.side_topic or self.side_topic == self.topic:
-            raise RequestError("Mode side_topic needs the name of another topic.")
+            raise RequestError(
+                f"The side topic {self.side_topic!r} is not another topic than {self.topic}.",
+                remedy="Give mode side_topic the name of another topic.",
+            )
         compile_filter(self.filter, self.filter_type)
 
 
@@ -106,7 +109,7 @@ def publish_again(
         on_progress: called with every step and its counts.
 
     Raises:
-        RequestError: the side topic exists and stores repetitions.
+        RequestError: the side topic exists and does not deduplicate by message_id.
     """
     started = time.monotonic()
     report = TopicReport(plan.side_topic)
@@ -152,8 +155,10 @@ def ensure_side_topic(client: Client, plan: TopicPlan, *, source: dict[str, Any]
         return
     if found["deduplicate"] != "message_id":
         raise RequestError(
-            f"Topic {plan.side_topic} stores repetitions: with deduplicate = message_id it may be"
-            " the target of a replay."
+            f"Topic {plan.side_topic} does not deduplicate by message_id: a repeated replay would"
+            " store its copies twice.",
+            remedy=f"Use another topic, or `rmq topic alter {plan.side_topic} --deduplicate"
+            " message_id`.",
         )
 
 
@@ -248,13 +253,15 @@ def check_publish_topics(client: Client, topics: Iterable[str]) -> None:
     """Check that a repeated replay changes nothing in these topics.
 
     Raises:
-        RequestError: a topic stores repetitions.
+        RequestError: a topic does not deduplicate by message_id.
     """
     for topic in topics:
         if client.describe_topic(topic)["deduplicate"] != "message_id":
             raise RequestError(
-                f"Topic {topic} stores repetitions: with deduplicate = message_id a replay may"
-                " publish to it."
+                f"Topic {topic} does not deduplicate by message_id: a repeated replay would store"
+                " its messages twice.",
+                remedy=f"Replay without publish, or `rmq topic alter {topic} --deduplicate"
+                " message_id`.",
             )
 
 

@@ -140,7 +140,7 @@ def _paths(stored: Stored, root: str) -> list[str]:
             at = segment.end
     if at < stored.end:
         raise IllegalOffsetError(
-            f"Offset {at} of queue {stored.queue_id} has expired while it was replayed."
+            f"Offset {at} of queue {stored.queue_id} has expired during the replay."
         )
     return paths
 

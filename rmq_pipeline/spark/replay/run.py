@@ -82,7 +82,7 @@ class Replay:
         try:
             self._plan.check_partitions(self._range.partition_time)
         except RequestError as error:
-            self.report.replace_refused = error.message
+            self.report.replace_refused = str(error)
 
     def run(self) -> None:
         """Walk the range, and apply its rows as the plan says."""
@@ -160,7 +160,10 @@ class Replay:
             after = self._client.sink_files(spec.group)
             if before.equals(after):
                 return Snapshot(self._of_range(after), done)
-        raise RequestError(f"Group {spec.group} settles too fast to be looked at.")
+        raise RequestError(
+            f"The sink files of group {spec.group} changed during each of {_LOOKS} reads.",
+            remedy="Repeat the replay when the consumer is less busy.",
+        )
 
     def _of_range(self, files: pa.Table) -> pa.Table:
         wanted = set(self._plan.partitions)

@@ -72,7 +72,7 @@ def hour_partitions(from_ms: int, to_ms: int) -> list[str]:
         ValueError: the range is not made of whole hours.
     """
     if from_ms % HOUR_MS or to_ms % HOUR_MS or from_ms >= to_ms:
-        raise ValueError(f"[{from_ms}, {to_ms}) are no whole hours.")
+        raise ValueError(f"[{from_ms}, {to_ms}) is not made of whole hours.")
     return [str(np.datetime64(h, "h")) for h in range(from_ms // HOUR_MS, to_ms // HOUR_MS)]
 
 
@@ -134,8 +134,9 @@ def replaced_files(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bo
             max(each.to_ms for each in (mine, *wider)),
         )
         raise RequestError(
-            f"The side sink {folder} was filled with the hours {min(map(str, wider))} at once, and"
-            f" {mine} is not all of them: replay {both}, or into another folder."
+            f"One replay filled the hours {min(map(str, wider))} of the side sink {folder}; the"
+            f" range {mine} is only a part of them.",
+            remedy=f"Replay {both}, or replay into another folder.",
         )
     return [each is not None and mine.holds(each) for each in ranges]
 
@@ -155,9 +156,9 @@ def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
     ]
     if unknown:
         raise RequestError(
-            f"The side sink {folder} has {len(unknown)} files in the hours {mine} whose names do"
-            f" not say which replay wrote them, such as {unknown[0]}: their rows might be there"
-            " twice. Replay into another folder."
+            f"The side sink {folder} has {len(unknown)} files in the hours {mine} without a"
+            f" replay's range in their names, such as {unknown[0]}. Their rows could appear twice.",
+            remedy="Replay into another folder.",
         )
 
 
