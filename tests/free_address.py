@@ -1,4 +1,4 @@
-"""A port of the loopback that nobody has, for a server that keeps it through its deaths."""
+"""A free port of the loopback, for a server that uses it again after each death."""
 
 import random
 import socket

@@ -219,7 +219,7 @@ def sleeps(source: Source) -> Iterator[str]:
 
 
 def work_at_import(source: Source) -> Iterator[str]:
-    """Calls at the top of a module whose value nobody keeps: they are there for what they do."""
+    """Calls at the top of a module whose value is not used: they have a side effect."""
     for node in source.tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield f"{source.at(node)}: {ast.unparse(node.value)[:60]}"
@@ -277,7 +277,7 @@ def dead_modules(
     for source in library:
         is_entry = source.path.endswith(("__init__.py", "__main__.py"))
         if not is_entry and source.module not in alive:
-            yield f"{source.path}: nobody imports it"
+            yield f"{source.path}: no module imports it"
 
 
 def unnamed_statements(source: Source) -> Iterator[str]:

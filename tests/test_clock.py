@@ -23,7 +23,7 @@ def test_a_steady_clock_does_not_follow_who_sets_the_clock(
 
 
 @pytest.mark.parametrize("make", [SystemClock, SteadyClock])
-def test_nobody_wakes_before_the_moment(make: type[SystemClock]) -> None:
+def test_no_wait_ends_before_the_moment(make: type[SystemClock]) -> None:
     clock, condition = make(), threading.Condition()
 
     for _ in range(20):

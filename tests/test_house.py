@@ -221,7 +221,7 @@ def test_rule_of_dead_files_can_fail() -> None:
 
     offenders = list(rules.dead_modules(library, library, entry_points=["rmq_pipeline.cli"]))
 
-    assert offenders == ["rmq_pipeline/broker/dead.py: nobody imports it"]
+    assert offenders == ["rmq_pipeline/broker/dead.py: no module imports it"]
 
 
 def test_rule_of_tests_that_cannot_fail_can_fail() -> None:

@@ -73,7 +73,7 @@ def test_a_long_key_is_replaced_by_its_digest() -> None:
     assert found[1] == "y" * 255
 
 
-def test_a_message_whose_key_function_raises_has_none_and_stops_nobody() -> None:
+def test_a_message_whose_key_function_raises_has_none_and_stops_no_other() -> None:
     assert keys_of(messages("a", "bad", "c"), body).to_pylist() == ["a", None, "c"]
 
 

@@ -324,7 +324,7 @@ def test_few_are_redriven_before_the_first_outcomes_are_known(
     assert len(consumer.came) == 300
 
 
-def test_it_ends_when_nobody_consumes(client: Client, dead: Callable[..., list[str]]) -> None:
+def test_it_ends_when_no_consumer_settles(client: Client, dead: Callable[..., list[str]]) -> None:
     dead(30)
     consumer = Consumer(client)
     consumer.works = False

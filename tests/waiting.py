@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: How often another process is looked at: it tells nobody when it gets there.
+#: Interval for polling another process, which sends no notice.
 LOOK_S: Final = 0.005
 #: A look that takes long, such as a query, takes the processor from what is waited for: the pause
 #: after it is so many times as long, but no longer than this.

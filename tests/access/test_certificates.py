@@ -141,7 +141,7 @@ def test_the_homes_own_is_not_made_again_because_it_may_not_be_read(tmp_path: Pa
     made = Certificate.self_made(tmp_path)
     key = tmp_path / "tls" / "key.pem"
     key.unlink()
-    # A folder is what nobody, not even root, can read as a file.
+    # No user, not even root, can read a folder as a file.
     key.mkdir()
 
     with pytest.raises(RequestError, match="cannot be read"):

@@ -118,7 +118,9 @@ def test_a_garbled_header_is_refused(access: Access, garbled: str) -> None:
     "anonymous",
     [None, "", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=ab"],
 )
-def test_nobody_is_anonymous_while_there_are_users(access: Access, anonymous: str | None) -> None:
+def test_no_caller_is_anonymous_while_there_are_users(
+    access: Access, anonymous: str | None
+) -> None:
     with pytest.raises(UnauthorizedError, match="not signed"):
         access.authenticate_mq(anonymous, DATE_TIME)
 

@@ -170,7 +170,7 @@ def test_one_source_as_a_text_is_a_source() -> None:
     assert not allowed(found, address="8.8.8.8")
 
 
-def test_from_an_address_nobody_knows_only_what_denies_counts() -> None:
+def test_from_an_unknown_address_only_deny_policies_count() -> None:
     allowing = policy("topic:orders", "allow", "pub", "10.0.0.0/8")
     denying = policy("topic:orders", "deny", "pub", "10.0.0.0/8")
 

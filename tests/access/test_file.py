@@ -183,7 +183,7 @@ def test_changes_at_the_same_time_are_all_there(access: Access, tmp_path: Path) 
     assert again.version == 1 + 8 * 5 * 3
 
 
-def test_a_name_is_created_once_whoever_is_first(access: Access) -> None:
+def test_a_name_is_created_once_by_concurrent_callers(access: Access) -> None:
     def create(number: int) -> str | None:
         try:
             return access.create_user("bob", secret=f"password-{number}", type="normal").secret
@@ -206,7 +206,7 @@ def test_put_replaces_the_policy_of_the_same_resource_effect_and_tier(access: Ac
     assert access.rules.policies["ann"] == (replaced, denying)
 
 
-def test_what_nobody_has_cannot_be_changed(access: Access) -> None:
+def test_an_unknown_user_cannot_be_changed(access: Access) -> None:
     for change in (
         lambda: access.alter_user("bob", disabled=True),
         lambda: access.delete_user("bob"),

@@ -159,7 +159,7 @@ def test_super_users_may_do_everything(sign_in: SignIn) -> None:
     assert root.list_users()["name"].to_pylist() == ["ann", "root"]
 
 
-def test_whoever_can_read_the_home_may_do_everything(sign_in: SignIn) -> None:
+def test_a_reader_of_the_home_may_do_everything(sign_in: SignIn) -> None:
     owner = sign_in(token=TOKEN)
 
     assert owner.send("orders", messages()).num_rows == 1

@@ -51,7 +51,7 @@ def test_the_ready_line_names_every_endpoint(served: Served, endpoint: Endpoint)
     )
 
 
-def test_whoever_can_read_the_home_finds_the_certificate_there(served: Served) -> None:
+def test_a_reader_of_the_home_finds_the_certificate_there(served: Served) -> None:
     with Client(home=served.home, retry_s=0) as client:
         assert client.list_users()["name"].to_pylist() == ["ann"]
 

@@ -10,10 +10,10 @@ MODULES: Final = frozenset(
         "test_dead_letter_group",
         "test_delay",
         "test_delayed_delivery",
+        "test_exhausted_halves",
         "test_fifo",
         "test_fifo_leases",
         "test_filters",
-        "test_given_up_halves",
         "test_leases",
         "test_lite_subscriptions",
         "test_lite_topics",
@@ -40,7 +40,7 @@ MODULES: Final = frozenset(
 #: thousands of calls.
 OTHERWISE: Final = frozenset(
     {
-        "test_a_blocked_group_that_owns_most_messages_holds_up_nobody",
+        "test_a_blocked_group_with_most_messages_blocks_no_other_group",
         "test_a_commit_for_a_deleted_topic_is_dropped",
         "test_a_commit_of_a_message_that_the_topic_has_is_suppressed_as_a_send_is",
         "test_a_delivered_message_cannot_be_recalled",
@@ -66,7 +66,7 @@ OTHERWISE: Final = frozenset(
         "test_a_topic_takes_messages_of_its_type_and_no_other",
         "test_a_transaction_named_twice_in_a_table_is_ended_once",
         "test_a_transaction_topic_takes_nothing_but_half_messages",
-        "test_after_15_checks_it_goes_to_the_topic_of_those_given_up",
+        "test_after_15_checks_it_goes_to_the_topic_of_exhausted_halves",
         "test_an_end_is_taken_as_long_as_the_half_message_is_open",
         "test_an_immunity_out_of_range_is_refused",
         "test_another_producer_group_may_not_end_it",

@@ -1,4 +1,4 @@
-"""A message group that is blocked, or fails for ever, holds up nobody but itself."""
+"""A message group that is blocked, or always fails, blocks no other group."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_poisoned_group_does_not_hold_up_healthy_ones(
     assert rest == [str(n).encode() for n in range(10, 100, 10)]
 
 
-def test_a_blocked_group_that_owns_most_messages_holds_up_nobody(
+def test_a_blocked_group_with_most_messages_blocks_no_other_group(
     endpoint: Endpoint, topic: Make, group: Make
 ) -> None:
     name = topic(type="fifo", queues=4)

@@ -1,4 +1,4 @@
-"""With dead_letter_group one final failure gives its message group up, until it is pardoned."""
+"""With dead_letter_group a final failure quarantines its message group until the lift."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_those_that_follow_say_for_which_failure_they_went(
     assert len(signatures) == 1
 
 
-def test_what_is_given_up_is_seen(endpoint: Endpoint, condemn: Condemn) -> None:
+def test_a_quarantine_is_shown(endpoint: Endpoint, condemn: Condemn) -> None:
     name, readers = condemn()
 
     [row] = endpoint.sql(
@@ -174,7 +174,7 @@ def test_a_message_group_whose_quarantine_is_lifted_is_delivered_again(
     assert dead(endpoint, readers) == [0, 2]
 
 
-def test_only_tagged_messages_that_are_wanted_are_given_up(
+def test_only_messages_that_match_the_tag_are_dead_lettered(
     endpoint: Endpoint, condemn: Condemn, messages: Make
 ) -> None:
     name, readers = condemn(2)
@@ -197,7 +197,7 @@ def test_without_order_the_message_goes_alone(
     assert dead(endpoint, readers) == [0]
 
 
-def test_a_message_the_consumer_calls_hopeless_gives_its_group_up(
+def test_a_message_that_the_consumer_rejects_quarantines_its_group(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make, outcomes: Make
 ) -> None:
     name = topic(type="fifo", queues=1)
@@ -233,7 +233,7 @@ def test_a_quarantined_message_group_stays_so_across_a_restart(
     assert endpoint.drain(name, readers) == [b"4"]
 
 
-def test_a_reset_clears_what_is_given_up(endpoint: Endpoint, condemn: Condemn) -> None:
+def test_a_reset_lifts_the_quarantine(endpoint: Endpoint, condemn: Condemn) -> None:
     name, readers = condemn()
     endpoint.drain(name, readers)
 
@@ -243,7 +243,7 @@ def test_a_reset_clears_what_is_given_up(endpoint: Endpoint, condemn: Condemn) -
     assert endpoint.drain(name, readers) == [b"2", b"3", b"4", b"5", b"6", b"7"]
 
 
-def test_deleting_the_topic_or_the_group_clears_what_is_given_up(
+def test_deleting_the_topic_or_the_group_lifts_the_quarantine(
     endpoint: Endpoint, condemn: Condemn
 ) -> None:
     name, _ = condemn()

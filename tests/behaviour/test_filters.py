@@ -314,7 +314,7 @@ def test_messages_are_judged_once_for_all_receives_of_a_condition(
     assert sizes == [1] * 20
 
 
-def test_verdicts_stay_within_their_bound(inside: Endpoint, topic: Make, group: Make) -> None:
+def test_filter_results_stay_within_their_bound(inside: Endpoint, topic: Make, group: Make) -> None:
     name, readers = topic(queues=1), group()
     verdicts = inside.inside.engine.filter_results
     verdicts._most = 2
@@ -332,7 +332,7 @@ def test_verdicts_stay_within_their_bound(inside: Endpoint, topic: Make, group: 
     assert found == list(range(0, n, 997))
 
 
-def test_verdicts_of_messages_that_a_failed_write_took_back_are_forgotten(
+def test_filter_results_are_cleared_after_a_failed_write(
     inside: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()

@@ -1,4 +1,4 @@
-"""More queues for a topic in use: who moves, and that nobody is overtaken on the way."""
+"""More queues for a topic in use: some groups move, and no message overtakes another."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_lite_topics_are_added_removed_replaced_and_cleared(
     ]
 
 
-def test_a_lite_topic_that_is_given_up_comes_no_more_and_waits(
+def test_a_removed_lite_topic_is_not_delivered_and_waits(
     endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a", "b")

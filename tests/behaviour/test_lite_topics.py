@@ -67,7 +67,7 @@ def test_a_client_without_lite_topics_is_given_nothing(
 
 
 @pytest.mark.one_endpoint
-def test_what_nobody_asked_for_waits_until_somebody_does(
+def test_messages_without_a_subscriber_wait_for_one(
     endpoint: Endpoint, chats: str, clients: Clients
 ) -> None:
     clients.sync("one", "add", "a")

@@ -87,7 +87,7 @@ NO_TIMES = [-1, -1_893_456_000_000, 1_893_456_000_000_000]
 
 
 @pytest.mark.parametrize("at_ms", NO_TIMES)
-def test_a_time_that_is_none_moves_nobody_and_names_no_offset(
+def test_an_invalid_time_moves_no_group_and_names_no_offset(
     endpoint: Endpoint, name: str, group: Make, messages: Make, at_ms: int
 ) -> None:
     readers, beginners = group(), group()

@@ -148,7 +148,7 @@ def test_an_own_immunity_counts_no_check_and_then_there_are_fifteen(
 
 
 @pytest.mark.every_endpoint
-def test_checks_count_though_nobody_is_there_to_answer(endpoint: Endpoint, begin: Producer) -> None:
+def test_checks_count_without_a_producer_to_answer(endpoint: Endpoint, begin: Producer) -> None:
     begin(1)
     endpoint.advance(6_000)
 

@@ -1,4 +1,4 @@
-"""A group that parks holds what failed for good, with all that follows it, until it is unparked."""
+"""A group that parks holds an exhausted message, and those behind it, until it is unparked."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_unpark_of_what_does_not_exist_is_refused(
         endpoint.broker.unpark(readers, message_groups=pa.table({"group": ["a"]}))
 
 
-def test_a_consumer_may_still_send_a_hopeless_message_to_the_dead_letters(
+def test_a_consumer_may_still_send_a_rejected_message_to_the_dead_letters(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make, outcomes: Make
 ) -> None:
     name = topic(type="fifo", queues=1)

@@ -227,6 +227,6 @@ def test_a_normal_topic_refuses_a_message_group(
     assert endpoint.stored(name) == 0
 
 
-def test_nobody_sends_to_the_schedule_itself(endpoint: Endpoint, messages: Make) -> None:
+def test_no_caller_sends_to_the_schedule_itself(endpoint: Endpoint, messages: Make) -> None:
     with pytest.raises((errors.RequestError, errors.NotFoundError)):
         endpoint.broker.send("SCHEDULE_TOPIC_XXXX", messages(1))

@@ -75,7 +75,7 @@ def test_the_other_queues_of_the_topic_go_on(
     assert taken[2] == set()
 
 
-def test_other_consumer_groups_wait_for_nobody(
+def test_other_consumer_groups_do_not_wait(
     endpoint: Endpoint, line: str, group: Make, batch: pa.Table
 ) -> None:
     assert batch.num_rows
@@ -168,7 +168,7 @@ def test_each_message_has_its_own_end_and_the_last_one_opens_the_queue(
     assert (bodies(free), attempts(free)) == ([b"0", b"1", b"2"], [2, 2, 2])
 
 
-def test_a_message_that_was_acked_holds_up_nobody_by_its_own_end(
+def test_the_lease_of_an_acked_message_delays_no_message(
     endpoint: Endpoint, line: str, readers: str, batch: pa.Table
 ) -> None:
     longest = endpoint.broker.change_invisible_duration(batch.take([2]), 10 * MINUTE)

@@ -177,7 +177,7 @@ def test_the_last_failure_said_of_several_buries_the_first_and_spares_the_others
     assert attempts(rest) == [1, 2, 1]
 
 
-def test_each_message_that_is_given_up_is_given_up(
+def test_each_give_up_dead_letters_its_message(
     endpoint: Endpoint, line: str, readers: str, outcomes: Make
 ) -> None:
     got = endpoint.broker.receive(readers, line, limit=3)

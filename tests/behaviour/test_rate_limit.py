@@ -208,7 +208,7 @@ def test_ensuring_a_group_with_another_rate_is_a_conflict(endpoint: Endpoint, un
 
 
 @pytest.mark.parametrize("how", [Endpoint.reopen, reopened_from_the_log])
-def test_a_restart_gives_nobody_a_second_burst(
+def test_a_restart_allows_no_second_burst(
     inside: Endpoint, topic: Make, group: Make, messages: Make, how: Callable[[Endpoint], object]
 ) -> None:
     name, readers = topic(queues=1), group(max_rate_per_s=10)

@@ -265,7 +265,7 @@ def test_long_poll_is_woken_by_an_arrival(
     assert poll.result(60)["body"].to_pylist() == [b"0"]
 
 
-def test_long_poll_sleeps_through_arrivals_its_filter_refuses(
+def test_long_poll_ignores_messages_that_its_filter_refuses(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group()

@@ -1,4 +1,4 @@
-"""Files of a sink are replaced by others in one step, beside whoever settles into it."""
+"""Files of a sink are replaced in one step, while windows settle into it."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_listing_says_of_which_version_it_is(endpoint: Endpoint, readers: str)
     assert counting(endpoint, readers) == []
 
 
-def test_a_window_settles_on_beside_a_replacement(
+def test_a_window_settles_during_a_replacement(
     endpoint: Endpoint, readers: str, topic: Make, messages: Make, outcomes: Make
 ) -> None:
     source = topic(queues=1)

@@ -1,4 +1,4 @@
-"""settle is one step: outcomes, messages onward, sink files and keyed state, or nothing."""
+"""settle is one step: outcomes, published messages, sink files and keyed state, or nothing."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def next_sweep(endpoint: Endpoint, *, after_ms: int = INTERVAL_MS) -> int:
 
 @pytest.mark.every_endpoint
 @pytest.mark.parametrize("who", ["producer", "anyone"])
-def test_each_is_asked_about_fifteen_times_before_it_is_given_up(
+def test_each_half_is_checked_fifteen_times_before_it_is_exhausted(
     endpoint: Endpoint, orders: str, begin: Producer, who: str
 ) -> None:
     bodies = [b"%d" % i for i in range(17)]
@@ -66,7 +66,7 @@ def test_each_is_asked_about_fifteen_times_before_it_is_given_up(
     assert given_up == 1
 
 
-def test_what_is_answered_slowly_is_delivered_and_none_is_given_up(
+def test_slow_answers_are_delivered_and_no_half_is_exhausted(
     endpoint: Endpoint, orders: str, begin: Producer
 ) -> None:
     begin(60)
@@ -84,7 +84,7 @@ def test_what_is_answered_slowly_is_delivered_and_none_is_given_up(
     assert endpoint.stored(orders) == 60
 
 
-def test_what_nobody_comes_for_any_more_is_counted_again_after_60_s(
+def test_checks_that_no_client_fetches_are_counted_again_after_60_s(
     endpoint: Endpoint, orders: str, begin: Producer
 ) -> None:
     begin(2)
@@ -102,7 +102,7 @@ def test_what_nobody_comes_for_any_more_is_counted_again_after_60_s(
 
 
 @pytest.mark.parametrize("asking", ["of another topic", "of another producer group"])
-def test_it_counts_where_nobody_asks_who_would_get_it(
+def test_a_check_counts_if_only_other_clients_ask(
     endpoint: Endpoint, orders: str, begin: Producer, topic: Make, asking: str
 ) -> None:
     other = topic(type="transaction")

@@ -174,7 +174,7 @@ def test_and_and_or_go_from_left_to_right_and_stop_when_they_know(wanted: Wanted
         ("9223372036854775808", False),
     ],
 )
-def test_beside_a_whole_number_a_text_is_read_as_one(
+def test_compared_with_a_whole_number_a_text_is_read_as_one(
     wanted: Wanted, text: str, expected: bool
 ) -> None:
     assert wanted("a > 5", {"a": text}) == [expected]
@@ -185,11 +185,13 @@ def test_beside_a_whole_number_a_text_is_read_as_one(
     ("text", "expected"),
     [("3.5", True), ("3", False), ("4", True), (".4E1", True), ("NaN", False), ("4f", False)],
 )
-def test_beside_a_decimal_a_text_is_read_as_one(wanted: Wanted, text: str, expected: bool) -> None:
+def test_compared_with_a_decimal_a_text_is_read_as_one(
+    wanted: Wanted, text: str, expected: bool
+) -> None:
     assert wanted("a > 3.0", {"a": text}) == [expected]
 
 
-def test_beside_a_boolean_a_text_is_read_as_one(wanted: Wanted) -> None:
+def test_compared_with_a_boolean_a_text_is_read_as_one(wanted: Wanted) -> None:
     rows = [{"a": "true"}, {"a": "TRUE"}, {"a": "false"}, {"a": "yes"}, {"b": "true"}]
 
     assert wanted("a = TRUE", *rows) == [True, True, False, False, False]

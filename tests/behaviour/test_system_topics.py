@@ -1,4 +1,4 @@
-"""System topics: what waits there is for nobody yet, and their names are taken."""
+"""No client receives from system topics, and their names are reserved."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_a_check_that_got_lost_is_asked_again_after_30_s(
     assert asked(endpoint) == [(b"0", 2)]
 
 
-def test_nobody_is_given_a_check_that_is_not_the_last(endpoint: Endpoint, begin: Producer) -> None:
+def test_only_the_last_check_is_delivered(endpoint: Endpoint, begin: Producer) -> None:
     begin(2)
     endpoint.advance(6_000)
     sweep(endpoint)

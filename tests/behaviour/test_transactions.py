@@ -1,4 +1,4 @@
-"""Half messages are seen by nobody before they are committed, and are ended once."""
+"""No consumer sees half messages before they are committed, and they are ended once."""
 
 from __future__ import annotations
 

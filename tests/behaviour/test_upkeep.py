@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.behaviour.conftest import Endpoint, Make
 
 
-def test_revive_finds_the_last_ended_lease_of_a_group_nobody_reads(
+def test_revive_finds_the_last_ended_lease_of_a_group_without_readers(
     endpoint: Endpoint, topic: Make, group: Make, messages: Make
 ) -> None:
     name, readers = topic(queues=1), group(max_attempts=1)

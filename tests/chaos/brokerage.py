@@ -24,7 +24,7 @@ IMMUNITY_MS: Final = 300
 class Books:
     """What was answered, and what was asked without an answer: that is there, or it is not."""
 
-    #: Ids of messages that consumers are to get, and of those that nobody may ever get.
+    #: Ids of messages that consumers must get, and of those that no consumer may get.
     owed: set[str] = field(default_factory=set)
     never: set[str] = field(default_factory=set)
     maybe: set[str] = field(default_factory=set)

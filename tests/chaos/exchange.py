@@ -68,7 +68,7 @@ def desk() -> Path:
 
 
 def held_up(name: str) -> None:
-    """Say that a call is under way, and wait while it is to be held up."""
+    """Say that a call is under way, and wait while it must be held up."""
     (desk() / f"asked-{name}").touch()
     give_up_at = time.monotonic() + HELD_UP_S
     while (desk() / f"hold-{name}").exists() and time.monotonic() < give_up_at:
@@ -84,7 +84,7 @@ def check(checks: pa.Table) -> list[str]:
     """What the local work came to."""
     if (desk() / "hold-checker").exists():
         held_up("checker")
-        # What it says so late is wrong, and nobody is to listen.
+        # Such a late answer is wrong, and no caller may use it.
         return ["rollback"] * checks.num_rows
     if (desk() / "closed").exists():
         return ["unknown"] * checks.num_rows

@@ -39,7 +39,7 @@ class Disk:
         _run("mount", "-o", "loop", str(self._image), str(self.folder))
 
     def cut(self) -> None:
-        """Let nothing more reach the file system; whoever uses it gets errors."""
+        """Let nothing more reach the file system; its users get errors."""
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.ioctl(handle, _SHUT_DOWN, _NO_LOG_FLUSH.to_bytes(4, "little"))
@@ -47,7 +47,7 @@ class Disk:
             os.close(handle)
 
     def power_up(self) -> None:
-        """Mount what the cut has left; nobody uses the old mount any more."""
+        """Mount the state that the cut left; no process uses the old mount any more."""
         _run("umount", str(self.folder))
         self._mount()
 

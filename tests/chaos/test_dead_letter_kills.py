@@ -1,4 +1,4 @@
-"""Killed after a message was given up and before it was buried, the broker buries it at start."""
+"""A broker killed between exhausting and dead-lettering a message dead-letters it at start."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("step", ["staged", "half_written"])
-def test_what_was_exhausted_holds_nobody_after_a_start(tmp_path: Path, step: str) -> None:
+def test_exhausted_messages_block_no_message_after_a_start(tmp_path: Path, step: str) -> None:
     home = tmp_path / "home"
     command = [sys.executable, "-m", "tests.chaos.dead_lettering", str(home), step]
     died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -33,7 +33,7 @@ def connect(stack: contextlib.ExitStack, address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["flight", "grpc"])
-def test_a_broker_serves_beside_connections_that_say_nothing(
+def test_a_broker_serves_while_silent_connections_are_open(
     home: Path, name: str, eventually: Eventually
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

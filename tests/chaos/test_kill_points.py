@@ -185,7 +185,7 @@ def test_a_kill_while_segments_are_replaced_or_expire_leaves_each_message_once(
     died = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
 
-    # Nobody has put anything right yet: the manifest is whole.
+    # No repair has run yet: the manifest is whole.
     for offsets in archive_home.offsets_in(archive_home.by_manifest(home)).values():
         assert offsets == list(range(offsets[0], 240))
     with archive_home.opened(home) as broker:

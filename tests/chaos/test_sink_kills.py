@@ -247,7 +247,7 @@ def test_every_message_is_in_the_sink_once_after_kills(
 
 
 def is_beyond(client: Client, share: int, *, runs: Runs) -> bool:
-    """Whether more than that is settled, or nobody is at work."""
+    """Return True if more than that is settled, or no window is at work."""
     pause(0.1)
     return runs.is_over() or acked(client) > share
 

@@ -23,7 +23,7 @@ LONG_S: Final = 60.0
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
 
 
-def test_mutated_tables_and_requests_end_nobody_and_store_no_foreign_byte(tmp_path: Path) -> None:
+def test_mutated_tables_end_no_process_and_store_no_foreign_byte(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with serving(home) as served:
         pid = served.process.pid

@@ -179,7 +179,7 @@ def parts_beside(file: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640])
-def test_nobody_else_reads_a_file_while_it_is_written(tmp_path: Path, mode: int) -> None:
+def test_no_other_user_reads_a_file_while_it_is_written(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("before")
     file.chmod(mode)

@@ -21,7 +21,7 @@ def parked(rmq: Rmq, name: Name) -> tuple[str, str]:
     )
     assert created.json["on_failure"] == "park"
     assert rmq("send", topic, "--file", "-", stdin=lines).code == 0
-    # Nobody acknowledges: the lease ends, and with it the only attempt.
+    # No ack comes: the lease ends, and with it the only attempt.
     assert rmq("receive", topic, group, "-n", "6", "--invisible", "0.001").code == 0
     return topic, group
 

@@ -40,7 +40,7 @@ def test_a_closed_stdin_is_one_line(served: Served, topic: str, command: str) ->
         "sql 'SELECT 1 AS n' --format parquet",
     ],
 )
-def test_a_closed_stdout_is_nobody_to_tell(served: Served, topic: str, command: str) -> None:
+def test_a_closed_stdout_ends_the_command_quietly(served: Served, topic: str, command: str) -> None:
     told = run(served, ">&-", *shlex.split(command.format(topic=topic)))
 
     assert (told.returncode, told.stderr) == (0, "")

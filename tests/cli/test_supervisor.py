@@ -205,7 +205,7 @@ def test_stop_says_whom_it_waits_for(
         stopping.result(30)
 
 
-def test_a_broker_that_does_not_start_is_given_up(
+def test_the_supervisor_stops_after_failed_starts(
     supervisor: Supervisor, failures: list[RocketMQError], eventually: Eventually
 ) -> None:
     (supervisor.home / "format").write_text("99")
@@ -275,7 +275,7 @@ def test_a_start_for_which_there_is_no_room_is_tried_again(
     assert supervisor.endpoint == living
 
 
-def test_a_start_for_which_there_is_never_room_is_given_up(
+def test_a_start_that_never_gets_a_process_ends(
     starts: Starts, dead: Endpoint, failures: list[RocketMQError], eventually: Eventually
 ) -> None:
     made = starts(dead, NO_PROCESS)
@@ -289,7 +289,7 @@ def test_a_start_for_which_there_is_never_room_is_given_up(
     assert supervisor.restarts == 0
 
 
-def test_that_nobody_can_be_told_ends_no_watch(
+def test_a_failed_notice_does_not_end_the_watch(
     starts: Starts, dead: Endpoint, living: Endpoint, eventually: Eventually
 ) -> None:
     def tell(_: str) -> None:
@@ -397,7 +397,7 @@ def test_a_supervisor_that_was_refused_stops_nothing(home: Path) -> None:
         assert process.serving(home) == first.endpoint
 
 
-def test_nobody_is_asked_for_a_broker_while_another_process_supervises_the_home(
+def test_no_broker_is_looked_for_while_another_process_supervises_the_home(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "start", lambda *_, **__: pytest.fail("it was looked for"))

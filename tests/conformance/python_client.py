@@ -142,7 +142,7 @@ class Heard(MessageListener):  # type: ignore[misc]
         return ConsumeResult.FAILURE if left > 0 else ConsumeResult.SUCCESS
 
     def wait(self, n: int, *, patience_s: float = PATIENCE_S) -> list[Facts]:
-        """What came, once ``n`` messages have or nobody has the patience."""
+        """Return the received messages, once there are ``n`` or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.messages) >= n, patience_s)
             return list(self.messages)

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the endpoint answers with a status, goes on, and leases nothing to nobody.
+"""The endpoint answers any bytes with a status, continues, and leases nothing to a gone client.
 
 RMQ_FUZZ_SECONDS says for how long (`make chaos`: an hour), RMQ_FUZZ_SEED where it begins.
 """
@@ -177,7 +177,7 @@ def answers(hosted: Hosted) -> bool:
         return False
 
 
-def test_frames_with_accidents_harm_nobody_else(
+def test_damaged_frames_harm_no_other_client(
     hosted: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(SEED)

@@ -82,7 +82,7 @@ def caller(guarded: Hosted) -> Iterator[Callable[..., Raw]]:
 
 @pytest.mark.parametrize("rpc", RPCS)
 @pytest.mark.parametrize("who", [(), ("nobody-yet", "wrong"), ("stranger", SECRET), ("", "")])
-def test_a_call_that_nobody_signed_is_unauthorized(
+def test_an_unsigned_call_is_unauthorized(
     guarded: Hosted, caller: Callable[..., Raw], rpc: str, who: tuple[str, ...]
 ) -> None:
     before = guarded.settled()

@@ -35,7 +35,7 @@ class Survived:
     back_ms: int
 
     def patience_ms(self, least_ms: int) -> int:
-        """How soon it is to go on: Node's client tries less and less often while nobody answers.
+        """How soon it is to go on: Node's client tries less and less often while no broker answers.
 
         It waits 1.6 times as long each time, give or take a fifth: up to twice as long as the
         broker was away, where a slow machine took seconds to start it.

@@ -52,7 +52,7 @@ def spec(handler: Handler) -> ConsumerSpec:
 
 
 def window(handler: Handler, verbs: Verbs, *, owner: str) -> WindowReport:
-    """One window, whoever has the last one."""
+    """Run one window, also if another process has the last one."""
     return run_window(spec(handler), verbs, owner=owner, idle_s=0.2, parallelism=2, takeover=True)
 
 

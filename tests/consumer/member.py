@@ -21,7 +21,7 @@ from rmq_pipeline.flight.client import Client
 
 
 class Journal:
-    """Lines that are there for good once they are written, whatever becomes of the process."""
+    """Lines that survive the process once they are written."""
 
     def __init__(self, path: str, name: str) -> None:
         self._name = name

@@ -208,7 +208,7 @@ class Scene:
         )
 
     def holders(self) -> set[str]:
-        """Who has locked queues; an empty name stands for those that nobody has."""
+        """Owners of queue locks; an empty name stands for queues without an owner."""
         names = [row["client_id"] for row in self.sql("SELECT client_id FROM queue_locks")]
         return {*names, *([""] if len(names) < QUEUES else [])}
 

@@ -1,4 +1,4 @@
-"""Accidents of a push consumer that must stop no queue and no key for good."""
+"""Failures of a push consumer that must stop no queue and no key permanently."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_nearby_shares_each_room_among_its_own() -> None:
     assert found == [[0, 1, 2], [3, 4], [5, 6]]
 
 
-def test_nearby_shares_the_rooms_where_nobody_lives_among_all() -> None:
+def test_nearby_shares_the_rooms_without_members_among_all() -> None:
     clients = members(2, room="east") + members(1, room="west")
 
     found = shares(MachineRoomNearby(), rooms(east=2, north=4, west=1), clients)

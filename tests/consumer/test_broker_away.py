@@ -68,7 +68,7 @@ def test_members_go_on_with_the_queues_they_had(house: House) -> None:
         until(lambda: one.assignment() == before, what="the queues it had before")
 
 
-def test_a_commit_that_nobody_hears_is_made_again(house: House) -> None:
+def test_a_commit_that_failed_is_repeated(house: House) -> None:
     with Client(house.address, retry_s=0.2) as client:
         consumer = PullConsumer(
             client, "readers", start_from="first", pace=FAST, auto_commit_ms=None

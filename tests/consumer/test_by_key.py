@@ -137,7 +137,7 @@ def test_a_key_that_hangs_pauses_only_itself(setups: list[Setup]) -> None:
     assert setup.of("a") == [[0], [1]]
 
 
-def test_messages_without_a_key_wait_for_nobody(setups: list[Setup]) -> None:
+def test_messages_without_a_key_do_not_wait(setups: list[Setup]) -> None:
     both = threading.Barrier(2)
 
     def meet(_messages: Any, context: Any) -> str:
@@ -301,7 +301,7 @@ def test_a_message_that_comes_again_after_its_failure_waits_for_the_rest_of_its_
 ) -> None:
     setup = paused_for_an_hour(setups)
 
-    # At its first attempt it was reset: whoever did that wants it now.
+    # It was reset at its first attempt, so the operator wants it now.
     again = received(setup.queue, [0, 1], message_group="a", delivery_attempt=attempt)
     setup.workers.hold()
     setup.service.arrived(setup.queue, again)

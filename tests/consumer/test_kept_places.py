@@ -1,4 +1,4 @@
-"""Where a broadcasting member reads on, when its file is written to by two or by nobody."""
+"""Where a broadcasting member continues when two members, or none, write its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks that nobody works under: who could not begin with a queue does not keep it from others."""
+"""A member that could not begin with a queue does not keep its lock."""
 
 from __future__ import annotations
 

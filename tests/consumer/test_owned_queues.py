@@ -123,7 +123,7 @@ def test_an_ordered_queue_is_unsure_of_what_was_leased_before() -> None:
     (second,) = queues.of_topic(QUEUE.topic)
     assert second.unsure
 
-    # A pull of the first one has leased something: it is in nobody's hands.
+    # A pull of the first one has leased something that no worker has.
     queues.restart(first)
     (third,) = queues.of_topic(QUEUE.topic)
     assert third is not second
@@ -131,7 +131,7 @@ def test_an_ordered_queue_is_unsure_of_what_was_leased_before() -> None:
 
 
 @pytest.mark.parametrize("again", ["dropped", "begun anew"])
-def test_leases_of_what_still_runs_go_on_whoever_took_its_place(again: str) -> None:
+def test_leases_of_running_messages_are_renewed_after_the_queue_is_replaced(again: str) -> None:
     queues = owned(Settled())
     (held,) = queues.of_topic(QUEUE.topic)
     running = received(held, [7])

@@ -18,7 +18,7 @@ def test_messages_are_held_with_their_number_bytes_and_span() -> None:
     assert (queue.count, queue.bytes, queue.span) == (3, 6, 6)
 
 
-def test_put_says_to_begin_only_when_nobody_takes() -> None:
+def test_put_says_to_begin_only_when_no_thread_takes() -> None:
     queue = held_queue()
 
     assert not queue.put([])

@@ -125,9 +125,7 @@ def test_a_filter_is_the_brokers(verbs: Broker, topic: Make, group: Make, reader
     until(lambda: committed(verbs, readers, name) == 100, what="what it does not want is done with")
 
 
-def test_topics_are_read_beside_each_other(
-    verbs: Broker, topic: Make, group: Make, reader: Open
-) -> None:
+def test_several_topics_are_read(verbs: Broker, topic: Make, group: Make, reader: Open) -> None:
     one, other = topic(queues=2), topic(queues=2)
     consumer = reader(group()).subscribe(one).subscribe(other)
 

@@ -107,7 +107,7 @@ def test_a_listener_hears_of_queues_that_come(
     until(lambda: bool(heard) and heard[-1] == expected)
 
 
-def test_assigned_queues_are_read_whoever_else_does(
+def test_assigned_queues_are_read_next_to_other_readers(
     verbs: Broker, topic: Make, group: Make, reader: Open
 ) -> None:
     name, readers = topic(queues=3), group()

@@ -114,7 +114,7 @@ def test_failures_carry_their_reason_to_the_broker(setup: Setup) -> None:
     assert retrying.to_pylist() == [{"reason": "later"}]
 
 
-def test_what_is_given_up_is_what_the_group_says(verbs: Broker, topic: Make, group: Make) -> None:
+def test_the_group_decides_what_give_up_does(verbs: Broker, topic: Make, group: Make) -> None:
     setup = Setup(verbs, topic(queues=1), group(max_attempts=9, on_failure="park"))
 
     setup.settler.settle(Part(setup.receive(1), "give_up", reason="enough"))

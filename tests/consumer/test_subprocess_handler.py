@@ -98,7 +98,7 @@ def forever(messages: pa.Table, _: pa.Table) -> Outcome:
     return Outcome()
 
 
-def test_nobody_waits_for_a_handler_whose_result_nobody_wants() -> None:
+def test_no_thread_waits_for_a_result_that_is_not_needed() -> None:
     handler = start_subprocess(Rules(forever, ordered=False), threads=1)
     assert handler is not None
     stopping = threading.Event()
@@ -121,7 +121,7 @@ def told_and_forever(messages: pa.Table, state: pa.Table) -> Outcome:
 
 
 def walk_forever() -> None:
-    """What a window does that is to be killed meanwhile."""
+    """The work of a window that is killed meanwhile."""
     handler = start_subprocess(Rules(told_and_forever, ordered=False), threads=1)
     assert handler is not None
     handler.walk([(_one(), None)], threading.Event())

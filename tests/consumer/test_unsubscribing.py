@@ -140,7 +140,7 @@ def sure(held: ProcessQueue) -> ProcessQueue:
     return ProcessQueue(held.queue, now_ms=0)
 
 
-def test_a_pull_ends_also_when_nobody_can_be_told(broker: Broker) -> None:
+def test_a_pull_ends_also_when_the_heartbeat_fails(broker: Broker) -> None:
     between = Between(broker, only=("heartbeat",))
     with consumer(between, "t", "u").listen(Numbers()) as running:
         thread = puller(running, "t")

@@ -32,7 +32,7 @@ RULES = Rules(
 
 @dataclass
 class Run:
-    """What a whole run made: the tables of every outcome, and the messages that failed for good."""
+    """Results of a whole run: the tables of every outcome, and the exhausted messages."""
 
     rows: list[pa.Table] = field(default_factory=list)
     late: list[pa.Table] = field(default_factory=list)

@@ -145,7 +145,7 @@ def test_is_null_is_never_unknown() -> None:
         ("9223372036854775808", False),
     ],
 )
-def test_a_text_is_read_as_a_whole_number_beside_a_whole_number(text: str, expected: bool) -> None:
+def test_a_text_is_read_as_a_whole_number_next_to_a_whole_number(text: str, expected: bool) -> None:
     assert is_wanted("a > 5", a=text) is expected
     assert is_wanted("5 < a", a=text) is expected
 
@@ -166,7 +166,7 @@ def test_a_text_is_read_as_a_whole_number_beside_a_whole_number(text: str, expec
         ("", False),
     ],
 )
-def test_a_text_is_read_as_a_decimal_beside_a_decimal(text: str, expected: bool) -> None:
+def test_a_text_is_read_as_a_decimal_next_to_a_decimal(text: str, expected: bool) -> None:
     assert is_wanted("a > 3.0", a=text) is expected
 
 
@@ -188,7 +188,7 @@ def test_two_texts_are_ordered_as_decimals() -> None:
     assert not is_wanted("a > b", a="10")
 
 
-def test_a_text_is_read_as_a_boolean_beside_a_boolean() -> None:
+def test_a_text_is_read_as_a_boolean_next_to_a_boolean() -> None:
     rows = [{"a": "true"}, {"a": "TRUE"}, {"a": "false"}, {"a": "yes"}, {"b": "true"}]
 
     assert wanted("a = TRUE", *rows) == [True, True, False, False, False]

@@ -79,7 +79,7 @@ class Echo:
             assert self.arrived.wait_for(lambda: self.waiting == count, 20)
 
     def is_left_alone(self, *, within_s: float) -> bool:
-        """Whether nobody waits any more; a poll's next slice may take a moment to begin."""
+        """Return True if no call waits; a poll's next slice may take a moment to begin."""
         with self.arrived:
             self.arrived.wait_for(lambda: self.waiting == 0, within_s)
             return not self.arrived.wait_for(lambda: self.waiting > 0, within_s)

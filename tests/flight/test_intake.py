@@ -191,7 +191,7 @@ def test_all_calls_have_a_limit_and_leave_what_they_held(
 
 @contextmanager
 def begun(address: str, size: int) -> Iterator[flight.FlightStreamReader]:
-    """A send of so many bytes that says no more than that."""
+    """A send that declares ``size`` bytes and nothing else."""
     said = json.dumps({"verb": "send", "args": {"topic": "t"}, "parts": [["messages", size]]})
     options = flight.FlightCallOptions(timeout=60)
     with flight.FlightClient(f"grpc://{address}") as client:

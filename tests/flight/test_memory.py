@@ -27,7 +27,7 @@ ANN = ("authorization", "Basic YW5uOmFubnMtcGFzc3dvcmQ=")
 
 
 def send(size: int) -> bytes:
-    """The command of a send of so many bytes."""
+    """The command of a send of ``size`` bytes."""
     args = {"verb": "send", "args": {"topic": "t"}, "parts": [["messages", size]]}
     return json.dumps(args).encode()
 

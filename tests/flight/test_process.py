@@ -71,7 +71,7 @@ def log_of(home: Path) -> str:
 
 
 def kill(endpoint: Endpoint) -> None:
-    # Before it is killed: whoever has started it may see to its end first.
+    # Before it is killed: the process that started it may end it first.
     broker = psutil.Process(endpoint.pid)
     broker.kill()
     psutil.wait_procs([broker])

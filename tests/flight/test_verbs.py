@@ -14,7 +14,7 @@ from rmq_pipeline.verbs import VERBS, Verbs
 from scripts import generate_verbs
 
 DECLARED = declarations(Broker)
-#: What endpoints ask of the broker for themselves: nobody calls it from elsewhere.
+#: Calls that endpoints make for themselves; no other code makes them.
 NOT_AT_THE_DOOR = {
     "call",
     "wind_down",

@@ -162,7 +162,7 @@ def test_settle_of_a_window_with_an_id_may_be_repeated() -> None:
 
     assert settle.may_repeat({"settle_id": "s", "window": ["w", 1]})
     assert not settle.may_repeat({"settle_id": "", "window": ["w", 1]})
-    # Nobody would know it again: it would be carried out twice.
+    # The broker would not recognize it: it would be carried out twice.
     assert not settle.may_repeat({"settle_id": "s", "window": None})
     assert not settle.may_repeat({"settle_id": "s"})
     assert not wire.find("send").may_repeat({})

@@ -46,7 +46,7 @@ class Bank:
         return Outcome(results=pa.Table.from_pylist(picked, schema=RESULT))
 
     def charge_and_keep(self, given: pa.Table, state: pa.Table) -> Outcome:
-        """With a row and a message onward for each."""
+        """With a row and a published message for each."""
         done = self.charge(given, state)
         body = given.select(["body"])
         return Outcome(rows=body, publish={"onward": body}, results=done.results)
@@ -88,7 +88,7 @@ def test_every_key_is_charged_once_where_one_message_of_ten_is_retried(
 
 
 def marked(*given: tuple[str | None, str]) -> pa.Table:
-    """Messages whose keys nobody has seen."""
+    """Messages whose keys are new."""
     return messages(*given).append_column(SEEN_BEFORE, pa.array([False] * len(given)))
 
 

@@ -22,7 +22,7 @@ from rmq_pipeline.handling.window_lease import WindowLease
 from rmq_pipeline.settings import Settings
 
 TOPIC, GROUP = "steps", "walkers"
-#: What nobody ends has an end by then.
+#: A window that no process closes has ended by then.
 LONG_S: Final = 10.0
 
 

@@ -303,7 +303,7 @@ def test_unordered_one_bad_message_fails_alone() -> None:
 
 
 def flaky(some: pa.Table, _: pa.Table) -> Outcome:
-    """A row and a message onward for all, and a retry for the body ``later``."""
+    """A row and a published message for all, and a retry for the body ``later``."""
     late = [i for i, body in enumerate(some["body"].to_pylist()) if body == b"later"]
     return Outcome(
         rows=some.select(["body"]),

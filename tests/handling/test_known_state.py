@@ -132,7 +132,7 @@ def test_a_consumer_goes_on_when_its_state_gets_a_column(tmp_path: Path) -> None
     assert seen == [{"n": 1, "last": None}, {"n": 2, "last": "x"}]
 
 
-def test_a_state_without_nulls_may_be_removed_beside_one_that_is_set(tmp_path: Path) -> None:
+def test_a_state_without_nulls_may_be_removed_while_another_is_set(tmp_path: Path) -> None:
     seen: list[list[dict[str, Any]]] = []
 
     def counting(messages: pa.Table, state: pa.Table) -> Outcome:

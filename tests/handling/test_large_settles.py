@@ -23,7 +23,7 @@ STATE: Final = pa.schema([("steps", pa.int64()), ("notes", pa.string())])
 
 
 def noted(messages: pa.Table, state: pa.Table) -> Outcome:
-    """A row, a message onward and a step of the state for each; ``long…`` makes a long state."""
+    """A row, a published message and a state step for each; ``long…`` makes a long state."""
     before = state["steps"][0].as_py() if state.num_rows else 0
     texts = [body.decode() for body in messages["body"].to_pylist()]
     steps = list(range(before + 1, before + 1 + len(texts)))

@@ -46,7 +46,7 @@ def test_texts_that_are_some_are_not() -> None:
     assert conform(returned, returned.schema, what="rows") is returned
 
 
-def test_what_lies_beside_a_row_is_not_its_fault() -> None:
+def test_a_row_is_not_refused_for_its_neighbours() -> None:
     names = pa.ListArray.from_arrays(ENDS, BROKEN)
 
     sound, broken = (pa.table({"x": names.slice(at, 1)}) for at in (0, 1))
@@ -87,7 +87,7 @@ def name_in_rows(messages: pa.Table, _: pa.Table) -> Outcome:
 
 
 @pytest.mark.parametrize("handler", [name_in_state, name_in_rows])
-def test_one_that_returns_it_is_a_dead_letter_and_holds_up_nobody(
+def test_one_that_returns_it_is_a_dead_letter_and_blocks_no_other(
     broker: Broker, tmp_path: Path, handler: Handler
 ) -> None:
     sent = pa.table({"body": [b"x", b"\xff", b"y"], "message_group": ["a", "b", "c"]})

@@ -254,7 +254,7 @@ def test_a_compaction_that_was_taken_over_replaces_nothing(
     assert numbers(folder) == [0, 1, 2, 3]
 
 
-def test_a_merge_beside_a_replay_of_its_hour_is_given_up(
+def test_a_merge_is_dropped_if_its_hour_is_replayed_meanwhile(
     broker: Broker,
     folder: Path,
     settle: Settle,

@@ -1,4 +1,4 @@
-"""The manifest of a sink: a version is seen whole or not at all, whoever writes it how often."""
+"""A version of a sink's manifest is seen whole or not at all, however often it is written."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_large_sink_is_not_rewritten_every_64_versions(tmp_path: Path) -> None
 
 
 def test_a_reader_never_sees_half_a_version(tmp_path: Path) -> None:
-    # Each version replaces both files: whoever saw one of another version would tell.
+    # Each version replaces both files: a reader would notice one of another version.
     publish(tmp_path, 1, "a1", "b1")
     done = threading.Event()
     wrong: list[tuple[int, list[str]]] = []

@@ -83,7 +83,7 @@ def test_a_link_leads_out_of_the_sink(folder: Path) -> None:
         manifest.within(folder, "hour=2/a.parquet")
 
 
-def test_what_an_older_broker_took_harms_nobody(
+def test_foreign_paths_of_an_older_broker_do_no_harm(
     broker: Broker, clock: ManualClock, folder: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -47,7 +47,7 @@ def test_pyarrow_and_pandas(folder: Path) -> None:
     assert readers.sink_table(folder, columns=["n"], partitions=[SIX]).to_pylist() == [{"n": 1}]
 
 
-def test_files_are_read_beside_each_other_and_in_order(
+def test_files_are_read_concurrently_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = stage(tmp_path, *range(4)).replace_schema_metadata({"version": "1"})

@@ -24,7 +24,7 @@ MENDED: Final = Path(__file__).with_name("mended").exists()
 ALARMS: Final = topic("alarms", queues=1)
 CRASHES: Final = topic("crashes", queues=1)
 ROWS: Final = topic("rows", queues=1)
-#: A file stands where the folder of the sink is to be, until it is mended.
+#: A file has the place of the sink's folder until the test removes it.
 SINK: Final = Path(__file__) if not MENDED else Path(__file__).with_name("sinks")
 KEPT: Final = pa.schema([("body", pa.binary()), ("born_at_ms", pa.int64())])
 

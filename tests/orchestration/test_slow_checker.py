@@ -1,4 +1,4 @@
-"""A checker that works when its window would be followed by the next: nobody takes over."""
+"""No run takes over from a checker that still works when the next window is due."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_a_slow_checker_commits_is_delivered(
     assert dagster.opened == 1
 
 
-def test_a_window_that_was_taken_over_asks_nobody(client: Client) -> None:
+def test_a_window_that_was_taken_over_runs_no_check(client: Client) -> None:
     opened = client.open_window(WINDOW, owner="a", duration_ms=CHECK_LEASE_MS)
     client.open_window(WINDOW, owner="b", duration_ms=CHECK_LEASE_MS, takeover=True)
 
@@ -243,7 +243,7 @@ class Watched(Client):
 
 
 class Successor:
-    """A run that was requested to take over; it asks nobody."""
+    """A run that was requested to take over; it runs no check."""
 
     def __init__(self, client: Watched, pool: ThreadPoolExecutor) -> None:
         self._client = client
@@ -314,7 +314,7 @@ def test_a_run_yields_to_a_call_that_takes_long(
         assert owner(client) == "a"
 
 
-def test_a_run_takes_over_from_a_call_that_nobody_holds_any_more(
+def test_a_run_takes_over_from_a_call_whose_process_is_gone(
     client: Client, clock: ManualClock, successor: Successor
 ) -> None:
     window = opened_window(client)

@@ -44,7 +44,7 @@ def reported(result: dg.SensorResult) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_a_topic_that_nobody_reads_is_made(tick: Tick, client: Client) -> None:
+def test_a_topic_without_a_reader_is_created(tick: Tick, client: Client) -> None:
     found = reported(tick())
 
     assert found["news"] == {"head": 0}

@@ -181,7 +181,7 @@ def test_checker_that_had_nothing_to_do_materializes_nothing(resource: BrokerRes
     assert set(materialized) == {"upkeep/check_transactions"}
 
 
-def test_window_that_is_taken_yields_and_asks_nobody(
+def test_window_that_is_taken_yields_and_runs_no_check(
     resource: BrokerResource, client: Client
 ) -> None:
     begin(client, "orders", "commit")

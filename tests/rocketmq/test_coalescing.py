@@ -33,7 +33,7 @@ class Counting(Bridge):
 
 
 class Broken(Request):
-    """What the writer cannot decide, for a reason that nobody has foreseen."""
+    """A request that fails in the writer with an unexpected error."""
 
     def decide(self, *_: object, **__: object) -> Decision:
         raise ZeroDivisionError
@@ -130,7 +130,7 @@ def test_one_that_is_refused_does_not_harm_the_others(sends: Any) -> None:
     assert stored(broker) == [b"a", b"b", b"c"]
 
 
-def test_an_error_nobody_foresaw_is_the_answer_to_one_request_only(sends: Any) -> None:
+def test_an_unexpected_error_is_the_answer_to_one_request_only(sends: Any) -> None:
     requests = [batch(b"a", b"b"), batch(b"broken"), batch(b"c")]
 
     answers, rows, broker = sends(

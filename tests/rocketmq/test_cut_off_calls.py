@@ -1,4 +1,4 @@
-"""Receives that are cut off at any moment: nothing is lost, nothing stays with nobody."""
+"""Receives that end at any moment lose no message, and leave none leased to a gone client."""
 
 import asyncio
 import random

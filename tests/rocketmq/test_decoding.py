@@ -1,4 +1,4 @@
-"""Messages as columns: what the protocol has, and what nobody gave."""
+"""Messages as columns: the fields of the protocol, and omitted fields."""
 
 import gzip
 from collections.abc import Callable

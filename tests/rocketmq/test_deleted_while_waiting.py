@@ -55,7 +55,7 @@ def test_all_who_wait_are_told_that_the_group_was_deleted(stand: Stand) -> None:
 
 @pytest.mark.parametrize("what", ["topic", "group"])
 def test_who_waits_hears_of_what_was_made_again_at_once(stand: Stand, what: str) -> None:
-    """In one frame, so that nobody looks between the two."""
+    """In one frame, so that no call sees the state between the two."""
     waiting = wait(stand)
 
     stand.broker.writer.submit_together(AGAIN[what])

@@ -84,7 +84,7 @@ def _answers(client: Raw) -> bool:
     return raw.code(answer) == "OK"
 
 
-def test_a_call_without_a_message_harms_nobody(
+def test_a_call_without_a_message_does_no_harm(
     client: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = client()

@@ -106,7 +106,9 @@ def test_where_a_message_was_born_is_kept_if_it_is_wanted(open_endpoint: Open) -
     assert dict(rows(broker, "t")[0]["properties"]) == {"x": "y", "__BORNHOST": "127.0.0.1"}
 
 
-def test_where_a_message_was_born_is_nobodys_property_else(broker: Broker, client: Clients) -> None:
+def test_a_message_without_a_born_host_has_no_such_property(
+    broker: Broker, client: Clients
+) -> None:
     broker.create_topic("t", queues=1)
 
     send(client(), raw.message("t"))
@@ -125,9 +127,7 @@ def test_what_has_a_field_is_no_property_of_clients(
     assert raw.code(answer) == "ILLEGAL_MESSAGE_PROPERTY_KEY"
 
 
-def test_a_body_in_an_encoding_that_nobody_knows_is_refused(
-    broker: Broker, client: Clients
-) -> None:
+def test_a_body_in_an_unknown_encoding_is_refused(broker: Broker, client: Clients) -> None:
     broker.create_topic("t")
 
     answer = send(client(), raw.message("t", body_encoding=77))

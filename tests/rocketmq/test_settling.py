@@ -232,7 +232,9 @@ def test_what_fails_too_often_goes_to_the_dead_letters(stand: Stand, one: Consum
     assert message.system_properties.dead_letter_queue.topic == "t"
 
 
-def test_what_a_client_calls_hopeless_is_a_dead_letter_at_once(stand: Stand, one: Consumer) -> None:
+def test_a_message_that_a_client_rejects_is_a_dead_letter_at_once(
+    stand: Stand, one: Consumer
+) -> None:
     stand.broker.create_topic("orders", type="fifo", queues=1)
     stand.send("orders", b"1", b"2", message_group="A")
     first = one.receive("orders", "g", batch=1, renewed=True)
@@ -262,7 +264,7 @@ def test_what_has_ended_is_forwarded_as_far_as_its_client_is_told(
 
 
 class Broken(Request):
-    """What the writer cannot decide, for a reason that nobody has foreseen."""
+    """A request that fails in the writer with an unexpected error."""
 
     def decide(self, *_: object, **__: object) -> Decision:
         raise ZeroDivisionError
@@ -281,7 +283,7 @@ class Tripping(Bridge):
         return super().submit(Broken() if broken else request)
 
 
-def test_an_error_nobody_foresaw_is_the_answer_to_one_ack_only(stand: Stand, one: Consumer) -> None:
+def test_an_unexpected_error_is_the_answer_to_one_ack_only(stand: Stand, one: Consumer) -> None:
     stand.broker.create_topic("single", queues=1)
     stand.send("single", *(str(n).encode() for n in range(4)))
     rows = [parse(handle) for handle in one.receive("single", "g").handles]

@@ -50,7 +50,7 @@ def test_errors_have_the_codes_that_clients_know(
     assert Code.Name(code_of(kind("x"))) == name
 
 
-def test_what_nobody_foresaw_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_returned_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     status = status_of(ZeroDivisionError("by nothing"))
 
     assert status.code == Code.INTERNAL_SERVER_ERROR

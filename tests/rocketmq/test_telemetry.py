@@ -214,7 +214,7 @@ def test_a_client_that_ends_is_forgotten(opened: Opened, client: Clients) -> Non
     ],
     ids=["nothing", "no publishing", "no subscription", "no type"],
 )
-def test_settings_of_nobody_end_the_stream(client: Clients, settings: Any) -> None:
+def test_incomplete_settings_end_the_stream(client: Clients, settings: Any) -> None:
     with Talk(client()) as talk:
         talk.say(settings)
         assert talk.over.wait(60)
@@ -247,7 +247,7 @@ def test_a_bad_group_ends_the_stream(client: Clients) -> None:
     assert talk.heard[0].status.code == pb.Code.ILLEGAL_CONSUMER_GROUP
 
 
-def test_answers_to_commands_nobody_sent_are_taken(client: Clients) -> None:
+def test_answers_to_commands_that_were_not_sent_are_accepted(client: Clients) -> None:
     with Talk(client()) as talk:
         trace = pb.TelemetryCommand()
         trace.thread_stack_trace.thread_stack_trace = "main"
@@ -272,7 +272,7 @@ def test_a_closing_endpoint_ends_streams_at_once(opened: Opened, client: Clients
     with producer(client(), "t") as talk:
         endpoint.shutdown()
         assert talk.over.wait(60)
-    # Nobody is told to reconnect: Node lets go of a stream then, and dies when that is cut off.
+    # No client is told to reconnect: Node drops its stream then, and dies of its end.
     command = "reconnect_endpoints_command"
     assert not [each for each in talk.heard if each.WhichOneof("command") == command]
 

@@ -1,4 +1,4 @@
-"""Messages that cannot be read: they fail like any other, and nobody waits behind them for ever."""
+"""Unreadable messages fail like any other, and no message waits behind them forever."""
 
 import contextlib
 import logging
@@ -116,7 +116,7 @@ def test_nothing_is_charged_while_the_archive_is_away(stand: Stand, one: Consume
     assert (received.code, received.bodies, received.attempts) == (OK, [LARGE] * 2, [1, 1])
 
 
-def test_what_cannot_be_dead_lettered_keeps_nobody_else_from_it(
+def test_a_message_that_cannot_be_dead_lettered_blocks_no_other(
     stand: Stand, one: Consumer
 ) -> None:
     for group, body in (("a", MARK), ("b", b"sound")):

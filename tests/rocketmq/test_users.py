@@ -68,7 +68,7 @@ def asked(talk: Talk) -> int:
     return list(questions).count("recover_orphaned_transaction_command")
 
 
-def test_nobody_takes_the_client_id_of_another_user(sign_in: SignIn, clock: ManualClock) -> None:
+def test_no_user_takes_the_client_id_of_another_user(sign_in: SignIn, clock: ManualClock) -> None:
     with producer(sign_in("ann", "shared"), "tx"), Talk(sign_in("bob", "shared")) as theirs:
         thief = sign_in("bob", "shared")
         for rpc in ("Heartbeat", "NotifyClientTermination"):

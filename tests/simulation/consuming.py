@@ -203,7 +203,7 @@ class Consuming(Producing):
         within: str | None,
         trouble: Trouble | None,
     ) -> None:
-        """Outcomes, effects, messages onward, a staged file and keyed state: all, or nothing."""
+        """Outcomes, effects, published messages, a staged file and keyed state: all, or nothing."""
         consumer = self.consumer(which)
         window = self.window(consumer, within)
         flying = self.held(consumer, [True])
@@ -305,7 +305,7 @@ class Consuming(Producing):
 
     @rule(which=ANY, key=st.sampled_from((None, None, *KEYS)), skip=st.booleans())
     def unpark(self, which: int, key: str | None, skip: bool) -> None:
-        """What was given up so far is looked at before: from now on it is pardoned."""
+        """Dead-letter the quarantined messages first: from now on the quarantine is lifted."""
         consumer = self.consumer(which)
         if not self.record(consumer):
             return

@@ -73,7 +73,7 @@ class Trouble:
 
     @property
     def stored(self) -> bool:
-        """Whether what it did is on disk, though nobody was told."""
+        """Return True if its work is on disk although no answer was sent."""
         return self.step == "written"
 
 

@@ -22,7 +22,7 @@ from tests.simulation.scenery import MEMORY, SETTINGS, TROUBLE, tag
 
 
 class History(RuleBasedStateMachine):
-    """What happens to a broker whoever uses it."""
+    """Events of a broker that do not depend on its clients."""
 
     model: Model
 
@@ -98,7 +98,7 @@ class History(RuleBasedStateMachine):
             consumer.located[queue] = start + rows.num_rows
 
     def notice_restarts(self) -> None:
-        """A broker that begins anew has forgotten what it delivered."""
+        """A restarted broker does not know its earlier deliveries."""
         if self.lives != self.crashing.lives:
             self.lives = self.crashing.lives
             for consumer in self.model.consumers:

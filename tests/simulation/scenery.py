@@ -38,7 +38,7 @@ TOPICS = {
 }
 #: Topics that may suppress repetitions.
 SUPPRESSING = ("ordered", "loose", "later", "anything", "deals", "chats")
-#: For how long a topic keeps its messages, if not for good.
+#: Retention of a topic's messages, if it is not permanent.
 KEPT_MS = 2_000
 #: Queues of a topic at first, and when it has grown.
 QUEUES, MOST_QUEUES = 2, 5
@@ -50,7 +50,7 @@ RATES = (0, 2, 5)
 TAGS = {"filter": "a || b"}
 SQL = {"filter": "n > 1 AND TAGS <> 'b' OR n = 0", "filter_type": "sql92"}
 POLICIES = ("dead_letter", "park", "dead_letter_group")
-#: The receipt of a delivery, or the id of a transaction, that nobody was told of.
+#: The receipt of a delivery, or the id of a transaction, that was never returned.
 LOST = "lost"
 
 

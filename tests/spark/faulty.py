@@ -24,7 +24,7 @@ _WHOLE: Any = sink.stage
 
 
 def _staging_ends_with(fault: Callable[[], None]) -> None:
-    """Let something happen in this process when a file has been written, and nobody knows of it."""
+    """Run a function in this process after a file is written and before it is registered."""
 
     def stage(*args: Any, **named: Any) -> pa.Table:
         staged = _WHOLE(*args, **named)

@@ -19,7 +19,7 @@ STATE = pa.schema([("steps", pa.int64())])
 
 
 def numbered(messages: pa.Table, state: pa.Table) -> Outcome:
-    """Numbers the steps of a group; a body that begins with ``bad`` raises; ``on…`` goes onward."""
+    """Numbers the steps of a group; a body beginning with ``bad`` raises; ``on…`` is published."""
     steps = state["steps"][0].as_py() if state.num_rows else 0
     bodies = messages["body"].to_pylist()
     for body in bodies:

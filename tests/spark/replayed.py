@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 @contextmanager
 def replayed_broker(home: Path, **changes: Any) -> Iterator[Broker]:
-    """A broker with an ordered topic and group, and a topic for what goes onward."""
+    """A broker with an ordered topic and group, and a topic for published messages."""
     settings = Settings(reserve_bytes=1 << 20, log_file_bytes=1 << 20, seal_after_ms=0, **changes)
     with Broker.open(home, upkeep="none", settings=settings) as broker:
         broker.create_topic(TOPIC, type="fifo", queues=3, partition_time="born")

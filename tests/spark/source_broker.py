@@ -41,7 +41,7 @@ class Served:
         self.broker.close()
 
     def shut(self) -> None:
-        """Close the endpoint: nobody reaches the broker any more."""
+        """Close the endpoint: no client reaches the broker any more."""
         self._server.shutdown()
 
     def send(self, n: int, topic: str = TOPIC, **columns: list[Any]) -> None:

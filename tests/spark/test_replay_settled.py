@@ -75,7 +75,7 @@ def test_what_is_held_behind_a_parked_message_is_not_settled(broker: Broker) -> 
     assert again["queue_offset"].to_pylist() == [0, 1, 2]
 
 
-def test_other_message_groups_are_settled_beside_a_parked_one(broker: Broker) -> None:
+def test_other_message_groups_are_settled_while_one_is_parked(broker: Broker) -> None:
     send(broker, "a", "b", "a", "b")
 
     settle(broker, receive(broker), batch=0, retry=[0], ack=[1, 3])

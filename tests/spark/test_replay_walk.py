@@ -169,7 +169,7 @@ def test_a_failure_is_final_after_so_many_tries() -> None:
     assert failed(done) == [(0, "dead_letter")]
 
 
-def test_a_hopeless_message_is_no_reason_to_park() -> None:
+def test_a_rejected_message_is_no_reason_to_park() -> None:
     given_messages = messages(("a", "rejected", RANGE), ("a", "2", RANGE))
 
     done = walk_again(given_messages, None, replay_rules=rules_of("park"))
@@ -187,7 +187,7 @@ def test_failures_of_other_roles_are_not_told() -> None:
     assert rows(done) == [("a", "2", 1)]
 
 
-def test_without_order_a_failure_stops_nobody() -> None:
+def test_without_order_a_failure_stops_no_other_message() -> None:
     given_messages = messages(("a", "1", RANGE), ("a", "bad", RANGE), (None, "3", RANGE))
     unordered = rules_of("park", ordered=False, state_schema=None)
 

@@ -57,7 +57,7 @@ def stage_replacement(folder: Path, *bodies: bytes) -> pa.Table:
 
 
 @pytest.mark.parametrize("published_first", ["settle", "replacement"])
-def test_a_partition_is_replaced_beside_a_living_window(
+def test_a_partition_is_replaced_during_an_open_window(
     broker: Broker, folder: Path, spark: SparkSession, published_first: str
 ) -> None:
     send(broker, b"1", b"2")

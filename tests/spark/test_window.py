@@ -55,7 +55,7 @@ class KilledError(BaseException):
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker with an ordered topic and group, and a topic for what goes onward."""
+    """A broker with an ordered topic and group, and a topic for published messages."""
     settings = Settings(reserve_bytes=1024 * 1024)
     with Broker.open(tmp_path / "home", upkeep="none", settings=settings) as broker:
         broker.create_topic(TOPIC, type="fifo", queues=3)
@@ -218,7 +218,7 @@ def test_the_size_of_micro_batches_changes_nothing(
     assert list(dead.values()) == ["ValueError: bad 2", "ValueError", "test"]
 
 
-def test_what_goes_onward_is_published_with_the_settle(broker: Broker, run: Run) -> None:
+def test_published_messages_are_stored_with_the_settle(broker: Broker, run: Run) -> None:
     send(broker, "on 0", "1", "on 2", "3")
 
     report = run()

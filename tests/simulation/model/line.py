@@ -37,7 +37,7 @@ class Line(Consumer):
         return {key: line for key, line in lines.items() if self.is_free(line, now)}
 
     def repeated(self, attempt: str, now: int) -> dict[str, list[Entry]]:
-        """The batches that this attempt has leased, and nobody has settled."""
+        """The batches that this attempt has leased and that are not settled."""
         found = {}
         for key, line in self.lines_of_queues().items():
             unsettled = [e for e in line if e.state != "ahead"]
@@ -53,7 +53,7 @@ class Line(Consumer):
                 entry.receipt, entry.free_at = "", entry.leased_until
 
     def look(self, now: int) -> None:
-        """The first of a free queue fails for good when it has no attempt left."""
+        """The first message of a free queue is exhausted when it has no attempt left."""
         self.expire(now)
         for line in self.lines_of_queues().values():
             first = line[0]

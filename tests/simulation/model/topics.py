@@ -27,7 +27,7 @@ class Topic:
 
     queues: int
     deduplicate: str = "none"
-    #: For how long its messages are kept at least; None: for good.
+    #: Minimum retention of its messages; None: permanent.
     kept_ms: int | None = None
     #: When each message was stored; those that have expired are not there any more.
     stored: dict[int, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Model:
             consumer.store(number, key, priority=queue, now=now)
 
     def expire(self, name: str, number: int, *, now: int) -> None:
-        """It is gone: it was old enough, and under way for nobody."""
+        """The message has expired: it was old enough, and not in flight."""
         topic = self.topics[name]
         at = topic.stored.pop(number)
         assert topic.kept_ms is not None

@@ -1,4 +1,4 @@
-"""What becomes of half messages that nobody decides about: given up after the last check."""
+"""Half messages without an outcome are exhausted after the last check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
 
 
 @pytest.mark.every_endpoint
-def test_after_15_checks_it_goes_to_the_topic_of_those_given_up(
+def test_after_15_checks_it_goes_to_the_topic_of_exhausted_halves(
     endpoint: Endpoint, orders: str, begin: Producer, group: Make
 ) -> None:
     halves = begin(2, properties=[[("p", "v")], None])
@@ -51,7 +51,7 @@ def test_after_15_checks_it_goes_to_the_topic_of_those_given_up(
 
 
 @pytest.mark.parametrize("resolution", ["commit", "rollback"])
-def test_what_was_given_up_is_not_ended_any_more(
+def test_an_exhausted_half_cannot_be_ended(
     endpoint: Endpoint, orders: str, begin: Producer, resolution: str
 ) -> None:
     halves = begin(1)

@@ -1,4 +1,4 @@
-"""Children that die: begun anew for as long as it takes, and their runs are over."""
+"""Children that die are started again until they run, and their runs are over."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_child_that_cannot_be_started_again_is_tried_again(
 ) -> None:
     logs, away = bare.dagster_home / "logs", bare.dagster_home / "away"
 
-    # Nobody can write a log: an OSError for whoever opens one.
+    # No process can open its log: each gets an OSError.
     logs.rename(away)
     webserver = end(bare, "webserver")
     eventually(lambda: "a child is not restarted" in caplog.text, within_s=60)
