@@ -140,7 +140,6 @@ class Dispatcher:
         Raises:
             StuckError: a frame before the position cannot be dispatched.
             StorageError: dispatch has failed or was stopped.
-            StoreFullError: dispatch has ended on a full disk.
         """
         if self._database.dispatched >= position:
             return True
@@ -155,9 +154,7 @@ class Dispatcher:
         if self._database.dispatched >= position:
             return True
         if self._over:
-            full = isinstance(self._failure, StoreFullError)
-            kind = StoreFullError if full else StorageError
-            raise kind("Dispatch has ended.") from self._failure
+            raise StorageError("Dispatch has ended.") from self._failure
         if (stuck := self.stuck) is not None:
             raise StuckError(str(stuck), remedy=stuck.remedy)
         return False

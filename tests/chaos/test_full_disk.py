@@ -194,7 +194,7 @@ def test_closing_while_dispatch_waits_for_space_loses_nothing(
             with suppress(StoreFullError):
                 broker.receive("readers", "plain", limit=1, invisible_duration_ms=1)
             warned = [some.created for some in caplog.records if "cannot write" in some.msg]
-            is_over = bool(warned) and time.time() - warned[-1] > 0.5
+            is_over = bool(warned) and time.time() - warned[-1] > 2
             return is_over and broker.engine.dispatcher.behind_bytes > 0
 
         eventually(dispatch_waits)

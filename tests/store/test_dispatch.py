@@ -263,6 +263,9 @@ def test_on_a_full_disk_the_broker_is_asked_for_room(
     if room:
         assert store.dispatcher.wait_for(end, WITHIN_S)
     else:
+        with pytest.raises(StorageError, match="Dispatch has ended") as ended:
+            store.dispatcher.wait_for(end, WITHIN_S)
+        assert isinstance(ended.value.__cause__, StoreFullError)
         assert isinstance(store.failures.get(timeout=WITHIN_S), StoreFullError)
     assert len(store.full) == 1
 

@@ -389,6 +389,16 @@ class Engine:
         self.dispatcher.start()
         self.dispatcher.notify(commit_log.synced)
 
+    def _dispatch_rest(self) -> None:
+        """Dispatch all frames; what DuckDB refuses, or the full disk, the log keeps."""
+        try:
+            self.dispatched()
+        except StuckError:
+            pass
+        except StorageError as error:
+            if not isinstance(error.__cause__, StoreFullError):
+                raise
+
     def close(self) -> None:
         """Answer all requests, dispatch all frames, and unlock the home."""
         self._closing.set()
@@ -397,8 +407,7 @@ class Engine:
         self.writer.close()
         try:
             if self.repair.why is None:
-                with suppress(StuckError, StoreFullError):  # the log keeps the frames
-                    self.dispatched()
+                self._dispatch_rest()
         finally:
             with ExitStack() as last:  # the home is unlocked even if another part fails to close
                 last.callback(self.home.close)

@@ -256,6 +256,7 @@ def test_a_verb_of_upkeep_ends_once_its_caller_has_gone(broker: Broker, verb: st
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(watched)
+        until(lambda: bool(clock._waiting))
         gone.set()
         try:
             for _ in range(LONG_MS // LOOK_MS // 2):  # it ends at its first look after that
