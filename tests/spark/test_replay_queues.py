@@ -134,5 +134,5 @@ def test_messages_that_expire_while_they_are_read_are_an_error(tmp_path: Path) -
     )
     gone = Stored(str(tmp_path / "gone.parquet"), 0, 0, 10)
 
-    with pytest.raises(IllegalOffsetError, match="expired while"):
+    with pytest.raises(IllegalOffsetError, match="expired during the replay"):
         list(in_range([gone], wanted, columns=["queue_offset"]))
