@@ -318,10 +318,11 @@ class Consuming(Producing):
 
         What follows in a message group that was given up is looked at when nothing of it is leased.
         """
+        self.revive(None)  # a lease that has ended may quarantine its message group
         if consumer.quarantined:
             with self.unhurried(consumer):
                 self.empty(consumer)
-        self.revive(None)
+            self.revive(None)
         return consumer.quarantined.isdisjoint(entry.key for entry in consumer.leased())
 
     def empty(self, consumer: Consumer) -> None:
