@@ -19,6 +19,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
 from rmq_pipeline.settings import Settings
+from tests.behaviour.halves import Producer
 from tests.behaviour.over_grpc import OverGrpc
 from tests.behaviour.speakable import MODULES, OTHERWISE
 from tests.waiting import until
@@ -316,6 +317,18 @@ def dead(request: pytest.FixtureRequest, topic: Make, group: Make, messages: Mak
         return name, readers
 
     return make
+
+
+@pytest.fixture
+def orders(topic: Make) -> str:
+    """A topic for transactions."""
+    return str(topic(type="transaction", queues=1))
+
+
+@pytest.fixture
+def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
+    """``begin(n, …)``: half messages of that topic, as ``Producer`` takes them."""
+    return Producer(endpoint, orders, messages)
 
 
 def _current(request: pytest.FixtureRequest) -> Endpoint:

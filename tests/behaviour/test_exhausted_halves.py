@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
-
-
 @pytest.mark.every_endpoint
 def test_after_15_checks_it_goes_to_the_topic_of_exhausted_halves(
     endpoint: Endpoint, orders: str, begin: Producer, group: Make

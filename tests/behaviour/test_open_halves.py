@@ -16,16 +16,6 @@ HOUR = 3_600_000
 NOTHING = {"checked": 0, "given_up": 0, "dropped": 0}
 
 
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
-
-
 def test_the_numbers_of_the_check_are_rocketmqs() -> None:
     assert limits.TRANSACTION_IMMUNITY_MS == 6_000
     assert limits.TRANSACTION_CHECK_INTERVAL_MS == 30_000

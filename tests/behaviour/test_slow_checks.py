@@ -18,16 +18,6 @@ LIVE_MS = limits.PRODUCER_LIVE_MS
 WINDOW = "upkeep/check_transactions"
 
 
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
-
-
 def counted(endpoint: Endpoint) -> list[int]:
     """Checks of the open half messages, the most first."""
     rows = endpoint.sql("SELECT checks FROM half ORDER BY checks DESC")

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 SECOND = 1_000
 
 
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
-
-
 # --------------------------------------------------------------------------------------- the check
 
 

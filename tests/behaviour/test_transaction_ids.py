@@ -5,22 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pytest
 
 from tests.behaviour.halves import TRANSACTION_ID, Producer, ends
 
 if TYPE_CHECKING:
     from tests.behaviour.conftest import Endpoint, Make
-
-
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
 
 
 def test_a_consumer_reads_the_transaction_id_that_the_producer_was_given(

@@ -25,16 +25,6 @@ RESTARTS: dict[str, Callable[[Endpoint], object]] = {
 }
 
 
-@pytest.fixture
-def orders(topic: Make) -> str:
-    return str(topic(type="transaction", queues=1))
-
-
-@pytest.fixture
-def begin(endpoint: Endpoint, orders: str, messages: Make) -> Producer:
-    return Producer(endpoint, orders, messages)
-
-
 # ------------------------------------------------------------------------------------ seen by whom
 
 
