@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -47,6 +47,24 @@ SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 def limit_error(timeout_s: float) -> QueryError:
     """Return the error of a query that exceeded its time limit."""
     return QueryError(f"The query did not end within {timeout_s:g} s.", remedy=SELECT_LESS)
+
+
+def read_batches(reader: Iterable[pa.RecordBatch], *, most_bytes: int) -> list[pa.RecordBatch]:
+    """Return the batches of a query's answer.
+
+    Raises:
+        QueryError: they have more than ``most_bytes``.
+    """
+    size, batches = 0, []
+    for batch in reader:
+        size += batch.nbytes
+        if size > most_bytes:
+            raise QueryError(
+                f"The answer is larger than {most_bytes // MIB} MiB.",
+                remedy="Select fewer rows or columns.",
+            )
+        batches.append(batch)
+    return batches
 
 
 class QueryProcesses:
@@ -188,15 +206,7 @@ class QueryProcess:
         """
         with self._explained():
             reader = pa.ipc.open_stream(self._process.stdout)
-            size, batches = 0, []
-            for batch in reader:
-                size += batch.nbytes
-                if size > most_bytes:
-                    raise QueryError(
-                        f"The answer is larger than {most_bytes // MIB} MiB.",
-                        remedy="Select fewer rows or columns.",
-                    )
-                batches.append(batch)
+            batches = read_batches(reader, most_bytes=most_bytes)
             if self._process.wait():
                 raise EOFError("an answer was followed by an error")
             return pa.Table.from_batches(batches, schema=reader.schema)

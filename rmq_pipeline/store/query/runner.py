@@ -13,7 +13,7 @@ from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.query.interruptible import is_interruptible
-from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error
+from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error, read_batches
 from rmq_pipeline.store.reopening import is_short_of_memory
 from rmq_pipeline.store.statements import named, view_macros
 
@@ -193,18 +193,9 @@ class QueryRunner:
 
     def _answer(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
         self._begin(cursor, sql)
-        size = 0
-        batches: list[pa.RecordBatch] = []
         # Close the reader: while it is open, a rollback does not end the transaction.
         with cursor.sql(sql).to_arrow_reader(_BATCH_ROWS) as reader:
-            for batch in reader:
-                size += batch.nbytes
-                if size > RESULT_BYTES:
-                    raise QueryError(
-                        f"The answer is larger than {RESULT_BYTES // MIB} MiB.",
-                        remedy="Select fewer rows or columns.",
-                    )
-                batches.append(batch)
+            batches = read_batches(reader, most_bytes=RESULT_BYTES)
             return pa.Table.from_batches(batches, schema=reader.schema)
 
     def _take(self, timeout_s: float) -> duckdb.DuckDBPyConnection | None:
