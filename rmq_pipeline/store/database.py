@@ -21,9 +21,7 @@ from rmq_pipeline.store import (
     history,
     keyed_state,
     opening,
-    redrives,
     reopening,
-    sinks,
     stored_state,
 )
 from rmq_pipeline.store.checkpoint import checkpoint
@@ -33,9 +31,8 @@ from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.log.stretch import Stretch
 from rmq_pipeline.store.query.runner import QueryRunner
-from rmq_pipeline.store.sinks import SinkTables
 from rmq_pipeline.store.statements import named
-from rmq_pipeline.store.stored_state import StoredState
+from rmq_pipeline.store.stored_state import SinkTables, StoredState
 
 __all__ = ["Database", "IndexPage", "StoredState"]
 
@@ -228,12 +225,12 @@ class Database:
 
     def sink_files(self, group_id: int, *, removed: bool) -> tuple[int, pa.Table]:
         """Return the version of a group's sink and its current files, or the replaced ones."""
-        return self._read(lambda cursor: sinks.listed(cursor, group_id, removed=removed))
+        return self._read(lambda cursor: stored_state.sink_files(cursor, group_id, removed=removed))
 
     def sink(self, group_id: int, *, replacement_id: str) -> SinkTables:
         """Return a group's sink: current files, replaced files, and the answer of a replacement."""
         return self._read(
-            lambda cursor: sinks.load(cursor, group_id, replacement_id=replacement_id)
+            lambda cursor: stored_state.sink(cursor, group_id, replacement_id=replacement_id)
         )
 
     def dead_letter_origins(
@@ -246,7 +243,7 @@ class Database:
             the original message is retained. A message that is not a dead letter has no row.
         """
         return self._read(
-            lambda cursor: redrives.origins(
+            lambda cursor: stored_state.dead_letter_origins(
                 cursor, topic_id=topic_id, queue_id=queue_id, queue_offset=queue_offset
             )
         )
@@ -254,7 +251,9 @@ class Database:
     def effects_seen(self, group_id: int, *, keys: pa.Array, after_ms: int) -> pa.Array:
         """Return when each idempotency key last had an effect after ``after_ms``; null if never."""
         return self._read(
-            lambda cursor: redrives.seen(cursor, group_id=group_id, keys=keys, after_ms=after_ms)
+            lambda cursor: stored_state.effects_seen(
+                cursor, group_id=group_id, keys=keys, after_ms=after_ms
+            )
         )
 
     def export_events(self, to_position: int, path: Path) -> int:

@@ -1,12 +1,18 @@
-"""Initial state of a broker: the state tables as dispatch left them."""
+"""Reads of the state tables: all of them when a broker starts, later those of one request.
+
+The state of a group's sink, the origins of dead letters and the effects of messages stay in the
+tables, because few requests need them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
+from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.state_tables import STATE_TABLES
 from rmq_pipeline.store.statements import named
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
@@ -85,3 +91,74 @@ def _recent(
             rows = cursor.sql(named("state_recent"), params=params)
             found[topic.topic_id] = rows.to_arrow_table()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTables:
+    """A group's sink, read in one transaction."""
+
+    version: int
+    #: The version of the last replacement.
+    replaced: int
+    #: Current files, with the columns of sql/sinks.sql; replaced files, as far as history is
+    #: retained.
+    files: pa.Table
+    removed: pa.Table
+    #: Version, added paths and removed paths of the given replacement; None if it is unknown.
+    answer: tuple[int, list[str], list[str]] | None
+
+
+def sink(cursor: duckdb.DuckDBPyConnection, group_id: int, *, replacement_id: str) -> SinkTables:
+    """Read the sink in one transaction."""
+    of_group = {"group_id": group_id}
+    cursor.begin()
+    try:
+        ((version, replaced),) = cursor.sql(named("sink_version"), params=of_group).fetchall()
+        files = cursor.sql(named("sink_files"), params=of_group).to_arrow_table()
+        removed = cursor.sql(named("removed_sink_files"), params=of_group).to_arrow_table()
+        asked = {**of_group, "replacement_id": replacement_id}
+        before = cursor.sql(named("sink_replacement"), params=asked).fetchall()
+        return SinkTables(version, replaced, files, removed, before[0] if before else None)
+    finally:
+        cursor.rollback()
+
+
+def sink_files(
+    cursor: duckdb.DuckDBPyConnection, group_id: int, *, removed: bool
+) -> tuple[int, pa.Table]:
+    """Return the version of a group's sink, and its current or its replaced files."""
+    of_group = {"group_id": group_id}
+    cursor.begin()
+    try:
+        ((version, _),) = cursor.sql(named("sink_version"), params=of_group).fetchall()
+        name = "removed_sink_files" if removed else "sink_files"
+        return version, cursor.sql(named(name), params=of_group).to_arrow_table()
+    finally:
+        cursor.rollback()
+
+
+def dead_letter_origins(
+    cursor: duckdb.DuckDBPyConnection, *, topic_id: int, queue_id: Int32s, queue_offset: Int64s
+) -> pa.Table:
+    """Return the origins of dead letters; see Database.dead_letter_origins."""
+    asked = {
+        "queue_id": queue_id,
+        "queue_offset": queue_offset,
+        "ordinal": np.arange(len(queue_id)),
+    }
+    cursor.register("asked_places", pa.table(asked))
+    params = {"topic_id": topic_id}
+    return cursor.sql(named("dead_letter_origins"), params=params).to_arrow_table()
+
+
+def effects_seen(
+    cursor: duckdb.DuckDBPyConnection, *, group_id: int, keys: pa.Array, after_ms: int
+) -> pa.Array:
+    """Return when each key last had an effect after ``after_ms``; null if never."""
+    numbered = {"idempotency_key": keys, "ordinal": np.arange(len(keys))}
+    cursor.register("asked_keys", pa.table(numbered))
+    params = {"group_id": group_id, "after_ms": after_ms}
+    found = cursor.sql(named("effects_seen"), params=params).to_arrow_table()
+    when = np.full(len(keys), -1, dtype=np.int64)
+    when[found.column("ordinal").to_numpy()] = found.column("seen_at_ms").to_numpy()
+    return pa.array(when, mask=when < 0)

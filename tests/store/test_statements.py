@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.store import history, staging
+from rmq_pipeline.store import fold, history
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.stretch import Rows
 from rmq_pipeline.store.state_tables import STATE_TABLES
@@ -62,13 +62,15 @@ def connection(
         history.write_nothing(made, home)
         history.FilesInUse(home).update(made)
         made.execute(views())
-        kept, origins = staging.messages([_alone(*rows.messages(rows.message(2, 0, 0)))])
-        state = staging.state_runs(
+        kept, origins = fold.staged_messages([_alone(*rows.messages(rows.message(2, 0, 0)))])
+        state = fold.staged_state(
             [_alone(*rows.keyed([{"message_group": "a", "total": 1}], total=pa.int64()))]
         )[0][2]
         made.register("staged_messages", kept)
         made.register("staged_dead_letters", origins)
-        made.register("staged_events", staging.events([_alone(*rows.events(rows.event(Kind.ACK)))]))
+        made.register(
+            "staged_events", fold.staged_events([_alone(*rows.events(rows.event(Kind.ACK)))])
+        )
         made.register("staged_state", state)
         made.register("staged_kinds", pa.table({"kind": [1], "name": ["lease"]}))
         made.register("incoming", pa.table({"kind": [1], "name": ["lease"]}))

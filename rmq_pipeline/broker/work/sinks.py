@@ -21,7 +21,7 @@ from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, Table
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.sinks import SinkTables
+from rmq_pipeline.store.stored_state import SinkTables
 from rmq_pipeline.tables import columns_of
 
 #: Tries for a replacement of whole partitions while the group keeps settling.
