@@ -14,19 +14,19 @@ from typing import Final, Self, TypeVar
 import duckdb
 import pyarrow as pa
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store import (
+    connection,
     consume_queue,
     history,
     keyed_state,
     opening,
-    reopening,
     stored_state,
 )
-from rmq_pipeline.store.checkpoint import checkpoint
+from rmq_pipeline.store.connection import Exporter
 from rmq_pipeline.store.consume_queue import IndexPage, Question
-from rmq_pipeline.store.exporter import Exporter
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.log.stretch import Stretch
@@ -42,6 +42,11 @@ FILE_NAME: Final = "state.duckdb"
 _ATTEMPTS: Final = 3
 #: Queries that run at the same time.
 _QUERIES: Final = 2
+#: Time for running queries to end before a checkpoint interrupts them; new queries wait.
+_PATIENCE_S: Final = 5.0
+#: Time that a checkpoint then waits for the broker's own reads, and the retry interval.
+_READS_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.01
 _Answer = TypeVar("_Answer")
 
 
@@ -83,7 +88,7 @@ class Database:
             StorageError: it cannot be opened.
         """
         try:
-            root = opening.connect(path, memory_bytes=memory_bytes, threads=threads)
+            root = connection.connect(path, memory_bytes=memory_bytes, threads=threads)
             try:
                 history.let_in(root, path.parent)
                 return cls(root, path.parent, memory_bytes=memory_bytes)
@@ -91,7 +96,7 @@ class Database:
                 root.close()
                 raise
         except (duckdb.Error, OSError) as error:
-            raise reopening.translation(f"Opening {path}", error) from error
+            raise connection.translation(f"Opening {path}", error) from error
 
     def dispatch(self, stretches: Sequence[Stretch]) -> None:
         """Apply frames to the tables and advance ``dispatched`` to their end, in one transaction.
@@ -111,7 +116,7 @@ class Database:
                 self.dispatched = stretches[-1].end
         except StorageError as error:
             middle = len(stretches) // 2
-            if not middle or not reopening.is_short_of_memory(
+            if not middle or not connection.is_short_of_memory(
                 error.__cause__
             ):  # keyed state may be wide
                 raise
@@ -294,15 +299,12 @@ class Database:
     def checkpoint(self) -> None:
         """Write DuckDB's write-ahead log into the database file.
 
+        A transaction that reads the data to move is in the way. Queries are paused or interrupted.
+
         Raises:
-            StorageError: it failed.
+            StorageError: it failed, or reads blocked it until the time limit.
         """
-
-        def take() -> None:
-            with self._lock:
-                self._writer.checkpoint()
-
-        self._insist("Checkpoint", lambda: checkpoint(take, self._queries))
+        self._insist("Checkpoint", self._take_checkpoint)
 
     def close(self) -> None:
         """Stop queries and exports, and release the file. Idempotent."""
@@ -323,7 +325,7 @@ class Database:
         """
         self.broken = self.broken or "It was closed."
         self.close()
-        reopening.release(self._home / FILE_NAME)
+        connection.release(self._home / FILE_NAME)
 
     def _prepare(self) -> None:
         """Create the tables and views, unless this version already created them."""
@@ -340,6 +342,28 @@ class Database:
         ((reached, *_),) = self._writer.sql(named("state_reached")).fetchall()
         if left := [stretch for stretch in stretches if stretch.end > reached]:
             self._fold.apply((rows for stretch in left for rows in stretch.rows), left[-1].end)
+
+    def _take_checkpoint(self) -> None:
+        if self._is_taken():
+            return
+        with self._queries.paused(_PATIENCE_S):
+            deadline = Deadline(_READS_S)
+            pause = threading.Event()
+            while not deadline.is_over:
+                if self._is_taken():
+                    return
+                pause.wait(_LOOK_EVERY_S)
+            with self._lock:
+                self._writer.checkpoint()
+
+    def _is_taken(self) -> bool:
+        """Take a checkpoint; return False if a transaction is in its way."""
+        try:
+            with self._lock:
+                self._writer.checkpoint()
+        except duckdb.TransactionException:
+            return False
+        return True
 
     def _write(self, what: str, action: Callable[[], object]) -> None:
         def transaction() -> None:
@@ -377,7 +401,7 @@ class Database:
             try:
                 return action()
             except duckdb.Error as error:
-                if not reopening.is_short_of_memory(error):
+                if not connection.is_short_of_memory(error):
                     raise self._translated(what, error) from error
                 self._queries.stop()
         try:
@@ -389,7 +413,7 @@ class Database:
         """Return the store's error. After a fatal error DuckDB answers no more calls."""
         if isinstance(error, duckdb.FatalException | duckdb.InternalException):
             self.broken = self.broken or f"{what} failed in DuckDB: {error}."
-        return reopening.translation(what, error)
+        return connection.translation(what, error)
 
     def _export(self, write: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
         """Write a file with the memory limit of a query."""

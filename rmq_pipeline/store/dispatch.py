@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError, StoreFullError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.connection import is_of_data
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.log.commit_log import CommitLog, FaultPoint
 from rmq_pipeline.store.log.stretch import Stretch, Stretches
-from rmq_pipeline.store.reopening import is_of_data
 
 _LOGGER = logging.getLogger(__name__)
 

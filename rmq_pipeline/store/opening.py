@@ -3,7 +3,7 @@
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -14,27 +14,7 @@ from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.state_tables import STATE_TABLES
 from rmq_pipeline.store.statements import named, quoted, tables, views
 
-#: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
-#: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
-_CHECKPOINT_THRESHOLD: Final = "32MB"
-#: Maximum disk space for query data that does not fit in memory.
-_SPILL: Final = "4GB"
 _Columns: TypeAlias = dict[str, list[tuple[str, str]]]
-
-
-def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
-    """Open the database file, or create it."""
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": f"{memory_bytes}B",
-        "threads": threads,
-        "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
-        "max_temp_directory_size": _SPILL,
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "allow_community_extensions": False,
-        "python_enable_replacements": False,
-    }
-    return duckdb.connect(path, config=config)
 
 
 @cache

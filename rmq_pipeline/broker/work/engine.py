@@ -36,11 +36,11 @@ from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
 from rmq_pipeline.message import Int64s, MessageIds
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.store.connection import HeldError
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.dispatch import Dispatcher, StuckError
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.commit_log import CommitLog, FaultPoint
-from rmq_pipeline.store.reopening import HeldError
 from rmq_pipeline.store.segment_reader import Segments
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ import pyarrow as pa
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.connection import is_short_of_memory
 from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error, read_batches
-from rmq_pipeline.store.reopening import is_short_of_memory
 from rmq_pipeline.store.statements import named, view_macros
 
 #: Query results are held in memory outside DuckDB's limit.

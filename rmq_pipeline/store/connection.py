@@ -1,17 +1,25 @@
-"""DuckDB's errors: their classification, and reopening a database that DuckDB has invalidated."""
+"""Connections to DuckDB: opening, exporting, releasing the file; and the meaning of its errors."""
 
 import gc
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import duckdb
 
+from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store.log import log_file
+from rmq_pipeline.store.statements import named
 
+#: Maximum size of DuckDB's write-ahead log before dispatch writes it into the tables. Large appends
+#: bypass the write-ahead log. Replaying it at start takes about a second per GiB.
+_CHECKPOINT_THRESHOLD: Final = "32MB"
+#: Maximum disk space for query data that does not fit in memory.
+_SPILL: Final = "4GB"
 #: Checks whether a closed database is still open, and the pause between them.
 _LOOKS: Final = 20
 _LOOK_EVERY_S: Final = 0.05
@@ -25,6 +33,25 @@ _OF_THE_STORE: Final = (
     duckdb.InterruptException,
     duckdb.PermissionException,
 )
+#: Time that ``close`` waits for an interrupted export, and the interval of interruptions.
+_STOP_S: Final = 5.0
+_AGAIN_S: Final = 0.05
+_Answer = TypeVar("_Answer")
+
+
+def connect(path: Path, *, memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
+    """Open the database file, or create it."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{memory_bytes}B",
+        "threads": threads,
+        "checkpoint_threshold": _CHECKPOINT_THRESHOLD,
+        "max_temp_directory_size": _SPILL,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+    }
+    return duckdb.connect(path, config=config)
 
 
 class HeldError(StorageError):
@@ -98,3 +125,46 @@ def translation(what: str, error: duckdb.Error | OSError) -> StorageError | Stor
     text = f"{what} failed in DuckDB: {error}."
     is_full = any(os.strerror(number) in str(error) for number in log_file.FULL)
     return StoreFullError(text) if is_full else StorageError(text)
+
+
+class Exporter:
+    """Writer of DuckDB exports: any thread may call it, and one export runs at a time.
+
+    Args:
+        operator_bytes: memory limit of an export's sorts and hash tables.
+    """
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, *, operator_bytes: int) -> None:
+        self._operator_bytes = operator_bytes
+        self._cursor = self._limited(cursor)
+        self._turn = threading.Lock()
+
+    def run(self, write: Callable[[duckdb.DuckDBPyConnection], _Answer]) -> _Answer:
+        """Wait for the running export to end, then return the result of ``write``."""
+        with self._turn:
+            try:
+                return write(self._cursor)
+            except BaseException:
+                # The transaction may still be open, and an open transaction blocks checkpoints.
+                with suppress(duckdb.Error):
+                    fresh = self._limited(self._cursor.cursor())
+                    self._cursor.close()
+                    self._cursor = fresh
+                raise
+
+    def _limited(self, cursor: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+        cursor.execute(named("limit_operators", size=f"'{self._operator_bytes}B'"))
+        return cursor
+
+    def close(self) -> None:
+        """Interrupt a running export and close the connection. Idempotent."""
+        deadline = Deadline(_STOP_S)
+        while not self._turn.acquire(timeout=_AGAIN_S):
+            self._cursor.interrupt()
+            if deadline.is_over:
+                return  # an export that cannot be interrupted keeps its connection
+        try:
+            with suppress(duckdb.Error):
+                self._cursor.close()
+        finally:
+            self._turn.release()
