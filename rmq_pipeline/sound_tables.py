@@ -5,7 +5,7 @@ memory; a decreasing offset ends the process.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -259,7 +259,7 @@ def _is_sound_but_for_texts(values: pa.ChunkedArray) -> bool:
 
 
 def _with_bytes(of_type: pa.DataType) -> pa.DataType | None:
-    """Return the type with bytes in place of texts; None if the type has no such view."""
+    """Return the type with bytes in place of texts; None if it has no texts, or others, too."""
     if pa.types.is_string(of_type):
         return pa.binary()
     if pa.types.is_large_string(of_type):
@@ -355,3 +355,33 @@ def _sizes(values: pa.Array, name: str) -> Int64s:
     if pa.types.is_null(of_type) or pa.types.is_primitive(of_type):
         return np.full(len(values), _VIEW_BYTES, dtype=np.int64)
     raise TableSchemaError(f"Column {name} contains type {of_type}. Convert it to plain values.")
+
+
+def with_sound_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows with U+FFFD for each byte that is not UTF-8; the log keeps the bytes.
+
+    Older versions accepted such texts from clients. DuckDB refuses them, and one of them must not
+    stop dispatch.
+
+    Raises:
+        pa.ArrowException: the rows are damaged in another way.
+    """
+    columns = [_sound(column) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _sound(column: pa.Array) -> pa.Array:
+    if (as_bytes := _with_bytes(column.type)) is None:
+        return column
+    values = column.cast(as_bytes).to_pylist()
+    return pa.array([_text(value) for value in values], column.type)
+
+
+def _text(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.decode(errors="replace")
+        case list() | tuple():
+            return type(value)(map(_text, value))
+        case _:
+            return value

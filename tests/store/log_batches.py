@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rmq_pipeline.store.log import synced_mark
+from rmq_pipeline.store.log import recovery
 from rmq_pipeline.store.log.commit_log import CommitLog, Section
 
 MESSAGES, EVENTS, STATE = 1, 2, 3
@@ -95,4 +95,4 @@ def overwrite(path: Path, start: int, data: bytes) -> None:
 
 def forget_mark(folder: Path) -> None:
     """Be as after a power cut: the mark was written before the last frames were."""
-    (folder / synced_mark.NAME).unlink()
+    (folder / recovery.MARK_FILE).unlink()

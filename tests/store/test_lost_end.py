@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline.store.log import frame, recovery, synced_mark
+from rmq_pipeline.store.log import frame, recovery
 from rmq_pipeline.store.log.log_file import LogFile
 from rmq_pipeline.store.log.recovery import LostLogError
 from tests.store.log_batches import (
@@ -200,7 +200,7 @@ def test_a_mark_is_never_beyond_what_is_on_disk(open_log: OpenLog, log_file: Pat
     header = frame.unpack_file_header(memoryview(log_file.read_bytes()[:PAGE]))
     assert header is not None
     for seed, expected in ((header.seed, synced), (header.seed + 1, 0)):
-        mark = synced_mark.SyncedMark(log_file.parent)
+        mark = recovery.SyncedMark(log_file.parent)
         assert mark.read(seed=seed) == expected
         mark.close()
 

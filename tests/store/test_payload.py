@@ -8,7 +8,7 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.store.log import frame
-from rmq_pipeline.store.log.payload import bytes_of, payload_of
+from rmq_pipeline.store.log.frame_builder import bytes_of, payload_of
 
 ROWS = 300
 

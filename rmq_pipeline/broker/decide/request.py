@@ -11,7 +11,7 @@ from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.store.log import frame
-from rmq_pipeline.store.log.payload import Payload, bytes_of, payload_of
+from rmq_pipeline.store.log.frame_builder import Payload, bytes_of, payload_of
 
 #: Upper estimates: bytes of a section besides its columns and own schema, and of an event besides
 #: its texts.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from rmq_pipeline import schema
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import CONSUMPTION, Kind
-from rmq_pipeline.store.filled_form import FilledForm
+from rmq_pipeline.store.log.frame_builder import FilledForm
 
 _NUMBERS: Final = tuple(
     (field.name, field.type.to_pandas_dtype())

@@ -2,14 +2,16 @@
 
 Only frames from the dispatched position on are checked, never the whole history. Damage in an older
 frame is found when it is read. A bad frame is cut only at the end of the last file: its write was
-never acknowledged (or, with flush = async, not yet synced). DuckDB's position, the mark of
-synced_mark.py and the frames themselves tell which frames were acknowledged. If such frames are
-missing, the broker refuses to start and says how much is lost.
+never acknowledged (or, with flush = async, not yet synced). DuckDB's position, the synced mark and
+the frames themselves tell which frames were acknowledged. If such frames are missing, the broker
+refuses to start and says how much is lost.
 """
 
 import logging
+import os
+import struct
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -17,10 +19,9 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_pipeline.errors import CorruptLogError
-from rmq_pipeline.store.log import log_file, synced_mark
-from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader
+from rmq_pipeline.store.log import log_file
+from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader, crc32
 from rmq_pipeline.store.log.log_file import LogFile
-from rmq_pipeline.store.log.synced_mark import SyncedMark
 
 #: File in the log's folder: the next start proceeds once although acknowledged frames are lost.
 ACCEPTED: Final = "accept_loss"
@@ -29,6 +30,92 @@ ACCEPTED: Final = "accept_loss"
 _LOOK_BACK_BYTES: Final = 64 << 10
 _LOOK_FURTHER: Final = 16
 _LOGGER = logging.getLogger(__name__)
+#: File in the log's folder: the synced mark, and then the position before which a loss of frames
+#: was accepted, if any.
+MARK_FILE: Final = "synced"
+_MAGIC: Final = b"RMQSYNC1"
+_ACCEPTED: Final = b"RMQLOST1"
+_MARK: Final = struct.Struct("<8sQQ")
+_CRC: Final = struct.Struct("<I")
+_SIZE: Final = _MARK.size + _CRC.size
+
+
+class SyncedMark:
+    """The small file of an open log that records up to which position the log was synced.
+
+    The log alone cannot tell damage at its end from a torn write. The mark is written at intervals
+    and at close, after the log was synced up to it. The mark itself is not synced: after a power
+    cut it may be older, but never too new. For one thread at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MARK_FILE
+        self._descriptor = -1
+        self._seed = 0
+        self._written = 0
+        #: The operator has accepted that frames before this position are lost; 0 for none.
+        self.accepted = 0
+
+    def read(self, *, seed: int) -> int:
+        """Return the position, 0 without a mark of this log. Call once, before ``write``.
+
+        Args:
+            seed: seed of the log's files.
+        """
+        self._seed = seed
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        data = os.pread(self._descriptor, 2 * _SIZE, 0)
+        self._written = _marked(data[:_SIZE], magic=_MAGIC, seed=seed)
+        self.accepted = _marked(data[_SIZE:], magic=_ACCEPTED, seed=seed)
+        return self._written
+
+    def write(self, position: int) -> None:
+        """Record that the log before a position is on disk; a failed write keeps the older mark."""
+        if position != self._written:
+            with suppress(OSError):
+                os.pwrite(
+                    self._descriptor, _packed_mark(_MAGIC, seed=self._seed, position=position), 0
+                )
+                self._written = position
+
+    def sync(self) -> None:
+        """Sync the file.
+
+        Raises:
+            OSError: the sync failed.
+        """
+        os.fsync(self._descriptor)
+
+    def accept(self, position: int) -> None:
+        """Record that frames before a position are lost; synced when this returns.
+
+        Raises:
+            OSError: the write failed.
+        """
+        os.pwrite(
+            self._descriptor, _packed_mark(_ACCEPTED, seed=self._seed, position=position), _SIZE
+        )
+        os.fsync(self._descriptor)
+        self.accepted = position
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _packed_mark(magic: bytes, *, seed: int, position: int) -> bytes:
+    data = _MARK.pack(magic, seed, position)
+    return data + _CRC.pack(crc32(data))
+
+
+def _marked(data: bytes, *, magic: bytes, seed: int) -> int:
+    """Decode the position of a record; 0 if it is missing, damaged, or from another log."""
+    if len(data) < _SIZE or _CRC.unpack_from(data, _MARK.size) != (crc32(data[: _MARK.size]),):
+        return 0
+    found, of_seed, position = _MARK.unpack_from(data)
+    return int(position) if (found, of_seed) == (magic, seed) else 0
 
 
 class LostLogError(CorruptLogError):
@@ -82,7 +169,7 @@ def check_new(folder: Path, *, dispatched_position: int) -> None:
         raise CorruptLogError(
             f"{folder}: dispatch has reached {dispatched_position}, but there is no log file."
         )
-    mark = folder / synced_mark.NAME
+    mark = folder / MARK_FILE
     if mark.exists() and mark.stat().st_size:
         loss_of(folder, f"{folder} had a log, and all its files are gone")
 
