@@ -173,11 +173,11 @@ class Database:
             QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
         """
         # A broker that answers no query need not import sqlglot: 0.14 s of the processor at start.
-        from rmq_pipeline.store.query import guard
+        from rmq_pipeline.store.query import analysis
 
         rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
         views = [name for (name,) in rows]
-        guard.check(sql, views, macros=self._queries.macros)
+        analysis.check(sql, views, macros=self._queries.macros)
         return self._queries.run(sql, views=views, timeout_s=timeout_s)
 
     def stop_queries(self) -> None:

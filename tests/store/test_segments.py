@@ -16,11 +16,10 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.archive import manifest, root
 from rmq_pipeline.archive.segment import Segment, columns_of
-from rmq_pipeline.archive.segment_file import show
+from rmq_pipeline.archive.segment_file import SegmentWriter, show
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.message import hash64
 from rmq_pipeline.store.segment_reader import Segments
-from rmq_pipeline.store.segments import SegmentWriter
 from rmq_pipeline.topic import SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID
 
 NAMES = {SCHEDULE_TOPIC_ID: SCHEDULE_TOPIC, 7: "t", 8: "%DLQ%g"}

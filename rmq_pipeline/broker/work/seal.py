@@ -18,7 +18,7 @@ import pyarrow as pa
 from rmq_pipeline import durable_files, limits
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import SUFFIX, UNFINISHED, Segment
-from rmq_pipeline.archive.segment_file import place, show
+from rmq_pipeline.archive.segment_file import SegmentWriter, place, show
 from rmq_pipeline.broker.decide.request import Fence, RefillReserve
 from rmq_pipeline.broker.decide.segments import RegisterSealed, Sealed
 from rmq_pipeline.broker.work import event_history, keyed_state
@@ -28,7 +28,6 @@ from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
 from rmq_pipeline.store.log import log_file, reserve
 from rmq_pipeline.store.log.commit_log import FaultPoint
-from rmq_pipeline.store.segments import SegmentWriter
 
 log = logging.getLogger(__name__)
 

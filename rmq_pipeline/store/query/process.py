@@ -26,7 +26,7 @@ from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.statements import named, quoted
 
 if TYPE_CHECKING:
-    from rmq_pipeline.store.query.reads import Reading
+    from rmq_pipeline.store.query.analysis import Reading
 
 _BATCH_ROWS: Final = 65_536
 _COMMAND: Final = (sys.executable, "-m", "rmq_pipeline.store.query.worker")

@@ -75,7 +75,7 @@ class QueryRunner:
             return self._in_turn(
                 lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, deadline=deadline
             )
-        from rmq_pipeline.store.query.reads import readings
+        from rmq_pipeline.store.query.analysis import readings
 
         read = readings(sql, views, macros=self.macros)
         with self._processes.started(timeout_s=timeout_s) as process:
