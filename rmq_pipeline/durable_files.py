@@ -3,16 +3,26 @@
 A file system may keep a name and lose the content that was not synced. It may also keep the
 content and lose the name, if the folder was not synced. A file is therefore written under another
 name, synced and renamed, and then its folder is synced. A new folder's parent is synced, too.
+
+A small JSON file has a checksum: a flipped bit raises an error and never yields a value. ``crc32``
+is the checksum of the other entries, as compact JSON with sorted keys. A file without it was
+written by an older version or edited by hand, and is accepted.
 """
 
+import json
 import os
 import secrets
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from rmq_pipeline.errors import OperatorError
 
 #: Modes of a file that everybody may read (less the umask), and of one for its owner only.
 FOR_ALL: Final = 0o666
 FOR_OWNER: Final = 0o600
+CHECKSUM: Final = "crc32"
 
 
 def sync(path: Path) -> None:
@@ -66,3 +76,38 @@ def replace(path: Path, content: bytes, *, mode: int = FOR_ALL) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+class DamagedFileError(OperatorError):
+    """A small file of a home does not match its checksum, or is not JSON."""
+
+    remedy = "Restore it from a copy; if it was edited by hand, delete its entry crc32."
+
+
+def dump_json(value: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """Return the content of a file with this value and its checksum."""
+    return f"{json.dumps({**value, CHECKSUM: _json_crc(value)}, indent=indent)}\n".encode()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a small JSON file, on disk, that only its owner may read."""
+    replace(path, dump_json(value, indent=2), mode=FOR_OWNER)
+
+
+def load_json(content: bytes) -> dict[str, Any]:
+    """Return the value of a file, without its checksum.
+
+    Raises:
+        ValueError: it is not a JSON object, or does not match its checksum.
+    """
+    value = json.loads(content)
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - not the caller's mistake
+    expected = value.pop(CHECKSUM, None)
+    if expected is not None and expected != _json_crc(value):
+        raise ValueError("it does not match its checksum")
+    return value
+
+
+def _json_crc(value: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True, separators=(',', ':')).encode()):08x}"

@@ -1,14 +1,13 @@
 """The addresses of a home's broker: ``<home>/endpoint.json`` exists while the broker serves."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import psutil
 
-from rmq_pipeline import checked_json, durable_files
+from rmq_pipeline import durable_files
 
 FILE_NAME = "endpoint.json"
 #: A process may seem this much younger than its endpoint file: clock ticks round its start time.
@@ -68,7 +67,7 @@ class Endpoint:
     def read(cls, home: Path) -> "Endpoint | None":
         """Return the endpoint of a home; None if no broker has left a valid one."""
         try:
-            found = checked_json.load((home / FILE_NAME).read_bytes())
+            found = durable_files.load_json((home / FILE_NAME).read_bytes())
             if found["mark"] is not None:
                 found["mark"] = HomeMark(**found["mark"])
             endpoint = cls(**{each.name: found[each.name] for each in fields(cls)})
@@ -84,7 +83,7 @@ class Endpoint:
 
     def write(self) -> None:
         """Publish it in its home, replacing the one before; only the owner may read the token."""
-        write_json(Path(self.home) / FILE_NAME, asdict(self))
+        durable_files.write_json(Path(self.home) / FILE_NAME, asdict(self))
 
     def remove(self) -> None:
         """Withdraw it, unless a later broker has replaced it."""
@@ -109,12 +108,6 @@ def stamp(home: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a small JSON file, on disk, that only its owner may read."""
-    content = checked_json.dump(value, indent=2)
-    durable_files.replace(path, content, mode=durable_files.FOR_OWNER)
 
 
 def default_home() -> Path:

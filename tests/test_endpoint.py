@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.endpoint import FILE_NAME, Endpoint, default_home, stamp
 
 
@@ -71,7 +71,9 @@ def test_endpoint_that_makes_no_sense_is_none(text: str, tmp_path: Path) -> None
 def test_fields_of_a_newer_version_are_ignored(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.write()
     path = tmp_path / FILE_NAME
-    path.write_bytes(checked_json.dump({**checked_json.load(path.read_bytes()), "new": 1}))
+    path.write_bytes(
+        durable_files.dump_json({**durable_files.load_json(path.read_bytes()), "new": 1})
+    )
 
     assert Endpoint.read(tmp_path) == endpoint
 

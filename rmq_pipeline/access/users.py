@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.access.policy import Action, Decision, Policy, Resource, decide
-from rmq_pipeline.endpoint import write_json
 from rmq_pipeline.errors import AccessFileError, RequestError, RocketMQError, StorageError
 
 log = logging.getLogger(__name__)
@@ -220,7 +219,7 @@ def read_rules(home: Path) -> Rules:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             log.warning("other users could read %s; restricting it to its owner", path)
             path.chmod(_OWNER_ONLY)
-        found = checked_json.load(path.read_bytes())
+        found = durable_files.load_json(path.read_bytes())
         return Rules.from_json(found)
     except FileNotFoundError:
         return Rules()
@@ -241,6 +240,6 @@ def write_rules(home: Path, rules: Rules) -> None:
         StorageError: the write failed. The old rules remain, unless only the last sync failed.
     """
     try:
-        write_json(home / FILE_NAME, rules.to_json())
+        durable_files.write_json(home / FILE_NAME, rules.to_json())
     except OSError as error:
         raise StorageError(f"{home / FILE_NAME} was not written: {error.strerror}.") from error

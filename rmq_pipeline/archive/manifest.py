@@ -22,11 +22,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment, topic_folder
 from rmq_pipeline.archive.segment_file import place, show, sync_shown
-from rmq_pipeline.checked_json import DamagedFileError
+from rmq_pipeline.durable_files import DamagedFileError
 from rmq_pipeline.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def parsed(content: bytes, *, where: str) -> Manifest:
         ValueError: a newer version wrote the manifest.
     """
     try:
-        listed = checked_json.load(content)
+        listed = durable_files.load_json(content)
     except ValueError as error:
         raise DamagedFileError(f"{where}/{NAME} is damaged: {error}.") from error
     if listed["format"] > FORMAT:
@@ -113,7 +113,7 @@ def write(
         "files": [known.get(each.name) or entry_of(root, each) for each in segments],
         "replaced": [each for each in before.replaced + gone if each["name"] not in forget],
     }
-    root.replace(f"{folder}/{NAME}", checked_json.dump(content))
+    root.replace(f"{folder}/{NAME}", durable_files.dump_json(content))
 
 
 def tidy(

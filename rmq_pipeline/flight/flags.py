@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rmq_pipeline import checked_json
-from rmq_pipeline.endpoint import write_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Flags:
         # JSON turns tuples into lists, so convert before comparing.
         said = json.loads(json.dumps(asdict(self)))
         if not path.exists() or _kept(path) != said:
-            write_json(path, said)
+            durable_files.write_json(path, said)
 
 
 def _kept(path: Path) -> dict[str, Any]:
@@ -100,11 +99,11 @@ def _kept(path: Path) -> dict[str, Any]:
         DamagedFileError: the file is damaged.
     """
     try:
-        return checked_json.load(path.read_bytes())
+        return durable_files.load_json(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise checked_json.DamagedFileError(f"{path} is damaged: {error}.") from error
+        raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
 def _own(values: Values) -> dict[str, Any]:

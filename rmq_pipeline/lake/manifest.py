@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rmq_pipeline import checked_json, checked_parquet, durable_files, schema
+from rmq_pipeline import checked_parquet, durable_files, schema
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def publish(sink: Path, listed: pa.Table, *, known: Snapshot) -> None:
         folder = sink / f"_manifest-{uuid.uuid4().hex[:8]}"
         durable_files.make_folder(folder)
         _checkpoint(folder, version, files=files)
-        content = checked_json.dump({"format": FORMAT, "folder": folder.name})
+        content = durable_files.dump_json({"format": FORMAT, "folder": folder.name})
         _write(sink / NAME, lambda path: path.write_bytes(content))
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
@@ -223,7 +223,7 @@ def record(sink: Path, version: int, *, add: pa.Table, remove: Iterable[str] = (
     if folder is None:
         return False
     entry = {"version": version, "add": add.to_pylist(), "remove": list(remove)}
-    content = checked_json.dump(entry)
+    content = durable_files.dump_json(entry)
     _write(folder / _name(version, "json"), lambda path: path.write_bytes(content))
     listing = _list(folder)
     if listing.version < version:
@@ -257,9 +257,9 @@ def _pointer(sink: Path) -> dict[str, Any] | None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return checked_json.load(path.read_bytes())
+        return durable_files.load_json(path.read_bytes())
     except ValueError as error:
-        raise checked_json.DamagedFileError(f"{path} is damaged: {error}.") from error
+        raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
 def _folder(sink: Path) -> Path | None:

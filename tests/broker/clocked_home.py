@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.clock_file import FILE_NAME
 from rmq_pipeline.broker.work.timekeeping import BrokerClock
@@ -53,5 +53,5 @@ def opened(home: Path, machine: Machine) -> Broker:
 def rewrite(home: Path, **values: int | str) -> None:
     """Change what the file of a home says of its clock."""
     file = home / FILE_NAME
-    said = {**checked_json.load(file.read_bytes()), **values}
-    file.write_bytes(checked_json.dump(said))
+    said = {**durable_files.load_json(file.read_bytes()), **values}
+    file.write_bytes(durable_files.dump_json(said))

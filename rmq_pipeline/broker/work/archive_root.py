@@ -4,10 +4,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.broker.work.home import Home
-from rmq_pipeline.endpoint import write_json
 from rmq_pipeline.errors import ArchiveError
 
 #: FILE, in the home: root of its segments. MARK, in the root: id of the home it belongs to.
@@ -36,18 +35,18 @@ def archive_of(home: Home, address: str | None) -> Root:
         )
     root = opened(home.topics) if address is None else _marked(address, str(known["id"]))
     if not kept.exists():
-        write_json(kept, known)
+        durable_files.write_json(kept, known)
     return root
 
 
 def _known(file: Path) -> dict[str, str | None] | None:
     try:
-        known = checked_json.load(file.read_bytes())
+        known = durable_files.load_json(file.read_bytes())
         return {"root": known["root"], "id": known["id"]}
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as error:
-        raise checked_json.DamagedFileError(f"{file} is damaged: {error}.") from error
+        raise durable_files.DamagedFileError(f"{file} is damaged: {error}.") from error
 
 
 def _marked(address: str, home_id: str) -> Root:
@@ -56,13 +55,13 @@ def _marked(address: str, home_id: str) -> Root:
     except (ValueError, OSError) as error:
         raise ArchiveError(f"{address} cannot be used: {error}.") from error
     try:
-        owner = checked_json.load(root.read(MARK))["id"]
+        owner = durable_files.load_json(root.read(MARK))["id"]
     except FileNotFoundError:
         if root.folders("") or root.files(""):
             raise ArchiveError(f"{address} is not empty and not an archive.") from None
-        root.replace(MARK, checked_json.dump({"id": home_id}))
+        root.replace(MARK, durable_files.dump_json({"id": home_id}))
     except (ValueError, KeyError) as error:
-        raise checked_json.DamagedFileError(f"{address}/{MARK} is damaged: {error}.") from error
+        raise durable_files.DamagedFileError(f"{address}/{MARK} is damaged: {error}.") from error
     else:
         if owner != home_id:
             raise ArchiveError(f"{address} is the archive of another home.")

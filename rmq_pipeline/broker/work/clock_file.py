@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from rmq_pipeline import checked_json
+from rmq_pipeline import durable_files
 from rmq_pipeline.clock import Clock, Line
 
 FILE_NAME: Final = "clock.json"
@@ -35,7 +35,7 @@ class ClockFile:
             last_at_ms: last time in the log.
         """
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-            said = checked_json.load(self._path.read_bytes())
+            said = durable_files.load_json(self._path.read_bytes())
             if said["boot_id"] == _boot_id():
                 # Older versions did not store the rate of the time.
                 pace = int(said.get("faster_ppm", 0)), int(said.get("gap_ns", 0))
@@ -51,7 +51,7 @@ class ClockFile:
         with suppress(OSError):
             said = {"boot_id": _boot_id(), **asdict(mark)}
             part = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
-            part.write_bytes(checked_json.dump(said))
+            part.write_bytes(durable_files.dump_json(said))
             part.replace(self._path)
             self._written = mark
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
-from rmq_pipeline import checked_json, durable_files
-from rmq_pipeline.endpoint import LOCK_FILE, HomeMark, write_json
+from rmq_pipeline import durable_files
+from rmq_pipeline.endpoint import LOCK_FILE, HomeMark
 from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.log_file import FULL
@@ -95,7 +95,7 @@ class Home:
     def _check_mark(self) -> None:
         file = self.path / OPEN_FILE
         try:
-            said = checked_json.load(file.read_bytes())
+            said = durable_files.load_json(file.read_bytes())
             mark = HomeMark(**said["mark"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return
@@ -116,7 +116,7 @@ class Home:
         mark = HomeMark.of(self.path)
         assert mark is not None
         said = {"home": str(self.path), "pid": os.getpid(), "mark": asdict(mark)}
-        write_json(self.path / OPEN_FILE, said)
+        durable_files.write_json(self.path / OPEN_FILE, said)
 
     def note_closed(self) -> None:
         """Record that no process writes to the home: from now on it may be copied."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rmq_pipeline import checked_json, checked_parquet
+from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.access.certificates import CERTIFICATE, FOLDER, KEY, Certificate
 from rmq_pipeline.access.users import FILE_NAME as ACCESS_FILE
 from rmq_pipeline.access.users import Rules
@@ -218,7 +218,7 @@ def _read_format(path: Path) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    return checked_json.load(path.read_bytes())
+    return durable_files.load_json(path.read_bytes())
 
 
 def _read_history(path: Path) -> None:
