@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.sound_tables import mended
+from rmq_pipeline.tables import mended
 
 #: Three rows: the offsets of the second go back.
 BACK = (0, 2, 1, 3)

@@ -11,7 +11,7 @@ from tests.test_house import LIBRARY, files, python
 THIS = "tests/test_names.py"
 _SPOKEN = re.compile(r"`([^`\n]+)`")
 _MEMBER = re.compile(r"([A-Z]\w+)\.(\w+)(?:\(.*\))?")
-#: ``limits.STEP_BYTES``, ``rmq_pipeline.lake.readers``, ``sound_tables.sound(…)``.
+#: ``limits.STEP_BYTES``, ``rmq_pipeline.lake.readers``, ``tables.sound(…)``.
 _DEFINED = re.compile(r"([a-z_][\w.]*)\.([A-Za-z_]\w*)(?:\(.*\))?")
 _FILE = re.compile(r"[\w/.-]+\.(?:py|md|toml|c)|[\w/]+\.sql")
 

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.admission import admit
+from rmq_pipeline.admission import FEW_ROWS, RESERVED, admit, are_plain_rows
 from rmq_pipeline.errors import RequestError
-from rmq_pipeline.plain_rows import FEW_ROWS, RESERVED, are_plain_rows
 from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import Topic, TopicType
 

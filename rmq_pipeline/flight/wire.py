@@ -24,7 +24,7 @@ import pyarrow as pa
 from rmq_pipeline import errors, limits
 from rmq_pipeline.flight import framing
 from rmq_pipeline.flight.framing import Part
-from rmq_pipeline.sound_tables import check_readable
+from rmq_pipeline.tables import check_readable
 from rmq_pipeline.verb import Verb
 from rmq_pipeline.verbs import VERBS
 

@@ -13,8 +13,8 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.flight import wire
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.sound_tables import mended
 from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.tables import mended
 from tests.broker.sealed_home import seal_all
 from tests.damaged_tables import DAMAGES, Damage
 from tests.store.rows import keyed

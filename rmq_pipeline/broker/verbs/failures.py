@@ -5,7 +5,7 @@ import pyarrow as pa
 from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import redrive, settle
-from rmq_pipeline.sound_tables import sound
+from rmq_pipeline.tables import sound
 
 
 class Failures(Opened):

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.check_transactions import check_transactions
 from rmq_pipeline.broker.work.fetch_checks import fetch_checks, keep_checks
 from rmq_pipeline.broker.work.transaction import end_transactions, prepare
-from rmq_pipeline.sound_tables import sound
+from rmq_pipeline.tables import sound
 from rmq_pipeline.verb import Window
 
 

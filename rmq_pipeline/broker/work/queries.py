@@ -27,10 +27,9 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.filter.expression import Filter, SqlFilter, compile_filter
 from rmq_pipeline.message import Int64s, hash64
-from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store.consume_queue import Search
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import columns_of, sound
 
 
 def read(

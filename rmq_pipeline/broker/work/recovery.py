@@ -16,10 +16,10 @@ from rmq_pipeline.broker.state.state import State, Window
 from rmq_pipeline.broker.work.writer import EVENTS, KEYED_STATE, MESSAGES
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.group import Group
-from rmq_pipeline.sound_tables import with_sound_texts
 from rmq_pipeline.store.database import StoredState
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.commit_log import CommitLog, Section
+from rmq_pipeline.tables import with_sound_texts
 from rmq_pipeline.topic import Topic
 
 log = logging.getLogger(__name__)

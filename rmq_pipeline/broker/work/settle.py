@@ -28,9 +28,8 @@ from rmq_pipeline.errors import TableSchemaError
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
-from rmq_pipeline.sound_tables import check, sound
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import check, columns_of, sound
 
 
 def receipts_of(given: pa.Table | Sequence[str]) -> Receipts:

@@ -19,10 +19,9 @@ from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, TableSchemaError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.sound_tables import sound
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.stored_state import SinkTables
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import columns_of, sound
 
 #: Tries for a replacement of whole partitions while the group keeps settling.
 _TRIES: Final = 100

@@ -26,13 +26,13 @@ import pyarrow as pa
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.sound_tables import mended
 from rmq_pipeline.store.log import frame, log_file, recovery
 from rmq_pipeline.store.log.frame import SectionHeader
 from rmq_pipeline.store.log.frame_builder import FrameBuilder, Payload
 from rmq_pipeline.store.log.log_file import FULL, LogFile
 from rmq_pipeline.store.log.recovery import SyncedMark
 from rmq_pipeline.store.log.reserve import Reserve
+from rmq_pipeline.tables import mended
 
 __all__ = ["CommitLog", "FaultPoint", "Section"]
 

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from rmq_pipeline.sound_tables import with_sound_texts
 from rmq_pipeline.store.log import frame
 from rmq_pipeline.store.log.commit_log import CommitLog, Section
 from rmq_pipeline.store.log.frame import SmallFrames
 from rmq_pipeline.store.log.log_file import LogFile
+from rmq_pipeline.tables import with_sound_texts
 
 #: Bytes of the log searched for small frames at a time.
 _WINDOW_BYTES: Final = 128 << 10

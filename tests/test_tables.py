@@ -5,8 +5,7 @@ import pytest
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.errors import TableSchemaError
-from rmq_pipeline.sound_tables import check_size, sound
-from rmq_pipeline.tables import columns_of
+from rmq_pipeline.tables import check_size, columns_of, sound
 from tests.damaged_tables import DAMAGES, Damage
 
 SOUND = pa.table(
