@@ -1,18 +1,50 @@
-"""A verb of the broker as both ends of the Flight endpoint know it."""
+"""A verb of the broker as both ends of the Flight endpoint know it, with its types."""
 
+import json
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Final,
+    Self,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import pyarrow as pa
-
-from rmq_pipeline.pull_result import PullResult
 
 #: Name and epoch of an open window.
 Window: TypeAlias = tuple[str, int]
 #: Receipts of deliveries: a table with the column receipt_handle, or the handles themselves.
 Receipts: TypeAlias = pa.Table | Sequence[str]
+_NEXT: Final = b"next_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """Messages that were read by offset, without a lease."""
+
+    #: schema.READ, by queue_id and queue_offset.
+    messages: pa.Table
+    #: By queue_id, for every queue that was read: the first offset that the pull did not look at.
+    #: Filtered and expired messages lie before it.
+    next_offsets: Mapping[int, int]
+
+    def to_table(self) -> pa.Table:
+        """Return the result as one table, for the Flight endpoint."""
+        return self.messages.replace_schema_metadata({_NEXT: json.dumps(dict(self.next_offsets))})
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Self:
+        """Return the result from the output of ``to_table``."""
+        offsets = json.loads(table.schema.metadata[_NEXT])
+        by_queue = {int(queue_id): offset for queue_id, offset in offsets.items()}
+        return cls(table.replace_schema_metadata(None), by_queue)
 
 
 @dataclass(frozen=True)

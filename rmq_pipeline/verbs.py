@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.group import GroupMembers
-from rmq_pipeline.pull_result import PullResult
 from rmq_pipeline.topic import PARTITION_TIME
-from rmq_pipeline.verb import Receipts, Verb, Window, restored
+from rmq_pipeline.verb import PullResult, Receipts, Verb, Window, restored
 
 
 class Verbs(Protocol):

@@ -138,7 +138,7 @@ def _run(
         code: ``module`` and ``working_directory`` of the DevServer.
     """
     from rmq_pipeline.cli.supervisor import Supervisor
-    from rmq_pipeline.interruption import Interruption
+    from rmq_pipeline.flight.process import Interruption
     from rmq_pipeline.orchestration.backoff import FailureWatch
     from rmq_pipeline.orchestration.dev_server import DevServer
 

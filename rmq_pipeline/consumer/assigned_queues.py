@@ -23,7 +23,7 @@ from rmq_pipeline.errors import (
     QueueLockedError,
     RocketMQError,
 )
-from rmq_pipeline.pull_result import PullResult
+from rmq_pipeline.verb import PullResult
 
 log = logging.getLogger(__name__)
 

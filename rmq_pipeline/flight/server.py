@@ -23,8 +23,7 @@ from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
 from rmq_pipeline.broker.work.waiting import watching
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Call, Intake, Room, Service
-from rmq_pipeline.pull_result import PullResult
-from rmq_pipeline.verb import Verb
+from rmq_pipeline.verb import PullResult, Verb
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from rmq_pipeline.flight.flags import (
     Values,
     checked,
 )
-from rmq_pipeline.flight.process import STORE_FAILED
-from rmq_pipeline.interruption import Interruption
+from rmq_pipeline.flight.process import STORE_FAILED, Interruption
 from rmq_pipeline.serving import guard, interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
 from rmq_pipeline.serving.endpoints import Endpoints, import_ahead

@@ -9,7 +9,7 @@ import pytest
 from rmq_pipeline import errors, schema
 
 if TYPE_CHECKING:
-    from rmq_pipeline.pull_result import PullResult
+    from rmq_pipeline.verb import PullResult
     from tests.behaviour.conftest import Endpoint, Make
 
 

@@ -14,7 +14,7 @@ from rmq_pipeline.consumer.offset_store import Place
 from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.pull_consumer import Fetcher
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.pull_result import PullResult
+from rmq_pipeline.verb import PullResult
 from tests.consumer.pieces import QUEUE, rows
 from tests.waiting import until
 

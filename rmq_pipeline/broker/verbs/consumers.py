@@ -21,8 +21,7 @@ from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.group import GroupMembers
-from rmq_pipeline.pull_result import PullResult
-from rmq_pipeline.verb import Receipts
+from rmq_pipeline.verb import PullResult, Receipts
 
 
 class Consumers(Opened):

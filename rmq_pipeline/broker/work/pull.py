@@ -17,7 +17,7 @@ from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.filter.expression import Filter, SqlFilter
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.pull_result import PullResult
+from rmq_pipeline.verb import PullResult
 
 #: Most offsets that one look evaluates for a filter, in all queues together.
 SCAN_ROWS = 65_536
