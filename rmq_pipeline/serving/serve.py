@@ -28,9 +28,9 @@ from rmq_pipeline.flight.flags import (
     checked,
 )
 from rmq_pipeline.flight.process import STORE_FAILED, Interruption
-from rmq_pipeline.serving import guard, interpreter
+from rmq_pipeline.serving import interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
-from rmq_pipeline.serving.endpoints import Endpoints, import_ahead
+from rmq_pipeline.serving.endpoints import Endpoints, certificate_of, check_flags, import_ahead
 from rmq_pipeline.store import descriptors
 from rmq_pipeline.store.log.log_file import FULL
 
@@ -69,7 +69,7 @@ def serve(
     insecure = said.pop("insecure")
     flags = Flags.remembered(home, settings=settings, **said, upkeep=upkeep, flush=flush)
     chosen = checked(flags.settings)
-    guard.look_ahead(home, flags, insecure=insecure)
+    check_flags(home, flags, insecure=insecure)
     interpreter.prepare()
     descriptors.reserve()
     stopping = Interruption()
@@ -78,7 +78,7 @@ def serve(
     token = secrets.token_hex(16)
     with contextlib.ExitStack() as undoing:
         undoing.callback(_close, broker)
-        certificate = _freeing_reserve(broker, lambda: guard.certificate_of(home, flags))
+        certificate = _freeing_reserve(broker, lambda: certificate_of(home, flags))
         endpoints = Endpoints.open(
             broker, flags, token=token, asked=listening, certificate=certificate, insecure=insecure
         )
