@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors
-from rmq_pipeline.flight import client
+from rmq_pipeline.flight import client as client_module
 from rmq_pipeline.flight.client import Client, Sender
 from rmq_pipeline.flight.server import FlightServer
 from tests.flight.echo import Echo
@@ -69,7 +69,7 @@ def of(number: int) -> pa.Table:
 def test_a_callback_that_sends_does_not_wait_for_the_room_it_makes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "WAITING_BYTES", 1000)
+    monkeypatch.setattr(client_module, "WAITING_BYTES", 1000)
     gate, first, last = Gate(), Future[pa.Table](), Future[pa.Table]()
     sender = Sender(gate.send)
     first.add_done_callback(lambda _: sender.put("t", of(4), future=last))
