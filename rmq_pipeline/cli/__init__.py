@@ -1,4 +1,4 @@
-"""Command line ``rmq``: one module per noun, one command per verb of the broker."""
+"""Command line ``rmq``: one command per verb of the broker, in modules by noun."""
 
 
 def main() -> None:

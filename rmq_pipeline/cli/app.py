@@ -6,19 +6,7 @@ import sys
 
 import typer
 
-from rmq_pipeline.cli import (
-    acl,
-    broker,
-    dead_letters,
-    groups,
-    messages,
-    offsets,
-    parked,
-    sql,
-    topics,
-    up,
-    users,
-)
+from rmq_pipeline.cli import access, broker, failures, groups, messages, sql, topics, up
 from rmq_pipeline.cli.options import examples, open_closed
 from rmq_pipeline.cli.output import show_error
 from rmq_pipeline.errors import RequestError, RocketMQError
@@ -52,9 +40,9 @@ app.command(
 app.command(epilog=examples("rmq stop", "rmq stop --home /srv/rmq"))(broker.stop)
 app.command(epilog=examples("rmq status", "rmq status --json | jq -r .flight"))(broker.status)
 app.add_typer(topics.app, name="topic")
-app.add_typer(groups.app, name="group")
-app.add_typer(users.app, name="user")
-app.add_typer(acl.app, name="acl")
+app.add_typer(groups.group_app, name="group")
+app.add_typer(access.user_app, name="user")
+app.add_typer(access.acl_app, name="acl")
 app.command(
     epilog=examples(
         "rmq send orders --body hello --tag new --key order-17",
@@ -80,9 +68,9 @@ app.command(
     )
 )(messages.find)
 app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(messages.trace)
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(parked.app, name="parked")
-app.add_typer(offsets.app, name="offset")
+app.add_typer(failures.dead_letter_app, name="dead-letters")
+app.add_typer(failures.parked_app, name="parked")
+app.add_typer(groups.offset_app, name="offset")
 app.command(
     epilog=examples(
         'rmq sql "SELECT topic, count(*) FROM messages GROUP BY topic"',

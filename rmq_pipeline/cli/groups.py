@@ -1,4 +1,4 @@
-"""``rmq group``: create, alter, delete, list and show consumer groups; ``rmq lag``."""
+"""``rmq group``: consumer groups; ``rmq offset``: their committed offsets; ``rmq lag``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, get_args
@@ -6,12 +6,25 @@ from typing import Annotated, Any, Final, get_args
 import typer
 
 from rmq_pipeline import limits
-from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples, group_names
+from rmq_pipeline.cli.options import (
+    MOMENT,
+    AsJson,
+    Flight,
+    Group,
+    Home,
+    Topic,
+    connected,
+    examples,
+    group_names,
+    parse_ms,
+)
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.group import OnFailure, Order
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: create, alter, delete, list, show.")
+group_app = typer.Typer(
+    no_args_is_help=True, help="Consumer groups: create, alter, delete, list, show."
+)
 
 ORDERS = list(get_args(Order))
 FAILURES = list(get_args(OnFailure))
@@ -79,9 +92,12 @@ _LAG_ORDER: Final = (
     "parked",
     "oldest_unread_at_ms",
 )
+offset_app = typer.Typer(
+    no_args_is_help=True, help="Offsets of consumer groups: show, reset, clone."
+)
 
 
-@app.command(
+@group_app.command(
     epilog=examples(
         "rmq group create billing",
         "rmq group create billing --order message_group --max-attempts 3 --backoff-ms 1000,5000",
@@ -135,7 +151,7 @@ def create(
     show_fields(group, as_json=as_json)
 
 
-@app.command(epilog=examples("rmq group alter billing --max-attempts 5"))
+@group_app.command(epilog=examples("rmq group alter billing --max-attempts 5"))
 def alter(
     name: Group,
     *,
@@ -175,7 +191,7 @@ def alter(
     show_fields(group, as_json=as_json)
 
 
-@app.command(epilog=examples("rmq group delete billing"))
+@group_app.command(epilog=examples("rmq group delete billing"))
 def delete(
     name: Group,
     *,
@@ -195,7 +211,7 @@ def delete(
         show_message(f"Deleted consumer group {name}.")
 
 
-@app.command("list", epilog=examples("rmq group list", "rmq group list --json"))
+@group_app.command("list", epilog=examples("rmq group list", "rmq group list --json"))
 def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
     """List consumer groups."""
     with connected(home, flight) as client:
@@ -203,7 +219,7 @@ def list_(*, home: Home = None, flight: Flight = None, as_json: AsJson = False) 
     show_rows(rows, as_json=as_json, columns=COLUMNS, empty="There are no consumer groups.")
 
 
-@app.command(epilog=examples("rmq group show billing", "rmq group show billing --json"))
+@group_app.command(epilog=examples("rmq group show billing", "rmq group show billing --json"))
 def show(name: Group, *, home: Home = None, flight: Flight = None, as_json: AsJson = False) -> None:
     """Show a consumer group: settings, members with their queues, and lag."""
     with connected(home, flight) as client:
@@ -371,3 +387,96 @@ def _sum_of_queues(queues: list[Row]) -> dict[str, Any]:
     waiting = [row["oldest_unread_at_ms"] for row in queues if row["lag"] > 0]
     values["oldest_unread_at_ms"] = min((at for at in waiting if at is not None), default=None)
     return values
+
+
+@offset_app.callback()
+def offset() -> None:
+    """Offsets of consumer groups."""
+
+
+@offset_app.command("show", epilog=examples("rmq offset show billing orders"))
+def show_offsets(
+    group: Group,
+    topic: Topic,
+    *,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the committed offset of a consumer group in each queue, and its number of resets."""
+    with connected(home, flight) as client:
+        places = client.committed_offsets(group, topic)
+    rows = [
+        {"queue_id": queue, "queue_offset": offset, "resets": resets}
+        for queue, (offset, resets) in places.items()
+        if offset >= 0
+    ]
+    show_rows(rows, as_json=as_json, empty=f"Group {group} has read nothing of {topic}.")
+
+
+@offset_app.command(
+    epilog=examples(
+        "rmq offset reset billing orders --to-earliest",
+        "rmq offset reset billing orders --to-time 2030-01-01T09:00:00Z",
+        "rmq offset reset billing orders --to-offset 100 --queue 3",
+    )
+)
+def reset(
+    group: Group,
+    topic: Topic,
+    *,
+    to_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"To the first message stored at or after: {MOMENT}."),
+    ] = None,
+    to_offset: Annotated[int | None, typer.Option(help="To this offset in every queue.")] = None,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Past all messages.")] = False,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the first retained message.")
+    ] = False,
+    queue: Annotated[int | None, typer.Option(help="Only this queue.")] = None,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a consumer group to other offsets. Its leases end, and their receipts become invalid."""
+    if sum([to_time is not None, to_offset is not None, to_latest, to_earliest]) != 1:
+        raise RequestError(
+            "The command needs exactly one target.",
+            remedy="Give one of --to-time, --to-offset, --to-latest, --to-earliest.",
+        )
+    with connected(home, flight) as client:
+        offsets = client.reset_offset(
+            group,
+            topic,
+            to_offset=to_offset,
+            to_time_ms=parse_ms(to_time) if to_time is not None else None,
+            to_latest=to_latest,
+            to_earliest=to_earliest,
+            queue_id=queue,
+        )
+    show_rows(rows_of(offsets), as_json=as_json, empty="")
+
+
+@offset_app.command(epilog=examples("rmq offset clone billing billing-two orders"))
+def clone(
+    from_group: Annotated[
+        str,
+        typer.Argument(
+            metavar="FROM", help="Group whose offsets are copied.", autocompletion=group_names
+        ),
+    ],
+    to_group: Annotated[
+        str, typer.Argument(metavar="TO", help="Group that moves.", autocompletion=group_names)
+    ],
+    *,
+    topic: Topic,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a consumer group to the offsets of another group. Its leases end."""
+    with connected(home, flight) as client:
+        offsets = client.clone_offsets(from_group, to_group, topic=topic)
+    rows = [{"queue_id": queue, "queue_offset": offset} for queue, offset in offsets.items()]
+    show_rows(rows, as_json=as_json, empty=f"Group {from_group} has read nothing of {topic}.")

@@ -1,12 +1,28 @@
-"""``rmq dead-letters``: messages that exhausted their attempts or were rejected."""
+"""``rmq dead-letters`` and ``rmq parked``: messages after their final failure."""
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, connected, examples, seconds
-from rmq_pipeline.cli.output import print_json, progress, rows_of, show_fields, show_rows
+from rmq_pipeline.cli.options import (
+    AsJson,
+    Flight,
+    Group,
+    Home,
+    connected,
+    examples,
+    group_names,
+    seconds,
+)
+from rmq_pipeline.cli.output import (
+    print_json,
+    progress,
+    rows_of,
+    show_fields,
+    show_message,
+    show_rows,
+)
 from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import RequestError
 
@@ -14,29 +30,48 @@ if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
     from rmq_pipeline.redriving import Plan, Report
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, redrive.")
+dead_letter_app = typer.Typer(
+    no_args_is_help=True, help="Dead letters of consumer groups: list, redrive."
+)
 
-COLUMNS = ("message_id", "topic", "message_group", "tag", "keys", "attempts", "reason", "signature")
+DEAD_LETTER_COLUMNS = (
+    "message_id",
+    "topic",
+    "message_group",
+    "tag",
+    "keys",
+    "attempts",
+    "reason",
+    "signature",
+)
 
 Where = Annotated[
     str | None,
     typer.Option(metavar="SQL", help="A condition on the columns of the view dead_letters."),
 ]
+parked_app = typer.Typer(
+    no_args_is_help=True, help="Parked messages and message groups: list, unpark."
+)
+
+PARKED_COLUMNS = (
+    *("consumer_group", "topic", "message_group", "queue_id", "queue_offset"),
+    *("state", "since_ms", "waiting", "reason"),
+)
 
 
-@app.callback()
+@dead_letter_app.callback()
 def dead_letters() -> None:
     """Dead letters of consumer groups."""
 
 
-@app.command(
+@dead_letter_app.command(
     "list",
     epilog=examples(
         "rmq dead-letters list billing",
         "rmq dead-letters list billing --where \"tag = 'new' AND attempts > 3\" --json",
     ),
 )
-def list_(
+def list_dead_letters(
     group: Group,
     *,
     where: Where = None,
@@ -53,10 +88,15 @@ def list_(
     with connected(home, flight) as client:
         client.describe_group(group)
         rows = rows_of(client.sql(query))
-    show_rows(rows, as_json=as_json, columns=COLUMNS, empty=f"{group} has no such dead letters.")
+    show_rows(
+        rows,
+        as_json=as_json,
+        columns=DEAD_LETTER_COLUMNS,
+        empty=f"{group} has no such dead letters.",
+    )
 
 
-@app.command(
+@dead_letter_app.command(
     epilog=examples(
         "rmq dead-letters redrive billing",
         "rmq dead-letters redrive billing --where \"signature = '3f0c8a1b2d4e'\" --rate 50",
@@ -131,3 +171,71 @@ def _redrive(client: "Client", plan: "Plan", *, redrive_id: str) -> "Report":
             bars.update(task, total=report.chosen, completed=report.decided, done=report.decided)
 
         return redrive(client, plan, redrive_id=redrive_id, on_progress=show)
+
+
+@parked_app.command("list", epilog=examples("rmq parked list", "rmq parked list billing --json"))
+def list_parked(
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP", autocompletion=group_names)
+    ] = None,
+    *,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """List parked messages, with the number of messages waiting behind, and quarantined groups."""
+    with connected(home, flight) as client:
+        if group is not None:
+            client.describe_group(group)
+        rows = rows_of(client.sql(statement("cli_parked", consumer_group=group)))
+    show_rows(rows, as_json=as_json, columns=PARKED_COLUMNS, empty="Nothing is parked.")
+
+
+@parked_app.command(
+    epilog=examples(
+        "rmq parked unpark billing --message-group customer-7",
+        "rmq parked unpark billing --topic orders --all --skip",
+    )
+)
+def unpark(
+    group: Group,
+    *,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Only messages of this topic.")
+    ] = None,
+    message_group: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this message group; repeatable."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All groups, and messages without a message group.")
+    ] = False,
+    skip: Annotated[
+        bool,
+        typer.Option("--skip", help="Dead-letter the failed messages and continue behind them."),
+    ] = False,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver parked messages again, from their first attempt, then the messages behind them."""
+    import pyarrow as pa
+
+    if everything == bool(message_group):
+        raise RequestError(
+            "The command needs either --message-group or --all.",
+            remedy="Give the message groups to unpark, or --all.",
+        )
+    chosen: Any = None
+    if message_group:
+        chosen = pa.table({"message_group": pa.array(message_group, pa.string())})
+    with connected(home, flight) as client:
+        done = client.unpark(group, topic=topic, message_groups=chosen, skip=skip)
+    if as_json:
+        show_fields(done, as_json=True)
+        return
+    show_message(
+        f"{done['skipped'] if skip else done['unparked']} messages are"
+        f" {'dead-lettered' if skip else 'redelivered'};"
+        f" the quarantine of {done['lifted']} message groups is lifted."
+    )
