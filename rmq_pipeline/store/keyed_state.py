@@ -7,8 +7,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.state_columns import folded
-from rmq_pipeline.store.history_columns import converted, newest, telling
+from rmq_pipeline.state_columns import converted, folded, newest, telling
 from rmq_pipeline.store.statements import named, quoted
 
 _TRIED: Final = "tried"

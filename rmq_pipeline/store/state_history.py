@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from rmq_pipeline import checked_parquet, durable_files
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.message import Int64s
+from rmq_pipeline.state_columns import together
 from rmq_pipeline.store.events import Delivery, Kind
-from rmq_pipeline.store.history_columns import together
 from rmq_pipeline.store.log.commit_log import Section
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.store import history_columns
-from rmq_pipeline.store.history_columns import converted, together
+from rmq_pipeline import state_columns
+from rmq_pipeline.state_columns import converted, together
 
 FIXED = pa.schema([("position", pa.int64())])
 
@@ -105,7 +105,7 @@ def test_texts_are_the_numbers_that_each_is_alone(of_type: pa.DataType, to: pa.D
         "",
         "0\n",
     ]
-    alone = [history_columns._cast(pa.array([text], of_type), to) for text in texts]
+    alone = [state_columns._cast(pa.array([text], of_type), to) for text in texts]
     expected = pa.concat_arrays([pa.nulls(1, to) if one is None else one for one in alone])
 
     found = converted(pa.chunked_array([pa.array(texts, of_type)]), to)
@@ -119,13 +119,13 @@ def test_many_texts_that_are_no_numbers_are_found_at_once(
     monkeypatch: pytest.MonkeyPatch, to: pa.DataType
 ) -> None:
     casts: list[int] = []
-    original = history_columns._cast
+    original = state_columns._cast
 
     def cast(values: pa.Array, to: pa.DataType) -> pa.Array | None:
         casts.append(len(values))
         return original(values, to)
 
-    monkeypatch.setattr(history_columns, "_cast", cast)
+    monkeypatch.setattr(state_columns, "_cast", cast)
     texts = pa.array([f"x{i}" if i % 3 else "7" for i in range(10_000)])
 
     found = converted(pa.chunked_array([texts]), to)

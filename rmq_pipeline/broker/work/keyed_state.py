@@ -16,10 +16,9 @@ from rmq_pipeline.broker.work.placement import ends_at
 from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.message import hash64
-from rmq_pipeline.state_columns import folded
+from rmq_pipeline.state_columns import folded, newest, telling
 from rmq_pipeline.store import state_history
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.history_columns import newest, telling
 from rmq_pipeline.store.keyed_state import Trial
 from rmq_pipeline.store.state_history import HISTORY, PLACES, Owner
 from rmq_pipeline.tables import check_size, columns_of, contiguous, sound
