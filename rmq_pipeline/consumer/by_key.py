@@ -24,12 +24,12 @@ from rmq_pipeline.consumer.listener import (
     done_of,
     suspension_ms,
 )
+from rmq_pipeline.consumer.membership import Suspects
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part, Retries, Settling
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.suspects import Suspects
 from rmq_pipeline.consumer.workers import Timetable, Workers
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from rmq_pipeline.consumer.broadcasting import ANYWHERE, KEEP_MS, Keeper, KeptPl
 from rmq_pipeline.consumer.by_key import ByKey
 from rmq_pipeline.consumer.concurrently import Concurrently
 from rmq_pipeline.consumer.listener import SUSPEND_MS, Calling, Hooks, Listener, Result
+from rmq_pipeline.consumer.membership import Place, Suspects
 from rmq_pipeline.consumer.message_queue import MessageQueue, Subscription
 from rmq_pipeline.consumer.offset_store import BrokerOffsets, FileOffsets, OffsetFile
 from rmq_pipeline.consumer.orderly import Orderly
@@ -25,7 +26,6 @@ from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import LEASE_MS, Retries, Settler, Settling
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.suspects import Place, Suspects
 from rmq_pipeline.consumer.workers import Timetable, Workers
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.verbs import Verbs

@@ -7,12 +7,12 @@ from typing import Final
 
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.consumer.listener import Answer, Calling, OrderlyContext, Result, suspension_ms
+from rmq_pipeline.consumer.membership import Suspects
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Part, Settling
 from rmq_pipeline.consumer.statistics import Statistics
-from rmq_pipeline.consumer.suspects import Suspects
 from rmq_pipeline.consumer.workers import Timetable, Workers
 
 log = logging.getLogger(__name__)

@@ -27,12 +27,12 @@ from rmq_pipeline.handling import sink, window
 from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
 from rmq_pipeline.handling.handler import Handler, Outcome
-from rmq_pipeline.handling.report import WindowReport
 from rmq_pipeline.handling.results import (
     FILES,
     BatchResult,
     Piece,
     WalkResult,
+    WindowReport,
     WorkerDiedError,
     gathered,
     pieces,

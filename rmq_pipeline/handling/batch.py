@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import schema
 from rmq_pipeline.handling.group_walk import group_starts
 from rmq_pipeline.handling.handler import MESSAGES
-from rmq_pipeline.handling.report import MessageFailure
+from rmq_pipeline.handling.results import MessageFailure
 from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, SEEN_BEFORE
 
 Int64s = npt.NDArray[np.int64]

@@ -28,8 +28,15 @@ from rmq_pipeline.handling.batch import Batch, cut
 from rmq_pipeline.handling.executor import Engine, Executor, Pending, Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.pace import BATCH_S, Pace
-from rmq_pipeline.handling.report import BatchReport, Ended, WindowReport
-from rmq_pipeline.handling.results import BatchResult, TooMuchError, WorkerDiedError, failed_alone
+from rmq_pipeline.handling.results import (
+    BatchReport,
+    BatchResult,
+    Ended,
+    TooMuchError,
+    WindowReport,
+    WorkerDiedError,
+    failed_alone,
+)
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.handling.window_lease import WindowLease
 from rmq_pipeline.idempotency import IDEMPOTENCY_KEY, mark

@@ -21,7 +21,7 @@ from rmq_pipeline.consumer.window import run_window as run_python_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.handler import Handler
-from rmq_pipeline.handling.report import BatchReport, WindowReport
+from rmq_pipeline.handling.results import BatchReport, WindowReport
 from rmq_pipeline.handling.spec import DEFAULT_BATCH_ROWS, ConsumerSpec
 from rmq_pipeline.idempotency import Key
 from rmq_pipeline.orchestration import consumer_report

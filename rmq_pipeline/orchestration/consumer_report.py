@@ -15,7 +15,7 @@ import dagster as dg
 
 from rmq_pipeline.failure import signature_of
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.handling.report import MessageFailure
+from rmq_pipeline.handling.results import MessageFailure
 from rmq_pipeline.orchestration import plot
 from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, identifier
 from rmq_pipeline.orchestration.topic_log import log_partitions

@@ -19,11 +19,12 @@ from typing_extensions import Unpack
 from rmq_pipeline.handling import sink, window
 from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
-from rmq_pipeline.handling.report import BatchReport, WindowReport
 from rmq_pipeline.handling.results import (
     EXCEPTIONS,
+    BatchReport,
     BatchResult,
     Piece,
+    WindowReport,
     WorkerDiedError,
     gathered,
     pieces,

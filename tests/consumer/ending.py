@@ -13,7 +13,7 @@ import pyarrow as pa
 from rmq_pipeline.consumer.window import run_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.handler import Handler, Outcome
-from rmq_pipeline.handling.report import WindowReport
+from rmq_pipeline.handling.results import WindowReport
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.verbs import Verbs
 

@@ -22,7 +22,7 @@ from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import RESULT, Handler, Outcome
 from rmq_pipeline.handling.pace import Pace
-from rmq_pipeline.handling.report import WindowReport
+from rmq_pipeline.handling.results import WindowReport
 from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.handling.window import LENGTH_S

@@ -13,7 +13,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer import window
 from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.handling.report import BatchReport, WindowReport
+from rmq_pipeline.handling.results import BatchReport, WindowReport
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.settings import Settings
