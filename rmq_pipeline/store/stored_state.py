@@ -1,11 +1,12 @@
 """Reads of the state tables: all of them when a broker starts, later those of one request.
 
 The state of a group's sink, the origins of dead letters and the effects of messages stay in the
-tables, because few requests need them.
+tables, because few requests need them. Verification reads every table of a closed home.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import duckdb
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.state_tables import STATE_TABLES
-from rmq_pipeline.store.statements import named
+from rmq_pipeline.store.statements import named, quoted
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
 
 _TABLES: Final = (*(table.name for table in STATE_TABLES), "redriven", "sinks")
@@ -162,3 +163,31 @@ def effects_seen(
     when = np.full(len(keys), -1, dtype=np.int64)
     when[found.column("ordinal").to_numpy()] = found.column("seen_at_ms").to_numpy()
     return pa.array(when, mask=when < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """Position and registered files of a readable database."""
+
+    #: Log position that its tables reflect.
+    dispatched: int
+    #: Paths of registered segments, event files and snapshots, relative to the home.
+    files: frozenset[str]
+
+
+def read_database(path: Path) -> DatabaseFacts:
+    """Read every value of every table; DuckDB checks the checksums of its blocks.
+
+    Raises:
+        ValueError: the database cannot be read; the error says why.
+    """
+    try:
+        with duckdb.connect(path, read_only=True) as connection:
+            for schema, table in connection.sql(named("tables_to_verify")).fetchall():
+                name = f"{quoted(schema)}.{quoted(table)}"
+                connection.sql(named("read_whole_table", table=name)).fetchall()
+            ((dispatched, *_),) = connection.sql(named("state_reached")).fetchall()
+            files = connection.sql(named("registered_files")).fetchall()
+    except duckdb.Error as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    return DatabaseFacts(dispatched, frozenset(file for (file,) in files))

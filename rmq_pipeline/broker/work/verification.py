@@ -29,7 +29,9 @@ from rmq_pipeline.endpoint import FILE_NAME as ENDPOINT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import HomeLockedError, NotFoundError, RocketMQError
 from rmq_pipeline.lake import manifest as sink_manifest
-from rmq_pipeline.store import history, verifying
+from rmq_pipeline.store import history
+from rmq_pipeline.store.log.recovery import damaged_log_files
+from rmq_pipeline.store.stored_state import read_database
 
 RESTORE: Final = "Restore the file from a copy."
 #: Remedy for a damaged file, by kind.
@@ -122,7 +124,7 @@ class _Home:
         """Yield the results of all files, small files and the database first."""
         yield from self._small_files()
         yield self._database()
-        for path, damage in verifying.damaged_log_files(
+        for path, damage in damaged_log_files(
             self._path / "log", SCHEMAS, dispatched=self._dispatched
         ):
             yield Verified(self._name(path), "log", path.stat().st_size, damage)
@@ -157,7 +159,7 @@ class _Home:
         path = self._path / "state.duckdb"
         size = path.stat().st_size if path.exists() else 0
         try:
-            facts = verifying.read_database(path)
+            facts = read_database(path)
         except ValueError as error:
             return Verified(path.name, "database", size, str(error))
         self._dispatched, self._registered = facts.dispatched, facts.files

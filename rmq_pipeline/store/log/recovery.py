@@ -1,4 +1,4 @@
-"""Checks of a commit log at start: are its files sound, torn at the end, or damaged?
+"""Checks of a commit log at start, and of a closed one: sound, torn at the end, or damaged.
 
 Only frames from the dispatched position on are checked, never the whole history. Damage in an older
 frame is found when it is read. A bad frame is cut only at the end of the last file: its write was
@@ -10,7 +10,7 @@ refuses to start and says how much is lost.
 import logging
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import CorruptLogError
+from rmq_pipeline.errors import CorruptLogError, HomeFormatError
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader, crc32
 from rmq_pipeline.store.log.log_file import LogFile
@@ -330,3 +330,53 @@ def _cut(file: LogFile, end: int, *, written_end: int) -> None:
             "cut a torn write: file=%s position=%d bytes=%d", file.path, end, written_end - end
         )
         file.zero(end, written_end)
+
+
+def damaged_log_files(
+    folder: Path, schemas: Mapping[int, pa.Schema], *, dispatched: int
+) -> Iterator[tuple[Path, str | None]]:
+    """Compare every section of every log file with its checksum.
+
+    Args:
+        folder: folder of the log.
+        schemas: schemas of the kinds whose payloads omit the schema.
+        dispatched: a log position that the log had reached.
+
+    Yields:
+        Each file, and why it is damaged, or None if it is sound. A torn write at the very end
+        counts as sound: it was never acknowledged, and the next start cuts it.
+    """
+    paths = sorted(folder.glob("*.log"))
+    for path, following in zip(paths, [*paths[1:], None], strict=True):
+        try:
+            file = LogFile.open(path, schemas=schemas)
+        except (CorruptLogError, HomeFormatError, OSError, ValueError) as error:
+            yield path, str(getattr(error, "message", error))
+            continue
+        try:
+            stop = int(following.stem) if following else None
+            yield path, _damage(file, stop=stop, dispatched=dispatched)
+        finally:
+            file.finish()
+
+
+def _damage(file: LogFile, *, stop: int | None, dispatched: int) -> str | None:
+    """Return why a file is damaged; ``stop`` is the base of the next file, None for the last."""
+    position = file.base
+    try:
+        while position < (file.capacity_end if stop is None else stop):
+            end, sections = file.frame_sections(position)
+            for section in sections:
+                file.payload(section)
+            position = end
+    except CorruptLogError as error:
+        written_end = file.written_end(position)
+        is_torn = stop is None and position >= dispatched
+        if is_torn and not any(
+            each.synced > position for each in file.frames_after(position, written_end)
+        ):
+            return None
+        return error.message
+    if stop is not None and position != stop:
+        return f"a frame reaches beyond position {stop}, where the next file goes on"
+    return None
