@@ -1,4 +1,4 @@
-"""Results of the handler: failures of its calls, results of walks, reports of batches and windows."""
+"""Results of the handler: failures of calls, results of walks, reports of batches and windows."""
 
 import traceback
 from collections.abc import Iterable, Sequence

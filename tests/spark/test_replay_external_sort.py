@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from rmq_pipeline.spark.replay.external_sort import (
+from rmq_pipeline.spark.replay.reading import (
+    WALKED,
     by_group,
     partition,
     shares,
     sort_by_group,
     tables_of,
 )
-from rmq_pipeline.spark.replay.reading import WALKED
 from rmq_pipeline.spark.replay.tasks import ROWS_PER_TASK, Part, by_length, by_queue, share_out
 from rmq_pipeline.spark.replay.topic_log import Stored
 

@@ -10,11 +10,10 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.spark.arrow_transport import write
-from rmq_pipeline.spark.replay.boundary_state import STRETCH
 from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
 from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import PLACE, Range, Stored
-from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
+from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, STRETCH, WARM_UP
 
 ROWS_A_GROUP = 10
 COLUMNS = pa.schema([field for field in schema.READ if field.name != "queue_id"])

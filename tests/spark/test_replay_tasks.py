@@ -10,8 +10,7 @@ import pytest
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.spark.arrow_transport import unpack, write
-from rmq_pipeline.spark.replay.external_sort import chunks
-from rmq_pipeline.spark.replay.reading import WALKED, Wanted
+from rmq_pipeline.spark.replay.reading import WALKED, Wanted, chunks
 from rmq_pipeline.spark.replay.tasks import Assignment, _Task
 from rmq_pipeline.spark.replay.topic_log import Range
 from rmq_pipeline.spark.replay.walk import RANGE, ReplayRules

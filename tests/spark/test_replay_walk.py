@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmq_pipeline.group import OnFailure
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.handler import MESSAGES, RESULT, Outcome
-from rmq_pipeline.spark.replay.external_sort import chunks
+from rmq_pipeline.spark.replay.reading import chunks
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     RANGE,

@@ -21,11 +21,6 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.spark import arrow_transport
 from rmq_pipeline.spark.replay import publishing, sinks, tasks
-from rmq_pipeline.spark.replay.boundary_state import (
-    BoundaryState,
-    find_boundary_state,
-    merge_firsts_and_lasts,
-)
 from rmq_pipeline.spark.replay.effects import Effects, Found, Snapshot, done_before
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.reading import Wanted
@@ -38,7 +33,13 @@ from rmq_pipeline.spark.replay.tasks import (
     walk_part,
 )
 from rmq_pipeline.spark.replay.topic_log import PLACE, Range, Settled, Source, TopicLog, settled
-from rmq_pipeline.spark.replay.walk import FAILED, ReplayRules
+from rmq_pipeline.spark.replay.walk import (
+    FAILED,
+    BoundaryState,
+    ReplayRules,
+    find_boundary_state,
+    merge_firsts_and_lasts,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,28 +28,29 @@ from rmq_pipeline.spark.arrow_transport import (
     unpack,
 )
 from rmq_pipeline.spark.replay import sinks
-from rmq_pipeline.spark.replay.boundary_state import (
-    FIRSTS_AND_LASTS,
-    firsts_and_lasts,
-    merge_firsts_and_lasts,
-)
-from rmq_pipeline.spark.replay.external_sort import (
+from rmq_pipeline.spark.replay.reading import (
     GROUP_FILES,
+    Wanted,
     chunks,
+    hours_behind,
+    in_range,
     partition,
     sort_by_group,
     tables_of,
+    walked,
 )
-from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
 from rmq_pipeline.spark.replay.topic_log import PLACE, Stored
 from rmq_pipeline.spark.replay.walk import (
     BEHIND,
     FAILED,
+    FIRSTS_AND_LASTS,
     RANGE,
     ROLE,
     WARM_UP,
     Replayed,
     ReplayRules,
+    firsts_and_lasts,
+    merge_firsts_and_lasts,
     walk_again,
 )
 
@@ -155,7 +156,7 @@ def partitioned_parts(files: list[pa.Table]) -> list[Part]:
     """Return one part per share, with its files in the order their messages were stored.
 
     Args:
-        files: external_sort.GROUP_FILES.
+        files: reading.GROUP_FILES.
     """
     shares: dict[int, list[tuple[int, str]]] = {}
     for table in files:
