@@ -32,9 +32,9 @@ from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.log.stretch import Stretch
 from rmq_pipeline.store.query.runner import QueryRunner
 from rmq_pipeline.store.statements import named
-from rmq_pipeline.store.stored_state import SinkTables, StoredState
+from rmq_pipeline.store.stored_state import SinkTables, StoredSegments, StoredState
 
-__all__ = ["Database", "IndexPage", "StoredState"]
+__all__ = ["Database", "IndexPage", "StoredSegments", "StoredState"]
 
 #: File name of the database in its home.
 FILE_NAME: Final = "state.duckdb"
@@ -124,8 +124,12 @@ class Database:
             self.dispatch(stretches[middle:])
 
     def load_state(self) -> StoredState:
-        """Return the state tables, read in one transaction."""
+        """Return the state tables but the segments, read in one transaction."""
         return self._read(stored_state.load)
+
+    def load_segments(self) -> StoredSegments:
+        """Return the registered segments, read in one transaction."""
+        return self._read(stored_state.load_segments)
 
     def index(self, topic_id: int, queue_id: int, *, start: int, stop: int) -> IndexPage:
         """Return the rows of a queue in [start, stop) that are dispatched and have not expired."""

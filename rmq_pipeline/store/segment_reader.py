@@ -17,7 +17,7 @@ from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import open_segment, place, read_failure
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.message import Int64s
-from rmq_pipeline.store.database import StoredState
+from rmq_pipeline.store.database import StoredSegments
 
 #: Cache sizes for decoded row groups and for footers of open files.
 _GROUPS_BYTES: Final = 48 << 20
@@ -69,7 +69,7 @@ class Segments:
         self._files: _Kept[Segment, _File] = _Kept(_FOOTERS_BYTES)
         self._indexes = KeyIndexes(root)
 
-    def load(self, stored: StoredState) -> None:
+    def load(self, stored: StoredSegments) -> None:
         """Replace all registrations by those of the state tables."""
         segments = [
             Segment.from_path(path.partition("/")[2])

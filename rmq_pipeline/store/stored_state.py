@@ -1,10 +1,11 @@
-"""Reads of the state tables: all of them when a broker starts, later those of one request.
+"""Reads of the state tables: nearly all of them when a broker starts, later those of one request.
 
-The state of a group's sink, the origins of dead letters and the effects of messages stay in the
-tables, because few requests need them. Verification reads every table of a closed home.
+The registered segments are read when they are first needed. The state of a group's sink, the
+origins of dead letters and the effects of messages stay in the tables, because few requests need
+them. Verification reads every table of a closed home.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,12 @@ from rmq_pipeline.store.state_tables import STATE_TABLES
 from rmq_pipeline.store.statements import named, quoted
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, Topic
 
-_TABLES: Final = (*(table.name for table in STATE_TABLES), "redriven", "sinks")
+_SEGMENTS: Final = ("segments", "event_segments")
+_TABLES: Final = (
+    *(table.name for table in STATE_TABLES if table.name not in _SEGMENTS),
+    "redriven",
+    "sinks",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +56,16 @@ class StoredState:
     resets: pa.Table
     #: group_id, version, replaced.
     sinks: pa.Table
-    segments: pa.Table
-    event_segments: pa.Table
     #: For each topic that suppresses repetitions: messages stored within the window, oldest first.
     recent: Mapping[int, pa.Table]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSegments:
+    """The registered segments of messages and of events; columns as in state_tables.py."""
+
+    segments: pa.Table
+    event_segments: pa.Table
 
 
 def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
@@ -63,7 +75,7 @@ def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
         ((dispatched, last_at_ms, next_topic_id, next_group_id),) = cursor.sql(
             named("state_reached")
         ).fetchall()
-        tables = {name: cursor.sql(named(f"state_{name}")).to_arrow_table() for name in _TABLES}
+        tables = _tables(cursor, _TABLES)
         return StoredState(
             dispatched=dispatched,
             last_at_ms=last_at_ms,
@@ -74,6 +86,19 @@ def load(cursor: duckdb.DuckDBPyConnection) -> StoredState:
         )
     finally:
         cursor.rollback()
+
+
+def load_segments(cursor: duckdb.DuckDBPyConnection) -> StoredSegments:
+    """Read the registered segments in one transaction."""
+    cursor.begin()
+    try:
+        return StoredSegments(**_tables(cursor, _SEGMENTS))
+    finally:
+        cursor.rollback()
+
+
+def _tables(cursor: duckdb.DuckDBPyConnection, names: Iterable[str]) -> dict[str, pa.Table]:
+    return {name: cursor.sql(named(f"state_{name}")).to_arrow_table() for name in names}
 
 
 def _recent(

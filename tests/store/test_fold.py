@@ -288,7 +288,7 @@ def test_registered_files_are_kept_in_their_order(database: Database) -> None:
         ],
     )
 
-    stored = database.load_state()
+    stored = database.load_segments()
 
     assert rows_of(database.sink_files(1, removed=False)[1]) == [
         ("b", 10, 1000, "hour=1", None, 3, rows.START_MS, 1),

@@ -107,7 +107,7 @@ class Engine:
         self.database = self._open_database()
         try:
             commit_log = self._open_log()
-            state = recover(self.database.load_state(), commit_log)
+            state = recover(self.database, commit_log)
         except BaseException:
             self.database.close()
             raise
@@ -376,7 +376,7 @@ class Engine:
         self.segments.loaded = self.segments.tidy = False
         commit_log = self._open_log()
         try:
-            state = recover(self.database.load_state(), commit_log)
+            state = recover(self.database, commit_log)
         except BaseException:
             with suppress(StorageError):
                 commit_log.close()

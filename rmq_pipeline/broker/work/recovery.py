@@ -16,7 +16,7 @@ from rmq_pipeline.broker.state.state import State, Window
 from rmq_pipeline.broker.work.writer import EVENTS, KEYED_STATE, MESSAGES
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.group import Group
-from rmq_pipeline.store.database import StoredState
+from rmq_pipeline.store.database import Database, StoredState
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.commit_log import CommitLog, Section
 from rmq_pipeline.tables import with_sound_texts
@@ -28,8 +28,17 @@ _NAMING: Final = (Kind.TOPIC, Kind.GROUP)
 _Decoded = TypeVar("_Decoded")
 
 
-def recover(stored: StoredState, commit_log: CommitLog) -> State:
+def recover(database: Database, commit_log: CommitLog) -> State:
     """Rebuild the state of the log, reading only the frames that DuckDB does not have."""
+    state, start = State(), 0
+    if database.dispatched:  # before the first frame is dispatched, all tables are empty
+        stored = database.load_state()
+        state, start = _load(stored), stored.dispatched
+    replay(state, commit_log, start=start)
+    return state
+
+
+def _load(stored: StoredState) -> State:
     state = State(
         next_topic_id=stored.next_topic_id,
         next_group_id=stored.next_group_id,
@@ -70,7 +79,6 @@ def recover(stored: StoredState, commit_log: CommitLog) -> State:
             row["settle_id"] or "",
             row["settle_answer"] or "",
         )
-    replay(state, commit_log, start=stored.dispatched)
     return state
 
 

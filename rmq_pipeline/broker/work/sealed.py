@@ -26,7 +26,7 @@ def segments_of(engine: Engine) -> Segments:
         # Otherwise a registration during the load would be lost.
         with segments.changing:
             engine.dispatched(engine.state.changed(Kind.SEGMENT, 0))
-            segments.load(engine.database.load_state())
+            segments.load(engine.database.load_segments())
     return segments
 
 
