@@ -9,8 +9,7 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.decide.publish import Send, place, prepare
-from rmq_pipeline.broker.decide.side_by_side import as_given
+from rmq_pipeline.broker.decide.publish import Send, as_given, place, prepare
 
 COUNT = 500
 
