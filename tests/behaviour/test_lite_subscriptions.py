@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline import errors, limits
-from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
+from rmq_pipeline.broker.decide.members import SyncLiteSubscription
 from tests.behaviour.lite import Clients, to_lite
 from tests.behaviour.reopening import reopened_from_the_log
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rmq_pipeline import errors
+from rmq_pipeline.broker.decide.background import OpenWindow
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive
 from rmq_pipeline.broker.decide.publish import Send, prepare
 from rmq_pipeline.broker.decide.sent import Sent
-from rmq_pipeline.broker.decide.windows import OpenWindow
 from rmq_pipeline.message import MessageIds
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from rmq_pipeline.broker.decide.background import earlier
 from rmq_pipeline.broker.decide.blocked_groups import BarredScan, barriers
-from rmq_pipeline.broker.decide.due_work import earlier
 from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
 from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.final_failure import exhausted_with_group
-from rmq_pipeline.broker.decide.redeliver import Ended
-from rmq_pipeline.broker.decide.release import release
+from rmq_pipeline.broker.decide.redeliver import Ended, exhausted_with_group, release
 from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows

@@ -5,11 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.outcomes import acks, retries
-from rmq_pipeline.broker.decide.redeliver import backoff_ms
-from rmq_pipeline.broker.decide.release import release, released_behind
+from rmq_pipeline.broker.decide.redeliver import backoff_ms, release, released_behind
 from rmq_pipeline.broker.decide.request import Decision, Request
-from rmq_pipeline.broker.decide.settle import OnQueue, Settle, by_queue, standing
+from rmq_pipeline.broker.decide.settle import OnQueue, Settle, acks, by_queue, retries, standing
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.lease_table import WAITING
 from rmq_pipeline.broker.state.state import State

@@ -9,7 +9,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
 from rmq_pipeline.broker.decide import admin, group_offsets
 from rmq_pipeline.broker.decide.deliver import Subscribe
-from rmq_pipeline.broker.decide.lock_queues import LocksOfGroup
+from rmq_pipeline.broker.decide.members import LocksOfGroup
 from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work.arguments import check_readable

@@ -4,8 +4,7 @@ from typing import Any
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights
-from rmq_pipeline.broker.decide.due_work import Due
-from rmq_pipeline.broker.decide.windows import CloseWindow, OpenWindow, RenewWindow
+from rmq_pipeline.broker.decide.background import CloseWindow, Due, OpenWindow, RenewWindow
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import archive_upkeep, arguments, seal, sealable
 from rmq_pipeline.broker.work.revive import revive

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.decide.group_offsets import (
     Resets,
     StartOffsets,
 )
-from rmq_pipeline.broker.decide.lock_queues import LockQueues, UnlockMember, UnlockQueues
+from rmq_pipeline.broker.decide.members import LockQueues, UnlockMember, UnlockQueues
 from rmq_pipeline.broker.decide.settle_each import Release
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, membership, queries, waiting

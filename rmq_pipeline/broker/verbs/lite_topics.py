@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from rmq_pipeline.access.rights import CONSUMES
-from rmq_pipeline.broker.decide.lite import SyncLiteSubscription, lite_topic
+from rmq_pipeline.broker.decide.members import SyncLiteSubscription, lite_topic
 from rmq_pipeline.broker.state import lite
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 

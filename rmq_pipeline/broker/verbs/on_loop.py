@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
 from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
-from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
+from rmq_pipeline.broker.decide.members import SyncLiteSubscription
 from rmq_pipeline.broker.decide.publish import prepare_columns
 from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.decide.sent import Sent

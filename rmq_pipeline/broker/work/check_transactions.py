@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.decide.check_transactions import GiveUp, PutOff, Sweep, Swept
 from rmq_pipeline.broker.decide.publish import Send, checked
+from rmq_pipeline.broker.decide.transaction import GiveUp, PutOff, Sweep, Swept
 from rmq_pipeline.broker.state.halves import Rows
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine

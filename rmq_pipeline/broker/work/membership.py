@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.decide.dead_members import Begun, Place
-from rmq_pipeline.broker.decide.lock_queues import UnlockMember
+from rmq_pipeline.broker.decide.members import Begun, Place, UnlockMember
 from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.work.waiting import look_at_ms
 from rmq_pipeline.clock import Clock

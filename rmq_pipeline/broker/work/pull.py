@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.group_offsets import Offsets
-from rmq_pipeline.broker.decide.pull import FindStretches, Stretch
+from rmq_pipeline.broker.decide.queue_index import FindStretches, Stretch
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import limits, schema
-from rmq_pipeline.broker.decide.redrive import Origins, Redrive
-from rmq_pipeline.broker.decide.unpark import Unpark, Unparked
+from rmq_pipeline.broker.decide.redrive import Origins, Redrive, Unpark, Unparked
 from rmq_pipeline.broker.work.dead_letter import dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.placement import held

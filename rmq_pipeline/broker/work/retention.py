@@ -13,7 +13,7 @@ from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import hide, sync_shown
 from rmq_pipeline.broker.decide.request import CheckFence, Fence
-from rmq_pipeline.broker.decide.retention import ExpireSegments
+from rmq_pipeline.broker.decide.segments import ExpireSegments
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.sealed import registering, segments_of
 from rmq_pipeline.settings import Settings

@@ -8,15 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_pipeline import receipt, schema
-from rmq_pipeline.broker.decide.outcomes import (
+from rmq_pipeline.broker.decide.publish import prepare
+from rmq_pipeline.broker.decide.settle import (
     DEAD_LETTER,
     Outcomes,
+    Settle,
+    Settled,
     acks,
     checked_keys,
     outcomes_of,
 )
-from rmq_pipeline.broker.decide.publish import prepare
-from rmq_pipeline.broker.decide.settle import Settle, Settled
 from rmq_pipeline.broker.decide.settle_each import ChangeInvisible
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.work import arguments

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from rmq_pipeline.broker.decide.due_work import Due, NoteFallback
+from rmq_pipeline.broker.decide.background import Due, NoteFallback
 from rmq_pipeline.broker.work.check_transactions import check_transactions
 from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine

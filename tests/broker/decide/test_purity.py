@@ -14,35 +14,41 @@ import pyarrow as pa
 import pytest
 
 import rmq_pipeline.broker
-from rmq_pipeline import receipt, transaction
+from rmq_pipeline import receipt
+from rmq_pipeline import transaction as transaction_ids
 from rmq_pipeline.archive.segment import Segment
-from rmq_pipeline.broker.decide import admin, check_transactions, group_offsets, schedule, segments
+from rmq_pipeline.broker.decide import admin, group_offsets, schedule, segments, transaction
+from rmq_pipeline.broker.decide.background import (
+    CloseWindow,
+    Due,
+    NoteFallback,
+    OpenWindow,
+    RenewWindow,
+)
 from rmq_pipeline.broker.decide.dead_letter import FindExhausted, StoreDeadLetters
-from rmq_pipeline.broker.decide.dead_members import Begun
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Receive, Subscribe
-from rmq_pipeline.broker.decide.due_work import Due, NoteFallback
-from rmq_pipeline.broker.decide.lite import SyncLiteSubscription
-from rmq_pipeline.broker.decide.lock_queues import (
+from rmq_pipeline.broker.decide.members import (
+    Begun,
     LockQueues,
     LocksOfGroup,
+    SyncLiteSubscription,
     UnlockMember,
     UnlockQueues,
 )
-from rmq_pipeline.broker.decide.outcomes import OUTCOMES, Outcomes, retries
 from rmq_pipeline.broker.decide.publish import Send, prepare
-from rmq_pipeline.broker.decide.pull import FindStretches
 from rmq_pipeline.broker.decide.queue_index import (
     FillBacklog,
     FillIndex,
     FindPlaces,
+    FindStretches,
     FindUndispatched,
     TrimIndex,
 )
 from rmq_pipeline.broker.decide.redeliver import Revive
-from rmq_pipeline.broker.decide.redrive import Origins, Redrive
+from rmq_pipeline.broker.decide.redrive import Origins, Redrive, Unpark
 from rmq_pipeline.broker.decide.request import CheckFence, RefillReserve, Request
-from rmq_pipeline.broker.decide.retention import ExpireSegments
-from rmq_pipeline.broker.decide.settle import Settle
+from rmq_pipeline.broker.decide.segments import ExpireSegments
+from rmq_pipeline.broker.decide.settle import OUTCOMES, Outcomes, Settle, retries
 from rmq_pipeline.broker.decide.settle_each import (
     AckEach,
     ChangeInvisible,
@@ -53,8 +59,6 @@ from rmq_pipeline.broker.decide.settle_each import (
 )
 from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles
 from rmq_pipeline.broker.decide.transaction import EndHalves, FindHalves, SendHalf, TargetsOf
-from rmq_pipeline.broker.decide.unpark import Unpark
-from rmq_pipeline.broker.decide.windows import CloseWindow, OpenWindow, RenewWindow
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.filter_cache import TagHashFilter
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
@@ -265,13 +269,13 @@ def of_jobs(state: State, now_ms: int) -> Iterator[Request]:
     yield schedule.Recall(late)
     halves = deepcopy(state).halves.due(1 << 60, 10)
     places, hashes = halves["queue_offset"], halves["message_id_hash"]
-    yield check_transactions.Sweep(10, 2, 1000, None, places[:1])
-    yield check_transactions.Sweep(10, 0, 1000, None, NONE)
-    yield check_transactions.GiveUp(halves, send(state, "t", len(halves)))
-    yield check_transactions.PutOff(places)
+    yield transaction.Sweep(10, 2, 1000, None, places[:1])
+    yield transaction.Sweep(10, 0, 1000, None, NONE)
+    yield transaction.GiveUp(halves, send(state, "t", len(halves)))
+    yield transaction.PutOff(places)
     yield FindHalves(places, hashes)
     yield EndHalves(halves, places > 0, (send(state, "twofold", len(halves) - 1),))
-    ids = transaction.encode(places, hashes)
+    ids = transaction_ids.encode(places, hashes)
     yield TargetsOf(pa.table({"transaction_id": ids}))
     half = copies(state, HALF_TOPIC_ID, 2)
     yield SendHalf("twofold", state.topic("twofold").topic.topic_id, half, np.arange(2), "p", 9)

@@ -9,8 +9,7 @@ import pytest
 
 from rmq_pipeline import receipt
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.decide.outcomes import DEAD_LETTER, Outcomes
-from rmq_pipeline.broker.decide.settle import Settle
+from rmq_pipeline.broker.decide.settle import DEAD_LETTER, Outcomes, Settle
 from rmq_pipeline.broker.decide.settle_each import AckEach, ReleaseEach, Renew
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.receipt import Receipts

@@ -11,8 +11,8 @@ import pytest
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide import publish
+from rmq_pipeline.broker.decide.background import Due
 from rmq_pipeline.broker.decide.dead_letter import Exhausted, FindExhausted
-from rmq_pipeline.broker.decide.due_work import Due
 from rmq_pipeline.broker.work import dead_letter
 from rmq_pipeline.broker.work.upkeep import Upkeep
 from rmq_pipeline.clock import ManualClock

@@ -3,7 +3,7 @@
 import pytest
 
 from rmq_pipeline import limits
-from rmq_pipeline.broker.decide.lock_queues import UnlockMember
+from rmq_pipeline.broker.decide.members import UnlockMember
 from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.work.membership import Members
 from rmq_pipeline.clock import ManualClock

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.decide.due_work import Due
+from rmq_pipeline.broker.decide.background import Due
 from rmq_pipeline.broker.work import fetch_checks, readable
 from rmq_pipeline.broker.work.sealed import fetch
 from rmq_pipeline.clock import ManualClock

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.decide.due_work import Due
+from rmq_pipeline.broker.decide.background import Due
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.state.schedule import Schedule, Scheduled, keys_of
 from rmq_pipeline.broker.work import readable

@@ -1,22 +1,115 @@
-"""Locking queues for one client, and releasing the deliveries of the client before it."""
+"""Members of a consumer group: their queue locks, their lite topics, and their deaths.
 
-from collections.abc import Iterator
+A lock of a queue releases the deliveries of the client before it.
+
+When a member dies, its listener may have had some of its deliveries. If a death counted nothing, a
+message that kills its consumer would be redelivered forever. The broker knows the leases of the
+member, but not the messages that the listener had. It counts the first of each queue, or of each
+message group, up to the listener's concurrency. A counted message is a suspect. The next member
+tries suspects one at a time and names the one it tries. Then a death counts for the named suspect
+only.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from rmq_pipeline.broker.decide.dead_members import Begun, begun_offsets, died_with
-from rmq_pipeline.broker.decide.release import release_running
+from rmq_pipeline import limits
+from rmq_pipeline.broker.decide.deliver import subscribe_events
+from rmq_pipeline.broker.decide.redeliver import release_running
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state import lease_table
-from rmq_pipeline.broker.state.consumption import QueueKey
+from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, single
+from rmq_pipeline.broker.state.lease_table import WAITING
+from rmq_pipeline.broker.state.lite import synced
 from rmq_pipeline.broker.state.queue_locks import Key
-from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.errors import IllegalQueueError
+from rmq_pipeline.broker.state.state import State, TopicState
+from rmq_pipeline.errors import IllegalQueueError, MessageTypeError
+from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.events import Kind
+
+#: Place of a message: topic, queue_id, queue_offset.
+Place = tuple[str, int, int]
+#: Failure shown in the dead letter.
+_FAILURE: Final = Failure.of(
+    "the consumer died while it may have been handling the message", error_type="ConsumerDied"
+).to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """State of its work that a member reports in a heartbeat."""
+
+    #: Most messages of a queue that the listener has at a time.
+    calls: int
+    #: True if it handles a queue by offset, regardless of message groups.
+    by_queue: bool
+    #: Messages counted at an earlier death: they count again only if they are in ``trying``.
+    suspects: frozenset[Place]
+    #: Suspects that the listener has now.
+    trying: frozenset[Place]
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any], suspects: frozenset[Place]) -> "Begun | None":
+        """Parse a member's details; return None if they do not describe its work.
+
+        Entries of ``trying`` that name no message are skipped.
+        """
+        calls, trying = details.get("calls"), details.get("trying")
+        if type(calls) is not int or calls < 1 or not isinstance(trying, list):
+            return None
+        places = (_place(each) for each in trying[: limits.GROUP_SUSPECTS])
+        named = frozenset(place for place in places if place is not None)
+        return cls(calls, details.get("order") == "queue", suspects, named)
+
+
+def _place(said: object) -> Place | None:
+    if not isinstance(said, list | tuple) or len(said) != 3:
+        return None
+    topic, queue_id, offset = said
+    if type(topic) is not str or type(queue_id) is not int or type(offset) is not int:
+        return None
+    return topic, queue_id, offset
+
+
+def begun_offsets(
+    consumption: Consumption,
+    begun: Begun,
+    *,
+    queue: tuple[str, int],
+    now_ms: int,
+) -> Int64s:
+    """Return the offsets of a queue that the listener may have had."""
+    leases = consumption.leases
+    running = leases.alive & (leases.delivery > WAITING) & (leases.visible_at > now_ms)
+    rows = np.flatnonzero(running)
+    if not begun.by_queue:
+        rows = consumption.handled_first(rows)
+    places = [(*queue, offset) for offset in leases.offset[rows[: begun.calls]].tolist()]
+    counted = [p[2] for p in places if p not in begun.suspects or p in begun.trying]
+    return np.array(counted, dtype=np.int64)
+
+
+def died_with(consumption: Consumption, offsets: Int64s, *, now_ms: int) -> EventRows:
+    """Build the event that fails these deliveries and redelivers them at once."""
+    leases = consumption.leases
+    rows = leases.find(offsets)
+    return EventRows(
+        kind=Kind.EXPIRE,
+        at_ms=now_ms,
+        queue_offset=offsets,
+        attempt=leases.attempt[rows],
+        visible_at_ms=now_ms,
+        delivery=WAITING,
+        message_group_hash=leases.group[rows],
+        detail=[_FAILURE] * len(rows),
+    )
+
 
 _NONE: Final = np.zeros(0, np.int64)
 
@@ -168,3 +261,55 @@ def _ended(state: State, key: Key, *, now_ms: int, but: Int64s = _NONE) -> list[
         return []
     every = ~np.isin(consumption.leases.offset, but)
     return QueueKey(*key).events(release_running(consumption, every, now_ms=now_ms), now_ms)
+
+
+def lite_topic(state: State, name: str) -> TopicState:
+    """Return the topic, which must be of type lite.
+
+    Raises:
+        TopicNotFoundError: the topic does not exist.
+        MessageTypeError: it is of another type.
+    """
+    topic = state.topic(name)
+    if topic.topic.type != "lite":
+        raise MessageTypeError(
+            f"Topic {name} is {topic.topic.type} and has no lite topics.",
+            remedy="Subscribe to lite topics of a topic of type lite.",
+        )
+    return topic
+
+
+@dataclass(frozen=True, slots=True)
+class SyncLiteSubscription(Request):
+    """Request that changes a client's lite topics; it gets messages that wait in new ones."""
+
+    group: str
+    topic: str
+    client_id: str
+    action: str
+    names: tuple[str, ...]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Store one event with all lite topics of the client, if they changed.
+
+        The answer is the client's lite topics.
+        """
+        topic, group = lite_topic(state, self.topic), state.group(self.group)
+        topic_id = topic.topic.topic_id
+        before = state.subscriptions.of(group.group_id, topic_id, client_id=self.client_id)
+        after = synced(before, self.action, names=self.names)
+        decision = Decision(after)
+        if after == before.names:
+            return decision
+        decision.events.extend(subscribe_events(state, topic, group=group, now_ms=now_ms))
+        decision.events.append(
+            single(
+                Kind.LITE_SUBSCRIPTION,
+                now_ms,
+                group_id=group.group_id,
+                topic_id=topic_id,
+                client_id=self.client_id,
+                detail=json.dumps(after),
+            )
+        )
+        return decision
