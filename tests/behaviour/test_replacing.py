@@ -9,7 +9,7 @@ import pytest
 
 from rmq_pipeline import errors, limits, schema
 from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles
-from rmq_pipeline.broker.state.sink_versions import SinkVersion
+from rmq_pipeline.broker.state.group_facts import SinkVersion
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -12,7 +12,7 @@ from rmq_pipeline.broker.decide.scan import Asked
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.filter_cache import QueueFilter
 from rmq_pipeline.broker.state.group_order import ByGroup
-from rmq_pipeline.broker.state.lite import Wanted
+from rmq_pipeline.broker.state.members import Wanted
 from rmq_pipeline.broker.state.state import Queue, State, TopicState
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s

@@ -16,8 +16,8 @@ from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, single
 from rmq_pipeline.broker.state.filter_cache import ReceiveFilter
 from rmq_pipeline.broker.state.group_order import ByGroup
+from rmq_pipeline.broker.state.members import QueueLock
 from rmq_pipeline.broker.state.queue_index import IndexRows
-from rmq_pipeline.broker.state.queue_locks import QueueLock
 from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.state.state import State, TopicState
 from rmq_pipeline.errors import IllegalQueueError

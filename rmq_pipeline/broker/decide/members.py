@@ -25,8 +25,7 @@ from rmq_pipeline.broker.state import lease_table
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
 from rmq_pipeline.broker.state.event_rows import EventRows, single
 from rmq_pipeline.broker.state.lease_table import WAITING
-from rmq_pipeline.broker.state.lite import synced
-from rmq_pipeline.broker.state.queue_locks import Key
+from rmq_pipeline.broker.state.members import Key, synced
 from rmq_pipeline.broker.state.state import State, TopicState
 from rmq_pipeline.errors import IllegalQueueError, MessageTypeError
 from rmq_pipeline.failure import Failure

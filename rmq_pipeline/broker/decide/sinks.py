@@ -7,7 +7,7 @@ from typing import Any
 
 from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.event_rows import single
-from rmq_pipeline.broker.state.sink_versions import SinkVersion
+from rmq_pipeline.broker.state.group_facts import SinkVersion
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.store.events import Kind
 

@@ -16,17 +16,14 @@ from rmq_pipeline import topic as topics
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.duplicates import Duplicates
 from rmq_pipeline.broker.state.event_rows import EventRows
+from rmq_pipeline.broker.state.group_facts import SINK_KINDS, Paces, Redriven, SinkVersions
 from rmq_pipeline.broker.state.group_order import ByGroup
 from rmq_pipeline.broker.state.halves import Halves
-from rmq_pipeline.broker.state.lite import Subscriptions
-from rmq_pipeline.broker.state.pace import Paces
+from rmq_pipeline.broker.state.members import QueueLocks, Subscriptions
 from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.queue_index import QueueIndex
-from rmq_pipeline.broker.state.queue_locks import QueueLocks
 from rmq_pipeline.broker.state.queue_order import ByQueue
-from rmq_pipeline.broker.state.redrives import Redriven
 from rmq_pipeline.broker.state.schedule import Schedule, keys_of
-from rmq_pipeline.broker.state.sink_versions import SINK_KINDS, SinkVersions
 from rmq_pipeline.errors import ConsumerGroupNotFoundError, FencedError, TopicNotFoundError
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s

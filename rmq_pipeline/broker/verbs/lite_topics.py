@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from rmq_pipeline.access.rights import CONSUMES
 from rmq_pipeline.broker.decide.members import SyncLiteSubscription, lite_topic
-from rmq_pipeline.broker.state import lite
+from rmq_pipeline.broker.state import members
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 
 
@@ -46,9 +46,9 @@ class LiteTopics(Opened):
         request = SyncLiteSubscription(
             group,
             topic,
-            lite.check_client(client_id),
+            members.check_client(client_id),
             action,
-            lite.check_names(lite_topics),
+            members.check_names(lite_topics),
         )
         after: tuple[str, ...] = self._engine.submit(request)
         return list(after)

@@ -25,7 +25,7 @@ from rmq_pipeline.broker.decide.sent import Sent
 from rmq_pipeline.broker.decide.settle import Mask
 from rmq_pipeline.broker.decide.settle_each import AckEach, ChangeInvisible, ReleaseEach, Renew
 from rmq_pipeline.broker.decide.transaction import TargetsOf
-from rmq_pipeline.broker.state.lite import check_client, check_names
+from rmq_pipeline.broker.state.members import check_client, check_names
 from rmq_pipeline.broker.work import arguments, transaction
 from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS

@@ -8,7 +8,7 @@ import pyarrow as pa
 from rmq_pipeline import limits
 from rmq_pipeline.broker.decide import group_offsets
 from rmq_pipeline.broker.decide.deliver import Receive
-from rmq_pipeline.broker.state import lite
+from rmq_pipeline.broker.state import members
 from rmq_pipeline.broker.work import queries
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import row_filter
@@ -118,7 +118,7 @@ def receive(
     check_readable(topic)
     found = engine.state.topic(topic)
     if found.topic.type == "lite":
-        lite.check_receive(client_id, filter)
+        members.check_receive(client_id, filter)
     engine.state.group(group)
     asked = Receive(
         topic=topic,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rmq_pipeline.broker.state import event_rows, placed
 from rmq_pipeline.broker.state.event_rows import EventRows
-from rmq_pipeline.broker.state.queue_locks import QueueLock
+from rmq_pipeline.broker.state.members import QueueLock
 from rmq_pipeline.broker.state.schedule import Scheduled
 from rmq_pipeline.broker.state.state import State, Window
 from rmq_pipeline.broker.work.writer import EVENTS, KEYED_STATE, MESSAGES

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles, replaced_answer
-from rmq_pipeline.broker.state.sink_versions import SinkVersion
+from rmq_pipeline.broker.state.group_facts import SinkVersion
 from rmq_pipeline.broker.work import arguments
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError, TableSchemaError

@@ -61,9 +61,9 @@ from rmq_pipeline.broker.decide.sinks import ReplaceSinkFiles
 from rmq_pipeline.broker.decide.transaction import EndHalves, FindHalves, SendHalf, TargetsOf
 from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.filter_cache import TagHashFilter
+from rmq_pipeline.broker.state.group_facts import SinkVersion
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.state.schedule import Schedule
-from rmq_pipeline.broker.state.sink_versions import SinkVersion
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RocketMQError
