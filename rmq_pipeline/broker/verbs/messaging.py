@@ -9,7 +9,7 @@ from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
 from rmq_pipeline.broker.decide.publish import prepare
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, schedule, settle
-from rmq_pipeline.broker.work.duplicates import name_first
+from rmq_pipeline.broker.work.reading import name_first
 from rmq_pipeline.broker.work.receive import receive
 from rmq_pipeline.verb import Receipts, Window
 

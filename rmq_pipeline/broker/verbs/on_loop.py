@@ -29,9 +29,8 @@ from rmq_pipeline.broker.state.members import check_client, check_names
 from rmq_pipeline.broker.work import arguments, transaction
 from rmq_pipeline.broker.work.arguments import check_readable
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
-from rmq_pipeline.broker.work.duplicates import name_first
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.reading import delivered, part_of
+from rmq_pipeline.broker.work.reading import delivered, name_first, part_of
 from rmq_pipeline.broker.work.receive import Leasing
 from rmq_pipeline.broker.work.settle import forward
 from rmq_pipeline.broker.work.timers import Timers

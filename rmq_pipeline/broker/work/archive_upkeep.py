@@ -8,7 +8,7 @@ from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import topic_folder
 from rmq_pipeline.broker.work import compaction, retention
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import segments_of
 
 #: Longest age of a status; and its least age, even if segments have changed since.
 _LOOK_EVERY_MS: Final = 60_000

@@ -14,8 +14,8 @@ from rmq_pipeline.broker.decide.transaction import GiveUp, PutOff, Sweep, Swept
 from rmq_pipeline.broker.state.halves import Rows
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.readable import LeftOut, read_parts
 from rmq_pipeline.broker.work.transaction import COPIED, plain_columns, stored_halves
+from rmq_pipeline.broker.work.unreadable import LeftOut, read_parts
 from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.message import with_properties
 from rmq_pipeline.topic import GIVEN_UP_TOPIC_ID, HALF_TOPIC_ID

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from rmq_pipeline import limits
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.message import Int32s, Int64s
 
 #: A message this near to the next section is not read to be sized: its section is no larger.

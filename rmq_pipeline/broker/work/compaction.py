@@ -18,8 +18,8 @@ from rmq_pipeline.archive.segment_file import Merger, check, hide, merge, place,
 from rmq_pipeline.broker.decide.request import Fence
 from rmq_pipeline.broker.decide.segments import ReplaceSegments
 from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.reading import registering, segments_of
 from rmq_pipeline.broker.work.retention import retention
-from rmq_pipeline.broker.work.sealed import registering, segments_of
 from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.commit_log import FaultPoint

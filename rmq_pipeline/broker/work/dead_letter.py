@@ -20,9 +20,7 @@ from rmq_pipeline.broker.state.consumption import QueueKey
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.chunks import cut, parts
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.placement import locate
-from rmq_pipeline.broker.work.reading import has_another_log, whatever_log
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import fetch, has_another_log, locate, whatever_log
 from rmq_pipeline.errors import CorruptLogError, OperatorError, RocketMQError, StorageError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.log.commit_log import CommitLog

@@ -13,8 +13,8 @@ from rmq_pipeline.broker.decide.transaction import FindHalves
 from rmq_pipeline.broker.state.halves import Rows
 from rmq_pipeline.broker.work.check_offers import NEW_OFFERS
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.readable import LeftOut, read_parts
 from rmq_pipeline.broker.work.transaction import check_producer_group, stored_halves
+from rmq_pipeline.broker.work.unreadable import LeftOut, read_parts
 from rmq_pipeline.broker.work.waiting import LongPoll, waits_no_more
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.tables import columns_of

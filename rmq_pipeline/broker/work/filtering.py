@@ -16,8 +16,7 @@ from rmq_pipeline.broker.state.filter_cache import (
 )
 from rmq_pipeline.broker.state.queue_index import IndexRows, Places
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.placement import held, locate, tags_of
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import fetch, places_of, tags_of
 from rmq_pipeline.filter.expression import Filter, SqlFilter, compile_filter
 from rmq_pipeline.message import Int32s, Int64s
 
@@ -126,8 +125,7 @@ def _judged_at(
 ) -> Mask:
     n = len(offset)
     queue_id = np.full(n, key.queue_id, dtype=np.int32)
-    known = held(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset)
-    found = locate(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset, places=known)
+    found = places_of(engine, topic_id=key.topic_id, queue_id=queue_id, offset=offset)
     return matching(
         engine,
         row_filter.sql,

@@ -15,9 +15,8 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.decide.group_offsets import Offsets
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.placement import ends_at, locate
 from rmq_pipeline.broker.work.queries import span_of
-from rmq_pipeline.broker.work.sealed import fetch, segments_of
+from rmq_pipeline.broker.work.reading import ends_at, fetch, locate, segments_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.store.consume_queue import Search

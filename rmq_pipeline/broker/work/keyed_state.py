@@ -12,8 +12,7 @@ import pyarrow as pa
 from rmq_pipeline import limits, state_columns
 from rmq_pipeline.broker.decide.group_offsets import Offsets
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.placement import ends_at
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import ends_at, segments_of
 from rmq_pipeline.errors import RequestError, TableSchemaError
 from rmq_pipeline.message import hash64
 from rmq_pipeline.state_columns import folded, newest, telling

@@ -12,8 +12,7 @@ from rmq_pipeline.broker.decide.queue_index import FindStretches, Stretch
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching
-from rmq_pipeline.broker.work.placement import locate
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import fetch, locate
 from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.filter.expression import Filter, SqlFilter
 from rmq_pipeline.message import Int64s

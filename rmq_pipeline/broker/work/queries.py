@@ -17,8 +17,7 @@ from rmq_pipeline.broker.decide.group_offsets import Offsets
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching
-from rmq_pipeline.broker.work.placement import held, locate
-from rmq_pipeline.broker.work.sealed import fetch, segments_of
+from rmq_pipeline.broker.work.reading import fetch, held, places_of, segments_of
 from rmq_pipeline.errors import (
     IllegalOffsetError,
     IllegalQueueError,
@@ -82,8 +81,7 @@ def _read(
     if not n:
         return schema.READ.empty_table()
     queue_ids = np.full(n, queue_id, dtype=np.int32)
-    known = held(engine, topic_id=topic_id, queue_id=queue_ids, offset=offset)
-    places = locate(engine, topic_id=topic_id, queue_id=queue_ids, offset=offset, places=known)
+    places = places_of(engine, topic_id=topic_id, queue_id=queue_ids, offset=offset)
     # A condition without properties may still reject messages.
     if wanted.columns or isinstance(wanted, SqlFilter):
         # Only matching messages are read completely.

@@ -18,7 +18,7 @@ from rmq_pipeline.broker.work import waiting
 from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import judge, wanted_of
-from rmq_pipeline.broker.work.placement import undispatched
+from rmq_pipeline.broker.work.reading import undispatched
 from rmq_pipeline.broker.work.unreadable import readable, release_delivery
 from rmq_pipeline.broker.work.waiting import FOLLOWERS, FOLLOWERS_OF_FULL, Place, Waiter
 from rmq_pipeline.errors import StorageError

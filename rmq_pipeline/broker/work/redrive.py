@@ -9,8 +9,8 @@ from rmq_pipeline import limits, schema
 from rmq_pipeline.broker.decide.redrive import Origins, Redrive, Unpark, Unparked
 from rmq_pipeline.broker.work.dead_letter import dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.placement import held
 from rmq_pipeline.broker.work.queries import asked_groups
+from rmq_pipeline.broker.work.reading import held
 from rmq_pipeline.errors import IllegalOffsetError, RequestError, TableSchemaError
 from rmq_pipeline.message import Int32s, Int64s, hash64
 from rmq_pipeline.tables import columns_of

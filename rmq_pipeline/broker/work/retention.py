@@ -15,7 +15,7 @@ from rmq_pipeline.archive.segment_file import hide, sync_shown
 from rmq_pipeline.broker.decide.request import CheckFence, Fence
 from rmq_pipeline.broker.decide.segments import ExpireSegments
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.sealed import registering, segments_of
+from rmq_pipeline.broker.work.reading import registering, segments_of
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic

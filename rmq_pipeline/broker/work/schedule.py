@@ -25,8 +25,8 @@ from rmq_pipeline.broker.decide.schedule import (
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.state.schedule import Scheduled, keys_of
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.readable import LeftOut, Stored, read_parts
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import fetch
+from rmq_pipeline.broker.work.unreadable import LeftOut, Stored, read_parts
 from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.message import Int64s, hash64
 from rmq_pipeline.tables import columns_of, contiguous

@@ -23,8 +23,8 @@ from rmq_pipeline.broker.decide.request import Fence, RefillReserve
 from rmq_pipeline.broker.decide.segments import RegisterSealed, Sealed
 from rmq_pipeline.broker.work import event_history, keyed_state
 from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.sealable import Frames, Reach, reach
-from rmq_pipeline.broker.work.sealed import segments_of
 from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
 from rmq_pipeline.store.log import log_file, reserve
 from rmq_pipeline.store.log.commit_log import FaultPoint

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES
 from rmq_pipeline.store.log.commit_log import CommitLog, Section
 from rmq_pipeline.store.segment_reader import Segments

@@ -15,8 +15,8 @@ from rmq_pipeline.broker.state.halves import Rows
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.chunks import sizes
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.readable import Stored
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import fetch
+from rmq_pipeline.broker.work.unreadable import Stored
 from rmq_pipeline.errors import (
     IllegalConsumerGroupError,
     MessageBodyTooLargeError,

@@ -1,35 +1,200 @@
-"""Leased messages that cannot be read: their delivery has failed.
+"""Messages that cannot be read: repeated halving finds them, so that they do not stop the others.
 
-If they were released, they would be delivered first again and block the messages behind them. A
-failing store is not the fault of a message. In that case the messages are released without counting
-the attempt, but become visible only after a delay, so that later messages come first.
+Those of the system topics are left out. Of leased messages the delivery has failed: if they were
+released, they would be delivered first again and block the messages behind them. A failing store
+is not the fault of a message. In that case the messages are released without counting the attempt,
+but become visible only after a delay, so that later messages come first.
 """
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
-from rmq_pipeline.broker.decide.settle import Mask
 from rmq_pipeline.broker.decide.settle_each import FailEach, ReleaseEach, Renew
+from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.state.queue_order import ByQueue
+from rmq_pipeline.broker.work.chunks import parts
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.reading import delivered, part_of, whatever_log
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import delivered, fetch, part_of, segments_of, whatever_log
 from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError
 from rmq_pipeline.failure import Failure
-from rmq_pipeline.message import Int64s
+from rmq_pipeline.message import Int32s, Int64s
 
 log = logging.getLogger(__name__)
 
-#: Delay after which messages in a failed store are visible again, at least.
-AWAY_MS: Final = 10_000
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+
 #: Errors after which messages are read in parts: one is damaged or gone, or the store failed.
 UNREADABLE: Final = (CorruptLogError, LookupError, StorageError)
+#: Delay after which messages in a failed store are visible again, at least.
+AWAY_MS: Final = 10_000
+#: Time after which failing rows are no longer halved but left out as a whole.
+WITHIN_MS: Final = 2_000
+#: Times that reading may fail although reading in parts succeeds.
+_IN_VAIN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Messages of one topic, and their places."""
+
+    topic_id: int
+    queue_id: Int32s
+    offset: Int64s
+    places: Places
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def take(self, rows: Rows | slice) -> "Stored":
+        """Return the messages of these rows."""
+        places = Places(self.places.position[rows], self.places.row[rows])
+        return Stored(self.topic_id, self.queue_id[rows], self.offset[rows], places)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows that could not be read."""
+
+    rows: Rows
+    #: Mask of rows that failed alone; the time was too short to halve the others.
+    alone: Mask
+    #: Error of the last failed read.
+    why: Exception
+
+
+def read_parts(
+    engine: Engine,
+    stored: Stored,
+    *,
+    columns: tuple[str, ...],
+    bound_bytes: int,
+    leave_out: Callable[[LeftOut], object],
+) -> Iterator[tuple[Rows, pa.Table]]:
+    """Yield these messages in parts, in order: row indices and messages.
+
+    Args:
+        columns: names of schema.MESSAGE.
+        bound_bytes: most bytes of a part, unless it is a single message.
+        leave_out: called with the rows that are in no part.
+
+    Raises:
+        OperatorError, LookupError: reading fails, although each part can be read alone.
+    """
+    rows, in_vain = np.arange(len(stored)), 0
+    while len(rows):
+        some, done = stored.take(rows), 0
+        try:
+            for part in _parts(engine, some, bound_bytes=bound_bytes):
+                messages = _read_stored(engine, some.take(part), columns=columns)
+                done = part.stop
+                # An error of the caller is not raised here, so UNREADABLE below is an error of
+                # reading.
+                yield rows[part], messages
+        except UNREADABLE:
+            rows = rows[done:]
+            found = _unreadable(engine, stored.take(rows), columns=columns, bound_bytes=bound_bytes)
+            if found is None:
+                in_vain += 1
+                if in_vain == _IN_VAIN:
+                    raise
+                continue
+            leave_out(LeftOut(rows[found.rows], found.alone, found.why))
+            rows = np.delete(rows, found.rows)
+        else:
+            return
+
+
+def _parts(engine: Engine, stored: Stored, *, bound_bytes: int) -> Iterator[slice]:
+    return parts(
+        engine,
+        stored.places,
+        topic_id=stored.topic_id,
+        queue_id=stored.queue_id,
+        offset=stored.offset,
+        bound_bytes=bound_bytes,
+    )
+
+
+def _read_stored(engine: Engine, stored: Stored, *, columns: tuple[str, ...]) -> pa.Table:
+    def read() -> pa.Table:
+        return fetch(
+            engine,
+            stored.places,
+            columns=columns,
+            topic_id=stored.topic_id,
+            queue_id=stored.queue_id,
+            offset=stored.offset,
+        )
+
+    return whatever_log(engine, read)
+
+
+def _unreadable(
+    engine: Engine, stored: Stored, *, columns: tuple[str, ...], bound_bytes: int
+) -> LeftOut | None:
+    """Read file by file, and halve what fails; return None if all rows can be read."""
+
+    def read_all(some: Stored) -> None:
+        for part in _parts(engine, some, bound_bytes=bound_bytes):
+            _read_stored(engine, some.take(part), columns=columns)
+
+    left: list[Rows] = []
+    alone: list[Mask] = []
+    why: Exception | None = None
+    until_ms = engine.clock.now_ms() + WITHIN_MS
+    pieces = _by_file(engine, stored)[::-1]
+    while pieces:
+        rows = pieces.pop()
+        some = stored.take(rows)
+        try:
+            read_all(some)
+        except UNREADABLE as error:
+            middle = _middle(some.places.position, kept_from=engine.log.first)
+            is_gone = isinstance(error.__cause__, FileNotFoundError)
+            if middle and not is_gone and engine.clock.now_ms() < until_ms:
+                pieces += [rows[middle:], rows[:middle]]
+                continue
+            left.append(rows)
+            alone.append(np.full(len(rows), is_gone or not middle))
+            why = error
+    if why is None:
+        return None
+    return LeftOut(np.concatenate(left), np.concatenate(alone), why)
+
+
+def _by_file(engine: Engine, stored: Stored) -> list[Rows]:
+    """Return the rows of each segment, by queue and offset; the rows in the log are one part."""
+    order = np.lexsort((stored.offset, stored.queue_id))
+    sealed = stored.places.position < engine.log.first
+    found = [order[~sealed[order]]]
+    order = order[sealed[order]]
+    for queue_id in np.unique(stored.queue_id[order]).tolist():
+        rows = order[stored.queue_id[order] == queue_id]
+        segments = segments_of(engine).of_queue(stored.topic_id, queue_id)
+        bases = np.array([segment.base for segment in segments], dtype=np.int64)
+        cuts = np.searchsorted(stored.offset[rows], bases)
+        found += np.split(rows, cuts)
+    return [rows for rows in found if len(rows)]
+
+
+def _middle(position: Int64s, *, kept_from: int) -> int:
+    """Return where to cut in two.
+
+    The result is 0 for one message or one log section, which is read as a whole.
+    """
+    cuts = np.flatnonzero(np.diff(position)) + 1
+    if len(cuts):
+        return int(cuts[len(cuts) // 2])
+    return 0 if position[0] >= kept_from else len(position) // 2
 
 
 def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Table:
@@ -42,7 +207,7 @@ def readable(engine: Engine, delivery: Delivery, *, request: Receive) -> pa.Tabl
         return delivered(engine, delivery)
     except UNREADABLE:
         rest = sorted_out(engine, delivery, request=request)
-        return _read(engine, rest) if len(rest) else schema.RECEIVED.empty_table()
+        return _read_delivery(engine, rest) if len(rest) else schema.RECEIVED.empty_table()
 
 
 def sorted_out(engine: Engine, delivery: Delivery, *, request: Receive) -> Delivery:
@@ -123,12 +288,11 @@ def _tried(engine: Engine, delivery: Delivery, *, request: Receive) -> _Tried:
             until_ms = engine.clock.now_ms() + within_ms
         part = part_of(delivery, (rows >= start) & (rows < stop))
         try:
-            _read(engine, part)
+            _read_delivery(engine, part)
         except UNREADABLE as error:
-            one = _is_one(position[start:stop], kept_from=engine.log.first)
-            if not one and not _is_file_gone(engine, part, error=error):
-                middle = start + _middle(position[start:stop])
-                parts += [(middle, stop), (start, middle)]
+            middle = _middle(position[start:stop], kept_from=engine.log.first)
+            if middle and not _is_file_gone(engine, part, error=error):
+                parts += [(start + middle, stop), (start, start + middle)]
             elif isinstance(error, StorageError):
                 away[start:stop], failure = True, error
             else:
@@ -136,19 +300,8 @@ def _tried(engine: Engine, delivery: Delivery, *, request: Receive) -> _Tried:
     return _Tried(wrong, away, untried, damage or failure)
 
 
-def _read(engine: Engine, delivery: Delivery) -> pa.Table:
+def _read_delivery(engine: Engine, delivery: Delivery) -> pa.Table:
     return whatever_log(engine, lambda: delivered(engine, delivery))
-
-
-def _middle(position: Int64s) -> int:
-    """Return where to cut in two: between sections of the log, if there are several."""
-    cuts = np.flatnonzero(np.diff(position)) + 1
-    return int(cuts[len(cuts) // 2]) if len(cuts) else len(position) // 2
-
-
-def _is_one(position: Int64s, *, kept_from: int) -> bool:
-    """Return True for one message, or messages of one log section, which is read as a whole."""
-    return len(position) == 1 or bool(position[0] >= kept_from and np.all(position == position[0]))
 
 
 def _is_file_gone(engine: Engine, part: Delivery, *, error: Exception) -> bool:

@@ -17,7 +17,7 @@ from rmq_pipeline.archive import key_index, root
 from rmq_pipeline.archive.root import LocalRoot
 from rmq_pipeline.archive.segment_file import merge
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.sealed import segments_of
+from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.settings import Settings

@@ -19,8 +19,7 @@ from rmq_pipeline.broker.decide.deliver import Delivery
 from rmq_pipeline.broker.work import dead_letter, unreadable
 from rmq_pipeline.broker.work.chunks import parts
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.reading import delivered
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work.reading import delivered, fetch
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.store.log.commit_log import CommitLog

@@ -10,8 +10,8 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.background import Due
-from rmq_pipeline.broker.work import fetch_checks, readable
-from rmq_pipeline.broker.work.sealed import fetch
+from rmq_pipeline.broker.work import fetch_checks, unreadable
+from rmq_pipeline.broker.work.reading import fetch
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.settings import Settings
@@ -105,7 +105,7 @@ def test_a_half_message_that_is_away_is_given_up_once_it_is_back(
     begin(broker, b"away", b"there")
     ask_until_the_last(broker, clock)
     with monkeypatch.context() as patched:
-        patched.setattr(readable, "fetch", Away(0))
+        patched.setattr(unreadable, "fetch", Away(0))
         assert broker.check_transactions()["given_up"] == 1
     assert given_up(broker) == [b"there"]
 
@@ -158,7 +158,7 @@ def test_a_half_message_that_is_away_is_asked_about_with_the_next_check_after_it
     clock.advance(SETTINGS.transaction_immunity_ms + 1)
     broker.check_transactions()
     with monkeypatch.context() as patched:
-        patched.setattr(readable, "fetch", Away(0))
+        patched.setattr(unreadable, "fetch", Away(0))
         assert asked(broker) == [b"there"]
 
     clock.advance(SETTINGS.transaction_check_interval_ms + 1)

@@ -14,10 +14,10 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.background import Due
 from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.state.schedule import Schedule, Scheduled, keys_of
-from rmq_pipeline.broker.work import readable
 from rmq_pipeline.broker.work import schedule as delivery
-from rmq_pipeline.broker.work.readable import Stored
-from rmq_pipeline.broker.work.sealed import fetch, segments_of
+from rmq_pipeline.broker.work import unreadable
+from rmq_pipeline.broker.work.reading import fetch, segments_of
+from rmq_pipeline.broker.work.unreadable import Stored
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
@@ -88,7 +88,7 @@ def test_what_is_away_comes_when_it_is_back_and_is_due_for_nobody_until_it_is_tr
     clock.advance(DELAY_MS)
     away = Away(0)
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(readable, "fetch", away)
+        patched.setattr(unreadable, "fetch", away)
         broker.deliver_scheduled()
         assert delivered(broker, "one") == [b"there"]
         job = broker.engine.submit(Due())["jobs"]["deliver_scheduled"]
@@ -117,7 +117,7 @@ def test_what_was_away_comes_in_its_order_once_it_is_back(
         schedule(broker, "one", b"%d" % i, in_ms=(8 - i) * DELAY_MS)
     clock.advance(30 * DELAY_MS)
     with monkeypatch.context() as patched:
-        patched.setattr(readable, "fetch", Away(*range(4)))
+        patched.setattr(unreadable, "fetch", Away(*range(4)))
         broker.deliver_scheduled()
 
     clock.advance(AGAIN_MS)
@@ -133,7 +133,7 @@ def test_what_is_away_is_delivered_once_after_a_restart(
         create_topics(broker)
         schedule(broker, "one", b"away", b"there")
         clock.advance(DELAY_MS)
-        patched.setattr(readable, "fetch", Away(0))
+        patched.setattr(unreadable, "fetch", Away(0))
         broker.deliver_scheduled()
 
     with open_broker(home, clock) as broker:
@@ -150,7 +150,7 @@ def test_a_message_that_was_put_off_can_be_recalled(
     sent = broker.send("one", pa.table({"body": [b"away"], "deliver_at_ms": [due]}))
     clock.advance(DELAY_MS)
     with monkeypatch.context() as patched:
-        patched.setattr(readable, "fetch", Away(0))
+        patched.setattr(unreadable, "fetch", Away(0))
         broker.deliver_scheduled()
 
     broker.recall("one", sent.select(["recall_handle"]))
@@ -200,7 +200,7 @@ def test_a_damaged_message_is_found_in_few_reads(
     damage(broker)
     clock.advance(DELAY_MS)
     counted = Away()
-    monkeypatch.setattr(readable, "fetch", counted)
+    monkeypatch.setattr(unreadable, "fetch", counted)
 
     broker.deliver_scheduled()
 
@@ -218,10 +218,10 @@ def test_what_there_is_no_time_to_halve_is_tried_again_and_nobody_waits_for_it(
     away = Away(*range(0, n, 2))
 
     def slow(*args: Any, **how: Any) -> pa.Table:
-        clock.advance(readable.WITHIN_MS // 5)
+        clock.advance(unreadable.WITHIN_MS // 5)
         return away(*args, **how)
 
-    monkeypatch.setattr(readable, "fetch", slow)
+    monkeypatch.setattr(unreadable, "fetch", slow)
 
     for _ in range(8 * n):
         broker.deliver_scheduled()
@@ -247,7 +247,7 @@ def test_a_store_that_fails_only_when_messages_are_read_to_be_delivered_is_told_
             raise StorageError("The disk comes and goes.")
         return fetch(*args, **how)
 
-    monkeypatch.setattr(readable, "fetch", every_other)
+    monkeypatch.setattr(unreadable, "fetch", every_other)
 
     with pytest.raises(StorageError):
         broker.deliver_scheduled()
@@ -259,12 +259,12 @@ def test_reading_in_parts_keeps_the_order_and_tells_what_it_leaves_out(
     create_topics(broker)
     schedule(broker, "one", *[b"%d" % i for i in range(8)])
     rows = broker.engine.state.schedule.due(1 << 60, 100).take(np.arange(7, -1, -1))
-    monkeypatch.setattr(readable, "fetch", Away(2, 5))
+    monkeypatch.setattr(unreadable, "fetch", Away(2, 5))
     left: list[int] = []
 
     found = [
         body
-        for _, part in readable.read_parts(
+        for _, part in unreadable.read_parts(
             broker.engine,
             Stored(
                 SCHEDULE_TOPIC_ID,
