@@ -36,7 +36,7 @@ def test_the_second_member_is_warned_and_shown(
     receive(endpoint, name, readers, filter="a", client_id="one")
     assert mixed(endpoint, readers) == {}
 
-    with caplog.at_level(logging.WARNING, "rmq_pipeline.broker.work.group_filters"):
+    with caplog.at_level(logging.WARNING, "rmq_pipeline.broker.work.membership"):
         receive(endpoint, name, readers, filter="b || c", client_id="two")
 
     assert mixed(endpoint, readers) == {name: ["a", "b || c"]}

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from rmq_pipeline.archive import manifest, root
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.compaction import compact
-from rmq_pipeline.broker.work.retention import expire
+from rmq_pipeline.broker.work.archiving import compact, expire
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.clock import ManualClock
 from tests.broker.sealed_home import MIB, messages, open_broker

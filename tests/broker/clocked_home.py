@@ -4,8 +4,7 @@ from pathlib import Path
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.clock_file import FILE_NAME
-from rmq_pipeline.broker.work.timekeeping import BrokerClock
+from rmq_pipeline.broker.work.timekeeping import FILE_NAME, BrokerClock
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import SMALL
 

@@ -38,6 +38,7 @@ Place = tuple[str, int, int]
 _FAILURE: Final = Failure.of(
     "the consumer died while it may have been handling the message", error_type="ConsumerDied"
 ).to_json()
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,6 @@ def died_with(consumption: Consumption, offsets: Int64s, *, now_ms: int) -> Even
         message_group_hash=leases.group[rows],
         detail=[_FAILURE] * len(rows),
     )
-
-
-_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

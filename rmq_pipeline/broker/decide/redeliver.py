@@ -36,6 +36,13 @@ from rmq_pipeline.group import Group, OnFailure
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store.events import Kind
 
+_NONE: Final = np.zeros(0, dtype=np.int64)
+#: Share of a frame for the failures of the later messages, each of which has its own copy. The
+#: share is small so that the failures of all queues of a topic fit into one frame. _COPY_BYTES is
+#: the least for one message.
+_COPIES_BYTES: Final = 512 * 1024
+_COPY_BYTES: Final = 256
+
 
 def release(
     consumption: Consumption,
@@ -91,14 +98,6 @@ def released_behind(
     if not leased.any():
         return []
     return release(consumption, behind[leased], visible_at_ms=visible_at[first[leased]])
-
-
-_NONE: Final = np.zeros(0, dtype=np.int64)
-#: Share of a frame for the failures of the later messages, each of which has its own copy. The
-#: share is small so that the failures of all queues of a topic fit into one frame. _COPY_BYTES is
-#: the least for one message.
-_COPIES_BYTES: Final = 512 * 1024
-_COPY_BYTES: Final = 256
 
 
 def give_up(

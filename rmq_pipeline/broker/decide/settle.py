@@ -44,6 +44,7 @@ OUTCOMES: Final = {
     "give_up": GIVE_UP,
     "retry_in_place": RETRY_IN_PLACE,
 }
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +169,6 @@ def effect_events(
             detail=carried_out.to_pylist(),
         )
     ]
-
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

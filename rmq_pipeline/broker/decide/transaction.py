@@ -24,6 +24,8 @@ from rmq_pipeline.topic import HALF_TOPIC_ID
 
 _TARGET: Final = schema.MESSAGE.get_field_index("target_topic_id")
 Mask = npt.NDArray[np.bool_]
+#: Delay of the next try for exhausted half messages that cannot be read.
+_AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,6 @@ class TargetsOf(Request):
         rows, _ = state.halves.find(self._offsets, self._hashes)
         topics = (state.topics.get(topic_id) for topic_id in set(rows["target_topic_id"].tolist()))
         return Decision({found.topic.name for found in topics if found})
-
-
-#: Delay of the next try for exhausted half messages that cannot be read.
-_AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)

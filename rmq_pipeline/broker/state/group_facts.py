@@ -15,6 +15,9 @@ from rmq_pipeline.store.events import Kind
 
 #: Credit is counted in 1/1000 of a message, so a rate per second is the gain per millisecond.
 _MESSAGE: Final = 1000
+SINK_KINDS: Final = (Kind.SINK_FILE, Kind.SINK_REPLACED)
+Flags = npt.NDArray[np.bool_]
+_NONE: Flags = np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(slots=True)
@@ -105,9 +108,6 @@ class Paces:
             pace.spend(messages, now_ms)
 
 
-SINK_KINDS: Final = (Kind.SINK_FILE, Kind.SINK_REPLACED)
-
-
 class SinkVersion(NamedTuple):
     """Version of a sink, the set of files that count."""
 
@@ -141,10 +141,6 @@ class SinkVersions:
         """Drop the versions of deleted groups."""
         for group_id in group_ids:
             self._of.pop(group_id, None)
-
-
-Flags = npt.NDArray[np.bool_]
-_NONE: Flags = np.zeros(0, dtype=np.bool_)
 
 
 class Redriven:

@@ -24,6 +24,8 @@ from rmq_pipeline.text import is_text
 
 ACTIONS: Final = ("add", "remove", "replace", "clear")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+#: group_id, topic_id, queue_id.
+Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +152,6 @@ def check_receive(client_id: Any, filter: Any) -> None:
             "A topic of type lite takes no filter: clients subscribe to its lite topics.",
             remedy="Omit the filter.",
         )
-
-
-#: group_id, topic_id, queue_id.
-Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)

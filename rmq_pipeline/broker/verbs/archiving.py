@@ -9,7 +9,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import archive_upkeep, arguments, compaction, finding, retention
+from rmq_pipeline.broker.work import archiving, arguments, lookup
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.verb import Window
 
@@ -35,7 +35,7 @@ class Archiving(Opened):
         Returns:
             {"compactions", "inputs", "rows", "bytes_before", "bytes"}.
         """
-        return compaction.compact(self._engine, topic=topic, limit_bytes=limit_bytes, window=window)
+        return archiving.compact(self._engine, topic=topic, limit_bytes=limit_bytes, window=window)
 
     @verb(rights=UPKEEP, repeatable=True)
     def plan_compaction(
@@ -45,7 +45,7 @@ class Archiving(Opened):
 
         Another process does them with archive.segment_file.Merger, then calls ``replace_segments``.
         """
-        mergers = compaction.plan(self._engine, topic=topic, limit_bytes=limit_bytes)
+        mergers = archiving.plan(self._engine, topic=topic, limit_bytes=limit_bytes)
         return [each.to_json() for each in mergers]
 
     @verb(rights=UPKEEP, repeatable=True)
@@ -72,7 +72,7 @@ class Archiving(Opened):
             old, new = [Segment.from_path(path) for path in removed], Segment.from_path(added)
         except ValueError as error:
             raise RequestError(f"A path is not that of a segment: {error}.") from error
-        return compaction.replace_segments(self._engine, old, added=new, window=window)
+        return archiving.replace_segments(self._engine, old, added=new, window=window)
 
     @verb(rights=on_topic("sub"), repeatable=True)
     def find(
@@ -108,7 +108,7 @@ class Archiving(Opened):
             if at_ms is not None:
                 arguments.time_ms(at_ms, name)
         asked = (*named, from_ms, to_ms, limit, with_body)
-        return finding.find(self._engine, topic, wanted=finding.Wanted(*asked))
+        return lookup.find(self._engine, topic, wanted=lookup.Wanted(*asked))
 
     @verb(rights=Rights(cluster="get"), repeatable=True)
     def archive(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Archiving(Opened):
             {"root", "files", "rows", "bytes", "topics": [{"topic", "files", "rows", "bytes",
             "min_stored_at_ms", "max_stored_at_ms", "replaced_files"}]}.
         """
-        return archive_upkeep.facts(self._engine)
+        return archiving.facts(self._engine)
 
     @verb(rights=UPKEEP, repeatable=True)
     def expire(self, *, window: Window | None = None) -> dict[str, int]:
@@ -127,4 +127,4 @@ class Archiving(Opened):
         Returns:
             {"segments", "rows", "bytes", "held_back", "deleted_files"}.
         """
-        return retention.expire(self._engine, window=window)
+        return archiving.expire(self._engine, window=window)

@@ -6,8 +6,8 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights
 from rmq_pipeline.broker.decide.background import CloseWindow, Due, OpenWindow, RenewWindow
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import archive_upkeep, arguments, seal, sealable
-from rmq_pipeline.broker.work.revive import revive
+from rmq_pipeline.broker.work import archiving, arguments, seal
+from rmq_pipeline.broker.work.redelivery import revive
 from rmq_pipeline.broker.work.schedule import deliver_scheduled
 from rmq_pipeline.verb import Window
 
@@ -21,8 +21,8 @@ class Background(Opened):
         answer: dict[str, Any] = self._engine.submit(
             Due(self._engine.dead_letter_failures.offsets())
         )
-        answer["jobs"]["seal"].update(sealable.due(self._engine))
-        for job, facts in archive_upkeep.due(self._engine).items():
+        answer["jobs"]["seal"].update(seal.due(self._engine))
+        for job, facts in archiving.due(self._engine).items():
             answer["jobs"][job].update(facts)
         return answer
 

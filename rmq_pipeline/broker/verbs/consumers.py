@@ -16,7 +16,7 @@ from rmq_pipeline.broker.decide.members import LockQueues, UnlockMember, UnlockQ
 from rmq_pipeline.broker.decide.settle_each import Release
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, membership, queries, waiting
-from rmq_pipeline.broker.work.pull import Pull, pull
+from rmq_pipeline.broker.work.lookup import Pull, pull
 from rmq_pipeline.broker.work.settle import receipts_of
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import compile_filter

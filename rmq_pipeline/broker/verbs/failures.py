@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from rmq_pipeline.access.rights import on_group
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import redrive, settle
+from rmq_pipeline.broker.work import redelivery, settle
 from rmq_pipeline.tables import sound
 
 
@@ -33,7 +33,7 @@ class Failures(Opened):
         Returns:
             {"unparked", "skipped"} (messages), {"lifted"} (quarantines of message groups).
         """
-        return redrive.unpark(
+        return redelivery.unpark(
             self._engine, group, topic=topic, message_groups=message_groups, skip=skip
         )
 
@@ -55,7 +55,7 @@ class Failures(Opened):
         Raises:
             IllegalOffsetError: a place is no dead letter of the group; nothing was changed.
         """
-        return redrive.redrive(
+        return redelivery.redrive(
             self._engine, group, dead_letters=dead_letters, redrive_id=redrive_id
         )
 

@@ -33,7 +33,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import delivered, name_first, part_of
 from rmq_pipeline.broker.work.receive import Leasing
 from rmq_pipeline.broker.work.settle import forward
-from rmq_pipeline.broker.work.timers import Timers
+from rmq_pipeline.broker.work.timekeeping import Timers
 from rmq_pipeline.broker.work.unreadable import UNREADABLE, sorted_out
 from rmq_pipeline.broker.work.waiting import Place, Waiter
 from rmq_pipeline.broker.work.writer import Done

@@ -8,7 +8,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
 from rmq_pipeline.broker.decide.group_offsets import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import arguments, keyed_state, matching_lag, queries
+from rmq_pipeline.broker.work import arguments, keyed_state, queries
 from rmq_pipeline.errors import QueryError
 
 
@@ -130,7 +130,7 @@ class Reading(Opened):
             read. ``estimated``: matching_lag is computed from a sample, or counts messages behind
             the cursor that no filter has seen.
         """
-        return matching_lag.lag(self._engine, arguments.text_or_none(group, "group"))
+        return queries.lag(self._engine, arguments.text_or_none(group, "group"))
 
     @verb(rights=on_group("sub"), repeatable=True)
     def keyed_state(

@@ -9,9 +9,12 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments
-from rmq_pipeline.broker.work.check_transactions import check_transactions
-from rmq_pipeline.broker.work.fetch_checks import fetch_checks, keep_checks
 from rmq_pipeline.broker.work.transaction import end_transactions, prepare
+from rmq_pipeline.broker.work.transaction_checks import (
+    check_transactions,
+    fetch_checks,
+    keep_checks,
+)
 from rmq_pipeline.tables import sound
 from rmq_pipeline.verb import Window
 

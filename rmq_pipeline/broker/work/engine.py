@@ -20,16 +20,14 @@ from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import FilterResults
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS
 from rmq_pipeline.broker.state.state import State
-from rmq_pipeline.broker.work.archive_root import archive_of
 from rmq_pipeline.broker.work.bulk_gate import BulkGate
 from rmq_pipeline.broker.work.check_offers import Offers
-from rmq_pipeline.broker.work.clock_file import ClockFile
 from rmq_pipeline.broker.work.dead_letter_failures import DeadLetterFailures
-from rmq_pipeline.broker.work.group_filters import Filters
-from rmq_pipeline.broker.work.home import Home, give_up_reserve, note_open, part_of
-from rmq_pipeline.broker.work.membership import Members
+from rmq_pipeline.broker.work.home import Home, archive_of, give_up_reserve, note_open, part_of
+from rmq_pipeline.broker.work.membership import Filters, Members
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, refusal, text_of
+from rmq_pipeline.broker.work.timekeeping import ClockFile
 from rmq_pipeline.broker.work.waiting import Wakeups
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
 from rmq_pipeline.clock import Clock

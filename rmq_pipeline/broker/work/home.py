@@ -1,16 +1,21 @@
-"""Home of a broker: a folder that one process opens, in a format that this version reads."""
+"""Home of a broker: a folder that one process opens, in a format that this version reads.
+
+Its segments are in the home, or in a root that no other home uses.
+"""
 
 import fcntl
 import json
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
 from rmq_pipeline import durable_files
+from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark
-from rmq_pipeline.errors import HomeFormatError, HomeLockedError, OperatorError
+from rmq_pipeline.errors import ArchiveError, HomeFormatError, HomeLockedError, OperatorError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.log_file import FULL
 from rmq_pipeline.store.log.reserve import Reserve
@@ -22,6 +27,10 @@ FORMATS: Final = ("4", str(FORMAT))
 FORMAT_FILE: Final = "format"
 #: Exists while a process has the home open, or after it has died; names the folder at that time.
 OPEN_FILE: Final = "open.json"
+#: In the home: the root of its segments.
+ARCHIVE_FILE: Final = "archive.json"
+#: In that root: the id of the home that it belongs to.
+ARCHIVE_MARK: Final = "_archive.json"
 
 
 class CopiedHomeError(OperatorError):
@@ -169,3 +178,59 @@ def note_open(home: Home, settings: Settings) -> None:
             give_up_reserve(home.log, settings.reserve_bytes)
         else:
             return
+
+
+def archive_of(home: Home, address: str | None) -> Root:
+    """Return the archive of a home.
+
+    Args:
+        home: a locked home.
+        address: path, or URI of a pyarrow file system; None: in the home.
+
+    Raises:
+        ArchiveError: the home's segments are elsewhere, or the root belongs to another home.
+    """
+    kept = home.path / ARCHIVE_FILE
+    known = _known(kept)
+    if known is None:
+        known = {"root": address, "id": secrets.token_hex(16)}
+    elif known["root"] != address:
+        raise ArchiveError(
+            f"{home.path} has its segments in {known['root'] or 'its own folder'},"
+            f" not in {address or 'its own folder'}."
+        )
+    root = opened(home.topics) if address is None else _marked(address, str(known["id"]))
+    if not kept.exists():
+        durable_files.write_json(kept, known)
+    return root
+
+
+def _known(file: Path) -> dict[str, str | None] | None:
+    try:
+        known = durable_files.load_json(file.read_bytes())
+        return {"root": known["root"], "id": known["id"]}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as error:
+        raise durable_files.DamagedFileError(f"{file} is damaged: {error}.") from error
+
+
+def _marked(address: str, home_id: str) -> Root:
+    try:
+        root = opened(address)
+    except (ValueError, OSError) as error:
+        raise ArchiveError(f"{address} cannot be used: {error}.") from error
+    try:
+        owner = durable_files.load_json(root.read(ARCHIVE_MARK))["id"]
+    except FileNotFoundError:
+        if root.folders("") or root.files(""):
+            raise ArchiveError(f"{address} is not empty and not an archive.") from None
+        root.replace(ARCHIVE_MARK, durable_files.dump_json({"id": home_id}))
+    except (ValueError, KeyError) as error:
+        raise durable_files.DamagedFileError(
+            f"{address}/{ARCHIVE_MARK} is damaged: {error}."
+        ) from error
+    else:
+        if owner != home_id:
+            raise ArchiveError(f"{address} is the archive of another home.")
+    return root

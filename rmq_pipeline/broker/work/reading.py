@@ -29,6 +29,12 @@ from rmq_pipeline.topic import SCHEDULE_TOPIC_ID
 
 #: Offsets further apart than this are looked up one by one.
 _GAP = 4096
+#: Average run length from which adjacent rows are sliced instead of copied.
+RUN_ROWS = 16
+_Found = TypeVar("_Found")
+#: Most times a read is repeated because the log was replaced. Once is enough unless writes keep
+#: failing.
+_LOGS: Final = 3
 
 
 def held(engine: Engine, *, topic_id: int, queue_id: Int32s, offset: Int64s) -> Places:
@@ -118,10 +124,6 @@ def _near_each_other(offset: Int64s, rows: npt.NDArray[np.intp]) -> list[npt.NDA
         return []
     rows = rows[np.argsort(offset[rows], kind="stable")]
     return np.split(rows, np.flatnonzero(np.diff(offset[rows]) > _GAP) + 1)
-
-
-#: Average run length from which adjacent rows are sliced instead of copied.
-RUN_ROWS = 16
 
 
 def segments_of(engine: Engine) -> Segments:
@@ -266,13 +268,6 @@ def _rows(batch: pa.RecordBatch, rows: Int32s) -> pa.RecordBatch:
     if int(rows[-1]) - first == n - 1 and (n < 3 or np.all(np.diff(rows) == 1)):
         return batch.slice(first, n)
     return batch.take(pa.array(rows))
-
-
-_Found = TypeVar("_Found")
-
-#: Most times a read is repeated because the log was replaced. Once is enough unless writes keep
-#: failing.
-_LOGS: Final = 3
 
 
 def part_of(delivery: Delivery, chosen: Mask) -> Delivery:

@@ -1,14 +1,26 @@
-"""The broker's time: it follows the monotonic clock, and approaches the wall clock."""
+"""The broker's time, its timers, and the file that keeps it over a restart.
 
+Time follows the monotonic clock, and approaches the wall clock. The monotonic clock runs until the
+machine restarts. So a restarted broker need not trust a wall clock that was set meanwhile or is
+wrong for a moment.
+"""
+
+import heapq
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
 
-from rmq_pipeline.clock import Line, SystemClock
+from rmq_pipeline import durable_files
+from rmq_pipeline.clock import Clock, Line, SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +55,14 @@ _FOREIGN: Final = (
     " a time over a day ahead is ignored. The broker starts from the later of these two."
 )
 _FOLLOWED: Final = "The broker's time went %d ms forward, to where the machine's clock has stayed."
+FILE_NAME: Final = "clock.json"
+#: Interval of writes, and the deviation from the last line that causes an earlier write.
+_EVERY_NS: Final = 60_000_000_000
+_PARTED_NS: Final = 10_000_000
+#: Changes with each start of the machine.
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+#: Pause after an unexpected error, so that a persistent one does not spin.
+_PAUSE_S: Final = 0.1
 
 
 class Timekeeper:
@@ -186,3 +206,130 @@ class BrokerClock(SystemClock):
                     self._keeper.look(self._wall_ns(), boot)
                 line = self._keeper.line
         return line.at(boot)
+
+
+class ClockFile:
+    """Clock file of a home. It is never synced, because it is void after a power cut anyway."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE_NAME
+        self._written: Line | None = None
+
+    def lead(self, clock: Clock, *, last_at_ms: int) -> None:
+        """Continue the time of the last process, if the machine has not restarted.
+
+        Args:
+            last_at_ms: last time in the log.
+        """
+        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            said = durable_files.load_json(self._path.read_bytes())
+            if said["boot_id"] == _boot_id():
+                # Older versions did not store the rate of the time.
+                pace = int(said.get("faster_ppm", 0)), int(said.get("gap_ns", 0))
+                mark = Line(int(said["now_ns"]), int(said["boot_ns"]), *pace)
+                clock.go_on_with(mark, last_at_ms=last_at_ms)
+
+    def keep(self, clock: Clock, *, now: bool = False) -> None:
+        """Store the line of a clock at intervals, or once the clock deviates from the last one."""
+        if (mark := clock.mark()) is None:
+            return
+        if not (now or self._is_due(mark)):
+            return
+        with suppress(OSError):
+            said = {"boot_id": _boot_id(), **asdict(mark)}
+            part = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
+            part.write_bytes(durable_files.dump_json(said))
+            part.replace(self._path)
+            self._written = mark
+
+    def _is_due(self, mark: Line) -> bool:
+        """Return True if a start from the file would deviate from the clock, or the file is old."""
+        if (last := self._written) is None or mark.boot_ns - last.boot_ns >= _EVERY_NS:
+            return True
+        return abs(last.at(mark.boot_ns) - mark.now_ns) > _PARTED_NS
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip()
+
+
+class Timer:
+    """A call that is made at its time unless it is cancelled."""
+
+    __slots__ = ("_call", "at_ms")
+
+    def __init__(self, at_ms: int, call: Callable[[], None]) -> None:
+        self.at_ms = at_ms
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Drop the call. If the thread has already taken it, it may still run."""
+        self._call = None
+
+    def fire(self) -> None:
+        """Make the call once; log an error, so that the other timers still run."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            call()
+        except Exception:
+            log.exception("A timer's call failed.")
+
+
+class Timers:
+    """Timer thread that calls functions at their time by the broker's clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[int, int, Timer]] = []
+        self._serial = count()
+        self._closed = False
+        self._pause = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-timers", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Make no further calls, and join the thread."""
+        with self._condition:
+            self._closed = True
+            self._pause.set()
+            self._condition.notify_all()
+        self._thread.join()
+
+    def at(self, at_ms: int, call: Callable[[], None]) -> Timer:
+        """Call a function once ``at_ms`` has come; it must hand over its work and return."""
+        timer = Timer(at_ms, call)
+        with self._condition:
+            heapq.heappush(self._waiting, (at_ms, next(self._serial), timer))
+            if self._waiting[0][2] is timer:
+                self._condition.notify_all()
+        return timer
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                due = self._next()
+            except Exception:  # without this thread no poll ends and no lease is renewed
+                log.exception("The timer thread failed; it continues.")
+                self._pause.wait(_PAUSE_S)
+                continue
+            for timer in due:
+                timer.fire()
+
+    def _next(self) -> list[Timer]:
+        """Wait for the next due timers and return them; an empty list after ``close``."""
+        with self._condition:
+            while not self._closed:
+                now_ms, due = self._clock.now_ms(), []
+                while self._waiting and self._waiting[0][0] <= now_ms:
+                    due.append(heapq.heappop(self._waiting)[2])
+                if due:
+                    return due
+                first = self._waiting[0][0] if self._waiting else None
+                self._clock.wait_until(self._condition, first)
+        return []

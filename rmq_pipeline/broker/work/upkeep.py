@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rmq_pipeline.broker.decide.background import Due, NoteFallback
-from rmq_pipeline.broker.work.check_transactions import check_transactions
 from rmq_pipeline.broker.work.dead_letter import AT_ONCE, dead_letter_exhausted
 from rmq_pipeline.broker.work.engine import Engine
-from rmq_pipeline.broker.work.revive import revive
+from rmq_pipeline.broker.work.redelivery import revive
 from rmq_pipeline.broker.work.schedule import deliver_scheduled
+from rmq_pipeline.broker.work.transaction_checks import check_transactions
 from rmq_pipeline.errors import RocketMQError
 
 log = logging.getLogger(__name__)

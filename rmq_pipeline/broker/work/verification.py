@@ -22,9 +22,8 @@ from rmq_pipeline.archive import key_index, manifest
 from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.archive.segment import HIDDEN, INDEX, KEPT, SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import open_segment, place
-from rmq_pipeline.broker.work.archive_root import FILE as ARCHIVE_FILE
 from rmq_pipeline.broker.work.engine import SCHEMAS
-from rmq_pipeline.broker.work.home import FORMAT_FILE, FORMATS, OPEN_FILE
+from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE, FORMATS, OPEN_FILE
 from rmq_pipeline.endpoint import FILE_NAME as ENDPOINT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import HomeLockedError, NotFoundError, RocketMQError

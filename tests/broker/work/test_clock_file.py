@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.clock_file import ClockFile
+from rmq_pipeline.broker.work.timekeeping import ClockFile
 from tests.broker.clocked_home import (
     HOUR,
     MINUTE,

@@ -10,7 +10,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment_file import Merger, merge
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.compaction import compact, plan
+from rmq_pipeline.broker.work.archiving import compact, plan
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings

@@ -7,7 +7,7 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.retention import expire
+from rmq_pipeline.broker.work.archiving import expire
 from rmq_pipeline.clock import ManualClock
 from tests.broker.archive_home import (
     HOUR_MS,

@@ -17,8 +17,7 @@ import pytest
 
 from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.broker.work.seal import seal
-from rmq_pipeline.broker.work.sealable import due
+from rmq_pipeline.broker.work.seal import due, seal
 from rmq_pipeline.clock import ManualClock
 from tests.broker.sealed_home import (
     DELAY_MS,

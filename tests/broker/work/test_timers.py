@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
-from rmq_pipeline.broker.work.timers import Timers
+from rmq_pipeline.broker.work.timekeeping import Timers
 from rmq_pipeline.clock import ManualClock
 from tests.waiting import until
 

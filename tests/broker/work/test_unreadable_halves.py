@@ -10,7 +10,7 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.background import Due
-from rmq_pipeline.broker.work import fetch_checks, unreadable
+from rmq_pipeline.broker.work import transaction_checks, unreadable
 from rmq_pipeline.broker.work.reading import fetch
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import StorageError
@@ -144,7 +144,7 @@ def test_checks_that_were_taken_and_not_described_are_offered_again(
         raise StorageError("The writer has stopped.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fetch_checks, "FindHalves", fails)
+        patched.setattr(transaction_checks, "FindHalves", fails)
         with pytest.raises(StorageError):
             broker.fetch_checks(limit=256)
 
