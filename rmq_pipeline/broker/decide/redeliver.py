@@ -1,4 +1,4 @@
-"""Failed deliveries and ended leases: the next attempt, or the group's on_failure when none is left.
+"""Failed deliveries and ended leases: the next attempt, or on_failure when none is left.
 
 ``dead_letter``: the message goes to the dead letters, and the later messages are delivered.
 ``park``: the message is held until an operator unparks it. With order, all later messages of its

@@ -1,7 +1,7 @@
 """Redelivery of messages that failed permanently: redrive of dead letters, and unpark.
 
-A redrive delivers the original of a dead letter again, to its consumer group only. Unpark retries or
-skips parked messages, and delivers the messages behind them.
+A redrive delivers the original of a dead letter again, to its consumer group only. Unpark retries
+or skips parked messages, and delivers the messages behind them.
 """
 
 import json

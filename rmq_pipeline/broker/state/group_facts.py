@@ -1,4 +1,4 @@
-"""Facts of a consumer group beside its progress: rate limit, sink version, redriven dead letters."""
+"""Facts of a consumer group: its rate limit, its sink version, its redriven dead letters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

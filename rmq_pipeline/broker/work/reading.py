@@ -1,4 +1,4 @@
-"""Reading messages: their places, from the read-ahead or DuckDB, and their rows, from log or segments."""
+"""Reading messages: their places from the read-ahead or DuckDB, their rows from log or segments."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Checks of open half messages: the job that counts and offers them, and the calls that fetch them."""
+"""Checks of open half messages: the job that offers them, and the calls that fetch them."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
