@@ -629,7 +629,7 @@ class Verbs(Protocol):
         )
         return answer
 
-    # ------------------------------------------------ Members, queue locks and offsets of consumers
+    # ----------------------------------- Members, queue locks, offsets and lite topics of consumers
 
     def heartbeat(
         self,
@@ -880,8 +880,6 @@ class Verbs(Protocol):
             dict[int, int],
         )
         return answer
-
-    # ---------------------------------------------------------------------------------- Lite topics
 
     def sync_lite_subscription(
         self,

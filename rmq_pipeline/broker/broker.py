@@ -16,7 +16,6 @@ from rmq_pipeline.broker.verbs.background import Background
 from rmq_pipeline.broker.verbs.consumers import Consumers
 from rmq_pipeline.broker.verbs.declaration import declarations, verb
 from rmq_pipeline.broker.verbs.failures import Failures
-from rmq_pipeline.broker.verbs.lite_topics import LiteTopics
 from rmq_pipeline.broker.verbs.messaging import Messaging
 from rmq_pipeline.broker.verbs.reading import Reading
 from rmq_pipeline.broker.verbs.sinks import Sinks
@@ -40,7 +39,6 @@ class Broker(
     Archiving,
     Messaging,
     Consumers,
-    LiteTopics,
     Reading,
     Background,
     Sinks,

@@ -1,7 +1,9 @@
-"""Verbs: members, queue locks and offsets of consumers."""
+"""Verbs: members, queue locks, offsets and lite topics of consumers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+import pyarrow as pa
 
 from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_group, on_topic
@@ -12,8 +14,15 @@ from rmq_pipeline.broker.decide.group_offsets import (
     Resets,
     StartOffsets,
 )
-from rmq_pipeline.broker.decide.members import LockQueues, UnlockMember, UnlockQueues
+from rmq_pipeline.broker.decide.members import (
+    LockQueues,
+    SyncLiteSubscription,
+    UnlockMember,
+    UnlockQueues,
+    lite_topic,
+)
 from rmq_pipeline.broker.decide.settle_each import Release
+from rmq_pipeline.broker.state.members import check_client, check_names
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, membership, queries, waiting
 from rmq_pipeline.broker.work.lookup import Pull, pull
@@ -25,7 +34,7 @@ from rmq_pipeline.verb import PullResult, Receipts
 
 
 class Consumers(Opened):
-    """Verbs for members, queue locks and offsets of consumers."""
+    """Verbs for members, queue locks, offsets and lite topics of consumers."""
 
     @verb(rights=Rights(topic=("topics", "sub"), group=("group", "sub")), repeatable=True)
     def heartbeat(
@@ -288,3 +297,57 @@ class Consumers(Opened):
         arguments.check_readable(topic)
         cloned: dict[int, int] = self._engine.submit(CloneOffsets(from_group, to_group, topic))
         return cloned
+
+    @verb(rights=CONSUMES, repeatable=True)
+    def sync_lite_subscription(
+        self,
+        group: str,
+        topic: str,
+        *,
+        client_id: str,
+        action: str,
+        lite_topics: Sequence[str] = (),
+    ) -> list[str]:
+        """Change the lite topics that a client subscribes to.
+
+        Messages that wait in them are delivered from the group's offset on. The subscription
+        lasts until the client ends it, across restarts of the client and of the broker.
+
+        Args:
+            group: consumer group of the client.
+            topic: topic of type lite.
+            client_id: client that subscribes.
+            action: add or remove these lite topics, replace all by these, or clear.
+            lite_topics: names of message groups.
+
+        Returns:
+            All lite topics of the client from now on.
+
+        Raises:
+            MessageTypeError: the topic is not of type lite.
+            IllegalLiteTopicError: a name is not a valid message group.
+            LiteSubscriptionQuotaError: the client would have too many.
+        """
+        request = SyncLiteSubscription(
+            group,
+            topic,
+            check_client(client_id),
+            action,
+            check_names(lite_topics),
+        )
+        after: tuple[str, ...] = self._engine.submit(request)
+        return list(after)
+
+    @verb(rights=CONSUMES, repeatable=True)
+    def lite_subscriptions(self, group: str, topic: str) -> pa.Table:
+        """Return client_id and lite_topic of all subscriptions, in this order."""
+        state = self._engine.state
+        found = lite_topic(state, topic)
+        clients = state.subscriptions.clients(state.group(group).group_id, found.topic.topic_id)
+        rows = [(client, name) for client in sorted(clients) for name in clients[client].names]
+        return pa.table(
+            {
+                "client_id": pa.array([client for client, _ in rows], pa.string()),
+                "lite_topic": pa.array([name for _, name in rows], pa.string()),
+            }
+        )

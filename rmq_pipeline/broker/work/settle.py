@@ -134,13 +134,6 @@ def _offsets_in(receipts: Receipts, key: QueueKey) -> Int64s:
     return offsets
 
 
-def _settle(engine: Engine, request: Settle) -> Settled:
-    settled: Settled = engine.submit(request)
-    if settled.exhausted:
-        dead_letter_exhausted(engine, settled.exhausted)
-    return settled
-
-
 def settle(
     engine: Engine,
     group: str,
@@ -176,16 +169,15 @@ def settle(
         window=arguments.held(window),
         settle_id=arguments.text(settle_id, "settle_id"),
         publish=tuple(sends),
-        sink_files=_sink_files(sink_files),
+        sink_files=tuple(json.dumps(row) for row in described_files(sink_files)),
         keyed_state=state_batch(engine, group, topic=topic, table=state)
         if state is not None
         else None,
     )
-    return _settle(engine, request).counts()
-
-
-def _sink_files(files: pa.Table | None) -> tuple[str, ...]:
-    return tuple(json.dumps(row) for row in described_files(files))
+    settled: Settled = engine.submit(request)
+    if settled.exhausted:
+        dead_letter_exhausted(engine, settled.exhausted)
+    return settled.counts()
 
 
 def seen_before(engine: Engine, group: str, *, keys: pa.Table) -> pa.Table:
