@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmq_pipeline import errors
+from rmq_pipeline import errors, schema
 from rmq_pipeline.broker.decide.background import OpenWindow
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive
 from rmq_pipeline.broker.decide.publish import Send, prepare
 from rmq_pipeline.broker.decide.sent import Sent
 from rmq_pipeline.message import MessageIds
+from rmq_pipeline.tables import columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ def sending(endpoint: Endpoint, topic: str, table: pa.Table) -> Send:
     state = endpoint.inside.writer.state.topic(topic)
     return prepare(
         state.topic,
-        table,
+        columns_of(table, schema.SEND),
         ids=MessageIds(),
         delay_max_ms=1_000,
         now_ms=endpoint.clock.now_ms(),

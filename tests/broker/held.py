@@ -5,11 +5,13 @@ from threading import Event
 
 import pyarrow as pa
 
+from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.publish import Send, prepare
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.tables import columns_of
 from tests.broker.sealed_home import MIB
 
 WITHIN_S = 30.0
@@ -55,7 +57,7 @@ class Held:
     def prepared(self, table: pa.Table, topic: str = "t") -> Send:
         return prepare(
             self.engine.state.topic(topic).topic,
-            table,
+            columns_of(table, schema.SEND),
             ids=self.engine.ids,
             delay_max_ms=1,
             now_ms=self.engine.clock.now_ms(),

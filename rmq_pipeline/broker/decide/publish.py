@@ -26,7 +26,7 @@ from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.state import State, TopicState
 from rmq_pipeline.errors import DeliveryTimeError, TopicNotFoundError
 from rmq_pipeline.message import PRIORITY, Int32s, Int64s, MessageIds, hash64, with_properties
-from rmq_pipeline.tables import columns_of, nulls, numbers
+from rmq_pipeline.tables import nulls, numbers
 from rmq_pipeline.topic import SCHEDULE_TOPIC_ID, TIMER_QUEUE, Deduplicate, Topic
 
 Mask = npt.NDArray[np.bool_]
@@ -106,30 +106,6 @@ class Send(Request):
 
 def prepare(
     topic: Topic,
-    messages: pa.Table,
-    *,
-    ids: MessageIds,
-    delay_max_ms: int,
-    now_ms: int,
-    delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
-) -> Send:
-    """Check a table of schema.SEND against a topic; accept or refuse it as a whole.
-
-    Raises:
-        RequestError: names the row and its fault.
-    """
-    return prepare_columns(
-        topic,
-        columns_of(messages, schema.SEND),
-        ids=ids,
-        delay_max_ms=delay_max_ms,
-        now_ms=now_ms,
-        delay_levels_ms=delay_levels_ms,
-    )
-
-
-def prepare_columns(
-    topic: Topic,
     columns: dict[str, pa.Array],
     *,
     ids: MessageIds,
@@ -137,7 +113,10 @@ def prepare_columns(
     now_ms: int,
     delay_levels_ms: tuple[int, ...] = limits.DELAY_LEVELS_MS,
 ) -> Send:
-    """Check contiguous columns of schema.SEND in the same way; the send takes over the dict.
+    """Check columns of schema.SEND against a topic; accept or refuse them as a whole.
+
+    Args:
+        columns: contiguous; the send takes over the dict.
 
     Raises:
         RequestError: names the row and its fault.

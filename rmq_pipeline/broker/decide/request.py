@@ -43,15 +43,17 @@ class Decision:
 
         Return the most bytes that a frame needs for the decision.
         """
-        self.payloads = [payload_of(placed.batch) for placed in self.placed]
-        messages: int = sum(_SECTION_BYTES + bytes_of(payload) for payload in self.payloads)
-        events = sum(len(rows) * _EVENT_BYTES + rows.text_bytes() for rows in self.events)
-        return messages + events + sum(map(_batch_bytes, self.keyed_state)) + _SECTION_BYTES
-
-
-def _batch_bytes(batch: pa.RecordBatch) -> int:
-    # Exact, with dictionaries: each is an IPC message of its own, of any length.
-    return _SECTION_BYTES + frame.encoded_bytes(batch)
+        size, self.payloads = _SECTION_BYTES, []
+        for placed in self.placed:
+            payload = payload_of(placed.batch)
+            self.payloads.append(payload)
+            size += _SECTION_BYTES + bytes_of(payload)
+        for rows in self.events:
+            size += len(rows) * _EVENT_BYTES + rows.text_bytes()
+        for batch in self.keyed_state:
+            # Exact, with dictionaries: each is an IPC message of its own, of any length.
+            size += _SECTION_BYTES + frame.encoded_bytes(batch)
+        return size
 
 
 #: A request with this many rows is bulk.

@@ -5,12 +5,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from rmq_pipeline import schema
 from rmq_pipeline.access.rights import CONSUMES, SETTLES, Rights, on_topic
 from rmq_pipeline.broker.decide.publish import prepare
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
 from rmq_pipeline.broker.work import arguments, schedule, settle
 from rmq_pipeline.broker.work.reading import name_first
 from rmq_pipeline.broker.work.receive import receive
+from rmq_pipeline.tables import columns_of
 from rmq_pipeline.verb import Receipts, Window
 
 
@@ -35,7 +37,7 @@ class Messaging(Opened):
             with gate.preparing(messages):
                 prepared = prepare(
                     engine.state.topic(topic).topic,
-                    messages,
+                    columns_of(messages, schema.SEND),
                     ids=engine.ids,
                     delay_max_ms=engine.settings.delay_max_ms,
                     now_ms=engine.clock.now_ms(),

@@ -19,7 +19,7 @@ from typing_extensions import override
 from rmq_pipeline.broker.decide.deliver import Delivery, Receive, receipts_of
 from rmq_pipeline.broker.decide.group_offsets import CommittedOffset, Offsets
 from rmq_pipeline.broker.decide.members import SyncLiteSubscription
-from rmq_pipeline.broker.decide.publish import prepare_columns
+from rmq_pipeline.broker.decide.publish import prepare
 from rmq_pipeline.broker.decide.request import Request
 from rmq_pipeline.broker.decide.sent import Sent
 from rmq_pipeline.broker.decide.settle import Mask
@@ -181,7 +181,7 @@ class Bridge:
         engine = self.engine
         engine.admit()
         return self.submit(
-            prepare_columns(
+            prepare(
                 engine.state.topic(topic).topic,
                 columns,
                 ids=engine.ids,

@@ -65,10 +65,10 @@ class BulkGate:
 
 def _bytes_of_bulk(messages: pa.Table) -> int:
     """Return the bytes of a large send, and 0 for a small one."""
-    if not isinstance(messages, pa.Table):  # prepare refuses it
+    if not isinstance(messages, pa.Table):  # columns_of refuses it
         return 0
     try:
         size: int = messages.get_total_buffer_size()
-    except UnicodeDecodeError:  # from the name of a column, which prepare refuses
+    except UnicodeDecodeError:  # from the name of a column, which columns_of refuses
         return 0
     return size if size >= BULK_BYTES or messages.num_rows >= BULK_ROWS else 0

@@ -155,7 +155,7 @@ def settle(
     sends = [
         prepare(
             engine.state.topic(name).topic,
-            messages,
+            columns_of(messages, schema.SEND),
             ids=engine.ids,
             delay_max_ms=engine.settings.delay_max_ms,
             now_ms=now_ms,

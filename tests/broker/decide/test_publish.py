@@ -10,6 +10,7 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.publish import Send, as_given, place, prepare
+from rmq_pipeline.tables import columns_of
 
 COUNT = 500
 
@@ -36,7 +37,10 @@ def some(seed: int, *, groups: int = 40) -> pa.Table:
 
 def prepared(broker: Broker, table: pa.Table, topic: str = "ordered") -> Send:
     engine = broker.engine
-    return prepare(engine.state.topic(topic).topic, table, ids=engine.ids, delay_max_ms=1, now_ms=5)
+    columns = columns_of(table, schema.SEND)
+    return prepare(
+        engine.state.topic(topic).topic, columns, ids=engine.ids, delay_max_ms=1, now_ms=5
+    )
 
 
 def as_placed(broker: Broker, send: Send) -> tuple[list[dict[str, Any]], pa.Table]:

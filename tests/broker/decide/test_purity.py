@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import rmq_pipeline.broker
-from rmq_pipeline import receipt
+from rmq_pipeline import receipt, schema
 from rmq_pipeline import transaction as transaction_ids
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.broker.decide import admin, group_offsets, schedule, segments, transaction
@@ -70,6 +70,7 @@ from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.message import MessageIds
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import HALF_TOPIC_ID
 from tests.broker.sealed_home import messages, open_broker
 
@@ -143,7 +144,8 @@ def send(state: State, topic: str, n: int, **columns: Any) -> Send:
     known = state.topic(topic).topic
     plain = known if columns else replace(known, type="normal")
     table = messages(n, **columns)
-    return prepare(plain, table, ids=MessageIds(), delay_max_ms=1 << 40, now_ms=state.last_at_ms)
+    columns = columns_of(table, schema.SEND)
+    return prepare(plain, columns, ids=MessageIds(), delay_max_ms=1 << 40, now_ms=state.last_at_ms)
 
 
 def copies(state: State, topic_id: int, n: int) -> Send:
