@@ -10,6 +10,7 @@ import numpy as np
 from rmq_pipeline.broker.decide.background import earlier
 from rmq_pipeline.broker.decide.blocked_groups import BarredScan, barriers
 from rmq_pipeline.broker.decide.fifo import BatchScan, GroupScan
+from rmq_pipeline.broker.decide.redeliver import exhausts
 from rmq_pipeline.broker.decide.request import BULK_ROWS, Decision, Request
 from rmq_pipeline.broker.decide.scan import Asked, QueueScan, Taken
 from rmq_pipeline.broker.state.consumption import Consumption, QueueKey
@@ -236,7 +237,7 @@ class Receive(Request):
         answer: Delivery = decision.answer
         key = QueueKey(answer.group_id, answer.topic_id, queue_id)
         decision.events.extend(key.events(scan.ended.events, now_ms))
-        answer.exhausted |= scan.ended.exhausted or scan.has_exhausted
+        answer.exhausted |= exhausts(scan.ended.events) or scan.has_exhausted
         taken = scan.taken()
         if len(taken):
             answer.taken.append((queue_id, taken))

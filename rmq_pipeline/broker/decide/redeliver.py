@@ -259,11 +259,6 @@ class Ended:
     #: Events of the messages without an attempt left, and of the messages behind them.
     events: list[EventRows] = field(default_factory=list)
 
-    @property
-    def exhausted(self) -> bool:
-        """Return True if messages were marked for the dead letters."""
-        return exhausts(self.events)
-
     def __len__(self) -> int:
         return len(self.offset)
 

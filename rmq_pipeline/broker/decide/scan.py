@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmq_pipeline.broker.decide.redeliver import Ended, ended_leases
+from rmq_pipeline.broker.decide.redeliver import Ended, ended_leases, exhausts
 from rmq_pipeline.broker.state.consumption import Consumption
 from rmq_pipeline.broker.state.event_rows import EventRows
 from rmq_pipeline.broker.state.filter_cache import QueueFilter
@@ -215,7 +215,7 @@ class QueueScan:
         return not (
             self._parts
             or self.ended.events
-            or self.ended.exhausted
+            or exhausts(self.ended.events)
             or self.has_exhausted
             or self.scanned_out
             or self.page_wanted is not None

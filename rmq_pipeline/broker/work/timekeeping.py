@@ -83,11 +83,6 @@ class Timekeeper:
         self._jump: tuple[int, int] | None = None
         self._told = False
 
-    @property
-    def ahead_ns(self) -> int:
-        """Lead of time over the wall clock at the last look, in ns; negative: behind."""
-        return -self.line.gap_ns
-
     def go_on_from(self, now_ns: int, boot_ns: int) -> None:
         """Continue from a time, if it is ahead of this time."""
         line = self.line
@@ -167,7 +162,7 @@ class BrokerClock(SystemClock):
     def ahead_ms(self) -> int:
         """Return how far this time is ahead of the wall clock in ms; negative: behind."""
         self._now_ns()
-        return self._keeper.ahead_ns // _MS
+        return -self._keeper.line.gap_ns // _MS
 
     @override
     def go_on_from(self, at_ms: int) -> None:
