@@ -1,5 +1,7 @@
 """Every limit of the broker, in one table (semantics §1.2, design §4)."""
 
+from dataclasses import dataclass
+
 MIB = 1024 * 1024
 
 BODY_BYTES = 4 * MIB
@@ -135,10 +137,20 @@ GRPC_REQUEST_BYTES = 130 * MIB
 GRPC_OTHER_BYTES = 4 * MIB
 GRPC_RECEIVE_BYTES = 128 * 1024
 
-#: At the Flight endpoint: calls under way, bytes of one call's body, and of all bodies.
-FLIGHT_CALLS = 16_384
-FLIGHT_CALL_BYTES = 1280 * MIB
-FLIGHT_CALLS_BYTES = 1024 * MIB
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightLimits:
+    """Limits of one Flight endpoint."""
+
+    #: Calls under way.
+    calls: int = 16_384
+    #: Bytes of one call's body, and of all bodies.
+    call_bytes: int = 1280 * MIB
+    calls_bytes: int = 1024 * MIB
+    #: A call with an incomplete body is refused if nothing arrives for this long.
+    silent_s: float = 10.0
+
+
 #: Bytes of one gRPC message of a call, which arrives before it is counted; clients send slices.
 FLIGHT_MESSAGE_BYTES = 4 * MIB
 FLIGHT_SLICE_BYTES = 1 * MIB

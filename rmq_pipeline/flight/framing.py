@@ -140,18 +140,20 @@ def _written(tag: bytes, data: memoryview) -> bytes:
 # ------------------------------------------------------------------------------------------- parts
 
 
-def body(parts: Iterable[Part]) -> Iterator[pa.Buffer]:
+def body(
+    parts: Iterable[Part], *, slice_bytes: int = limits.FLIGHT_SLICE_BYTES
+) -> Iterator[pa.Buffer]:
     """Yield the body of a call in slices, one per message."""
     joined: list[memoryview] = []
     size = 0
     for _, data in parts:
         rest = memoryview(data)
         while rest:
-            taken = rest[: limits.FLIGHT_SLICE_BYTES - size]
+            taken = rest[: slice_bytes - size]
             rest = rest[len(taken) :]
             joined.append(taken)
             size += len(taken)
-            if size == limits.FLIGHT_SLICE_BYTES:
+            if size == slice_bytes:
                 yield _joined(joined)
                 joined, size = [], 0
     if joined:

@@ -55,6 +55,7 @@ class FlightServer:
         access: Access | None = None,
         certificate: Certificate | None = None,
         insecure: bool = False,
+        allowed: limits.FlightLimits = limits.FlightLimits(),  # noqa: B008 - it is frozen
     ) -> None:
         """Listen.
 
@@ -66,6 +67,7 @@ class FlightServer:
             access: access control; without it every caller may call every verb.
             certificate: encrypts connections.
             insecure: listen beyond loopback even without access control.
+            allowed: limits of the calls.
 
         Raises:
             RequestError: the address is invalid or in use, or is beyond loopback without access
@@ -77,7 +79,8 @@ class FlightServer:
         self._token = token
         self._access = access
         self._closing = threading.Event()
-        self._room = Room()
+        self._room = Room(allowed)
+        self._silent_s = allowed.silent_s
         #: By thread: schema.RECEIVED that is being written to a caller.
         self._giving: dict[int, pa.Table] = {}
         #: True when the broker is about to close: messages leased from now on are released at once.
@@ -88,6 +91,7 @@ class FlightServer:
             exchange=self.exchange,
             sign_in=self._sign_in,
             certificate=certificate,
+            calls=allowed.calls,
         )
         self.port = self._service.port
         self.address = f"{named}:{self.port}"
@@ -118,7 +122,7 @@ class FlightServer:
         Raises:
             RocketMQError: the call is refused before its body was read completely.
         """
-        said = Intake(call)
+        said = Intake(call, silent_s=self._silent_s)
         try:
             answer = self._answer(call, said)
         except Exception as error:

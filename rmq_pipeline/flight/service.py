@@ -29,6 +29,7 @@ from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import BusyError, MessageBodyTooLargeError, RequestError
 from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.limits import FlightLimits
 
 #: Smaller calls are accepted even if other calls hold all memory.
 _SMALL_BYTES: Final = 64 * 1024
@@ -37,8 +38,6 @@ _SMALL_BYTES: Final = 64 * 1024
 _SHARE: Final = 2
 #: A caller refused for lack of memory is expected to retry within this time.
 _RETRY_S: Final = 10.0
-#: A call with an incomplete body is refused if nothing arrives for this long.
-SILENT_S: Final = 10.0
 #: A body that arrives at this rate may be read to its end, even while other callers are refused.
 FAIR_BYTES_PER_S: Final = 16 * limits.MIB
 #: Before this much time, the rate of a body counts as unknown.
@@ -54,7 +53,11 @@ class Room:
     lack of memory, callers with more than half of it lose their incomplete calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: FlightLimits) -> None:
+        """Create an empty room; ``call_bytes`` and ``calls_bytes`` of the limits count."""
+        self._call_bytes = allowed.call_bytes
+        self._bytes = allowed.calls_bytes
+        self._share = self._bytes // _SHARE
         self._lock = threading.Lock()
         self._held = 0
         self._by_caller: Counter[str] = Counter()
@@ -69,9 +72,9 @@ class Room:
             MessageBodyTooLargeError: ``size`` exceeds the limit of one call.
             BusyError: all calls together hold too much, or this caller does.
         """
-        if size > limits.FLIGHT_CALL_BYTES:
+        if size > self._call_bytes:
             raise MessageBodyTooLargeError(
-                f"The call has {size} bytes; the limit is {limits.FLIGHT_CALL_BYTES}.",
+                f"The call has {size} bytes; the limit is {self._call_bytes}.",
                 remedy="Send or settle fewer messages at a time.",
             )
         with self._lock:
@@ -100,18 +103,18 @@ class Room:
         """
         with self._lock:
             is_slow = bytes_per_s < FAIR_BYTES_PER_S
-            if is_slow and self._is_wanted() and self._by_caller[caller] > _share():
+            if is_slow and self._is_wanted() and self._by_caller[caller] > self._share:
                 self._refuse_share(caller)
 
     def _check_free(self, size: int, *, caller: str, own: int) -> None:
         mine = self._by_caller[caller] + size
-        if self._is_wanted() and mine > _share():
+        if self._is_wanted() and mine > self._share:
             self._refuse_share(caller)
-        if self._held > own and self._held + size > limits.FLIGHT_CALLS_BYTES:
-            if mine <= _share():
+        if self._held > own and self._held + size > self._bytes:
+            if mine <= self._share:
                 self._wanted_until_s = time.monotonic() + _RETRY_S
             raise BusyError(
-                f"Calls under way hold {self._held} bytes, and {limits.FLIGHT_CALLS_BYTES} are"
+                f"Calls under way hold {self._held} bytes, and {self._bytes} are"
                 " the limit: try again in a moment, or send less at a time."
             )
 
@@ -121,13 +124,10 @@ class Room:
     def _refuse_share(self, caller: str) -> None:
         raise BusyError(
             f"Your calls hold {self._by_caller[caller]} bytes, and another caller is refused for"
-            f" lack of memory. Until it has memory, the limit for one caller is {_share()} bytes.",
+            " lack of memory. Until it has memory, the limit for one caller is"
+            f" {self._share} bytes.",
             remedy="Try again in a moment, or send less at a time.",
         )
-
-
-def _share() -> int:
-    return limits.FLIGHT_CALLS_BYTES // _SHARE
 
 
 class Said(Protocol):
@@ -150,8 +150,14 @@ class Said(Protocol):
 class Intake:
     """Reads the command and the body of one call, message by message."""
 
-    def __init__(self, call: Said) -> None:
-        """Create the reader; nothing is read yet."""
+    def __init__(self, call: Said, *, silent_s: float) -> None:
+        """Create the reader; nothing is read yet.
+
+        Args:
+            call: its messages are read.
+            silent_s: the body is refused if nothing arrives for this long.
+        """
+        self._silent_s = silent_s
         self._call = call
         self._slices: list[memoryview] = []
         self._read = 0
@@ -220,11 +226,11 @@ class Intake:
 
     def _next(self, size: int, check: Callable[[float], None]) -> memoryview:
         """Wait for the next bytes of the body."""
-        silence = Deadline(SILENT_S)
+        silence = Deadline(self._silent_s)
         while not silence.is_over:
             check(self._rate())
             try:
-                message = self._call.read(min(_LOOK_S, SILENT_S))
+                message = self._call.read(min(_LOOK_S, self._silent_s))
             except TimeoutError:
                 continue
             if message is None:
@@ -235,7 +241,7 @@ class Intake:
                 return message.data
         raise RequestError(
             f"The call has sent {self._read} of the {size} bytes of its body, and then nothing for"
-            f" {SILENT_S:g} s, while other calls wait for its memory.",
+            f" {self._silent_s:g} s, while other calls wait for its memory.",
             remedy="Call again.",
         )
 
@@ -274,9 +280,6 @@ _OPTIONS: Final = (
     ("grpc.http2.max_frame_size", 256 * 1024),
     # Otherwise two brokers could listen on one port, and share its calls.
     ("grpc.so_reuseport", 0),
-    # By default gRPC cancels calls at random once a thousand wait for a thread.
-    ("grpc.server.max_pending_requests", limits.FLIGHT_CALLS),
-    ("grpc.server.max_pending_requests_hard_limit", limits.FLIGHT_CALLS + 1),
     # Close a connection without a handshake; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
@@ -291,6 +294,15 @@ _CODES: Final = (
     (errors.BrokerUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (errors.BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
+
+
+def _options(calls: int) -> tuple[tuple[str, int], ...]:
+    # By default gRPC cancels calls at random once a thousand wait for a thread.
+    return (
+        *_OPTIONS,
+        ("grpc.server.max_pending_requests", calls),
+        ("grpc.server.max_pending_requests_hard_limit", calls + 1),
+    )
 
 
 class Call(Said, Protocol):
@@ -356,7 +368,13 @@ class Service:
     """A gRPC server with Flight's ``DoExchange``, ``DoAction`` and ``Handshake``."""
 
     def __init__(
-        self, address: str, *, exchange: Exchange, sign_in: SignIn, certificate: Certificate | None
+        self,
+        address: str,
+        *,
+        exchange: Exchange,
+        sign_in: SignIn,
+        certificate: Certificate | None,
+        calls: int = FlightLimits().calls,
     ) -> None:
         """Listen.
 
@@ -366,6 +384,7 @@ class Service:
             sign_in: returns the token for an ``authorization``, or raises the refusal of a
                 handshake.
             certificate: encrypts connections.
+            calls: number of calls under way at most.
 
         Raises:
             RequestError: the address is in use.
@@ -374,7 +393,7 @@ class Service:
         self._sign_in = sign_in
         self._threads = _Threads()
         self._server = grpc.server(
-            self._threads, options=_OPTIONS, maximum_concurrent_rpcs=limits.FLIGHT_CALLS
+            self._threads, options=_options(calls), maximum_concurrent_rpcs=calls
         )
         handlers = {
             "DoExchange": grpc.stream_stream_rpc_method_handler(self._exchanged),
@@ -464,7 +483,8 @@ class _Threads(Executor):
     The pool of the standard library never shrinks below the maximum number of concurrent calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -518,7 +538,7 @@ class _Threads(Executor):
     def _next(self) -> Callable[[], None] | None:
         while True:
             try:
-                return self._tasks.get(timeout=_IDLE_S)
+                return self._tasks.get(timeout=self._idle_s)
             except Empty:
                 with self._lock:
                     # A queued task was assigned to an idle thread, maybe to this one.

@@ -212,7 +212,7 @@ _REFUSAL: Final = "rmq refused "
 _STATUS_CHARS: Final = 500
 #: A client drops the connection if a status exceeds gRPC's 8 KiB of metadata.
 _STATUS_BYTES: Final = 4096
-#: The error text of gRPC's server when FLIGHT_CALLS calls are running.
+#: The error text of gRPC's server when it runs as many calls as FlightLimits allow.
 _TOO_MANY_CALLS: Final = "Concurrent RPC limit exceeded"
 
 
@@ -278,7 +278,7 @@ def check_status(said: str) -> None:
         RocketMQError: the class that the broker raised.
     """
     if _TOO_MANY_CALLS in said and _REFUSAL not in said:
-        raise TooManyCallsError(f"The broker has {limits.FLIGHT_CALLS} calls under way.")
+        raise TooManyCallsError("The broker has as many calls under way as it accepts.")
     _, is_refusal, rest = said.partition(_REFUSAL)
     if is_refusal:
         with contextlib.suppress(ValueError, KeyError, TypeError):

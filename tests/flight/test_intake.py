@@ -16,6 +16,7 @@ from rmq_pipeline.flight import service as service_module
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.flight.service import Intake, Room
+from rmq_pipeline.limits import FlightLimits
 from tests.flight.echo import Echo
 from tests.flight.exchange import message, refusal
 from tests.waiting import until
@@ -36,7 +37,7 @@ class Said:
 
 
 def intake(*messages: bytes) -> Intake:
-    return Intake(Said(map(framing.read_message, messages)))
+    return Intake(Said(map(framing.read_message, messages)), silent_s=10.0)
 
 
 def stream(table: pa.Table, compression: str | None = None) -> bytes:
@@ -109,7 +110,7 @@ def test_an_action_says_all_at_once() -> None:
     assert found.data is not None
     assert (found.command, bytes(found.data)) == (b"c", b"123")
 
-    call = Intake(Said([found]))
+    call = Intake(Said([found]), silent_s=10.0)
     assert call.command() == b"c"
     with pytest.raises(errors.RequestError, match="more than the 2"):
         call.expect(2)
@@ -147,15 +148,14 @@ def test_what_is_no_message_is_refused(damage: bytes) -> None:
         intake(damage).command()
 
 
-def test_parts_cross_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_SLICE_BYTES", 100)
+def test_parts_cross_in_slices() -> None:
     parts = [
         ("a", pa.py_buffer(b"x" * 333)),
         ("ü" * 70, pa.py_buffer(b"")),
         ("c", pa.py_buffer(b"1")),
     ]
 
-    slices = list(framing.body(parts))
+    slices = list(framing.body(parts, slice_bytes=100))
     whole = pa.py_buffer(b"".join(slices))
     back = framing.cut(whole, [(name, data.size) for name, data in parts])
 
@@ -165,28 +165,35 @@ def test_parts_cross_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_call_has_a_limit(client: Client, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as small:
-        small.setattr(limits, "FLIGHT_CALL_BYTES", 1_000_000)
-        with pytest.raises(errors.RequestError, match=r"The call has 2.* fewer messages"):
-            client.send("t", TABLE)
+@contextmanager
+def served(echo: Echo, **allowed: Any) -> Iterator[tuple[FlightServer, Client]]:
+    """A server with other limits, and its client."""
+    server = FlightServer(echo, allowed=FlightLimits(**allowed))
+    with server, Client(server.address, retry_s=0) as client:
+        yield server, client
+
+
+def test_a_call_has_a_limit(client: Client, echo: Echo) -> None:
+    with (
+        served(echo, call_bytes=1_000_000) as (_, limited),
+        pytest.raises(errors.RequestError, match=r"The call has 2.* fewer messages"),
+    ):
+        limited.send("t", TABLE)
 
     assert not echo.calls
     assert client.send("t", TABLE).num_rows == 20
 
 
-def test_all_calls_have_a_limit_and_leave_what_they_held(
-    client: Client, server: FlightServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS_BYTES", 1_000_000)
-    assert client.send("t", TABLE).num_rows == 20  # alone it may take more
-    with server._room.hold(500_000, caller="other"):
-        with pytest.raises(errors.BusyError, match="try again"):
-            client.send("t", TABLE)
-        assert client.send("t", pa.table({"body": [b"x"]})).num_rows == 1
+def test_all_calls_have_a_limit_and_leave_what_they_held(echo: Echo) -> None:
+    with served(echo, calls_bytes=1_000_000) as (server, client):
+        assert client.send("t", TABLE).num_rows == 20  # alone it may take more
+        with server._room.hold(500_000, caller="other"):
+            with pytest.raises(errors.BusyError, match="try again"):
+                client.send("t", TABLE)
+            assert client.send("t", pa.table({"body": [b"x"]})).num_rows == 1
 
-    assert client.send("t", TABLE).num_rows == 20
-    assert server._room._held == 0
+        assert client.send("t", TABLE).num_rows == 20
+        assert server._room._held == 0
 
 
 @contextmanager
@@ -212,36 +219,30 @@ def refused_with(reader: flight.FlightStreamReader) -> errors.RocketMQError:
     return refused.value
 
 
-def test_a_call_that_sends_nothing_more_is_refused(
-    server: FlightServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_module, "SILENT_S", 0.2)
-    with begun(server.address, 1_000_000) as reader:
-        said = refused_with(reader)
+def test_a_call_that_sends_nothing_more_is_refused(echo: Echo) -> None:
+    with served(echo, silent_s=0.2) as (server, _):
+        with begun(server.address, 1_000_000) as reader:
+            said = refused_with(reader)
 
-    assert isinstance(said, errors.RequestError)
-    assert "sent 1 of the 1000000 bytes of its body, and then nothing for 0.2 s" in said.message
-    until(lambda: server._room._held == 0)
+        assert isinstance(said, errors.RequestError)
+        assert "sent 1 of the 1000000 bytes of its body, and then nothing for 0.2 s" in said.message
+        until(lambda: server._room._held == 0)
 
 
-def test_who_holds_all_the_room_and_is_silent_makes_room_for_others(
-    client: Client, server: FlightServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS_BYTES", 4_100_000)
-    monkeypatch.setattr(service_module, "SILENT_S", 60.0)
+def test_who_holds_all_the_room_and_is_silent_makes_room_for_others(echo: Echo) -> None:
     half = TABLE.slice(0, 10)
-    with begun(server.address, 4_000_000) as silent:
-        until(lambda: server._room._held > 4_000_000)
-        with pytest.raises(errors.BusyError, match="try again"):
-            client.send("t", half)
-        assert "another caller is refused" in refused_with(silent).message
+    with served(echo, calls_bytes=4_100_000, silent_s=60.0) as (server, client):
+        with begun(server.address, 4_000_000) as silent:
+            until(lambda: server._room._held > 4_000_000)
+            with pytest.raises(errors.BusyError, match="try again"):
+                client.send("t", half)
+            assert "another caller is refused" in refused_with(silent).message
 
-    assert client.send("t", half).num_rows == 10
+        assert client.send("t", half).num_rows == 10
 
 
-def test_a_share_of_the_room_is_kept_while_others_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS_BYTES", 1_000_000)
-    room = Room()
+def test_a_share_of_the_room_is_kept_while_others_want_it() -> None:
+    room = Room(FlightLimits(calls_bytes=1_000_000))
     with ExitStack() as held:
         held.enter_context(room.hold(450_000, caller="one"))
         with room.hold(450_000, caller="one"):
@@ -259,9 +260,8 @@ def test_a_share_of_the_room_is_kept_while_others_want_it(monkeypatch: pytest.Mo
     assert not room._by_caller
 
 
-def test_a_large_call_that_comes_fast_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS_BYTES", 1_000_000)
-    room = Room()
+def test_a_large_call_that_comes_fast_is_read_to_its_end() -> None:
+    room = Room(FlightLimits(calls_bytes=1_000_000))
     with room.hold(1_100_000, caller="large"):
         with pytest.raises(errors.BusyError, match="under way"), room.hold(200_000, caller="two"):
             pass
@@ -292,15 +292,14 @@ def test_a_call_that_waits_holds_little(server: FlightServer, echo: Echo) -> Non
         assert waiting.result(20) is None
 
 
-def test_a_long_command_is_refused(server: FlightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_command_is_refused(server: FlightServer) -> None:
     with (
         Client(server.address, retry_s=0) as client,
         pytest.raises(errors.RequestError, match="the limit is"),
     ):
         client.sql("x" * limits.FLIGHT_COMMAND_BYTES)
-    monkeypatch.setattr(limits, "FLIGHT_COMMAND_BYTES", 100)
 
-    refused = refusal(server.address, {**SEND, "more": "x" * 200})
+    refused = refusal(server.address, {**SEND, "more": "x" * limits.FLIGHT_COMMAND_BYTES})
 
     assert isinstance(refused, errors.RequestError)
     assert "the limit is" in refused.message

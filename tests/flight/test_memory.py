@@ -16,7 +16,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.flight import framing, process, wire
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.limits import FLIGHT_CALLS_BYTES, FLIGHT_SLICE_BYTES, MIB
+from rmq_pipeline.limits import FLIGHT_SLICE_BYTES, MIB, FlightLimits
 from rmq_pipeline.settings import Settings
 from tests.flight.exchange import message
 from tests.memory import MemoryWatch, bytes_of
@@ -32,6 +32,7 @@ def send(size: int) -> bytes:
     return json.dumps(args).encode()
 
 
+CALLS_BYTES = FlightLimits().calls_bytes
 SLICE = pa.py_buffer(b"x" * FLIGHT_SLICE_BYTES)
 EXCHANGE = "/arrow.flight.protocol.FlightService/DoExchange"
 
@@ -163,8 +164,8 @@ def test_calls_with_rights_hold_no_more_than_all_may(served: Endpoint) -> None:
         for reader in held:
             reader.cancel()
 
-    assert len(held) == FLIGHT_CALLS_BYTES // size
-    assert (len(held) - 1) * size < risen < FLIGHT_CALLS_BYTES + 64 * MIB
+    assert len(held) == CALLS_BYTES // size
+    assert (len(held) - 1) * size < risen < CALLS_BYTES + 64 * MIB
 
 
 def test_what_a_large_send_took_goes_back_to_the_system(served: Endpoint) -> None:

@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline import errors, limits
+from rmq_pipeline import errors
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
+from rmq_pipeline.limits import FlightLimits
 from tests.flight.echo import Echo
 
 
@@ -39,19 +40,18 @@ def test_address_in_use_is_refused(server: FlightServer, echo: Echo) -> None:
         FlightServer(echo, server.address)
 
 
-def test_the_limit_of_calls_is_an_error_that_says_so(
-    echo: Echo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS", 2)
-    server = FlightServer(echo)
+def test_the_limit_of_calls_is_an_error_that_says_so(echo: Echo) -> None:
+    server = FlightServer(echo, allowed=FlightLimits(calls=2))
     with server, Client(server.address, retry_s=0) as client, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(client.receive, "g", "t", wait_ms=60_000) for _ in range(2)]
         echo.wait_until_waiting(2)
 
         for table in (pa.table({"body": [b"x"]}), pa.table({"body": [bytes(1 << 20)] * 30})):
-            with pytest.raises(errors.BusyError, match="has 2 calls under way"):
+            with pytest.raises(errors.BusyError, match="has as many calls under way as it accepts"):
                 client.send("t", table)
-        with pytest.raises(errors.BusyError, match="has 2 calls under way") as refused:
+        with pytest.raises(
+            errors.BusyError, match="has as many calls under way as it accepts"
+        ) as refused:
             client.lag()
         assert type(refused.value) is errors.BusyError
 
@@ -60,11 +60,8 @@ def test_the_limit_of_calls_is_an_error_that_says_so(
         assert client.send("t", pa.table({"body": [b"x"]})).num_rows == 1
 
 
-def test_a_call_beyond_the_limit_of_calls_is_made_again(
-    echo: Echo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "FLIGHT_CALLS", 1)
-    server = FlightServer(echo)
+def test_a_call_beyond_the_limit_of_calls_is_made_again(echo: Echo) -> None:
+    server = FlightServer(echo, allowed=FlightLimits(calls=1))
     with server, Client(server.address, retry_s=60) as client, ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(client.receive, "g", "t", wait_ms=60_000)
         echo.wait_until_waiting(1)

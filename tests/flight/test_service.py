@@ -32,11 +32,8 @@ def test_a_refusal_before_the_end_of_a_call_fits_into_its_status(text: str, size
     assert len(found.message) >= min(size, 50)
 
 
-def test_calls_have_a_thread_each_which_ends_when_it_is_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service, "_IDLE_S", 0.05)
-    threads, together = service._Threads(), threading.Barrier(20)
+def test_calls_have_a_thread_each_which_ends_when_it_is_idle() -> None:
+    threads, together = service._Threads(idle_s=0.05), threading.Barrier(20)
     used: set[threading.Thread] = set()
 
     def task() -> int:
