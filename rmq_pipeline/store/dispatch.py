@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rmq_pipeline.errors import CorruptLogError, RocketMQError, StorageError, StoreFullError
@@ -15,22 +16,28 @@ from rmq_pipeline.store.log.stretch import Stretch, Stretches
 
 _LOGGER = logging.getLogger(__name__)
 
-#: A transaction takes frames up to this many bytes or rows, and at least one frame. The row limit
-#: is one row group of DuckDB. A full row group is written directly into the database file. Fewer
-#: rows go to the write-ahead log first, which takes ten times the bytes, and a checkpoint
-#: compresses them later.
-TRANSACTION_BYTES: Final = 192 * MIB
-TRANSACTION_ROWS: Final = 122_880
-#: With this much undispatched, dispatch does not wait for more frames.
-PRESSING_BYTES: Final = 128 * MIB
-#: A synced frame waits this long for more frames when no caller waits for it.
-DELAY_S: Final = 0.2
-#: Retry interval for a frame that the database refuses or that cannot be read.
-_STUCK_S: Final = 30.0
 _UNREADABLE_REMEDY: Final = (
     "Check the disk and the system's log. If the file stays damaged, restore it from a copy: the"
     " next start refuses the home."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchLimits:
+    """Sizes and times of dispatch."""
+
+    #: A transaction takes frames up to this many bytes or rows, and at least one frame. The row
+    #: limit is one row group of DuckDB. A full row group is written directly into the database
+    #: file. Fewer rows go to the write-ahead log first, which takes ten times the bytes, and a
+    #: checkpoint compresses them later.
+    transaction_bytes: int = 192 * MIB
+    transaction_rows: int = 122_880
+    #: With this much undispatched, dispatch does not wait for more frames.
+    pressing_bytes: int = 128 * MIB
+    #: A synced frame waits this long for more frames when no caller waits for it.
+    delay_s: float = 0.2
+    #: Retry interval for a frame that the database refuses or that cannot be read.
+    retry_s: float = 30.0
 
 
 class Stuck(NamedTuple):
@@ -75,6 +82,7 @@ class Dispatcher:
         on_full: called from the dispatch thread when the disk is full; returns True if it has freed
             space and the transaction can be retried.
         fault: called before and after each transaction with the name of the step.
+        limits: sizes and times.
     """
 
     def __init__(
@@ -85,8 +93,10 @@ class Dispatcher:
         on_failure: Callable[[Exception], None],
         on_full: Callable[[StoreFullError], bool] = lambda _: False,
         fault: FaultPoint | None = None,
+        limits: DispatchLimits = DispatchLimits(),
     ) -> None:
         self._log = log
+        self._limits = limits
         self._stretches = Stretches(log)
         self._database = database
         self._on_failure = on_failure
@@ -186,7 +196,7 @@ class Dispatcher:
         with self._lock:
             self.stuck = stuck
             self._done.notify_all()
-            self._work.wait_for(lambda: self._over, _STUCK_S)
+            self._work.wait_for(lambda: self._over, self._limits.retry_s)
 
     def _end(self, failure: Exception | None) -> None:
         with self._lock:
@@ -204,14 +214,16 @@ class Dispatcher:
                     break
                 # With flush = async a frame is notified before it is on disk: check again.
                 self._sleeps = self._noticed <= self._log.synced
-                self._work.wait(None if self._sleeps else DELAY_S)
+                self._work.wait(None if self._sleeps else self._limits.delay_s)
             self._sleeps = False
-            self._work.wait_for(lambda: self._over or self._is_pressing(), DELAY_S)
+            self._work.wait_for(lambda: self._over or self._is_pressing(), self._limits.delay_s)
             return not self._over
 
     def _is_pressing(self) -> bool:
         reached, synced = self._database.dispatched, self._log.synced
-        return min(self._wanted, synced) > reached or synced - reached >= PRESSING_BYTES
+        return (
+            min(self._wanted, synced) > reached or synced - reached >= self._limits.pressing_bytes
+        )
 
     def _move(self) -> None:
         start, stop = self._database.dispatched, self._log.synced
@@ -230,14 +242,15 @@ class Dispatcher:
 
     def _take(self, stretches: Iterator[Stretch]) -> list[Stretch]:
         """Return the frames of one transaction."""
-        taken: list[Stretch] = []
+        limits, taken = self._limits, list[Stretch]()
         start, count = self._database.dispatched, 0
         try:
             with _reading():
                 for stretch in stretches:
                     taken.append(stretch)
                     count += sum(rows.batch.num_rows for rows in stretch.rows)
-                    if count >= TRANSACTION_ROWS or stretch.end - start >= TRANSACTION_BYTES:
+                    size = stretch.end - start
+                    if count >= limits.transaction_rows or size >= limits.transaction_bytes:
                         break
         except _UnreadableError:
             if not taken:

@@ -3,15 +3,15 @@
 import os
 import queue
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import duckdb
 import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store import dispatch as dispatch_module
 from rmq_pipeline.store.database import Database
-from rmq_pipeline.store.dispatch import Dispatcher, StuckError
+from rmq_pipeline.store.dispatch import Dispatcher, DispatchLimits, StuckError
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.store.log.stretch import Rows, Stretch
@@ -29,14 +29,20 @@ REFUSED = events(on_queue(Kind.SEGMENT, 0, detail="no JSON"))
 class Store:
     """A log, its database, and the dispatcher between them."""
 
-    def __init__(self, log: CommitLog, database: Database) -> None:
+    def __init__(
+        self, log: CommitLog, database: Database, limits: DispatchLimits | None = None
+    ) -> None:
         self.log = log
         self.database = database
         self.failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self.room = False
         self.full: list[StoreFullError] = []
         self.dispatcher = Dispatcher(
-            log, database, on_failure=self.failures.put, on_full=self.make_room
+            log,
+            database,
+            on_failure=self.failures.put,
+            on_full=self.make_room,
+            limits=limits or DispatchLimits(),
         )
 
     def make_room(self, error: StoreFullError) -> bool:
@@ -53,8 +59,22 @@ class Store:
 
 
 @pytest.fixture
-def store(open_log: OpenLog, open_database: OpenDatabase) -> Iterator[Store]:
-    made = Store(open_log(schemas=SCHEMAS, file_bytes=1 << 20), open_database())
+def limits(request: pytest.FixtureRequest) -> DispatchLimits:
+    """What ``with_limits`` says."""
+    return getattr(request, "param", DispatchLimits())
+
+
+def with_limits(*some: dict[str, Any]) -> pytest.MarkDecorator:
+    """Run a test with each of these limits of dispatch."""
+    chosen = [pytest.param(DispatchLimits(**each), id="-".join(each)) for each in some]
+    return pytest.mark.parametrize("limits", chosen, indirect=True)
+
+
+@pytest.fixture
+def store(
+    open_log: OpenLog, open_database: OpenDatabase, limits: DispatchLimits
+) -> Iterator[Store]:
+    made = Store(open_log(schemas=SCHEMAS, file_bytes=1 << 20), open_database(), limits)
     yield made
     made.dispatcher.stop()
 
@@ -80,10 +100,8 @@ def test_notified_frames_arrive_though_nobody_waits(store: Store, eventually: Ev
     assert store.count() == 50
 
 
-def test_frames_join_in_a_transaction_until_somebody_waits(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch_module, "DELAY_S", 3600.0)
+@with_limits({"delay_s": 3600.0})
+def test_frames_join_in_a_transaction_until_somebody_waits(store: Store) -> None:
     store.dispatcher.start()
     for i in range(20):
         store.dispatcher.notify(store.commit(messages(message(2, 0, i))))
@@ -96,11 +114,8 @@ def test_frames_join_in_a_transaction_until_somebody_waits(
     assert store.count() == 20
 
 
-def test_much_to_do_does_not_wait_for_more(
-    store: Store, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch_module, "DELAY_S", 3600.0)
-    monkeypatch.setattr(dispatch_module, "PRESSING_BYTES", 100_000)
+@with_limits({"delay_s": 3600.0, "pressing_bytes": 100_000})
+def test_much_to_do_does_not_wait_for_more(store: Store, eventually: Eventually) -> None:
     store.dispatcher.start()
 
     for i in range(3):
@@ -109,11 +124,8 @@ def test_much_to_do_does_not_wait_for_more(
     eventually(lambda: store.database.dispatched > 0)
 
 
-@pytest.mark.parametrize("limit", ["TRANSACTION_BYTES", "TRANSACTION_ROWS"])
-def test_a_backlog_is_cut_into_transactions(
-    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    monkeypatch.setattr(dispatch_module, limit, 1)
+@with_limits({"transaction_bytes": 1}, {"transaction_rows": 1})
+def test_a_backlog_is_cut_into_transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     body = b"x" * 20_000  # small frames would be taken together
     end = [store.commit(messages(message(2, 0, i, body=body))) for i in range(5)][-1]
     transactions = []
@@ -188,11 +200,10 @@ def test_waiting_has_an_end(store: Store) -> None:
 
 
 def test_with_flush_async_only_synced_frames_are_dispatched(
-    open_log: OpenLog, open_database: OpenDatabase, monkeypatch: pytest.MonkeyPatch
+    open_log: OpenLog, open_database: OpenDatabase
 ) -> None:
     log = open_log(schemas=SCHEMAS, flush="async", file_bytes=1 << 20)
-    store = Store(log, open_database())
-    monkeypatch.setattr(dispatch_module, "DELAY_S", 0.01)
+    store = Store(log, open_database(), DispatchLimits(delay_s=0.01))
     store.dispatcher.start()
 
     store.dispatcher.notify(store.commit(messages(message(2, 0, 0))))
@@ -301,10 +312,10 @@ def test_a_refused_frame_among_many_is_found_by_halves(
     assert store.dispatcher.wait_for(before)
 
 
+@with_limits({"retry_s": 0.01})
 def test_only_the_refused_frame_is_tried_again(
-    store: Store, transactions: list[int], monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    store: Store, transactions: list[int], eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(dispatch_module, "_STUCK_S", 0.01)
     refused_end = store.commit(REFUSED)
     store.commit(messages(message(2, 0, 0)))
     store.dispatcher.start()
@@ -379,10 +390,10 @@ def test_a_log_that_is_closed_while_a_bad_frame_is_looked_for_is_no_failure(
     assert store.failures.empty()
 
 
+@with_limits({"retry_s": 0.01})
 def test_a_frame_that_cannot_be_read_is_tried_until_it_can(
-    store: Store, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    store: Store, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(dispatch_module, "_STUCK_S", 0.01)
     before = store.commit(messages(message(2, 0, 0)))
     end = store.commit(messages(message(2, 0, 1)))
     file = store.log.file_of(before)
