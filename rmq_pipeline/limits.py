@@ -139,6 +139,20 @@ GRPC_RECEIVE_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLimits:
+    """Limits of the queries of one database."""
+
+    #: A result is held in memory outside DuckDB's limit.
+    result_bytes: int = 256 * MIB
+    #: Bytes that are copied to the process of a query that DuckDB may fail to interrupt, and the
+    #: memory of that process beyond its memory at start.
+    copy_bytes: int = 256 * MIB
+    process_bytes: int = 1024 * MIB
+    #: Time to wait for an interrupted query.
+    stop_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlightLimits:
     """Limits of one Flight endpoint."""
 
@@ -165,10 +179,6 @@ DISPATCH_BEHIND_BYTES = 1024 * MIB
 ASYNC_SYNC_MS = 500
 QUERY_TIMEOUT_S = 30.0
 QUERY_TIMEOUT_MAX_S = 24 * 3600
-#: Bytes that are copied to the process of a query that DuckDB may fail to interrupt, and the memory
-#: of that process beyond its memory at start.
-QUERY_COPY_BYTES = 256 * MIB
-QUERY_PROCESS_BYTES = 1024 * MIB
 #: Unread messages up to which the matching lag of a tag filter is exact; above it, and for SQL92
 #: filters, the lag is extrapolated from a sample of the second size.
 LAG_COUNTED_ROWS = 10_000_000

@@ -190,12 +190,12 @@ def _homes_begin_with_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     begun.close()
     copied = (FILE_NAME, f"{EVENTS}/{NOTHING}", f"{SNAPSHOTS}/{NOTHING}")
 
-    def open_copy(path: Path, *, memory_bytes: int, threads: int = 1) -> Database:
+    def open_copy(path: Path, **how: Any) -> Database:
         if not path.exists():
             for name in copied:
                 (path.parent / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, path.parent / name)
-        return OPEN_DATABASE(path, memory_bytes=memory_bytes, threads=threads)
+        return OPEN_DATABASE(path, **how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "open", open_copy)

@@ -55,7 +55,7 @@ class FlightServer:
         access: Access | None = None,
         certificate: Certificate | None = None,
         insecure: bool = False,
-        allowed: limits.FlightLimits = limits.FlightLimits(),  # noqa: B008 - it is frozen
+        allowed: limits.FlightLimits = limits.FlightLimits(),
     ) -> None:
         """Listen.
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store import (
     connection,
@@ -53,7 +54,14 @@ _Answer = TypeVar("_Answer")
 class Database:
     """The open ``state.duckdb`` of a home. Any thread may use it."""
 
-    def __init__(self, root: duckdb.DuckDBPyConnection, home: Path, *, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        root: duckdb.DuckDBPyConnection,
+        home: Path,
+        *,
+        memory_bytes: int,
+        queries: QueryLimits,
+    ) -> None:
         self._home = home
         self._sweep = history.Sweep(home)
         self._files = history.FilesInUse(home)
@@ -69,6 +77,7 @@ class Database:
             [root.cursor() for _ in range(_QUERIES)],
             operator_bytes=share,
             prepare=self._files.update,
+            limits=queries,
         )
         self._writer.execute(named("lock_settings"))
         self._fold = Fold(self._writer)
@@ -80,8 +89,21 @@ class Database:
         self._closed = False
 
     @classmethod
-    def open(cls, path: Path, *, memory_bytes: int, threads: int = 1) -> Self:
+    def open(
+        cls,
+        path: Path,
+        *,
+        memory_bytes: int,
+        threads: int = 1,
+        queries: QueryLimits = QueryLimits(),
+    ) -> Self:
         """Open the database of a home, or create it.
+
+        Args:
+            path: its file.
+            memory_bytes: memory of DuckDB.
+            threads: of DuckDB.
+            queries: limits of queries.
 
         Raises:
             StoreFullError: the disk has no space for the writes of opening.
@@ -91,7 +113,7 @@ class Database:
             root = connection.connect(path, memory_bytes=memory_bytes, threads=threads)
             try:
                 history.let_in(root, path.parent)
-                return cls(root, path.parent, memory_bytes=memory_bytes)
+                return cls(root, path.parent, memory_bytes=memory_bytes, queries=queries)
             except BaseException:
                 root.close()
                 raise

@@ -30,17 +30,17 @@ def open_log(tmp_path: Path) -> Iterator[OpenLog]:
 class OpenDatabase(Protocol):
     """Opens the database of this test, again and again."""
 
-    def __call__(self) -> Database: ...
+    def __call__(self, **how: Any) -> Database: ...
 
 
 @pytest.fixture
 def open_database(tmp_path: Path) -> Iterator[OpenDatabase]:
     opened: list[Database] = []
 
-    def open_it() -> Database:
+    def open_it(**how: Any) -> Database:
         if opened:
             opened[-1].close()
-        opened.append(Database.open(tmp_path / "state.duckdb", memory_bytes=128 * MIB))
+        opened.append(Database.open(tmp_path / "state.duckdb", memory_bytes=128 * MIB, **how))
         return opened[-1]
 
     yield open_it

@@ -10,9 +10,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline import limits
 from rmq_pipeline.errors import QueryError
-from rmq_pipeline.limits import MIB
+from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.query import process, runner
@@ -29,9 +28,15 @@ FOREVER = "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000)) AS dista
 
 
 @pytest.fixture
-def database(open_database: OpenDatabase) -> Database:
+def limits(request: pytest.FixtureRequest) -> QueryLimits:
+    """Limits of queries; a parameter of this name changes some."""
+    return QueryLimits(**getattr(request, "param", {}))
+
+
+@pytest.fixture
+def database(open_database: OpenDatabase, limits: QueryLimits) -> Database:
     """Topic departures (2) with messages, some leased to group rotations (1), and its state."""
-    database = open_database()
+    database = open_database(queries=limits)
     names = [
         rows.topic(SCHEDULE_TOPIC_ID, "SCHEDULE_TOPIC_XXXX", queues=19),
         rows.topic(2, "departures", type="fifo", queues=2),
@@ -134,20 +139,16 @@ def test_it_ends_when_the_broker_is_gone(database: Database, eventually: Eventua
         "length(repeat('a', 2000000000))",
     ],
 )
-def test_its_memory_has_a_bound(
-    database: Database, greedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "QUERY_PROCESS_BYTES", 128 * MIB)
-
+@pytest.mark.parametrize("limits", [{"process_bytes": 128 * MIB}], indirect=True)
+def test_its_memory_has_a_bound(database: Database, greedy: str) -> None:
     with pytest.raises(QueryError, match="more memory than its process may use: 128 MiB"):
         database.query(f"SELECT {greedy}", timeout_s=60)
 
     assert children() == []
 
 
-def test_what_it_reads_has_a_bound(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "QUERY_COPY_BYTES", 10)
-
+@pytest.mark.parametrize("limits", [{"copy_bytes": 10}], indirect=True)
+def test_what_it_reads_has_a_bound(database: Database) -> None:
     with pytest.raises(QueryError, match="reads more than 0 MiB") as error:
         database.query("SELECT replace(message_id, 'a', 'b') FROM messages", timeout_s=60)
 
@@ -156,9 +157,8 @@ def test_what_it_reads_has_a_bound(database: Database, monkeypatch: pytest.Monke
     assert database.query(query, timeout_s=60).num_rows == 0
 
 
-def test_its_answer_has_a_bound(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RESULT_BYTES", MIB)
-
+@pytest.mark.parametrize("limits", [{"result_bytes": MIB}], indirect=True)
+def test_its_answer_has_a_bound(database: Database) -> None:
     with pytest.raises(QueryError, match="larger than 1 MiB"):
         database.query("SELECT repeat('a', 100) FROM range(1000000)", timeout_s=60)
 

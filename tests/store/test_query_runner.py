@@ -7,7 +7,7 @@ import pytest
 
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError, StorageError
-from rmq_pipeline.limits import MIB
+from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.query import runner
 from tests.conftest import Eventually
@@ -18,8 +18,14 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 @pytest.fixture
-def database(open_database: OpenDatabase) -> Database:
-    return open_database()
+def limits(request: pytest.FixtureRequest) -> QueryLimits:
+    """Limits of queries; a parameter of this name changes some."""
+    return QueryLimits(**getattr(request, "param", {}))
+
+
+@pytest.fixture
+def database(open_database: OpenDatabase, limits: QueryLimits) -> Database:
+    return open_database(queries=limits)
 
 
 def run_in_thread(database: Database, sql: str) -> tuple[threading.Thread, list[str]]:
@@ -127,9 +133,8 @@ def test_a_file_that_is_exported_is_ended_when_the_database_closes(
     assert len(said) == 1
 
 
-def test_answer_has_a_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RESULT_BYTES", MIB)
-
+@pytest.mark.parametrize("limits", [{"result_bytes": MIB}], indirect=True)
+def test_answer_has_a_limit(database: Database) -> None:
     with pytest.raises(QueryError, match="larger than 1 MiB"):
         database.query("SELECT * FROM range(1000000)", timeout_s=30)
 
@@ -174,10 +179,8 @@ def test_dispatch_goes_on_beside_greedy_queries(database: Database) -> None:
         assert "memory" in said[0]
 
 
-def test_a_query_that_outlives_its_runner_lets_the_database_go(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_STOP_S", 0.1)
+@pytest.mark.parametrize("limits", [{"stop_s": 0.1}], indirect=True)
+def test_a_query_that_outlives_its_runner_lets_the_database_go(database: Database) -> None:
     queries = database._queries
     begun, may_end = threading.Event(), threading.Event()
     cursors: list[duckdb.DuckDBPyConnection] = []

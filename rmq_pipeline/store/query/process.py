@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import duckdb
 import pyarrow as pa
 
-from rmq_pipeline import limits
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
-from rmq_pipeline.limits import MIB
+from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.statements import named, quoted
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ def read_batches(reader: Iterable[pa.RecordBatch], *, most_bytes: int) -> list[p
 class QueryProcesses:
     """Starts one process per query, at most ``most`` at the same time."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limits: QueryLimits, most: int) -> None:
+        self._limits = limits
         self._turns = threading.Semaphore(most)
         self._lock = threading.Lock()
         self._running: set[QueryProcess] = set()
@@ -93,7 +93,7 @@ class QueryProcesses:
             with self._lock:
                 if self._closed:
                     raise QueryError("The broker closes the home.", remedy=LATER)
-                process = _start(timeout_s=timeout_s, deadline=deadline)
+                process = _start(self._limits, timeout_s=timeout_s, deadline=deadline)
                 self._running.add(process)
             try:
                 yield process
@@ -132,7 +132,8 @@ class _Copies:
 class QueryProcess:
     """The process of one query: ``feed`` copies its rows, then ``answer`` reads the result."""
 
-    def __init__(self, *, timeout_s: float, deadline: Deadline) -> None:
+    def __init__(self, limits: QueryLimits, *, timeout_s: float, deadline: Deadline) -> None:
+        self._limits = limits
         self._timeout_s = timeout_s
         #: While the phase is "copying", a transaction is open for this process.
         self.phase: Literal["starting", "copying", "running"] = "starting"
@@ -185,14 +186,14 @@ class QueryProcess:
                 _macro(name, parameters[name], calls=calls) for name, calls in copies.calls.items()
             ],
             "lock": named("lock_settings"),
-            "memory_bytes": limits.QUERY_PROCESS_BYTES,
-            "config": _CONFIG | {"memory_limit": f"{limits.QUERY_PROCESS_BYTES // 2}B"},
+            "memory_bytes": self._limits.process_bytes,
+            "config": _CONFIG | {"memory_limit": f"{self._limits.process_bytes // 2}B"},
         }
         self.phase = "copying"
         with self._explained():
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(given).encode() + b"\n")
-            room = limits.QUERY_COPY_BYTES
+            room = self._limits.copy_bytes
             for source in sources:
                 room = self._copy(cursor, source, room=room)
             self._process.stdin.flush()
@@ -277,7 +278,7 @@ class QueryProcess:
                 room -= batch.nbytes
                 if room < 0:
                     raise QueryError(
-                        f"The query reads more than {limits.QUERY_COPY_BYTES // MIB} MiB. It uses "
+                        f"The query reads more than {self._limits.copy_bytes // MIB} MiB. It uses "
                         "a function that DuckDB may not interrupt, so it runs in a process of its "
                         "own, and the rows that it reads are copied to that process.",
                         remedy="Compare columns with constants in WHERE, name the columns, or "
@@ -307,7 +308,7 @@ class QueryProcess:
         if said["memory"]:
             return QueryError(
                 "The query needs more memory than its process may use: "
-                f"{limits.QUERY_PROCESS_BYTES // MIB} MiB.",
+                f"{self._limits.process_bytes // MIB} MiB.",
                 remedy="Select fewer rows or columns.",
             )
         if not said["text"]:
@@ -323,9 +324,9 @@ class QueryProcess:
         return None
 
 
-def _start(*, timeout_s: float, deadline: Deadline) -> QueryProcess:
+def _start(limits: QueryLimits, *, timeout_s: float, deadline: Deadline) -> QueryProcess:
     try:
-        return QueryProcess(timeout_s=timeout_s, deadline=deadline)
+        return QueryProcess(limits, timeout_s=timeout_s, deadline=deadline)
     except OSError as error:
         raise QueryError(
             f"The query needs a process of its own, which did not start: {error}.", remedy=LATER

@@ -11,18 +11,14 @@ import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
-from rmq_pipeline.limits import MIB
+from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.store.connection import is_short_of_memory
 from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error, read_batches
 from rmq_pipeline.store.statements import named, view_macros
 
-#: Query results are held in memory outside DuckDB's limit.
-RESULT_BYTES: Final = 256 * MIB
 _BATCH_ROWS: Final = 65_536
-#: Time to wait for an interrupted query, and the interval of interruptions: DuckDB loses an
-#: interruption that arrives between two statements.
-_STOP_S: Final = 5.0
+#: Interval of interruptions: DuckDB loses an interruption that arrives between two statements.
 _AGAIN_S: Final = 0.05
 #: A late interruption may hit the end of a transaction.
 _TRIES: Final = 3
@@ -36,6 +32,7 @@ class QueryRunner:
         prepare: called with the cursor at the beginning of each query's transaction.
         operator_bytes: memory limit of the sorts and hash tables of one query. Lists and texts that
             a query aggregates do not count; ``stop`` frees their memory.
+        limits: sizes and times.
     """
 
     def __init__(
@@ -44,7 +41,9 @@ class QueryRunner:
         *,
         operator_bytes: int,
         prepare: Callable[[duckdb.DuckDBPyConnection], None],
+        limits: QueryLimits = QueryLimits(),
     ) -> None:
+        self._limits = limits
         self._cursors = tuple(cursors)
         self._prepare = prepare
         #: Creates the cursors that parse queries before they are admitted. One thread at a time
@@ -53,7 +52,7 @@ class QueryRunner:
         self._parser_lock = threading.Lock()
         #: Macros that stand for views, each with its parameter.
         self.macros = view_macros()
-        self._processes = QueryProcesses(len(cursors))
+        self._processes = QueryProcesses(limits, len(cursors))
         self._free: queue.LifoQueue[duckdb.DuckDBPyConnection] = queue.LifoQueue()
         for cursor in cursors:
             cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
@@ -68,7 +67,7 @@ class QueryRunner:
 
         Raises:
             QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
-                than RESULT_BYTES, or it was stopped to free memory or for a checkpoint.
+                than the limits allow, or it was stopped to free memory or for a checkpoint.
         """
         deadline = Deadline(timeout_s)
         if self._is_interruptible(sql):
@@ -91,7 +90,7 @@ class QueryRunner:
                 )
 
             self._in_turn(feed, timeout_s=timeout_s, deadline=deadline)
-            return process.answer(RESULT_BYTES)
+            return process.answer(self._limits.result_bytes)
 
     def _is_interruptible(self, sql: str) -> bool:
         # The connection may be closed. Under the lock, because closing it closes the cursor, too,
@@ -195,7 +194,7 @@ class QueryRunner:
         self._begin(cursor, sql)
         # Close the reader: while it is open, a rollback does not end the transaction.
         with cursor.sql(sql).to_arrow_reader(_BATCH_ROWS) as reader:
-            batches = read_batches(reader, most_bytes=RESULT_BYTES)
+            batches = read_batches(reader, most_bytes=self._limits.result_bytes)
             return pa.Table.from_batches(batches, schema=reader.schema)
 
     def _take(self, timeout_s: float) -> duckdb.DuckDBPyConnection | None:
@@ -205,7 +204,7 @@ class QueryRunner:
             return self._take_interrupted()
 
     def _take_interrupted(self) -> duckdb.DuckDBPyConnection | None:
-        deadline = Deadline(_STOP_S)
+        deadline = Deadline(self._limits.stop_s)
         while True:
             self._processes.stop_copies()
             for cursor in self._cursors:
