@@ -24,7 +24,7 @@ from rmq_pipeline.consumer.puller import Leasing, Puller, Service, Source
 from rmq_pipeline.consumer.push_settings import PushSettings
 from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
-from rmq_pipeline.consumer.settler import LEASE_MS, Retries, Settler, Settling
+from rmq_pipeline.consumer.settler import Retries, Settler, Settling
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.workers import Timetable, Workers
 from rmq_pipeline.errors import RocketMQError
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 #: Intervals of the checks for stuck workers, and for calls that time out.
 LOOK_MS: Final = 100
 EXPIRE_MS: Final = 1_000
-#: Interval of the check for pulls that have stopped.
-PULLS_MS: Final = 10_000
 
 
 class Consuming:
@@ -129,6 +127,7 @@ class Consuming:
                 self._verbs,
                 settings.group,
                 held=self._leased if renews else None,
+                pace=settings.pace,
             )
             self._settling = self._settler
         return OwnedQueues(
@@ -138,6 +137,7 @@ class Consuming:
             report=self._report,
             places=places,
             ordered=settings.order != "concurrently",
+            pull_expiry_ms=settings.pace.pull_expiry_ms,
         )
 
     def _serve(self, calling: Calling, group: Mapping[str, Any]) -> Service:
@@ -195,7 +195,7 @@ class Consuming:
             self._verbs,
             settings.group,
             client_id=settings.client_id,
-            lease_ms=limits.INVISIBLE_MAX_MS if locking else LEASE_MS,
+            lease_ms=limits.INVISIBLE_MAX_MS if locking else settings.pace.lease_ms,
             restart=self.queues.restart if locking else None,
         )
 
@@ -242,7 +242,7 @@ class Consuming:
             self._pull(subscription)
         self.timetable.every(LOOK_MS, self.workers.look)
         self.timetable.every(min(EXPIRE_MS, settings.consume_timeout_ms), self._service.expire)
-        self.timetable.every(PULLS_MS, self._renew_pulls)
+        self.timetable.every(settings.pace.pulls_ms, self._renew_pulls)
         if settings.is_broadcasting:
             self.timetable.every(KEEP_MS, self._keep)
 

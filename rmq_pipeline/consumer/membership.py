@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.errors import BusyError, RocketMQError
 from rmq_pipeline.verbs import Verbs
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 BEAT_MS: Final = 5_000
 #: Pause after an error.
 _PAUSE_S: Final = 1.0
-#: Minimum interval between two heartbeats, even if the group changes often.
-_GAP_S: Final = 0.05
 #: Place of a message: topic, queue_id, queue_offset.
 Place = tuple[str, int, int]
 
@@ -89,6 +88,7 @@ class Membership:
         topics: Callable[[], list[str]],
         details: Callable[[], Mapping[str, Any]],
         changed: Callable[[], None],
+        gap_s: float = Pace().beat_gap_s,
     ) -> None:
         """Prepare the membership; ``join`` starts it.
 
@@ -96,8 +96,9 @@ class Membership:
             topics: returns the subscribed topics; called before every heartbeat.
             details: returns the report of this member; called before every heartbeat.
             changed: called from the thread after members, topics, resets or suspects changed.
+            gap_s: minimum interval between two heartbeats, even if the group changes often.
         """
-        self._verbs = verbs
+        self._verbs, self._gap_s = verbs, gap_s
         self._group, self._client_id = group, client_id
         self._topics, self._details, self._changed = topics, details, changed
         self._version = -1
@@ -150,7 +151,7 @@ class Membership:
             try:
                 self._beat(wait_ms=BEAT_MS)
                 silent = False
-                pause_s = max(0.0, began + _GAP_S - time.monotonic())
+                pause_s = max(0.0, began + self._gap_s - time.monotonic())
             except RocketMQError as error:
                 if not silent and not self._closed.is_set():
                     level = logging.INFO if isinstance(error, BusyError) else logging.WARNING

@@ -3,18 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.settler import Settling
 
 log = logging.getLogger(__name__)
-
-#: A queue that was not pulled for this long is restarted (semantics §6.3).
-PULL_EXPIRY_MS: Final = 120_000
 
 
 class Places(Protocol):
@@ -45,6 +43,7 @@ class OwnedQueues:
         report: Callable[[Mapping[str, list[ProcessQueue]]], dict[str, Any]],
         places: Places | None,
         ordered: bool,
+        pull_expiry_ms: int = Pace().pull_expiry_ms,
     ) -> None:
         """Prepare to own queues.
 
@@ -54,7 +53,9 @@ class OwnedQueues:
             places: offsets of queues that are read by offset; None for leased queues.
             ordered: queues have locks, and a restarted queue waits for its running calls. The end
                 of a lock ends its leases; without locks, messages of a dropped queue are released.
+            pull_expiry_ms: ``expired`` restarts a queue that was not pulled for this long.
         """
+        self._pull_expiry_ms = pull_expiry_ms
         self._settling, self._clock, self._wake = settling, clock, wake
         self._report, self._places, self._ordered = report, places, ordered
         self._lock = threading.Lock()
@@ -135,12 +136,13 @@ class OwnedQueues:
         self._restart(held.queue, releases=releases)
 
     def expired(self) -> set[str]:
-        """Restart queues that were not pulled for 2 minutes; return their topics."""
-        before_ms = self._clock.now_ms() - PULL_EXPIRY_MS
+        """Restart queues that were not pulled for too long; return their topics."""
+        before_ms = self._clock.now_ms() - self._pull_expiry_ms
         with self._lock:
             stale = [held for held in self._owned.values() if held.pulled_at_ms <= before_ms]
         for held in stale:
-            log.warning("%s was not pulled for 2 minutes; restarting it", held.queue.key)
+            seconds = self._pull_expiry_ms // 1000
+            log.warning("%s was not pulled for %d s; restarting it", held.queue.key, seconds)
             self.restart(held, releases=not self._ordered)
         return {held.queue.topic for held in stale}
 

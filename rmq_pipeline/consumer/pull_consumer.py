@@ -25,8 +25,9 @@ from rmq_pipeline.consumer.offset_store import (
     StartFrom,
     checked_interval,
 )
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import Thresholds
-from rmq_pipeline.consumer.rebalancing import Model, Pace, QueueListener, Rebalancer
+from rmq_pipeline.consumer.rebalancing import Model, QueueListener, Rebalancer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.consumer.statistics import Statistics
 from rmq_pipeline.consumer.workers import Timetable

@@ -11,8 +11,9 @@ from rmq_pipeline.consumer.by_key import KeyOf, by_keys, by_message_group
 from rmq_pipeline.consumer.listener import Hook
 from rmq_pipeline.consumer.message_queue import BROKER_NAME
 from rmq_pipeline.consumer.offset_store import StartFrom, checked_start
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import Thresholds
-from rmq_pipeline.consumer.rebalancing import Model, Pace
+from rmq_pipeline.consumer.rebalancing import Model
 from rmq_pipeline.errors import ConsumerUsageError
 
 #: Order of the calls of the listener.
@@ -71,8 +72,8 @@ class PushOptions(TypedDict, total=False):
     offsets_folder: Path | str | None
     #: Broker name of all queues; ``room@name`` for strategies that use machine rooms.
     broker_name: str
-    #: Timing of heartbeats, locks and rebalances.
-    pace: Pace | None
+    #: Times of heartbeats, rebalances, locks and leases.
+    pace: Pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class PushSettings:
     hooks: Sequence[Hook] = ()
     offsets_folder: Path | str | None = None
     broker_name: str = BROKER_NAME
-    pace: Pace | None = None
+    pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         """Check the settings.

@@ -10,21 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rmq_pipeline.consumer.allocation import Strategy, average
 from rmq_pipeline.consumer.membership import Membership
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, by_topic, queues_of
+from rmq_pipeline.consumer.pace import LOCK_MS, Pace
 from rmq_pipeline.errors import BusyError, RocketMQError, TopicNotFoundError
 from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
-
-#: Duration of a lock at the broker.
-LOCK_MS: Final = 60_000
-RENEW_S: Final = 20.0
-#: The first renewal is early: a lock taken at the start of a slow call soon gets its full time.
-FIRST_RENEW_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -175,30 +170,6 @@ class QueueOwner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Intervals of rebalances, locks and fetches, with RocketMQ's values."""
-
-    balanced_s: float = 20.0
-    unbalanced_s: float = 1.0
-    #: Minimum time between two rebalances, even if the group changes often.
-    gap_s: float = 1.0
-    #: Interval at which ``drop`` and ``reset`` of the owner are retried.
-    ask_s: float = 0.1
-    #: Time after which a dropped queue is unlocked although its owner still works on it. The lock
-    #: is no longer renewed, but lasts longer than this.
-    let_go_s: float = 20.0
-    #: Duration of a lock at the broker; its holder trusts it for half of that.
-    lock_ms: int = LOCK_MS
-    renew_s: float = RENEW_S
-    first_renew_s: float = FIRST_RENEW_S
-    #: Interval of checks for new queues while queues are assigned.
-    look_s: float = 30.0
-    #: Wait of a pull consumer's fetch at the broker. A new or reset queue waits at most as long,
-    #: and a poll ends its wait.
-    fetch_ms: int = 1_000
-
-
 class Rebalancer:
     """Rebalancer of one client: keeps it a member and passes its share to a QueueOwner."""
 
@@ -239,6 +210,7 @@ class Rebalancer:
             topics=lambda: list(self._topics),
             details=owner.report,
             changed=self.rebalance_soon,
+            gap_s=self._pace.beat_gap_s,
         )
         #: Owned queues, each with the number of resets that its owner knows.
         self._owned: dict[MessageQueue, int] = {}

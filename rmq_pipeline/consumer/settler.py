@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rmq_pipeline import schema
 from rmq_pipeline.clock import Clock, Deadline
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.errors import (
@@ -26,16 +27,11 @@ from rmq_pipeline.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
-#: Minimum time between two calls, so that results are batched; ``hurry`` skips it.
-GAP_S: Final = 0.025
 #: Pause before a call is repeated that had no reply or that the broker was too busy for.
 PAUSE_S: Final = 0.2
 #: Pause before refused results are sent again, doubled each time up to the maximum.
 REFUSED_S: Final = 1.0
 REFUSED_MOST_S: Final = 30.0
-#: Duration of renewed leases, and interval of the renewals.
-LEASE_MS: Final = 30_000
-RENEW_S: Final = 10.0
 
 _T = TypeVar("_T")
 
@@ -88,13 +84,16 @@ class Settler:
         group: str,
         *,
         held: Callable[[], Iterable[ReceivedMessage]] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
             held: returns the messages whose leases must be renewed; None: no renewals.
+            pace: the times of leases and calls.
         """
         self._verbs, self._group, self._held = verbs, group, held
+        self._pace = pace or Pace()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._renewed_at = self._called_at = time.monotonic()
         #: Results refused for another reason than their receipt, and the time of the next try.
@@ -154,7 +153,10 @@ class Settler:
             if not goes_on:
                 self._close_unsettled()
                 return
-            if self._held is not None and time.monotonic() - self._renewed_at >= RENEW_S:
+            if (
+                self._held is not None
+                and time.monotonic() - self._renewed_at >= self._pace.lease_renew_s
+            ):
                 self._renewed_at = time.monotonic()
                 self._renew(list(self._held()))
 
@@ -163,14 +165,14 @@ class Settler:
         work: list[_Work] = []
         moments = [self._refused_until] if self._refused else []
         if self._held is not None:
-            moments.append(self._renewed_at + RENEW_S)
+            moments.append(self._renewed_at + self._pace.lease_renew_s)
         wait_s = max(0.0, min(moments) - time.monotonic()) if moments else None
         try:
             first = self._work.get(timeout=wait_s)
             if first is None:
                 return work, False
             work.append(first)
-            gap_s = self._called_at + GAP_S - time.monotonic()
+            gap_s = self._called_at + self._pace.settle_gap_s - time.monotonic()
             if gap_s > 0:
                 self._hurried.wait(gap_s)
             self._hurried.clear()
@@ -247,7 +249,7 @@ class Settler:
     def _renew(self, messages: list[ReceivedMessage]) -> None:
         def change(some: Sequence[ReceivedMessage]) -> None:
             receipts = [message.receipt_handle for message in some]
-            renewed = self._verbs.change_invisible_duration(receipts, LEASE_MS)
+            renewed = self._verbs.change_invisible_duration(receipts, self._pace.lease_ms)
             handles = renewed.column("receipt_handle").to_pylist()
             for message, handle in zip(some, handles, strict=True):
                 message.receipt_handle = handle

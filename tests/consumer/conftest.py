@@ -11,8 +11,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.pull_consumer import PullConsumer
-from rmq_pipeline.consumer.rebalancing import Pace
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.settings import Settings

@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.pull_consumer import PullConsumer
 from rmq_pipeline.consumer.push_consumer import PushConsumer
-from rmq_pipeline.consumer.rebalancing import Pace
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.flight.client import Client
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer import consuming, owned_queues
 from rmq_pipeline.consumer.message_queue import BROKER_NAME, MessageQueue, Subscription
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.puller import Leasing
@@ -148,8 +148,7 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.create_group("g")
-    monkeypatch.setattr(consuming, "PULLS_MS", 50)
-    monkeypatch.setattr(owned_queues, "PULL_EXPIRY_MS", 300)
+    pace = replace(FAST, pulls_ms=50, pull_expiry_ms=300)
     pull = Leasing.pull
     hung, replaced = threading.Event(), threading.Event()
 
@@ -163,7 +162,7 @@ def test_no_pull_is_left_when_one_hung_while_the_consumer_was_closed(
 
     monkeypatch.setattr(Leasing, "pull", hanging)
     before = set(threading.enumerate())
-    listening = consumer(broker, "concurrently", close_timeout_s=30)
+    listening = consumer(broker, "concurrently", close_timeout_s=30, pace=pace)
     with listening.listen(lambda _messages, _context: "success"):
         assert hung.wait(30)
 

@@ -10,8 +10,9 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.push_consumer import PushConsumer
-from rmq_pipeline.consumer.rebalancing import Pace, Rebalancer
+from rmq_pipeline.consumer.rebalancing import Rebalancer
 from rmq_pipeline.errors import BusyError, RocketMQError, StorageError
 from tests.consumer.conftest import FAST, SMALL, bodies
 from tests.consumer.listening import Heard

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_pipeline.consumer import membership
 from rmq_pipeline.consumer.membership import Membership
 from rmq_pipeline.verbs import Verbs
 from tests.consumer.pieces import Gate
@@ -53,7 +52,7 @@ class Hub:
 class Setup:
     """A member with a list of topics, and what it knew each time the group had changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, **how: float) -> None:
         self.hub = Hub()
         self.topics = ["one"]
         self.known: list[set[str]] = []
@@ -64,6 +63,7 @@ class Setup:
             topics=lambda: list(self.topics),
             details=dict,
             changed=self._changed,
+            **how,
         )
         self.membership.join()
 
@@ -78,12 +78,9 @@ def setup() -> Iterator[Setup]:
     setup.membership.leave()
 
 
-def test_a_heartbeat_waits_at_the_broker_from_the_first_moment_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_heartbeat_waits_at_the_broker_from_the_first_moment_on() -> None:
     """A process that dies before is missed after 120 s only, and its queues stand."""
-    monkeypatch.setattr(membership, "_GAP_S", 60.0)
-    setup = Setup()
+    setup = Setup(gap_s=60.0)
 
     waits = setup.hub.answer.arrived.wait(10)
 

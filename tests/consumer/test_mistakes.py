@@ -12,11 +12,11 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.pull_consumer import PullConsumer
 from rmq_pipeline.consumer.puller import Puller
 from rmq_pipeline.consumer.push_consumer import PushConsumer
-from rmq_pipeline.consumer.rebalancing import Pace
 from rmq_pipeline.consumer.received_message import messages_of
 from rmq_pipeline.consumer.settler import Part, Settler
 from rmq_pipeline.consumer.statistics import Statistics

@@ -13,7 +13,7 @@ from rmq_pipeline.consumer import MessageQueue
 from rmq_pipeline.consumer.allocation import MachineRoomNearby
 from rmq_pipeline.consumer.message_queue import queues_of
 from rmq_pipeline.consumer.offset_store import DamagedOffsetsError, OffsetFile
-from rmq_pipeline.consumer.rebalancing import LOCK_MS
+from rmq_pipeline.consumer.pace import LOCK_MS
 from rmq_pipeline.errors import (
     AllocationError,
     BrokerUnavailableError,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import SystemClock
-from rmq_pipeline.consumer import consuming, settler
 from rmq_pipeline.consumer.process_queue import Thresholds
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.errors import BrokerUnavailableError
 from tests.consumer.between import Between
-from tests.consumer.conftest import bodies
+from tests.consumer.conftest import FAST, bodies
 from tests.consumer.listening import Heard, consumer, rows_of, unread
 from tests.consumer.pieces import Gate
 from tests.waiting import until
@@ -152,11 +152,9 @@ def test_a_call_that_takes_too_long_is_sent_back_and_its_answer_ignored(
 
 
 def test_a_call_keeps_its_lease_however_long_it_takes(
-    verbs: Broker, topic: Make, group: Make, monkeypatch: pytest.MonkeyPatch
+    verbs: Broker, topic: Make, group: Make
 ) -> None:
-    for module in (consuming, settler):
-        monkeypatch.setattr(module, "LEASE_MS", 6000)
-    monkeypatch.setattr(settler, "RENEW_S", 0.05)
+    pace = replace(FAST, lease_ms=6000, lease_renew_s=0.05)
     gate = Gate()
 
     def hang(messages: Any, _context: Any) -> str:
@@ -168,7 +166,7 @@ def test_a_call_keeps_its_lease_however_long_it_takes(
     verbs.send(name, bodies(0, 1))
     heard = Heard(hang)
 
-    with consumer(verbs, readers, name).listen(heard):
+    with consumer(verbs, readers, name, pace=pace).listen(heard):
         assert gate.arrived.wait(30)
         leased_until = rows_of(verbs, "in_flight", readers, "visible_at_ms")
         # A lease later it is still the same delivery.

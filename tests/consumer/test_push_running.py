@@ -12,7 +12,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.consumer.listener import Call
-from rmq_pipeline.consumer.owned_queues import PULL_EXPIRY_MS
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.errors import (
     ConsumerGroupNotFoundError,
@@ -150,7 +150,7 @@ def test_a_pull_that_hangs_is_made_up_for_by_another_after_two_minutes(
     with consumer(cast(Broker, between), readers, name, clock=clock).listen(heard):
         assert gate.arrived.wait(30)
         verbs.send(name, bodies(0, 3))
-        clock.advance(PULL_EXPIRY_MS - 1)
+        clock.advance(Pace().pull_expiry_ms - 1)
         assert not threading.Event().wait(0.1)
         assert heard.bodies == []
         # No further: the pull that makes up for it must not expire as well.
@@ -158,7 +158,7 @@ def test_a_pull_that_hangs_is_made_up_for_by_another_after_two_minutes(
         heard.wait(3)
         gate.open()
 
-    assert "was not pulled for 2 minutes; restarting it" in caplog.text
+    assert "was not pulled for 120 s; restarting it" in caplog.text
     assert sorted(heard.bodies) == [0, 1, 2]
 
 

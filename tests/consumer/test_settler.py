@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.consumer import settler as timing
 from rmq_pipeline.consumer.message_queue import MessageQueue
+from rmq_pipeline.consumer.pace import Pace
 from rmq_pipeline.consumer.process_queue import ProcessQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage, messages_of
 from rmq_pipeline.consumer.settler import Part, Settler
@@ -27,11 +27,11 @@ Make = Callable[..., Any]
 class Setup:
     """A topic of one queue, a group, and a settler of its deliveries."""
 
-    def __init__(self, verbs: Broker, topic: str, group: str) -> None:
+    def __init__(self, verbs: Broker, topic: str, group: str, pace: Pace | None = None) -> None:
         self.verbs, self.topic, self.group = verbs, topic, group
         self.between = Between(verbs)
         self.queue = ProcessQueue(MessageQueue(topic, "rmq", 0), now_ms=0)
-        self.settler = Settler(cast(Any, self.between), group)
+        self.settler = Settler(cast(Any, self.between), group, pace=pace)
 
     def receive(self, n: int, *, invisible_ms: int = 60_000) -> list[ReceivedMessage]:
         self.verbs.send(self.topic, bodies(0, n))
@@ -81,9 +81,9 @@ def test_what_is_settled_during_a_call_goes_with_the_next(setup: Setup) -> None:
 
 
 def test_results_wait_for_others_unless_somebody_waits_for_them(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    verbs: Broker, topic: Make, group: Make
 ) -> None:
-    monkeypatch.setattr(timing, "GAP_S", 3600.0)
+    setup = Setup(verbs, topic(queues=1), group(), Pace(settle_gap_s=3600.0))
     setup.settler.settle(Part(setup.receive(1)))
     assert not threading.Event().wait(0.05)
     assert setup.between.calls == []
@@ -92,6 +92,7 @@ def test_results_wait_for_others_unless_somebody_waits_for_them(
     setup.settled()
 
     assert setup.between.calls == [("ack", 1)]
+    setup.settler.close(5)
 
 
 def test_failures_carry_their_reason_to_the_broker(setup: Setup) -> None:
@@ -255,12 +256,14 @@ def test_what_is_refused_until_the_end_is_told_once_more_and_comes_again(
 
 
 def test_leases_are_renewed_while_messages_are_held(
-    verbs: Broker, topic: Make, group: Make, monkeypatch: pytest.MonkeyPatch
+    verbs: Broker, topic: Make, group: Make
 ) -> None:
-    monkeypatch.setattr(timing, "RENEW_S", 0.02)
+    often = Pace(lease_renew_s=0.02)
     setup = Setup(verbs, topic(queues=1), group())
     setup.settler.close(5)
-    setup.settler = Settler(cast(Any, setup.between), setup.group, held=setup.queue.held)
+    setup.settler = Settler(
+        cast(Any, setup.between), setup.group, held=setup.queue.held, pace=often
+    )
     done, lost = setup.receive(2)
     before = done.receipt_handle, lost.receipt_handle
     waits = setup.receive(1)[0]
@@ -275,9 +278,9 @@ def test_leases_are_renewed_while_messages_are_held(
 
     until(lambda: done.receipt_handle != before[0])
     # A renewal in between would make the receipts old ones again and again.
-    monkeypatch.setattr(timing, "RENEW_S", 3600.0)
+    setup.settler._pace = Pace(lease_renew_s=3600.0)
     until(are_acked)
-    monkeypatch.setattr(timing, "RENEW_S", 0.02)
+    setup.settler._pace = often
     # It wakes the thread, which finds out at the next renewal what is lost.
     setup.settler.settle(Part([done]))
     until(lambda: all(message is not waits for message in setup.queue.held()))
