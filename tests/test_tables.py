@@ -1,11 +1,12 @@
 import struct
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.errors import TableSchemaError
-from rmq_pipeline.tables import check_size, columns_of, sound
+from rmq_pipeline.tables import check_size, columns_of, sound, with_sound_texts
 from tests.damaged_tables import DAMAGES, Damage
 
 SOUND = pa.table(
@@ -58,6 +59,46 @@ def test_texts_that_are_not_utf8_are_left_to_those_who_know_the_row() -> None:
     assert columns["tag"].view(pa.binary()).to_pylist() == [b"a", b"\xff"]
     with pytest.raises(TableSchemaError, match="Column tag of rows"):
         sound(given, "rows")
+
+
+@pytest.mark.parametrize(
+    ("of_type", "of_bytes", "given", "expected"),
+    [
+        (pa.string(), pa.binary(), b"a\xff", "a\ufffd"),
+        (pa.large_string(), pa.large_binary(), b"a\xff", "a\ufffd"),
+        (pa.list_(pa.string()), pa.list_(pa.binary()), [b"\xff\xfe", None], ["\ufffd\ufffd", None]),
+        (
+            pa.list_(pa.list_(pa.string())),
+            pa.list_(pa.list_(pa.binary())),
+            [[b"\xff"], None],
+            [["\ufffd"], None],
+        ),
+        (
+            pa.map_(pa.string(), pa.string()),
+            pa.map_(pa.binary(), pa.binary()),
+            [(b"\xff", b"\xfe"), (b"b", None)],
+            [("\ufffd", "\ufffd"), ("b", None)],
+        ),
+        (
+            pa.map_(pa.string(), pa.int64()),
+            pa.map_(pa.string(), pa.int64()),
+            [("a", 1)],
+            [("a", 1)],
+        ),
+        (pa.binary(), pa.binary(), b"\xff", b"\xff"),
+    ],
+    ids=str,
+)
+def test_bytes_that_are_not_utf8_are_replaced_in_texts_only(
+    of_type: pa.DataType, of_bytes: pa.DataType, given: Any, expected: Any
+) -> None:
+    broken = pa.record_batch({"c": pa.array([given, None], of_bytes).view(of_type)})
+
+    replaced = with_sound_texts(broken)
+
+    replaced.validate(full=True)
+    assert replaced.schema == broken.schema
+    assert replaced["c"].to_pylist() == [expected, None]
 
 
 def test_broken_texts_do_not_hide_broken_offsets() -> None:
