@@ -36,6 +36,7 @@ from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
+from rmq_pipeline.orchestration.project import CodeLocation
 
 TOPIC = "later"
 SCHEDULED_RUN = "deliver_scheduled"
@@ -195,7 +196,8 @@ def running(folder: Path) -> Iterator[Idle]:
         client.create_topic(TOPIC, type="delay")
         PIPELINE.ensure(client)
         env = {"RMQ_HOME": str(home), "RMQ_BUSY_S": "0"}
-        dagster = stack.enter_context(DevServer(folder / "dagster_home", env=env))
+        code = CodeLocation.find("examples.flights.definitions")
+        dagster = stack.enter_context(DevServer(folder / "dagster_home", env=env, code=code))
         yield Idle(client, dagster)
 
 

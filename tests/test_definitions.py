@@ -1,10 +1,42 @@
 """What Dagster loads: whole, without a broker, and with the lineage of the data."""
 
-import dagster as dg
+from typing import Any
 
-from definitions import defs
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from definitions import defs as checkout
+from examples.flights.definitions import defs
+from rmq_pipeline.dagster import (
+    BrokerResource,
+    Outcome,
+    Pipeline,
+    definitions,
+    python_consumer,
+    topic,
+    transaction_checker,
+)
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from rmq_pipeline.orchestration.windows import JOBS
+
+ORDERS, BILLS = topic("orders"), topic("bills", type="transaction")
+ROW = pa.schema([("born_at_ms", pa.int64())])
+
+
+def handler(messages: pa.Table, state: pa.Table) -> Outcome:
+    raise NotImplementedError
+
+
+def check(checks: pa.Table) -> list[str]:
+    raise NotImplementedError
+
+
+TOTALS = python_consumer(topic=ORDERS, group="totals", sink="totals", sink_schema=ROW)(handler)
+SAME_SINK = python_consumer(topic=ORDERS, group="more", sink="totals", sink_schema=ROW)(handler)
+CHECKER = transaction_checker(topic=BILLS)(check)
+SHOP = Pipeline("shop", topics=[ORDERS], consumers=[TOTALS])
+CHECKED = Pipeline("checked", topics=[BILLS], consumers=[], checkers=[CHECKER])
 
 
 def parents(key: str) -> set[str]:
@@ -87,3 +119,62 @@ def test_every_run_is_one_process() -> None:
     jobs = defs.get_repository_def().get_all_jobs()
 
     assert {job.executor_def.name for job in jobs} == {"in_process"}
+
+
+def test_the_checkout_itself_has_the_upkeep_and_no_example() -> None:
+    dg.Definitions.validate_loadable(checkout)
+
+    groups = {spec.group_name for spec in checkout.resolve_all_asset_specs()}
+    assert groups == {"upkeep"}
+    assert set(JOBS) <= {job.name for job in checkout.get_repository_def().get_all_jobs()}
+
+
+def test_a_location_beside_another_has_only_its_pipelines() -> None:
+    beside = definitions([Pipeline("shop", topics=[ORDERS], consumers=[TOTALS])], upkeep=False)
+
+    dg.Definitions.validate_loadable(beside)
+    groups = {spec.group_name for spec in beside.resolve_all_asset_specs()}
+    assert groups == {"shop", "shop_replay"}
+    assert "due_work" not in {sensor.name for sensor in beside.get_repository_def().sensor_defs}
+
+
+def test_resources_of_ones_own_replace_those_of_the_deployment() -> None:
+    broker = BrokerResource(home="/srv/rmq")
+
+    found = definitions(resources={"broker": broker, "mail": 3}).resources or {}
+
+    assert found["broker"] is broker
+    assert {"sinks", "spark", "mail"} <= set(found)
+
+
+def test_definitions_of_ones_own_can_be_merged() -> None:
+    @dg.asset
+    def report() -> None: ...
+
+    merged = dg.Definitions.merge(dg.Definitions(assets=[report]), definitions())
+
+    dg.Definitions.validate_loadable(merged)
+    assert dg.AssetKey("report") in merged.resolve_asset_graph().get_all_asset_keys()
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "settings", "says"),
+    [
+        ([TOTALS], {}, "A pipeline is .*Give what Pipeline"),
+        ([SHOP, Pipeline("shop", topics=[BILLS], consumers=[])], {}, "are named shop"),
+        ([SHOP, Pipeline("b", topics=[ORDERS], consumers=[])], {}, "have the topic orders"),
+        (
+            [SHOP, Pipeline("b", topics=[], consumers=[TOTALS])],
+            {},
+            "have the consumer group totals",
+        ),
+        ([SHOP, Pipeline("b", topics=[], consumers=[SAME_SINK])], {}, "have the sink totals"),
+        ([CHECKED, Pipeline("b", topics=[], consumers=[], checkers=[CHECKER])], {}, "topic bills"),
+        ([CHECKED], {"upkeep": False}, "bills is in a code location without upkeep"),
+    ],
+)
+def test_pipelines_that_exclude_each_other_are_refused(
+    pipelines: list[Any], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        definitions(pipelines, **settings)

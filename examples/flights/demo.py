@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from examples.flights import crews, facts, operations, verify
+from examples.flights import CHECKOUT, crews, facts, operations, verify
 from examples.flights.crew_desk import CrewDesk
 from examples.flights.dataset import DAYS_OF_YEAR, departures
 from examples.flights.display import Display
@@ -37,6 +37,7 @@ from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
+from rmq_pipeline.orchestration.project import CodeLocation
 from rmq_pipeline.orchestration.transaction_checker import JOB as CHECK_JOB
 from rmq_pipeline.spark import session
 
@@ -112,7 +113,11 @@ class Demo:
             client = stack.enter_context(Client(home=self._home, retry_s=RETRY_S))
             PIPELINE.ensure(client)
             self._display.say("Dagster  starting …")
-            dagster = stack.enter_context(DevServer(self._dagster_home))
+            dagster = stack.enter_context(
+                DevServer(
+                    self._dagster_home, code=CodeLocation("examples.flights.definitions", CHECKOUT)
+                )
+            )
             self._display.say(f"Dagster  {dagster.url}   DAGSTER_HOME {self._dagster_home}")
             desk = CrewDesk(client, crews.ledger())
             with self._display.bars():

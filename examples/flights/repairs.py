@@ -17,7 +17,6 @@ from examples.flights.progress import CHECKS, ROTATIONS, Progress
 from examples.flights.rotations import ROTATION
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
-from rmq_pipeline.orchestration.dev_server import LOCATION
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
 
 #: Flies four times on the first day of 2013, and seventeen times in its first week.
@@ -101,7 +100,9 @@ class Repairs:
 
     def _launch(self, job: str, *, name: str = "", **config: Any) -> None:
         ops = {f"upkeep__{job}": {"config": config}}
-        self._runs[name or job] = self._graphql.launch(job, location=LOCATION, config={"ops": ops})
+        self._runs[name or job] = self._graphql.launch(
+            job, location="examples.flights", config={"ops": ops}
+        )
 
     def _redrive(self, name: str) -> None:
         self._launch("redrive", name=name, consumer_group=ROTATIONS, where=CANCELLED)

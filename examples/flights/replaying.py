@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import rotations
+from examples.flights import CHECKOUT, rotations
 from examples.flights.dataset import departures
 from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_AIRCRAFT, LATE_SUMMARY
 from examples.flights.publishing import publish
@@ -26,6 +26,7 @@ from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import GraphQL
 from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.project import CodeLocation
 from rmq_pipeline.spark import session
 from rmq_pipeline.spark.consumer import WindowReport, run_window
 
@@ -91,8 +92,8 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
         while client.seal()["segments"]:
             pass
         environment = {"RMQ_FLIGHT": broker.endpoint.flight, "RMQ_SINKS": str(sinks)}
-        code = "examples.flights.replaying_definitions"
-        server = DevServer(folder / "dagster_home", env=environment, module=code)
+        code = CodeLocation("examples.flights.replaying_definitions", CHECKOUT)
+        server = DevServer(folder / "dagster_home", env=environment, code=code)
         yield stack.enter_context(server)
 
 

@@ -1,11 +1,6 @@
 """What Dagster loads for the example of a replay: the rotations, as they should be."""
 
-import dagster as dg
-
 from examples.flights.replaying import PIPELINE
-from resources.deployments import resources
+from rmq_pipeline.dagster import definitions
 
-defs = dg.Definitions.merge(
-    dg.Definitions(resources=resources(), executor=dg.in_process_executor),
-    PIPELINE.definitions(),
-)
+defs = definitions([PIPELINE], upkeep=False)

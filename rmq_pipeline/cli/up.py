@@ -2,11 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -32,6 +30,7 @@ from rmq_pipeline.errors import NotFoundError, RocketMQError
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
     from rmq_pipeline.flight.flags import Listening, Values
+    from rmq_pipeline.orchestration.project import CodeLocation
 
 Module = Annotated[
     str | None,
@@ -39,7 +38,7 @@ Module = Annotated[
         "--module",
         "-m",
         metavar="MODULE",
-        help="The Python module with your `defs`. Default: definitions, in the project.",
+        help="The Python module with your `defs`. Default: that of the project in DIR.",
     ),
 ]
 WorkingDirectory = Annotated[
@@ -68,7 +67,8 @@ def up(
     dagster_home: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Default: DAGSTER_HOME, then dagster_home in the project."
+            metavar="DIR",
+            help="Default: $DAGSTER_HOME, dagster_home in the project, dagster in the home.",
         ),
     ] = None,
     module: Module = None,
@@ -85,6 +85,7 @@ def up(
     from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
+    from rmq_pipeline.orchestration.project import CodeLocation
 
     logs.set_up(log_level, log_format)
     where = (home or default_home()).absolute()
@@ -100,22 +101,18 @@ def up(
         listening = replace(listening, flight=DEFAULT_FLIGHT)
     # Dagster's processes must find the broker through its home: a restart may change the port.
     os.environ.pop("RMQ_FLIGHT", None)
-    code = _code(module, working_directory)
-    folder = _dagster_home(dagster_home)
+    code = CodeLocation.find(module, working_directory)
+    folder = _dagster_home(dagster_home, home=where, code=code)
     _run(where, listening, settings=values, folder=folder, port=port, code=code)
 
 
-def _dagster_home(given: Path | None) -> Path:
-    from rmq_pipeline.orchestration.dev_server import project_root
-
-    return given or Path(os.environ.get("DAGSTER_HOME") or project_root() / "dagster_home")
-
-
-def _code(module: str | None, working_directory: Path | None) -> dict[str, Any]:
-    """Return the DevServer options for the code location; empty for the project's own."""
-    if module is None:
-        return {} if working_directory is None else {"working_directory": working_directory}
-    return {"module": module, "working_directory": working_directory or Path.cwd()}
+def _dagster_home(given: Path | None, *, home: Path, code: "CodeLocation") -> Path:
+    if given is not None:
+        return given
+    if named := os.environ.get("DAGSTER_HOME"):
+        return Path(named)
+    in_project = code.folder / "dagster_home"
+    return in_project if code.is_project and in_project.is_dir() else home / "dagster"
 
 
 def _run(
@@ -125,7 +122,7 @@ def _run(
     settings: "Values | None",
     folder: Path,
     port: int,
-    code: Mapping[str, Any] = MappingProxyType({}),
+    code: "CodeLocation",
 ) -> None:
     """Run both until Ctrl-C, or until the broker cannot be restarted.
 
@@ -135,7 +132,7 @@ def _run(
         settings: changes to the broker's stored settings.
         folder: the DAGSTER_HOME.
         port: the port of Dagster's UI; 0 picks a free one.
-        code: ``module`` and ``working_directory`` of the DevServer.
+        code: the code that Dagster loads.
     """
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.flight.process import Interruption
@@ -155,7 +152,8 @@ def _run(
     with supervisor as broker:
         show_message(_addresses(broker.endpoint, home))
         show_message("Dagster  starting …")
-        with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, **code) as dagster:
+        with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, code=code) as dagster:
+            show_message(_loaded(code))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             show_message("Ctrl-C stops both.")
             watch = FailureWatch(
@@ -166,6 +164,12 @@ def _run(
             show_message("Stopping …")
     if failures:
         raise failures[0]
+
+
+def _loaded(code: "CodeLocation") -> str:
+    if code.is_project:
+        return f"project  {code.module}   {code.folder}"
+    return "project  none: `rmq init NAME` writes one. Only the background work runs."
 
 
 def _addresses(endpoint: "Endpoint", home: Path) -> str:

@@ -22,9 +22,11 @@ import psutil
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import HomeLockedError, OperatorError
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
+from rmq_pipeline.orchestration.project import CodeLocation
 
 LOG: Final = logging.getLogger(__name__)
-LOCATION: Final = "rmq_pipeline"
+#: Settings of a new DAGSTER_HOME.
+SETTINGS: Final = Path(__file__).with_name("dagster.yaml")
 #: Environment variable of every process of a session, whatever its process group.
 SESSION: Final = "RMQ_DAGSTER_SESSION"
 CODE_SERVER_THREADS: Final = 32
@@ -50,11 +52,6 @@ class DagsterStartError(OperatorError):
     remedy = "Look at the logs in DAGSTER_HOME."
 
 
-def project_root() -> Path:
-    """Return the folder of the checkout, with workspace.yaml, definitions.py and dagster_home."""
-    return Path(__file__).resolve().parents[2]
-
-
 class DevServer:
     """The Dagster processes of one DAGSTER_HOME, restarted when they die, until ``stop``.
 
@@ -67,28 +64,25 @@ class DevServer:
         *,
         port: int = 0,
         env: Mapping[str, str] | None = None,
-        module: str = "definitions",
-        working_directory: Path | None = None,
+        code: CodeLocation | None = None,
     ) -> None:
         """Create the server; no process is started yet.
 
         Args:
-            dagster_home: created if missing, with the project's dagster.yaml if it has none.
+            dagster_home: created if missing, with our dagster.yaml if it has none.
             port: port of the webserver; 0 chooses a free port.
             env: additional environment variables: RMQ_HOME, RMQ_FLIGHT, ...
-            module: module that defines ``defs``.
-            working_directory: folder of the module; default: the project's root.
+            code: the code to load; default: that of the current folder.
         """
         self.dagster_home = dagster_home.resolve()
         self.port = port or _free_port()
         self.restarts = 0
-        self._root = (working_directory or project_root()).resolve()
-        self._module = module
+        self._code = code or CodeLocation.find()
         known = os.environ.get("PYTHONPATH")
         self._env = {
             **os.environ,
             # Subprocesses of a run, such as Spark workers, must find the code too.
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._root), known])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._code.folder), known])),
             **(env or {}),
             "DAGSTER_HOME": str(self.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
@@ -175,7 +169,7 @@ class DevServer:
         self._lock = _lock(self.dagster_home / "dev_server.lock")
         settings = self.dagster_home / "dagster.yaml"
         if not settings.exists():
-            shutil.copyfile(project_root() / "dagster_home" / "dagster.yaml", settings)
+            shutil.copyfile(SETTINGS, settings)
         _kill_session(str(self.dagster_home))
         prepare_home(self.dagster_home)
         # Unix sockets, because their path is short here, and a free port may be taken by another
@@ -186,7 +180,7 @@ class DevServer:
             "load_from:\n"
             "  - grpc_server:\n"
             f"      socket: {self._socket}\n"
-            f"      location_name: {LOCATION}\n"
+            f"      location_name: {self._code.name}\n"
         )
 
     def _release(self) -> None:
@@ -214,8 +208,9 @@ class DevServer:
             "code_server": [
                 *("rmq_pipeline.orchestration.code_server", "api", "grpc"),
                 *("--socket", str(self._socket)),
-                *("--module-name", self._module, "--working-directory", str(self._root)),
-                *("--location-name", LOCATION, "--max-workers", str(CODE_SERVER_THREADS)),
+                *("--module-name", self._code.module),
+                *("--working-directory", str(self._code.folder)),
+                *("--location-name", self._code.name, "--max-workers", str(CODE_SERVER_THREADS)),
                 *("--log-level", "warning"),
             ],
             "daemon": ["dagster._daemon", "run", *workspace, "--log-level", "warning"],

@@ -14,10 +14,10 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.deployments import resources
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.orchestration.consumer import spark_consumer
 from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.deployments import resources_of
 from rmq_pipeline.orchestration.due_work import BUSY_FOR_MS
 from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.pipeline import Pipeline
@@ -152,7 +152,7 @@ defs = dg.Definitions.merge(
         ],
         jobs=[*_WINDOWS, redrive_job()],
         sensors=[due_work_sensor(JOBS, _WINDOWS, busy_for_ms=BUSY_FOR_MS)],
-        resources=resources(),
+        resources=resources_of(),
         executor=dg.in_process_executor,
     ),
     PIPELINE.definitions(),

@@ -13,8 +13,9 @@ import dagster as dg
 import psutil
 
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.dev_server import LOCATION, DevServer
+from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
+from rmq_pipeline.orchestration.project import CodeLocation
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 from rmq_pipeline.orchestration.windows import JOBS
 from tests.chaos.exchange import GROUP, PIPELINE
@@ -23,6 +24,7 @@ from tests.free_address import free_address, free_port
 
 #: Short, so that a check whose answer got lost is made again soon.
 SETTINGS: Final = {"transaction_check_interval_ms": 3_000, "transaction_check_max": 1_000}
+CODE: Final = CodeLocation.find("tests.chaos.exchange")
 CONSUMER: Final = f"{GROUP}_window"
 _STARTED: Final = re.compile(r"Started process for run \(pid: (\d+)\)")
 
@@ -39,7 +41,7 @@ class Floor:
         self._dagster = DevServer(
             self._dagster_home,
             port=free_port(),
-            module="tests.chaos.exchange",
+            code=CODE,
             env={
                 "RMQ_HOME": str(self.home),
                 "RMQ_SINKS": str(self.sinks),
@@ -90,11 +92,11 @@ class Floor:
     def launch(self, job: str, **config: Any) -> str:
         """Launch a job of upkeep as the Launchpad does; the run's id."""
         ops = {op_name(job): {"config": config}}
-        return self._dagster.graphql.launch(job, location=LOCATION, config={"ops": ops})
+        return self._dagster.graphql.launch(job, location=CODE.name, config={"ops": ops})
 
     def launch_consumer(self) -> str:
         """Launch a window of the consumer; the run's id."""
-        return self._dagster.graphql.launch(CONSUMER, location=LOCATION, config={})
+        return self._dagster.graphql.launch(CONSUMER, location=CODE.name, config={})
 
     def status(self, run_id: str) -> str:
         """Status of a run."""

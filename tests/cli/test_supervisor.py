@@ -21,6 +21,7 @@ from rmq_pipeline.errors import ConflictError, HomeLockedError, OperatorError, R
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Flags, Listening
+from rmq_pipeline.orchestration.project import UPKEEP_ONLY, CodeLocation
 from tests.conftest import Eventually
 from tests.flight.test_process import holder, let_go
 from tests.free_address import free_endpoints
@@ -379,7 +380,8 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
         with pytest.raises(
             HomeLockedError, match=f"Process {os.getpid()} already supervises the broker"
         ) as no:
-            _run(home, Listening(), settings=None, folder=folder, port=0)
+            code = CodeLocation(UPKEEP_ONLY, tmp_path)
+            _run(home, Listening(), settings=None, folder=folder, port=0, code=code)
 
         assert "stop it first with Ctrl-C" in str(no.value)
         assert process.serving(home) == before

@@ -25,6 +25,7 @@ from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.handling.sink import read_sink, sink_files
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.dev_server import DevServer
+from rmq_pipeline.orchestration.project import CodeLocation
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark import session
 from tests.broker.sealed_home import seal_all
@@ -182,9 +183,9 @@ def ui(address: str, sinks: Path, tmp_path: Path, eventually: Eventually) -> Ite
         "RMQ_SINKS": str(sinks),
         "RMQ_FLIGHTS": str(tmp_path / "airline"),
     }
-    code = "examples.flights.replaying_definitions"
+    code = CodeLocation.find("examples.flights.replaying_definitions")
     home = tmp_path / "dagster_home"
-    with DevServer(home, port=free_port(), env=environment, module=code) as dagster:
+    with DevServer(home, port=free_port(), env=environment, code=code) as dagster:
         yield Ui(dagster, eventually)
 
 

@@ -8,17 +8,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-import dagster as dg
 import pyarrow as pa
 
-from assets import upkeep
-from resources.deployments import resources
-from rmq_pipeline.handling.handler import Outcome
-from rmq_pipeline.orchestration.consumer import python_consumer
-from rmq_pipeline.orchestration.declarations import topic
-from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.sensors import due_work_sensor
-from rmq_pipeline.orchestration.windows import JOBS
+from rmq_pipeline.dagster import Outcome, Pipeline, definitions, python_consumer, topic
 
 MENDED: Final = Path(__file__).with_name("mended").exists()
 ALARMS: Final = topic("alarms", queues=1)
@@ -55,13 +47,4 @@ PIPELINE: Final = Pipeline(
     "failing", topics=[ALARMS, CRASHES, ROWS], consumers=[raising, crashing, unwritable]
 )
 
-defs = dg.Definitions.merge(
-    dg.Definitions(
-        assets=[*upkeep.ASSETS],
-        jobs=[*upkeep.WINDOW_JOBS],
-        sensors=[due_work_sensor(JOBS, upkeep.WINDOW_JOBS)],
-        resources=resources(),
-        executor=dg.in_process_executor,
-    ),
-    PIPELINE.definitions(),
-)
+defs = definitions([PIPELINE])

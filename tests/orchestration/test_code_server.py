@@ -12,6 +12,7 @@ import pytest
 
 from rmq_pipeline.orchestration.code_server import PRELOADED
 from rmq_pipeline.orchestration.dev_server import DevServer
+from rmq_pipeline.orchestration.project import CodeLocation
 from tests.conftest import Eventually
 from tests.free_address import free_port
 
@@ -62,7 +63,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dagster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[DevServer]:
     home = tmp_path_factory.mktemp("dagster") / "home"
     port = free_port()
-    with DevServer(home, port=port, module="sample_defs", working_directory=project) as dagster:
+    with DevServer(home, port=port, code=CodeLocation("sample_defs", project)) as dagster:
         yield dagster
 
 

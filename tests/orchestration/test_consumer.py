@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from dagster_pyspark import LazyPySparkResource
 
-from resources.deployments import local
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
@@ -23,6 +22,7 @@ from rmq_pipeline.orchestration.consumer import (
     python_consumer,
     spark_consumer,
 )
+from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.sensors import consumers_sensor

@@ -7,13 +7,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from resources.deployments import local
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration import consumer_report
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, python_consumer
 from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from tests.orchestration import counting

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from rmq_pipeline.errors import HomeLockedError
-from rmq_pipeline.orchestration.dev_server import LOCATION, SESSION, DagsterStartError, DevServer
+from rmq_pipeline.orchestration.dev_server import SESSION, DagsterStartError, DevServer
+from rmq_pipeline.orchestration.project import CodeLocation
 from tests.conftest import Eventually
 from tests.free_address import free_port
 from tests.waiting import until
@@ -83,9 +84,8 @@ def dagster_home(tmp_path: Path) -> Iterator[Path]:
 
 
 def server(dagster_home: Path, project: Path) -> DevServer:
-    return DevServer(
-        dagster_home, port=free_port(), module="sample_defs", working_directory=project
-    )
+    code = CodeLocation("sample_defs", project)
+    return DevServer(dagster_home, port=free_port(), code=code)
 
 
 def living(dagster_home: Path) -> list[int]:
@@ -134,13 +134,13 @@ def test_a_job_is_launched_with_its_config(running: DevServer, eventually: Event
         return {"ops": {"hello": {"config": values}}}
 
     graphql = running.graphql
-    good = graphql.launch("greet", location=LOCATION, config=config(who="you"))
-    bad = graphql.launch("greet", location=LOCATION, config=config(who="nobody"))
+    good = graphql.launch("greet", location="sample_defs", config=config(who="you"))
+    bad = graphql.launch("greet", location="sample_defs", config=config(who="nobody"))
 
     with pytest.raises(ValueError, match="who"):
-        graphql.launch("greet", location=LOCATION, config=config(name="you"))
+        graphql.launch("greet", location="sample_defs", config=config(name="you"))
     with pytest.raises(ValueError, match="is not launched"):
-        graphql.launch("leave", location=LOCATION, config={})
+        graphql.launch("leave", location="sample_defs", config={})
     eventually(lambda: graphql.status(good) == "SUCCESS", within_s=60)
     eventually(lambda: graphql.status(bad) == "FAILURE", within_s=60)
     assert graphql.status("00000000-0000-0000-0000-000000000000") == ""
@@ -152,11 +152,11 @@ def test_processes_end_with_their_supervisor(
     script = f"""
         from pathlib import Path
         from rmq_pipeline.orchestration.dev_server import DevServer
+        from rmq_pipeline.orchestration.project import CodeLocation
 
         home, project = Path({str(dagster_home)!r}), Path({str(project)!r})
-        dagster = DevServer(
-            home, port={free_port()}, module="sample_defs", working_directory=project
-        )
+        code = CodeLocation("sample_defs", project)
+        dagster = DevServer(home, port={free_port()}, code=code)
         dagster.start()
         print("ready", flush=True)
         input()

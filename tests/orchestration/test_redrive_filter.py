@@ -12,9 +12,10 @@ import pytest
 from rmq_pipeline import schema
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.dev_server import LOCATION, DevServer
+from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
 from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
+from rmq_pipeline.orchestration.project import CodeLocation
 from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.upkeep_assets import op_name
 from tests.conftest import Eventually
@@ -78,17 +79,16 @@ def test_the_launchpad_takes_a_filter(
     dagster = DevServer(
         tmp_path / "dagster_home",
         port=free_port(),
-        module="redrive_defs",
-        working_directory=tmp_path,
+        code=CodeLocation("redrive_defs", tmp_path),
         env={"RMQ_FLIGHT": resource.address},
     )
 
     with dagster:
         launch = dagster.graphql.launch
         good = launch(
-            "redrive", location=LOCATION, config=form(filter="region = 'east' AND price > 4")
+            "redrive", location="redrive_defs", config=form(filter="region = 'east' AND price > 4")
         )
-        bad = launch("redrive", location=LOCATION, config=form(filter="price >"))
+        bad = launch("redrive", location="redrive_defs", config=form(filter="price >"))
         eventually(lambda: dagster.graphql.status(good) not in UNFINISHED, within_s=60)
         eventually(lambda: dagster.graphql.status(bad) not in UNFINISHED, within_s=60)
         ended = [dagster.graphql.status(run) for run in (good, bad)]

@@ -10,13 +10,13 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from resources.deployments import local
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, spark_consumer
 from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.replay import ReplayConfig, replay_asset
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.topic_log import log_spec
