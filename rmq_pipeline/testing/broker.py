@@ -193,7 +193,7 @@ class TestBroker:
             consumer: what ``@python_consumer`` or ``@spark_consumer`` made.
             parallelism: number of threads; with 1, calls come in the same order every time.
             limit: number of deliveries at most; None: those that the messages at the start can
-                cause with all their attempts, and 1,000 more.
+                cause with all their attempts, and 200 more.
 
         Raises:
             RequestError: this is no consumer, or the limit is exceeded.

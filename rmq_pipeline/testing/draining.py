@@ -19,7 +19,7 @@ from rmq_pipeline.verbs import Verbs
 
 OWNER: Final = "test kit"
 #: Deliveries of a drain beyond those that the messages at its start can cause.
-EXTRA_DELIVERIES: Final = 1_000
+EXTRA_DELIVERIES: Final = 200
 #: Longer than any test, in seconds.
 _LENGTH_S: Final = 3_600.0
 
