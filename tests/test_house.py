@@ -140,10 +140,11 @@ def test_only_the_table_endpoint_imports_flight() -> None:
 
 def test_no_file_is_dead() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    scripts = [target.partition(":")[0] for target in project["scripts"].values()]
+    targets = [project["scripts"], *project["entry-points"].values()]
+    found = [target.partition(":")[0] for each in targets for target in each.values()]
     library = list(python(LIBRARY))
     importers = [*library, *python(*APPLICATION, *EXAMPLES)]
-    dead = rules.dead_modules(library, importers, entry_points=scripts)
+    dead = rules.dead_modules(library, importers, entry_points=found)
     assert_none(dead, remedy="Use it or delete it; what only tests import is dead too.")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,7 @@ from rmq_pipeline.topic import DLQ_PREFIX
 SMALL: Final = Settings(
     log_file_bytes=limits.MIB, reserve_bytes=limits.MIB, duckdb_memory_bytes=64 * limits.MIB
 )
-Messages = pa.Table | Sequence[Message]
+Messages: TypeAlias = pa.Table | Sequence[Message]
 
 
 class TestBroker:
@@ -271,12 +271,7 @@ class TestBroker:
 
     def _ensure(self, consumer: Consumer) -> None:
         """Create a consumer's topics and its group, as declared."""
-        if not isinstance(consumer, Consumer):
-            remedy = "Give a function that is decorated with @python_consumer or @spark_consumer."
-            if isinstance(consumer, Pipeline):
-                names = ", ".join(each.spec.group for each in consumer.consumers)
-                remedy = f"Give one of the pipeline's consumers: {names}."
-            raise RequestError(f"{consumer!r} is no consumer.", remedy=remedy)
+        _check_consumer(consumer)
         group = consumer.group
         for topic in (group.topic, *consumer.publishes):
             self._topic(topic)
@@ -299,6 +294,16 @@ class TestBroker:
             for queue_id, offset in places
         ]
         return failed.append_column("body", pa.array(bodies, pa.binary()))
+
+
+def _check_consumer(consumer: object) -> None:
+    if isinstance(consumer, Consumer):
+        return
+    remedy = "Give a function that is decorated with @python_consumer or @spark_consumer."
+    if isinstance(consumer, Pipeline):
+        names = ", ".join(each.spec.group for each in consumer.consumers)
+        remedy = f"Give one of the pipeline's consumers: {names}."
+    raise RequestError(f"{consumer!r} is no consumer.", remedy=remedy)
 
 
 def _uses(pipeline: Pipeline) -> Iterable[tuple[str, DeclaredTopic]]:

@@ -107,10 +107,9 @@ class Recorder:
         at = pc.index_in(failed["receipt_handle"], received["receipt_handle"])
         messages = received.take(at).to_pylist()
         for message, outcome in zip(messages, failed.to_pylist(), strict=True):
-            yield FailedMessage(
-                **{name: message[name] for name in _OF_MESSAGE},
-                **{name: outcome[name] or "" for name in _OF_OUTCOME},
-            )
+            found: dict[str, Any] = {name: message[name] for name in _OF_MESSAGE}
+            found.update({name: outcome[name] or "" for name in _OF_OUTCOME})
+            yield FailedMessage(**found)
 
 
 _OF_MESSAGE: Final = (
