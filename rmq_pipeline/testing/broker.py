@@ -104,7 +104,8 @@ class TestBroker:
         for user, topic in _uses(pipeline):
             if topic.name not in listed:
                 raise RequestError(
-                    f"{user} uses topic {topic.name}, which pipeline {pipeline.name} does not list.",
+                    f"{user} uses topic {topic.name}, which pipeline {pipeline.name} does not"
+                    " list.",
                     remedy="Add it to the topics of the pipeline.",
                 )
         for topic in pipeline.topics:

@@ -69,7 +69,7 @@ def test_an_installed_user_has_the_fixture(installed: pytest.Pytester) -> None:
 
     result = installed.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", timeout=120)
 
-    result.assert_outcomes(passed=2)
+    assert result.parseoutcomes() == {"passed": 2}
 
 
 def test_a_session_without_it_pays_nothing(installed: pytest.Pytester) -> None:
@@ -77,7 +77,7 @@ def test_a_session_without_it_pays_nothing(installed: pytest.Pytester) -> None:
 
     result = installed.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
 
-    result.assert_outcomes(passed=1)
+    assert result.parseoutcomes() == {"passed": 1}
 
 
 def test_the_fixtures_are_documented(installed: pytest.Pytester) -> None:
