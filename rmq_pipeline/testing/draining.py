@@ -18,7 +18,7 @@ from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.verbs import Verbs
 
 OWNER: Final = "test kit"
-#: Deliveries of a drain beyond those that the messages at its start can cause.
+#: Deliveries of a drain beyond those that the topic's messages at its start can cause.
 EXTRA_DELIVERIES: Final = 200
 #: Longer than any test, in seconds.
 _LENGTH_S: Final = 3_600.0
@@ -128,7 +128,7 @@ def drain(
         broker: has the consumer's topics and group.
         spec: the consumer, with its sink in a temporary folder.
         parallelism: number of threads.
-        limit: deliveries at most; None: those that the messages at the start can cause, and
+        limit: deliveries at most; None: those that the topic's messages at the start can cause, and
             EXTRA_DELIVERIES more.
 
     Raises:
@@ -166,9 +166,10 @@ def drain(
 
 
 def _most_deliveries(broker: Broker, spec: ConsumerSpec) -> int:
-    ready = broker.due()["groups"][spec.group]["topics"].get(spec.topic, {}).get("ready", 0)
+    offsets = broker.describe_topic(spec.topic)["offsets"]
+    messages = sum(each["max_offset"] - each["min_offset"] for each in offsets)
     attempts = broker.describe_group(spec.group)["max_attempts"]
-    return int(ready) * int(attempts) + EXTRA_DELIVERIES
+    return messages * int(attempts) + EXTRA_DELIVERIES
 
 
 def _bounded(spec: ConsumerSpec, limit: int) -> Callable[[BatchReport], None]:
