@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Keep pytest from rewriting the assertions of the library; called at registration.
 
-    pytest rewrites every module of a package with a plugin. That takes 3 s in the first session, and
-    7 s in each session if the package's folder is read-only, as in many containers.
+    pytest rewrites every module of a package with a plugin. That takes 3 s in the first session. If
+    the package's folder is read-only, as in many containers, it takes 7 s in each session.
     """
     hook = getattr(pluginmanager, "rewrite_hook", None)
     marked: set[str] = getattr(hook, "_must_rewrite", set())

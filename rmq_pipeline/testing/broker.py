@@ -1,8 +1,8 @@
 """TestBroker: a broker in this process, on a clock that the test moves, and a pipeline on it."""
 
+import atexit
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.clock import Clock, ManualClock
+from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError, StorageError, TopicNotFoundError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.consumer import Consumer
@@ -24,7 +24,7 @@ from rmq_pipeline.orchestration.transaction_checker import TransactionChecker, c
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.testing.draining import OWNER, DrainResult, drain, placed, sink_rows
 from rmq_pipeline.testing.sent_messages import Message, table_of
-from rmq_pipeline.testing.virtual_time import Duration, advance, milliseconds
+from rmq_pipeline.testing.virtual_time import Duration, VirtualTime, advance, milliseconds
 from rmq_pipeline.topic import DLQ_PREFIX
 
 #: Settings of a broker that lives for a test: a home of few bytes.
@@ -45,8 +45,8 @@ class TestBroker:
     def __init__(self, broker: Broker, *, clock: ManualClock, folder: Path) -> None:
         #: The broker itself, with all verbs.
         self.broker: Final = broker
-        #: The broker's clock: ``rmq.clock.now_ms()``. ``advance`` moves it.
-        self.clock: Final[Clock] = clock
+        #: The broker's time: ``rmq.clock.now_ms()``. ``advance`` moves it.
+        self.clock: Final = VirtualTime(clock)
         self._clock = clock
         self._sinks = folder / "sinks"
         #: What declarations take; the broker has the same verbs.
@@ -193,8 +193,8 @@ class TestBroker:
         Args:
             consumer: what ``@python_consumer`` or ``@spark_consumer`` made.
             parallelism: number of threads; with 1, calls come in the same order every time.
-            limit: number of deliveries at most; None: those that the messages at the start can
-                cause with all their attempts, and 200 more.
+            limit: number of deliveries at most; None: those that the topic's messages at the start
+                can cause with all their attempts, and 200 more.
 
         Raises:
             RequestError: this is no consumer, or the limit is exceeded.
@@ -326,23 +326,14 @@ def _discard(broker: Broker) -> None:
         broker.close()
 
 
-_making: Final = threading.Lock()
-
-
-def _empty_home() -> str:
-    """Return a closed home without topics, made once per process.
+@cache
+def _empty_home() -> Path:
+    """Return a closed home without topics, made once per process and deleted when it exits.
 
     Copying it takes a few milliseconds; making tables and views takes a quarter of a second.
     """
-    with _making:
-        return f"{_made_once().name}/home"
-
-
-@cache
-def _made_once() -> tempfile.TemporaryDirectory[str]:
-    """Make the home; its folder is deleted with this object, when the process exits."""
-    folder = tempfile.TemporaryDirectory(prefix="rmq-test-", ignore_cleanup_errors=True)
-    home = Path(folder.name) / "home"
-    # A database without a frame is empty, so the broker need not read its tables.
-    _discard(Broker.open(home, clock=ManualClock(), upkeep="none", settings=SMALL))
-    return folder
+    folder = Path(tempfile.mkdtemp(prefix="rmq-test-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # The database has no frame, so a broker that opens a copy need not read its tables.
+    _discard(Broker.open(folder / "home", clock=ManualClock(), upkeep="none", settings=SMALL))
+    return folder / "home"

@@ -167,9 +167,9 @@ def drain(
 
 def _most_deliveries(broker: Broker, spec: ConsumerSpec) -> int:
     offsets = broker.describe_topic(spec.topic)["offsets"]
-    messages = sum(each["max_offset"] - each["min_offset"] for each in offsets)
-    attempts = broker.describe_group(spec.group)["max_attempts"]
-    return messages * int(attempts) + EXTRA_DELIVERIES
+    messages = sum(int(each["max_offset"] - each["min_offset"]) for each in offsets)
+    attempts = int(broker.describe_group(spec.group)["max_attempts"])
+    return messages * attempts + EXTRA_DELIVERIES
 
 
 def _bounded(spec: ConsumerSpec, limit: int) -> Callable[[BatchReport], None]:

@@ -4,7 +4,7 @@ The broker's clock stands still until a test advances it.
 """
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from rmq_pipeline.broker import Broker
@@ -19,6 +19,21 @@ _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 #: An advance stops at the times at which work is due, but at most this often, evenly spaced. A
 #: thousand messages that are due at different times would otherwise take seconds.
 _MOST_STOPS: Final = 1_000
+
+
+class VirtualTime:
+    """The time of a broker under test, to read; ``TestBroker.advance`` moves it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        """Return the present time in milliseconds since 1970 UTC."""
+        return self._clock.now_ms()
+
+    def now(self) -> datetime:
+        """Return the present time."""
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
 
 
 def milliseconds(duration: Duration) -> int:

@@ -43,11 +43,12 @@ def echo(messages: pa.Table, state: pa.Table) -> Outcome:  # noqa: ARG001
     ],
 )
 def test_time_advances_by_a_duration(rmq: TestBroker, by: Any, ms: int) -> None:
-    before_ms = rmq.clock.now_ms()
+    before_ms, before = rmq.clock.now_ms(), rmq.clock.now()
 
     rmq.advance(by)
 
     assert rmq.clock.now_ms() - before_ms == ms
+    assert rmq.clock.now() - before == timedelta(milliseconds=ms)
 
 
 @pytest.mark.parametrize("by", ["10", "ten seconds", "", None, 1.5, True, "10 S"])
