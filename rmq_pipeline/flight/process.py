@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psutil
 
-from rmq_pipeline import durable_files, errors
+from rmq_pipeline import durable_files, errors, extras
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import LOCK_FILE, Endpoint
 from rmq_pipeline.flight import flags
@@ -61,6 +61,7 @@ def start(
     given settings, the file named by RMQ_SETTINGS replaces all.
 
     Raises:
+        MissingExtraError: the extra ``broker`` is not installed.
         RequestError: a setting in that file is invalid.
         HomeLockedError: a process without an endpoint keeps the home open.
         OperatorError: the broker did not start; the message contains the end of its log.
@@ -68,6 +69,7 @@ def start(
     home = home.absolute()
     if found := serving(home):
         return found
+    extras.check("broker")
     if settings is None:
         settings = flags.given()
     durable_files.make_folder(home)

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 import dagster as dg
 import pyarrow as pa
-from dagster_pyspark import LazyPySparkResource
 
-from rmq_pipeline import logs
+from rmq_pipeline import extras, logs
 from rmq_pipeline.consumer.window import run_window as run_python_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
@@ -37,6 +36,7 @@ from rmq_pipeline.orchestration.declarations import (
     identifier,
 )
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
 from rmq_pipeline.orchestration.upkeep_assets import (
     NOTHING_ACKED_TAG,
     say_yielded,
@@ -371,6 +371,10 @@ class spark_consumer(Declaration):  # noqa: N801 - read as a decorator
 
     def lacks(self, resources: Any) -> str:
         """Return why Spark cannot start a JVM here; Spark Connect needs none here."""
+        try:
+            extras.check("spark")
+        except extras.MissingExtraError as error:
+            return str(error)
         settings = getattr(resources.spark, "spark_config", None)
         if settings is None or "spark.remote" in settings or "SPARK_REMOTE" in os.environ:
             return ""

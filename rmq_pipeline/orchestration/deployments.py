@@ -8,9 +8,9 @@ import os
 from typing import Any, Final
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
 from rmq_pipeline.spark.session import settings
 
 DEPLOYMENTS: Final = ("local", "production")

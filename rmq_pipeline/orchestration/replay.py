@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import dagster as dg
 import pyarrow as pa
-from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
 from rmq_pipeline import checked_parquet
@@ -23,6 +22,7 @@ from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.declarations import KIND, identifier
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
 from rmq_pipeline.spark.replay.effects import CHANGE, COPIES

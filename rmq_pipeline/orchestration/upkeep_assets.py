@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import dagster as dg
 import pyarrow as pa
-from dagster_pyspark import LazyPySparkResource
 
 from rmq_pipeline import limits, logs, schema
 from rmq_pipeline.archive.segment import Segment
@@ -16,6 +15,7 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration import plot
 from rmq_pipeline.orchestration.declarations import KIND
 from rmq_pipeline.orchestration.resources import BrokerResource
+from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
 from rmq_pipeline.orchestration.windows import (
     JOBS,
     OVERTIME_S,

