@@ -3,9 +3,11 @@
 import codecs
 import itertools
 import sys
+from typing import Annotated
 
 import typer
 
+from rmq_pipeline import __version__, extras
 from rmq_pipeline.cli import access, broker, failures, groups, messages, sql, topics, up
 from rmq_pipeline.cli.options import examples, open_closed
 from rmq_pipeline.cli.output import show_error
@@ -27,6 +29,27 @@ app = typer.Typer(
     ),
 )
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rmq_pipeline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options before a command."""
+
+
+app.command(epilog=examples("rmq init shop", "rmq init shop --directory ~/projects"))(up.init)
 app.command(epilog=examples("rmq up", "rmq up --port 3001", "rmq up --settings rmq.toml"))(up.up)
 app.command(
     epilog=examples(
@@ -99,6 +122,10 @@ def run() -> None:
         app()
     except RocketMQError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        if (lacking := extras.missing(error.name or "")) is None:
+            raise
+        _fail(lacking)
     except OSError as error:
         # For example a folder that cannot be created: the text of the system says why.
         what = f": {error.filename}" if error.filename is not None else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rmq_pipeline import logs
+from rmq_pipeline import extras, logs
 from rmq_pipeline.cli.broker import (
     DEFAULT_FLIGHT,
     GrpcTls,
@@ -24,7 +24,7 @@ from rmq_pipeline.cli.broker import (
     tls_to_serve,
 )
 from rmq_pipeline.cli.options import AsJson, Home, LogFormat, LogLevel
-from rmq_pipeline.cli.output import show_message
+from rmq_pipeline.cli.output import print_json, show_message
 from rmq_pipeline.errors import NotFoundError, RocketMQError
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def up(
     from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
+
+    extras.check("broker", "dagster")
     from rmq_pipeline.orchestration.project import CodeLocation
 
     logs.set_up(log_level, log_format)
@@ -174,6 +176,36 @@ def _loaded(code: "CodeLocation") -> str:
 
 def _addresses(endpoint: "Endpoint", home: Path) -> str:
     return f"broker   {endpoint.flight}   gRPC {endpoint.grpc or '-'}   home {home}"
+
+
+def init(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project's package.")],
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            "-d",
+            metavar="DIR",
+            help="The project becomes a folder in it. Default: the current folder.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a new Dagster project with topics, consumers, a transaction checker and tests.
+
+    It runs as it is: `cd NAME`, then `rmq up` and `pytest`.
+    """
+    from rmq_pipeline import scaffold
+
+    parent = (directory or Path()).absolute()
+    files = scaffold.write(name, parent)
+    if as_json:
+        print_json({"project": str(parent / name), "files": [str(file) for file in files]})
+        return
+    for file in files:
+        show_message(f"wrote  {file.relative_to(parent)}")
+    show_message(f"Next: cd {parent / name if directory else name} && rmq up")
 
 
 class NotInstalledError(NotFoundError):

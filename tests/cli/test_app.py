@@ -12,7 +12,7 @@ from rmq_pipeline.cli.app import app
 from tests.cli.conftest import RMQ, Rmq, Served, process
 
 COMMANDS = [
-    *("up", "broker", "stop", "status", "topic", "group", "send", "receive", "lag", "find"),
+    *("init", "up", "broker", "stop", "status", "topic", "group", "send", "receive", "lag", "find"),
     *("trace", "dead-letters", "parked", "offset", "sql", "demo", "recall", "user", "acl"),
 ]
 

@@ -373,6 +373,7 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
 ) -> None:
     # Dagster could not start here, which ends the broker that was started for it.
     (folder := tmp_path / "dagster").touch()
+    code = CodeLocation(UPKEEP_ONLY, tmp_path)
     told: list[str] = []
     with Supervisor(home, free_endpoints(), tell=told.append) as first:
         before = first.endpoint
@@ -380,7 +381,6 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
         with pytest.raises(
             HomeLockedError, match=f"Process {os.getpid()} already supervises the broker"
         ) as no:
-            code = CodeLocation(UPKEEP_ONLY, tmp_path)
             _run(home, Listening(), settings=None, folder=folder, port=0, code=code)
 
         assert "stop it first with Ctrl-C" in str(no.value)

@@ -1,0 +1,118 @@
+"""The wheel alone, in an empty folder: a new project, its tests, and a message into its sink."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.handling.sink import read_sink
+from tests.conftest import Eventually
+from tests.free_address import free_port
+
+ROOT = Path(__file__).parents[1]
+#: The packages that it needs; without the links to this checkout, which only a site's own has.
+INSTALLED = sysconfig.get_path("purelib")
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment with the wheel in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    place = folder / "environment"
+    venv.create(place, symlinks=True)
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(next(place.glob("lib/python*/site-packages")))
+    command = place / "bin" / "rmq"
+    command.write_text(f"#!{place}/bin/python\nfrom rmq_pipeline.cli import main\nmain()\n")
+    command.chmod(0o755)
+    return place / "bin"
+
+
+class Shop:
+    """A project in an empty folder, and commands of the wheel in it."""
+
+    def __init__(self, bin_folder: Path, folder: Path) -> None:
+        self._bin = bin_folder
+        self.folder = folder
+        keep = {"PATH", "HOME", "JAVA_HOME", "SPARK_LOCAL_IP"}
+        self.environment = {key: text for key, text in os.environ.items() if key in keep}
+        self.environment |= {"PYTHONPATH": INSTALLED, "RMQ_HOME": str(folder / "home")}
+
+    def start(self, *command: str) -> "subprocess.Popen[str]":
+        """Start a command: rmq, or python with its arguments."""
+        return subprocess.Popen(
+            [str(self._bin / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *command: str) -> str:
+        """Run a command to its end, and return what it says."""
+        told, _ = (started := self.start(*command)).communicate(timeout=120)
+        assert started.returncode == 0, told
+        return told
+
+
+@pytest.fixture
+def shop(bin_folder: Path, tmp_path: Path) -> Shop:
+    parent = Shop(bin_folder, tmp_path)
+    parent.run("rmq", "init", "shop")
+    return Shop(bin_folder, tmp_path / "shop")
+
+
+@pytest.fixture
+def up(shop: Shop) -> Iterator["subprocess.Popen[str]"]:
+    ports = ["--port", str(free_port()), "--flight", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    started = shop.start("rmq", "up", *ports)
+    yield started
+    started.terminate()
+    started.communicate(timeout=60)
+
+
+def test_the_wheel_has_nothing_of_the_checkout(shop: Shop) -> None:
+    code = "import rmq_pipeline; print(rmq_pipeline.__file__); import definitions"
+    told, _ = shop.start("python", "-u", "-c", code).communicate()
+
+    assert "environment" in told.splitlines()[0]
+    assert "No module named 'definitions'" in told
+
+
+def test_a_new_project_passes_its_own_tests(shop: Shop) -> None:
+    told = shop.run("python", "-m", "pytest", "-q")
+
+    assert "4 passed" in told
+
+
+@pytest.mark.slow
+@pytest.mark.dagster
+@pytest.mark.spark
+def test_a_new_project_runs_as_it_is(
+    shop: Shop, up: "subprocess.Popen[str]", eventually: Eventually
+) -> None:
+    assert up.stdout is not None
+    project = next(line for line in up.stdout if line.startswith("project"))
+    assert project.split() == ["project", "shop.definitions", str(shop.folder)]
+    next(line for line in up.stdout if line.startswith("Dagster  http"))
+    for amount in (3, 4.5):
+        body = json.dumps({"amount": amount})
+        shop.run("rmq", "send", "orders", "--body", body, "--message-group", "anna")
+
+    sinks = shop.folder / "home" / "sinks"
+    eventually(lambda: read_sink(sinks / "customer_totals").num_rows == 2, within_s=120)
+    eventually(lambda: read_sink(sinks / "invoices").num_rows == 2, within_s=60)
+
+    totals = read_sink(sinks / "customer_totals").sort_by("orders")
+    assert totals["total"].to_pylist() == [3.0, 7.5]
