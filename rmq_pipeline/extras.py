@@ -44,10 +44,10 @@ def check(*extras: str) -> None:
         raise MissingExtraError(",".join(lacking), next(iter(lacking.values())))
 
 
-def missing(module: str) -> MissingExtraError | None:
-    """Return the error for a module that was not found; None if it is of no extra."""
-    top = module.partition(".")[0]
+def named(error: ModuleNotFoundError) -> ImportError:
+    """Return the error that names the extra of a module; the same error if it is of no extra."""
+    module = (error.name or "").partition(".")[0]
     for extra, modules in MODULES.items():
-        if top in modules:
-            return MissingExtraError(extra, top)
-    return None
+        if module in modules:
+            return MissingExtraError(extra, module)
+    return error

@@ -64,7 +64,8 @@ def test_dagster_without_spark_loads_everything(tmp_path: Path) -> None:
         "from rmq_pipeline import dagster\n"
         "defs = dagster.definitions()\n"
         "dg.Definitions.validate_loadable(defs)\n"
-        "consumer = dagster.spark_consumer(topic=dagster.topic('t'), group='g')(lambda m, s: None)\n"
+        "declare = dagster.spark_consumer(topic=dagster.topic('t'), group='g')\n"
+        "consumer = declare(lambda messages, state: None)\n"
         "print(consumer.lacks(None))\n"
         "defs.resources['spark'].spark_session\n"
     )

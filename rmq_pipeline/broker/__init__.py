@@ -2,8 +2,9 @@
 
 from rmq_pipeline import extras
 
-extras.check("broker")
-
-from rmq_pipeline.broker.broker import Broker  # noqa: E402 - its imports need the extra
+try:
+    from rmq_pipeline.broker.broker import Broker
+except ModuleNotFoundError as error:
+    raise extras.named(error) from error
 
 __all__ = ["Broker"]

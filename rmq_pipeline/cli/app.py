@@ -123,7 +123,8 @@ def run() -> None:
     except RocketMQError as error:
         _fail(error)
     except ModuleNotFoundError as error:
-        if (lacking := extras.missing(error.name or "")) is None:
+        lacking = extras.named(error)
+        if not isinstance(lacking, extras.MissingExtraError):
             raise
         _fail(lacking)
     except OSError as error:

@@ -2,4 +2,7 @@
 
 from rmq_pipeline import extras
 
-extras.check("dagster")
+try:
+    import dagster as _dagster  # noqa: F401 - every module below needs it
+except ModuleNotFoundError as error:
+    raise extras.named(error) from error
