@@ -2,6 +2,6 @@
 
 from typing import Any, Final
 
-from rmq_pipeline.orchestration.deployments import resources_of
+from rmq_pipeline.orchestration.resources import resources_of
 
 RESOURCES: Final[dict[str, Any]] = resources_of()

@@ -35,8 +35,7 @@ from rmq_pipeline.orchestration.declarations import (
     dead_letter_spec,
     identifier,
 )
-from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
-from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, LazyPySparkResource, SinkResource
 from rmq_pipeline.orchestration.upkeep_assets import (
     NOTHING_ACKED_TAG,
     say_yielded,

@@ -6,8 +6,8 @@ from typing import Any
 
 import dagster as dg
 
-from rmq_pipeline.orchestration.deployments import resources_of
 from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.resources import resources_of
 from rmq_pipeline.orchestration.upkeep import Upkeep
 
 

@@ -21,8 +21,7 @@ from rmq_pipeline import checked_parquet
 from rmq_pipeline.errors import NotFoundError, RequestError
 from rmq_pipeline.orchestration.consumer import Consumer
 from rmq_pipeline.orchestration.declarations import KIND, identifier
-from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
-from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, LazyPySparkResource, SinkResource
 from rmq_pipeline.orchestration.topic_log import log_key, log_partitions
 from rmq_pipeline.spark.consumer import ConsumerSpec
 from rmq_pipeline.spark.replay.effects import CHANGE, COPIES

@@ -1,15 +1,47 @@
-"""Dagster resources: the broker as a Flight client, and the folder of the consumers' sinks."""
+"""Dagster resources: the broker as a Flight client, the folder of the sinks, and Spark.
+
+RMQ_DEPLOYMENT selects them: ``local`` (the default) or ``production``. `rmq up`, `rmq demo` and the
+tests use ``local``, and set RMQ_HOME or RMQ_FLIGHT.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import dagster as dg
 
 from rmq_pipeline.endpoint import default_home
+from rmq_pipeline.extras import MissingExtraError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.spark.session import settings
+
+__all__ = ["BrokerResource", "LazyPySparkResource", "SinkResource", "resources_of", "sinks_root"]
+
+# Without the extra ``spark`` a project has the same assets. Their runs that need a session fail
+# with the remedy, and ``spark_consumer`` requests no window.
+if TYPE_CHECKING:
+    from dagster_pyspark import LazyPySparkResource
+else:
+    try:
+        from dagster_pyspark import LazyPySparkResource
+    except ModuleNotFoundError:
+
+        class LazyPySparkResource(dg.ConfigurableResource):
+            """Stands in for the resource of dagster-pyspark, which is not installed."""
+
+            spark_config: dict[str, Any] = {}  # noqa: RUF012 - as in the other one
+
+            @property
+            def spark_session(self) -> NoReturn:
+                """Say what to install.
+
+                Raises:
+                    MissingExtraError: always.
+                """
+                raise MissingExtraError("spark", "pyspark")
+
 
 #: Windows survive a restart of the broker that takes less than this.
 RETRY_S: Final = 30.0
@@ -77,3 +109,50 @@ def sinks_root(root: str | None = None) -> Path:
     """Return the folder of all sinks: ``root``, else RMQ_SINKS, else ``sinks`` in the home."""
     named = root or os.environ.get("RMQ_SINKS")
     return Path(named) if named else default_home() / "sinks"
+
+
+DEPLOYMENTS: Final = ("local", "production")
+
+
+def local() -> dict[str, Any]:
+    """Return a broker on this machine, found by RMQ_FLIGHT or RMQ_HOME, and Spark in local mode."""
+    return {
+        "broker": BrokerResource(),
+        "sinks": SinkResource(),
+        "spark": LazyPySparkResource(spark_config=settings()),
+    }
+
+
+def production() -> dict[str, Any]:
+    """Return a broker by address and token, sinks on shared storage, and a Spark cluster.
+
+    RMQ_SPARK_MASTER is a Spark master, or the sc://host:port of a Spark Connect server.
+    """
+    return {
+        "broker": BrokerResource(
+            address=dg.EnvVar("RMQ_FLIGHT"),
+            token=dg.EnvVar("RMQ_TOKEN") if "RMQ_TOKEN" in os.environ else None,
+        ),
+        "sinks": SinkResource(root=dg.EnvVar("RMQ_SINKS")),
+        "spark": LazyPySparkResource(spark_config=_cluster(os.environ.get("RMQ_SPARK_MASTER"))),
+    }
+
+
+def _cluster(master: str | None) -> dict[str, str]:
+    if master and master.startswith("sc://"):
+        # A Spark Connect server has its own settings; a client may only set the address.
+        return {"spark.remote": master}
+    chosen = {"spark.master": master} if master else {}
+    return settings(chosen)
+
+
+def resources_of(deployment: str | None = None) -> dict[str, Any]:
+    """Return the resources of a deployment; default: RMQ_DEPLOYMENT.
+
+    Raises:
+        ValueError: the deployment does not exist.
+    """
+    chosen = deployment or os.environ.get("RMQ_DEPLOYMENT", "local")
+    if chosen not in DEPLOYMENTS:
+        raise ValueError(f"RMQ_DEPLOYMENT is one of {', '.join(DEPLOYMENTS)}, not {chosen!r}")
+    return production() if chosen == "production" else local()

@@ -14,8 +14,7 @@ from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration import plot
 from rmq_pipeline.orchestration.declarations import KIND
-from rmq_pipeline.orchestration.resources import BrokerResource
-from rmq_pipeline.orchestration.spark_resource import LazyPySparkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, LazyPySparkResource
 from rmq_pipeline.orchestration.windows import (
     JOBS,
     OVERTIME_S,

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.orchestration.consumer import spark_consumer
 from rmq_pipeline.orchestration.declarations import topic
-from rmq_pipeline.orchestration.deployments import resources_of
 from rmq_pipeline.orchestration.due_work import BUSY_FOR_MS
 from rmq_pipeline.orchestration.operator_jobs import redrive_asset, redrive_job
 from rmq_pipeline.orchestration.pipeline import Pipeline
+from rmq_pipeline.orchestration.resources import resources_of
 from rmq_pipeline.orchestration.sensors import due_work_sensor
 from rmq_pipeline.orchestration.transaction_checker import (
     JOB,

@@ -22,9 +22,8 @@ from rmq_pipeline.orchestration.consumer import (
     python_consumer,
     spark_consumer,
 )
-from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource, local
 from rmq_pipeline.orchestration.sensors import consumers_sensor
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from tests.orchestration import counting

@@ -13,9 +13,8 @@ from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.orchestration import consumer_report
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, python_consumer
 from rmq_pipeline.orchestration.declarations import topic
-from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.pipeline import Pipeline
-from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource, local
 from tests.orchestration import counting
 from tests.orchestration.conftest import Send
 

@@ -16,9 +16,8 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, spark_consumer
 from rmq_pipeline.orchestration.declarations import topic
-from rmq_pipeline.orchestration.deployments import local
 from rmq_pipeline.orchestration.replay import ReplayConfig, replay_asset
-from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
+from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource, local
 from rmq_pipeline.orchestration.topic_log import log_spec
 from rmq_pipeline.settings import Settings
 from tests.broker.sealed_home import seal_all

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rmq_pipeline.orchestration.deployments import resources_of
-from rmq_pipeline.orchestration.resources import BrokerResource
+from rmq_pipeline.orchestration.resources import BrokerResource, resources_of
 
 
 def test_local_finds_its_broker_at_run_time() -> None:
