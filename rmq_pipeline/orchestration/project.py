@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -10,6 +11,8 @@ from typing import Any, Final, Self
 from rmq_pipeline.errors import NotFoundError, RequestError
 
 PYPROJECT: Final = "pyproject.toml"
+#: The module of a folder whose pyproject.toml names none.
+DEFINITIONS: Final = "definitions"
 #: Loaded where there is no project.
 UPKEEP_ONLY: Final = "rmq_pipeline.orchestration.upkeep_only"
 
@@ -36,7 +39,7 @@ class CodeLocation:
             return "rmq_pipeline"
         return (
             self.folder.name
-            if self.module == "definitions"
+            if self.module == DEFINITIONS
             else self.module.removesuffix(".definitions")
         )
 
@@ -50,8 +53,8 @@ class CodeLocation:
         """Return the code location of a module, or of the project in a folder.
 
         A project is a folder whose pyproject.toml has ``[tool.dagster] module_name``, or
-        ``[tool.dg.project] root_module``, as Dagster writes it. In another folder there is only
-        the broker's background work.
+        ``[tool.dg.project] root_module``, as Dagster writes it, or one with a definitions.py. In
+        another folder there is only the broker's background work.
 
         Args:
             module: the module; None: that of the project.
@@ -65,6 +68,8 @@ class CodeLocation:
         if not where.is_dir():
             raise NotFoundError(f"The folder {where} does not exist.")
         named = module or _module_of(where / PYPROJECT)
+        if named is None and (where / f"{DEFINITIONS}.py").is_file():
+            named = DEFINITIONS
         if named is None:
             if folder is not None:
                 raise NotFoundError(
@@ -88,7 +93,7 @@ def _module_of(file: Path) -> str | None:
     project = _table(written, "tool", "dg", "project", file=file)
     named = dagster.get("module_name") or project.get("code_location_target_module")
     root = project.get("root_module")
-    named = named or (f"{root}.definitions" if isinstance(root, str) else root)
+    named = named or (f"{root}.{DEFINITIONS}" if isinstance(root, str) else root)
     if named is not None and not isinstance(named, str):
         raise RequestError(f"{file} names the module {named!r}. Give a text.")
     return named
@@ -112,7 +117,8 @@ def _check_exists(module: str, folder: Path) -> None:
             f"{module!r} is no module name.", remedy="Give one like shop.definitions."
         )
     found = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
-    found = found or importlib.util.find_spec(top)
+    with suppress(ValueError):  # the module of this process itself, which has no place
+        found = found or importlib.util.find_spec(top)
     for part in rest:
         if found is None:
             break

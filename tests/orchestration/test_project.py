@@ -58,10 +58,12 @@ def test_a_module_by_name_needs_no_project(shop: Path) -> None:
     assert CodeLocation.find("json.tool", shop).module == "json.tool"  # an installed one
 
 
-def test_a_module_called_definitions_has_the_name_of_its_folder(tmp_path: Path) -> None:
+def test_a_folder_with_definitions_is_a_project_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "definitions.py").touch()
 
-    assert CodeLocation.find("definitions", tmp_path).name == tmp_path.name
+    found = CodeLocation.find(folder=tmp_path)
+
+    assert (found.module, found.name) == ("definitions", tmp_path.name)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_a_module_called_definitions_has_the_name_of_its_folder(tmp_path: Path) 
         ("shop.missing", "", NotFoundError, "no module shop.missing in"),
         ("shop.definitions.deeper", "", NotFoundError, "no module shop.definitions.deeper"),
         ("nowhere.definitions", "", NotFoundError, "no module nowhere.definitions"),
+        ("__main__", "", NotFoundError, "no module __main__ in"),
         ("shop/definitions.py", "", RequestError, "is no module name"),
         ("shop..definitions", "", RequestError, "is no module name"),
         (None, "", NotFoundError, "has no Dagster project"),
