@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rmq_pipeline import __version__, extras
-from rmq_pipeline.cli import access, broker, failures, groups, messages, sql, topics, up
+from rmq_pipeline.cli import access, broker, failures, groups, messages, reading, sql, topics, up
 from rmq_pipeline.cli.options import examples, open_closed
 from rmq_pipeline.cli.output import show_error
 from rmq_pipeline.errors import RequestError, RocketMQError
@@ -82,6 +82,15 @@ app.command(
         "rmq receive orders billing --filter \"region IN ('e', 'w')\" --filter-type sql92",
     )
 )(messages.receive)
+app.command(
+    epilog=examples(
+        "rmq ack RECEIPT",
+        "rmq ack $(rmq receive orders billing --json | jq -r '.[].receipt_handle')",
+    )
+)(messages.ack)
+app.command(
+    epilog=examples("rmq tail orders", "rmq tail orders -n 0 -f", "rmq tail orders -f --json")
+)(reading.tail)
 app.command(epilog=examples("rmq recall reminders 5F0C6A…"))(messages.recall)
 app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(groups.lag)
 app.command(

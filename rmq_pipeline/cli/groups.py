@@ -12,6 +12,7 @@ from rmq_pipeline.cli.options import (
     Flight,
     Group,
     Home,
+    IfNotExists,
     Topic,
     connected,
     examples,
@@ -127,13 +128,15 @@ def create(
     idempotency_window_ms: Annotated[
         int, typer.Option(help=REMEMBERED_HELP, metavar="MS")
     ] = limits.IDEMPOTENCY_WINDOW_MS,
+    if_not_exists: IfNotExists = False,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a consumer group."""
     with connected(home, flight) as client:
-        group = client.create_group(
+        create_group = client.ensure_group if if_not_exists else client.create_group
+        group = create_group(
             name,
             order=order,
             max_attempts=max_attempts,

@@ -209,6 +209,25 @@ def receive(
             client.ack(received)
 
 
+def ack(
+    receipts: Annotated[
+        list[str],
+        typer.Argument(metavar="RECEIPT", help="The receipt_handle that `rmq receive` printed."),
+    ],
+    *,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Acknowledge received messages: all of them, or none."""
+    with connected(home, flight) as client:
+        client.ack(receipts)
+    if as_json:
+        print_json({"acked": len(receipts)})
+    else:
+        show_message(f"{len(receipts):,} messages are acknowledged.")
+
+
 def _check_source(body: str | None, file: Path | None) -> None:
     if (body is None) == (file is None):
         raise RequestError(

@@ -145,6 +145,11 @@ def parse_ms(text: str) -> int:
         ) from None
 
 
+IfNotExists = Annotated[
+    bool, typer.Option("--if-not-exists", help="Succeed if it exists; it stays as it is.")
+]
+
+
 def format_ms(at_ms: int) -> str:
     """Format ms since 1970 as ISO 8601 in UTC; times out of range remain numbers."""
     try:

@@ -153,7 +153,7 @@ def show_message(text: str) -> None:
 
 def show_progress(text: str) -> None:
     """Print a line about the progress on stderr; stdout is reserved for the result."""
-    print(_printable(text), file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def show_error(error: RocketMQError, *, as_json: bool) -> None:
@@ -171,7 +171,7 @@ def show_error(error: RocketMQError, *, as_json: bool) -> None:
         print(json.dumps(fields, ensure_ascii=False), file=sys.stderr)
         return
     console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="", soft_wrap=True)
-    print(_printable(f"{message} {error.remedy}".strip()), file=sys.stderr)
+    print(printable(f"{message} {error.remedy}".strip()), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -232,10 +232,10 @@ def _plain(text: str) -> "Text":
     """Return text that rich prints without interpreting markup."""
     from rich.text import Text
 
-    return Text(_printable(text))
+    return Text(printable(text))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control characters, so that no message can control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 

@@ -5,7 +5,16 @@ from typing import Annotated, get_args
 import typer
 
 from rmq_pipeline import limits
-from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, examples, to_ms
+from rmq_pipeline.cli.options import (
+    AsJson,
+    Flight,
+    Home,
+    IfNotExists,
+    Topic,
+    connected,
+    examples,
+    to_ms,
+)
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.topic import PARTITION_TIME, Deduplicate, TopicType
 
@@ -56,13 +65,15 @@ def create(
     retention_bytes: Annotated[
         int, typer.Option("--retention-bytes", metavar="BYTES", help=BYTES_HELP)
     ] = 0,
+    if_not_exists: IfNotExists = False,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
     with connected(home, flight) as client:
-        topic = client.create_topic(
+        create_topic = client.ensure_topic if if_not_exists else client.create_topic
+        topic = create_topic(
             name,
             type=type,
             queues=queues,

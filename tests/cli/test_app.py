@@ -13,7 +13,19 @@ from tests.cli.conftest import RMQ, Rmq, Served, process
 
 COMMANDS = [
     *("init", "up", "broker", "stop", "status", "topic", "group", "send", "receive", "lag", "find"),
-    *("trace", "dead-letters", "parked", "offset", "sql", "demo", "recall", "user", "acl"),
+    *(
+        "tail",
+        "ack",
+        "trace",
+        "dead-letters",
+        "parked",
+        "offset",
+        "sql",
+        "demo",
+        "recall",
+        "user",
+        "acl",
+    ),
 ]
 
 

@@ -1,0 +1,118 @@
+"""``rmq tail``: messages of a topic as they are stored, read without a consumer group."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, format_ms
+from rmq_pipeline.cli.output import printable, rows_of, show_message, text_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmq_pipeline.flight.client import Client
+
+#: Interval of the looks for new messages.
+LOOK_S: Final = 0.5
+#: Messages of one call.
+_BATCH: Final = 1_000
+#: Columns before the body in a line of text; those without a value are omitted.
+_SHOWN: Final = ("message_group", "tag", "keys")
+
+
+def tail(
+    topic: Topic,
+    *,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=0, help="Messages that are already stored.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with new messages until Ctrl-C.")
+    ] = False,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest messages of a topic, without a consumer group: nothing is consumed.
+
+    With --json each message is one line.
+    """
+    with connected(home, flight) as client, suppress(KeyboardInterrupt):
+        reader = _Tail(client, topic)
+        _show(reader.newest(limit), as_json=as_json)
+        while follow:
+            _show(reader.new(), as_json=as_json)
+            threading.Event().wait(LOOK_S)
+
+
+class _Tail:
+    """Reads a topic from its end on."""
+
+    def __init__(self, client: "Client", topic: str) -> None:
+        self._client = client
+        self._topic = topic
+        self._first: dict[int, int] = {}
+        #: By queue: the next offset to read.
+        self._next: dict[int, int] = {}
+        for queue, first, end in self._queues():
+            self._first[queue], self._next[queue] = first, end
+
+    def newest(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest stored messages, the oldest of them first."""
+        found: list[dict[str, Any]] = []
+        for queue, end in self._next.items():
+            start = max(self._first[queue], end - limit)
+            for offset in range(start, end, _BATCH):
+                n = min(_BATCH, end - offset)
+                found += rows_of(self._client.read(self._topic, queue, offset=offset, limit=n))
+        return _in_order(found)[-limit:] if limit else []
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the messages stored since the last call."""
+        found: list[dict[str, Any]] = []
+        for queue, first, end in self._queues():
+            # A new queue is read from its beginning; retention may have deleted what comes next.
+            for read in self._read(queue, max(first, self._next.get(queue, 0)), end=end):
+                found += rows_of(read)
+        return _in_order(found)
+
+    def _queues(self) -> Iterator[tuple[int, int, int]]:
+        """Yield id, first and end offset of each queue."""
+        for queue in self._client.describe_topic(self._topic)["offsets"]:
+            yield queue["queue_id"], queue["min_offset"], queue["max_offset"]
+
+    def _read(self, queue: int, offset: int, *, end: int) -> Iterator["pa.Table"]:
+        while offset < end:
+            yield self._client.read(self._topic, queue, offset=offset, limit=_BATCH)
+            offset = min(end, offset + _BATCH)
+            self._next[queue] = offset
+
+
+def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["stored_at_ms"], row["queue_id"], row["queue_offset"]))
+
+
+def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    for row in rows:
+        show_message(json.dumps(_as_json(row)) if as_json else printable(_line(row)))
+
+
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message for --json; a body that is not UTF-8 becomes body_base64, as in a file."""
+    fields = {**row, "body": text_of(row["body"]), "keys": row["keys"] or []}
+    fields["properties"] = dict(row["properties"] or {})
+    if fields["body"] is None:
+        fields["body_base64"] = base64.b64encode(row["body"]).decode()
+    return fields
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    place = f"{format_ms(row['stored_at_ms'])}  {row['queue_id']}:{row['queue_offset']}"
+    told = [f"{name}={row[name]}" for name in _SHOWN if row[name]]
+    body = text_of(row["body"])
+    return "  ".join([place, *told, repr(row["body"]) if body is None else body.replace("\n", "⏎")])
