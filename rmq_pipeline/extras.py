@@ -20,12 +20,13 @@ MODULES: Final = MappingProxyType(
 class MissingExtraError(OperatorError, ImportError):
     """A part of the system was used whose packages are not installed."""
 
-    def __init__(self, extra: str, module: str) -> None:
-        """Name the extra and the module that is missing."""
-        super().__init__(
-            f"The module {module} is not installed.",
-            remedy=f"Install it: pip install 'rmq_pipeline[{extra}]'.",
-        )
+
+def lacking(extra: str, module: str) -> MissingExtraError:
+    """Return the error for a missing module; it names the extra, or several joined by commas."""
+    return MissingExtraError(
+        f"The module {module} is not installed.",
+        remedy=f"Install it: pip install 'rmq_pipeline[{extra}]'.",
+    )
 
 
 def check(*extras: str) -> None:
@@ -34,14 +35,14 @@ def check(*extras: str) -> None:
     Raises:
         MissingExtraError: names all of these extras that are missing.
     """
-    lacking = {
+    found = {
         extra: module
         for extra in extras
         for module in reversed(MODULES[extra])
         if importlib.util.find_spec(module) is None
     }
-    if lacking:
-        raise MissingExtraError(",".join(lacking), next(iter(lacking.values())))
+    if found:
+        raise lacking(",".join(found), next(iter(found.values())))
 
 
 def named(error: ModuleNotFoundError) -> ImportError:
@@ -49,5 +50,5 @@ def named(error: ModuleNotFoundError) -> ImportError:
     module = (error.name or "").partition(".")[0]
     for extra, modules in MODULES.items():
         if module in modules:
-            return MissingExtraError(extra, module)
+            return lacking(extra, module)
     return error

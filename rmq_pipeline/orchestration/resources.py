@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import dagster as dg
 
 from rmq_pipeline.endpoint import default_home
-from rmq_pipeline.extras import MissingExtraError
+from rmq_pipeline.extras import lacking
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.session import settings
 
@@ -40,7 +40,7 @@ else:
                 Raises:
                     MissingExtraError: always.
                 """
-                raise MissingExtraError("spark", "pyspark")
+                raise lacking("spark", "pyspark")
 
 
 #: Windows survive a restart of the broker that takes less than this.

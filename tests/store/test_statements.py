@@ -39,7 +39,7 @@ COPIED = {
     "typed": "NULL::BIGINT AS a",
     "macro": "copied_at",
     "parameter": "t",
-    "branches": "SELECT t AS t",
+    "branches": "(SELECT t AS t)",
     "argument": "now()",
     "former": "true",
 }

@@ -351,5 +351,5 @@ def _macro(name: str, parameter: str, *, calls: Sequence[tuple[str, str]]) -> st
         "create_copied_macro",
         macro=quoted(name),
         parameter=parameter,
-        branches=" UNION ALL ".join(branches),
+        branches=f"({' UNION ALL '.join(branches)})",
     )

@@ -21,9 +21,9 @@ CREATE TABLE "{table}" AS SELECT "{typed}" LIMIT 0;
 INSERT INTO "{table}" SELECT * FROM incoming;
 
 -- name: create_copied_macro
--- In: "{macro}" and its "{parameter}"; "{branches}": copied_branch of each call. Out: the process
--- has a macro that gives the copied rows of these calls.
-CREATE MACRO "{macro}"("{parameter}") AS TABLE SELECT * FROM ("{branches}");
+-- In: "{macro}" and its "{parameter}"; "{branches}": copied_branch of each call, in parentheses.
+-- Out: the process has a macro that gives the copied rows of these calls.
+CREATE MACRO "{macro}"("{parameter}") AS TABLE SELECT * FROM "{branches}";
 
 -- name: copied_branch
 -- In: "{table}"; "{parameter}"; "{argument}" of the call; "{former}": no earlier call has the same.
