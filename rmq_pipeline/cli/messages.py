@@ -1,6 +1,5 @@
 """``rmq send``, ``receive``, ``recall``, ``find`` and ``trace``."""
 
-import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +23,12 @@ from rmq_pipeline.cli.options import (
     to_ms,
 )
 from rmq_pipeline.cli.output import (
+    body_fields,
     print_json,
     progress,
     rows_of,
     show_message,
     show_rows,
-    text_of,
 )
 from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import FilterExpressionError, NotFoundError, RequestError, RocketMQError
@@ -252,13 +251,9 @@ def _subscribe(client: "Client", topic: str, *, group: str, lite_topics: list[st
 
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for --json; a body that is not UTF-8 becomes body_base64, as in a file."""
+    """Return a row for --json."""
     fields = {name: row[name] for name in RECEIVED_FIELDS}
-    fields["body"] = text_of(row["body"])
-    fields["keys"] = row["keys"] or []
-    if fields["body"] is None:
-        fields["body_base64"] = base64.b64encode(row["body"]).decode()
-    return fields
+    return {**fields, "keys": row["keys"] or [], **body_fields(row["body"])}
 
 
 def _encoded(text: str) -> bytes:

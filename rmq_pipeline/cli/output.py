@@ -248,6 +248,14 @@ def text_of(body: bytes) -> str | None:
         return None
 
 
+def body_fields(body: bytes) -> dict[str, str | None]:
+    """Return a body for --json: a text, or as in a file ``body_base64`` if it is not UTF-8."""
+    text = text_of(body)
+    if text is not None:
+        return {"body": text}
+    return {"body": None, "body_base64": base64.b64encode(body).decode()}
+
+
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}

@@ -1,6 +1,5 @@
 """``rmq tail``: messages of a topic as they are stored, read without a consumer group."""
 
-import base64
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, format_ms
-from rmq_pipeline.cli.output import printable, rows_of, show_message, text_of
+from rmq_pipeline.cli.output import body_fields, printable, rows_of, show_message, text_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,12 +102,9 @@ def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message for --json; a body that is not UTF-8 becomes body_base64, as in a file."""
-    fields = {**row, "body": text_of(row["body"]), "keys": row["keys"] or []}
-    fields["properties"] = dict(row["properties"] or {})
-    if fields["body"] is None:
-        fields["body_base64"] = base64.b64encode(row["body"]).decode()
-    return fields
+    """Return a message for --json."""
+    filled = {"keys": row["keys"] or [], "properties": row["properties"] or {}}
+    return {**row, **filled, **body_fields(row["body"])}
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -249,6 +249,7 @@ def demo(
     script = Path(__file__).resolve().parents[2] / Path(*DEMO_MODULE.split(".")).with_suffix(".py")
     if not script.exists():
         raise NotInstalledError(f"The demo is not installed: {script} does not exist.")
+    extras.check("broker", "dagster", "spark", "demo")
     # set_up also stores the options in the environment, which the example inherits.
     logs.set_up(log_level, log_format)
     sys.stdout.flush()
