@@ -71,6 +71,11 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     found.broker.close()
 
 
+def test_its_log_is_validated_on_reading_for_as_long_as_it_exists(home: Home) -> None:
+    assert home.broker.engine.log.validates
+    assert home.reopen().engine.log.validates
+
+
 def test_it_shows_what_the_code_that_wrote_it_showed(home: Home) -> None:
     for view, expected in home.views.items():
         assert home.rows(f'FROM "{view}"', like=expected) == expected, view

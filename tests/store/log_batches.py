@@ -96,3 +96,8 @@ def overwrite(path: Path, start: int, data: bytes) -> None:
 def forget_mark(folder: Path) -> None:
     """Be as after a power cut: the mark was written before the last frames were."""
     (folder / recovery.MARK_FILE).unlink()
+
+
+def forget_validation(folder: Path) -> None:
+    """Be as a log that a version created which did not validate all that it wrote."""
+    (folder / recovery.VALIDATED_FILE).unlink()

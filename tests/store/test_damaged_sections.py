@@ -17,6 +17,7 @@ from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.tables import mended
 from tests.broker.sealed_home import seal_all
 from tests.damaged_tables import DAMAGES, Damage
+from tests.store.log_batches import forget_validation
 from tests.store.rows import keyed
 
 SMALL = Settings(reserve_bytes=1 << 20, log_file_bytes=8 << 20, seal_after_ms=0)
@@ -33,6 +34,10 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broker(home: Path) -> Iterator[Broker]:
+    """A broker on the log of an older version."""
+    with Broker.open(home, upkeep="none", settings=SMALL):
+        pass
+    forget_validation(home / "log")
     with Broker.open(home, upkeep="none", settings=SMALL) as broker:
         broker.create_topic("t", queues=1)
         broker.create_topic("filler", queues=1)

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -196,6 +197,25 @@ def test_no_room_for_a_first_file_leaves_nothing_behind(
         open_log(small_disk / "log", file_bytes=16 * MIB)
 
     assert names(small_disk / "log") == ["reserve"]
+
+
+@pytest.mark.chaos
+def test_no_room_for_the_mark_of_a_new_log_is_a_full_disk(
+    small_disk: Path, open_log: OpenLog
+) -> None:
+    folder, others = small_disk / "log", small_disk / "others"
+    folder.mkdir()
+    with others.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(MIB)):
+            pass
+
+    with pytest.raises(StoreFullError):
+        open_log(folder)
+    left = [path for path in names(folder) if path != "reserve"]
+    others.unlink()
+
+    assert left == []
+    assert not open_log(folder).validates
 
 
 def test_the_reserve_follows_its_setting(tmp_path: Path) -> None:

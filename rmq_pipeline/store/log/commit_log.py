@@ -72,6 +72,8 @@ class SectionReader:
 
     def __init__(self, schemas: Mapping[int, pa.Schema], *, kept_bytes: int) -> None:
         self._schemas = schemas
+        #: False: all sections were validated before they were written.
+        self.validates = True
         self._budget_bytes = kept_bytes
         self._used_bytes = 0
         self._lock = threading.Lock()
@@ -133,14 +135,8 @@ class SectionReader:
             batch = frame.decode(payload, file.schemas.get(header.kind))
         except pa.ArrowInvalid as error:
             raise file.damage(header.position, f"a section that is no Arrow ({error})") from error
-        try:
-            batch.validate(full=True)
-        except pa.ArrowException as error:
-            # Older versions stored tables without validating them on send.
-            whole = mended(batch)
-            if whole is not batch:
-                _LOGGER.warning("the section at %d has damaged values: %s", header.position, error)
-                batch = whole
+        if self.validates:
+            batch = _mended(batch, header)
         if (schema := self._schemas.get(header.kind)) is not None:
             batch = frame.completed(batch, schema)
         return Section(header.position, header.kind, batch)
@@ -149,6 +145,18 @@ class SectionReader:
         self._mapped_bytes = 0
         for file in tuple(self._mapped):
             file.release()
+
+
+def _mended(batch: pa.RecordBatch, header: SectionHeader) -> pa.RecordBatch:
+    """Replace damaged values: older versions stored tables without validating them on send."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        whole = mended(batch)
+        if whole is not batch:
+            _LOGGER.warning("the section at %d has damaged values: %s", header.position, error)
+        return whole
+    return batch
 
 
 class CommitLog:
@@ -197,7 +205,8 @@ class CommitLog:
         """Open the log of a folder, or create it.
 
         Check every frame from the dispatched position to the end, and cut a torn write at the end.
-        Everything that remains is on disk when this returns.
+        Everything that remains is on disk when this returns. A new log is marked as validated: all
+        batches that are staged must have been validated.
 
         Args:
             schemas: the kinds with a fixed schema; sections of other kinds contain theirs.
@@ -232,6 +241,11 @@ class CommitLog:
     def first(self) -> int:
         """Position of the first retained frame."""
         return self._files[0].base
+
+    @property
+    def validates(self) -> bool:
+        """Return True if sections are validated on reading: an older version created the log."""
+        return self._reader.validates
 
     def stage(self, kind: int, batch: pa.RecordBatch) -> int:
         """Add a batch to the frame being built, and return the position of its section.
@@ -433,11 +447,21 @@ class CommitLog:
         files = recovery.open_files(self._folder, schemas=self.schemas)
         if not files:
             recovery.check_new(self._folder, dispatched_position=dispatched_position)
-            files = [self._create(self._file_bytes, seed=secrets.randbits(32))]
+            files = [self._create_first(secrets.randbits(32))]
         self._files = tuple(files)
+        self._reader.validates = not recovery.is_validated(self._folder, seed=files[0].seed)
         end = recovery.sound_end(files, dispatched_position=dispatched_position, mark=self._mark)
         self.end = self.synced = end
         self.building = FrameBuilder(self.schemas, seed=files[0].seed, start=end)
+
+    def _create_first(self, seed: int) -> LogFile:
+        recovery.mark_validated(self._folder, seed=seed)
+        self._step("marked_validated")
+        try:
+            return self._create(self._file_bytes, seed=seed)
+        except BaseException:
+            recovery.unmark_validated(self._folder)
+            raise
 
     def _create(self, size: int, *, seed: int) -> LogFile:
         return LogFile.create(

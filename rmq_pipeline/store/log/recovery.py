@@ -18,7 +18,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import CorruptLogError, HomeFormatError
+from rmq_pipeline import durable_files
+from rmq_pipeline.errors import CorruptLogError, HomeFormatError, StoreFullError
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.frame import HEADER_BYTES, FrameHeader, crc32
 from rmq_pipeline.store.log.log_file import LogFile
@@ -33,6 +34,8 @@ _LOGGER = logging.getLogger(__name__)
 #: File in the log's folder: the synced mark, and then the position before which a loss of frames
 #: was accepted, if any.
 MARK_FILE: Final = "synced"
+#: File in the log's folder: every section of the log was validated before it was written.
+VALIDATED_FILE: Final = "validated"
 _MAGIC: Final = b"RMQSYNC1"
 _ACCEPTED: Final = b"RMQLOST1"
 _MARK: Final = struct.Struct("<8sQQ")
@@ -116,6 +119,39 @@ def _marked(data: bytes, *, magic: bytes, seed: int) -> int:
         return 0
     found, of_seed, position = _MARK.unpack_from(data)
     return int(position) if (found, of_seed) == (magic, seed) else 0
+
+
+def mark_validated(folder: Path, *, seed: int) -> None:
+    """Record that all sections of the log with this seed were validated before they were written.
+
+    Call before the log's first file is created. A crash in between leaves a mark of no log: the
+    next log has another seed.
+
+    Raises:
+        StoreFullError: the disk is full.
+        OSError: the write failed for another reason.
+    """
+    try:
+        durable_files.replace(folder / VALIDATED_FILE, durable_files.dump_json({"seed": seed}))
+    except OSError as error:
+        if error.errno not in log_file.FULL:
+            raise
+        raise StoreFullError("The disk has no space for a new commit log.") from error
+
+
+def unmark_validated(folder: Path) -> None:
+    """Remove the mark of a log that was not created; the mark would be of no log, and harmless."""
+    with suppress(OSError):
+        (folder / VALIDATED_FILE).unlink()
+
+
+def is_validated(folder: Path, *, seed: int) -> bool:
+    """Return True if the log with this seed has its mark; a damaged mark counts as none."""
+    try:
+        found = durable_files.load_json((folder / VALIDATED_FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return found.get("seed") == seed
 
 
 class LostLogError(CorruptLogError):

@@ -23,6 +23,8 @@ from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.dispatch import StuckError
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.recovery import VALIDATED_FILE
+from tests.store.log_batches import forget_validation
 from tests.waiting import until
 
 SMALL = Settings(reserve_bytes=1 << 20, log_file_bytes=8 << 20)
@@ -56,6 +58,8 @@ class Frame:
 
 def add(home: Path, kind: int, batch: pa.RecordBatch) -> Frame:
     """Write a frame to the log of a closed home, as an older version might have."""
+    if (home / "log" / VALIDATED_FILE).exists():
+        forget_validation(home / "log")
     log = CommitLog.open(
         home / "log", schemas=SCHEMAS, file_bytes=8 << 20, reserve_bytes=1 << 20
     )  # fmt: skip
