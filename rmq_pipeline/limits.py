@@ -124,6 +124,8 @@ COMPACT_SPARK_BYTES = 1024 * MIB
 REPLACED_GRACE_MS = 10 * 60 * 1000
 #: Messages that one search returns at most.
 FIND_ROWS = 100_000
+#: Bytes of bodies that one search returns at most; it returns at least one message.
+FIND_BYTES = 64 * MIB
 
 #: Clients connected to the gRPC endpoint, and their receives under way.
 GRPC_CLIENTS = 10_000

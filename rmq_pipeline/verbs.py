@@ -414,7 +414,8 @@ class Verbs(Protocol):
             from_ms: stored at this time or later.
             to_ms: stored before this time.
             limit: number of messages at most.
-            with_body: read bodies, too; otherwise they are null.
+            with_body: read bodies, too; otherwise they are null. The answer then has fewer
+                messages if their bodies exceed 64 MiB, but at least one.
 
         Returns:
             schema.READ.

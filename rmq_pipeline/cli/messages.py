@@ -24,6 +24,7 @@ from rmq_pipeline.cli.options import (
 )
 from rmq_pipeline.cli.output import (
     body_fields,
+    body_line,
     print_json,
     progress,
     rows_of,
@@ -76,6 +77,7 @@ FOUND_COLUMNS = (
     "tag",
     "keys",
     "stored_at_ms",
+    "body",
 )
 
 
@@ -390,7 +392,11 @@ def find(
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages of a topic by key, by id, or by the time they were stored."""
+    """Find messages of a topic by key, by id, or by the time they were stored.
+
+    The answer ends early if the bodies exceed 64 MiB. With --json a body that is not UTF-8 is
+    body_base64, as in a file for rmq send.
+    """
     if key is None and message_id is None and from_ is None and to is None:
         raise RequestError(
             "The search has no condition.", remedy="Give --key, --id, --from or --to."
@@ -403,8 +409,11 @@ def find(
             from_ms=parse_ms(from_) if from_ else None,
             to_ms=parse_ms(to) if to else None,
             limit=limit,
+            with_body=True,
         )
-    rows = [{"topic": topic, **row} for row in rows_of(found.drop_columns("body"))]
+    rows = [{"topic": topic, **row} for row in rows_of(found)]
+    for row in rows:
+        row.update(body_fields(row["body"]) if as_json else {"body": body_line(row["body"])})
     show_rows(rows, as_json=as_json, columns=FOUND_COLUMNS, empty=f"{topic} has no such message.")
 
 

@@ -256,6 +256,12 @@ def body_fields(body: bytes) -> dict[str, str | None]:
     return {"body": None, "body_base64": base64.b64encode(body).decode()}
 
 
+def body_line(body: bytes) -> str:
+    """Return a body as one line of text; bytes that are not UTF-8 as Python writes them."""
+    text = text_of(body)
+    return repr(body) if text is None else text.replace("\n", "⏎")
+
+
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, format_ms
-from rmq_pipeline.cli.output import body_fields, printable, rows_of, show_message, text_of
+from rmq_pipeline.cli.output import body_fields, body_line, printable, rows_of, show_message
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,5 +110,4 @@ def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
 def _line(row: Mapping[str, Any]) -> str:
     place = f"{format_ms(row['stored_at_ms'])}  {row['queue_id']}:{row['queue_offset']}"
     told = [f"{name}={row[name]}" for name in _SHOWN if row[name]]
-    body = text_of(row["body"])
-    return "  ".join([place, *told, repr(row["body"]) if body is None else body.replace("\n", "⏎")])
+    return "  ".join([place, *told, body_line(row["body"])])

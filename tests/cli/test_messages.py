@@ -432,6 +432,20 @@ def test_find_by_key_id_and_time(rmq: Rmq, topic: str) -> None:
     assert rmq("find", topic, "--key", "zzz").text == f"{topic} has no such message.\n"
 
 
+def test_find_shows_bodies(rmq: Rmq, topic: str) -> None:
+    encoded = base64.b64encode(b"\x00\xff").decode()
+    lines = ndjson({"body": "two\nlines", "keys": ["a"]}, {"body_base64": encoded, "keys": ["b"]})
+    rmq("send", topic, "--file", "-", stdin=lines)
+
+    text, other = (rmq("find", topic, "--key", key).text for key in "ab")
+    [text_json], [other_json] = (rmq("find", topic, "--key", key, "--json").json for key in "ab")
+
+    assert "two⏎lines" in text
+    assert r"b'\x00\xff'" in other
+    assert text_json["body"] == "two\nlines"
+    assert (other_json["body"], other_json["body_base64"]) == (None, encoded)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

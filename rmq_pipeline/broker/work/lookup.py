@@ -1,8 +1,8 @@
 """Reading messages without a lease: by key, id or time, or from offsets on.
 
 A search by key, id or time reads an index in segments and asks DuckDB for the log. It takes the
-first ``limit`` matches of each queue, and sorts all of them by stored_at_ms. A pull reads several
-queues by offset in one long poll.
+first ``limit`` matches of each queue, and sorts all of them by stored_at_ms. Bodies are read last,
+of the messages that it returns. A pull reads several queues by offset in one long poll.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from rmq_pipeline.broker.state.queue_index import Places
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.filtering import matching
 from rmq_pipeline.broker.work.queries import span_of
-from rmq_pipeline.broker.work.reading import ends_at, fetch, locate, segments_of
+from rmq_pipeline.broker.work.reading import ends_at, fetch, locate, places_of, segments_of
 from rmq_pipeline.broker.work.waiting import LongPoll
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.filter.expression import Filter, SqlFilter
@@ -29,11 +29,15 @@ from rmq_pipeline.store.consume_queue import Search
 from rmq_pipeline.topic import Topic
 from rmq_pipeline.verb import PullResult
 
+#: Columns that a search reads.
+_FOUND: Final = [name for name in schema.READ.names if name not in {"queue_id", "body"}]
 _ORDER: Final = [(name, "ascending") for name in ("stored_at_ms", "queue_id", "queue_offset")]
 #: Most offsets that one look evaluates for a filter, in all queues together.
 SCAN_ROWS = 65_536
 #: Messages read first, while their size is unknown.
 _FIRST_ROWS = 64
+#: Most bodies that a search reads at a time.
+_MOST_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,6 @@ class Wanted:
         if not 0 <= self.limit <= limits.FIND_ROWS:
             raise RequestError(f"limit must be 0 to {limits.FIND_ROWS}, not {self.limit!r}.")
 
-    def columns(self) -> list[str]:
-        """Return the columns to read of a segment."""
-        without = {"queue_id"} if self.with_body else {"queue_id", "body"}
-        return [name for name in schema.READ.names if name not in without]
-
     def matches(self, rows: pa.Table) -> pa.Array:
         """Return the mask of matching rows."""
         found = pa.array(np.ones(rows.num_rows, dtype=np.bool_))
@@ -83,7 +82,8 @@ def find(engine: Engine, topic: str, *, wanted: Wanted) -> pa.Table:
     """Return the first matching messages of a topic, in the order of storing.
 
     Returns:
-        schema.READ; body is null unless requested.
+        schema.READ; body is null unless requested. With bodies, the answer ends before
+        limits.FIND_BYTES are exceeded, after one message at least.
     """
     wanted.check()
     described: Topic
@@ -107,8 +107,46 @@ def find(engine: Engine, topic: str, *, wanted: Wanted) -> pa.Table:
             to_ms=wanted.to_ms,
         )
         parts.append(_of_queue(engine, search, wanted=wanted))
-    found = pa.concat_tables(parts).sort_by(_ORDER).slice(0, wanted.limit)
-    return found.combine_chunks()
+    found = pa.concat_tables(parts).sort_by(_ORDER).slice(0, wanted.limit).combine_chunks()
+    if not wanted.with_body or not found.num_rows:
+        return found
+    return _with_bodies(engine, found, topic_id=topic_id)
+
+
+def _with_bodies(engine: Engine, found: pa.Table, *, topic_id: int) -> pa.Table:
+    """Return the first of the messages with their bodies: as many as limits.FIND_BYTES allow."""
+    queue_id, offset = found["queue_id"].to_numpy(), found["queue_offset"].to_numpy()
+    places = places_of(engine, topic_id=topic_id, queue_id=queue_id, offset=offset)
+    parts: list[pa.ChunkedArray] = []
+    done, size, step = 0, 0, _FIRST_ROWS
+    while done < len(offset):
+        rows = slice(done, done + step)
+        bodies = fetch(
+            engine,
+            Places(places.position[rows], places.row[rows]),
+            columns=("body",),
+            topic_id=topic_id,
+            queue_id=queue_id[rows],
+            offset=offset[rows],
+        )
+        sizes = _sizes(bodies)
+        taken = _fitting(sizes, before=size, most=limits.FIND_BYTES)
+        parts.append(bodies["body"].slice(0, taken))
+        done += taken
+        size += int(sizes[:taken].sum())
+        if taken < len(sizes):
+            break
+        # Any body that follows may have the size limit of a body.
+        step = min(2 * step, _MOST_ROWS)
+    body = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.binary())
+    place = schema.READ.get_field_index("body")
+    return found.slice(0, done).set_column(place, schema.READ.field(place), body).combine_chunks()
+
+
+def _fitting(sizes: Int64s, *, before: int, most: int) -> int:
+    """Return how many messages fit after ``before`` bytes; the first of all at any size."""
+    ends = before + np.cumsum(sizes)
+    return int(np.count_nonzero((ends <= most) | (ends == sizes)))
 
 
 def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
@@ -116,7 +154,7 @@ def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
         return schema.READ.empty_table()
     if search.key is None and search.message_id is None:
         # A search by time alone: DuckDB has the times of all messages, in order.
-        return _read(engine, search, offsets=engine.database.find(search), wanted=wanted)
+        return _read(engine, search, offsets=engine.database.find(search))
     segments = segments_of(engine).of_queue(search.topic_id, search.queue_id)
     parts, left, sealed_to = [schema.READ.empty_table()], search.limit, search.start
     for segment in segments:
@@ -130,7 +168,7 @@ def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
             key=search.key,
             message_id=search.message_id,
             wanted=wanted.matches,
-            columns=wanted.columns(),
+            columns=_FOUND,
         ):
             parts.append(_as_read(rows.slice(0, left), search.queue_id))
             left -= parts[-1].num_rows
@@ -138,11 +176,11 @@ def _of_queue(engine: Engine, search: Search, *, wanted: Wanted) -> pa.Table:
                 break
     if left > 0 and sealed_to < search.stop:
         rest = replace(search, start=sealed_to, limit=left)
-        parts.append(_read(engine, rest, offsets=engine.database.find(rest), wanted=wanted))
+        parts.append(_read(engine, rest, offsets=engine.database.find(rest)))
     return pa.concat_tables(parts)
 
 
-def _read(engine: Engine, search: Search, *, offsets: Int64s, wanted: Wanted) -> pa.Table:
+def _read(engine: Engine, search: Search, *, offsets: Int64s) -> pa.Table:
     """Return the messages at these offsets, from the log or from segments."""
     n = len(offsets)
     if not n:
@@ -155,7 +193,7 @@ def _read(engine: Engine, search: Search, *, offsets: Int64s, wanted: Wanted) ->
     rows = fetch(
         engine,
         places,
-        columns=wanted.columns(),
+        columns=_FOUND,
         topic_id=search.topic_id,
         queue_id=queue_id,
         offset=offsets,
@@ -292,12 +330,10 @@ class Pull:
                 offset=offsets[done:stop],
             ).cast(schema.READ)
             sizes = _sizes(found)
-            ends = self._bytes + np.cumsum(sizes)
-            # The first message is returned at any size.
-            taken = int(np.count_nonzero((ends <= self.max_bytes) | (ends == sizes)))
+            taken = _fitting(sizes, before=self._bytes, most=self.max_bytes)
             if taken:
                 self._parts.append((queue_id, int(offsets[done]), found.slice(0, taken)))
-                self._bytes = int(ends[taken - 1])
+                self._bytes += int(sizes[:taken].sum())
             done += taken
             self._rows += taken
             self._full = taken < len(sizes) or self._bytes >= self.max_bytes

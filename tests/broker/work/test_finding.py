@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline import errors, schema
+from rmq_pipeline import errors, limits, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from tests.broker.archive_home import HOUR_MS, everything, fill, opened
@@ -70,6 +70,7 @@ def test_messages_are_found_by_everything_they_are_known_by(broker: Broker) -> N
         {"key": "k5"},
         {"key": "k9", "limit": 3},
         {"key": "none of them"},
+        {"key": "none of them", "with_body": True},
         {"key": "k5", "message_id": ids[100]},
         {"key": "u0-0", "message_id": ids[-1]},
         *({"message_id": ids[at]} for at in (0, 1, 239, 240, 479)),
@@ -86,6 +87,49 @@ def test_messages_are_found_by_everything_they_are_known_by(broker: Broker) -> N
         found = broker.find("t", **wanted)
         assert found.equals(looked_for(broker, **wanted)), wanted
         assert found.schema.equals(schema.READ)
+
+
+NOT_UTF8: Final = b"\xff\x00\xfe"
+
+
+@pytest.mark.parametrize("sealed", [0, 2, 4], ids=["log", "both", "sealed"])
+def test_bodies_and_properties_are_read_wherever_they_lie(one_queue: Broker, sealed: int) -> None:
+    for at in range(4):
+        properties = pa.array([[("at", str(at))]], schema.PROPERTIES)
+        sent = {"body": [NOT_UTF8 + bytes([at])], "keys": [["k"]], "properties": properties}
+        one_queue.send("t", pa.table(sent))
+        if at == sealed - 1:
+            assert seal_all(one_queue)["segments"] > 0
+
+    for wanted in ({"key": "k"}, {"from_ms": 0}):
+        found = one_queue.find("t", **wanted, with_body=True)
+        assert found["body"].to_pylist() == [NOT_UTF8 + bytes([at]) for at in range(4)]
+        assert found["properties"].to_pylist() == [[("at", str(at))] for at in range(4)]
+        assert one_queue.find("t", **wanted)["body"].null_count == 4
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_answer_with_bodies_is_limited_in_bytes(
+    one_queue: Broker, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    one_queue.send("t", pa.table({"body": [bytes(1000)] * 200, "keys": [["k"]] * 200}))
+    if sealed:
+        assert seal_all(one_queue)["segments"] > 0
+
+    for most, n in (
+        (1, 1),
+        (1000, 1),
+        (2999, 2),
+        (63_999, 63),
+        (64_000, 64),
+        (150_000, 150),
+        (200_000, 200),
+    ):
+        monkeypatch.setattr(limits, "FIND_BYTES", most)
+        found = one_queue.find("t", key="k", limit=200, with_body=True)
+        assert found["queue_offset"].to_pylist() == list(range(n))
+        assert found.schema.equals(schema.READ)
+    assert one_queue.find("t", key="k", limit=200).num_rows == 200
 
 
 @pytest.fixture
