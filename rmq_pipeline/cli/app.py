@@ -91,6 +91,11 @@ app.command(
 app.command(
     epilog=examples("rmq tail orders", "rmq tail orders -n 0 -f", "rmq tail orders -f --json")
 )(reading.tail)
+app.command(
+    epilog=examples(
+        "rmq peek billing orders", "rmq peek billing orders -n 100 --json | jq -r '.[].message_id'"
+    )
+)(reading.peek)
 app.command(epilog=examples("rmq recall reminders 5F0C6A…"))(messages.recall)
 app.command(epilog=examples("rmq lag", "rmq lag billing --by-queue"))(groups.lag)
 app.command(

@@ -1,4 +1,4 @@
-"""``rmq tail``: messages of a topic as they are stored, read without a consumer group."""
+"""``rmq tail`` and ``rmq peek``: messages of a topic, read without consuming them."""
 
 import json
 import threading
@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rmq_pipeline.cli.options import AsJson, Flight, Home, Topic, connected, format_ms
-from rmq_pipeline.cli.output import body_fields, body_line, printable, rows_of, show_message
+from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, Topic, connected, format_ms
+from rmq_pipeline.cli.output import (
+    body_fields,
+    body_line,
+    printable,
+    rows_of,
+    show_message,
+    show_rows,
+)
+from rmq_pipeline.cli.sql import statement
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +30,16 @@ LOOK_S: Final = 0.5
 _BATCH: Final = 1_000
 #: Columns before the body in a line of text; those without a value are omitted.
 _SHOWN: Final = ("message_group", "tag", "keys")
+#: Most messages of one peek.
+_PEEKED: Final = 1_000
+_PEEKED_COLUMNS: Final = (
+    "queue_id",
+    "queue_offset",
+    "delivery_attempt",
+    "message_id",
+    *_SHOWN,
+    "body",
+)
 
 
 def tail(
@@ -47,6 +65,61 @@ def tail(
         while follow:
             _show(reader.new(), as_json=as_json)
             threading.Event().wait(LOOK_S)
+
+
+def peek(
+    group: Group,
+    topic: Topic,
+    *,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=1, max=_PEEKED, help="Maximum messages.")
+    ] = 10,
+    home: Home = None,
+    flight: Flight = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the messages that a consumer group would get next, without leasing them.
+
+    First come messages whose retry is due or whose lease has ended, and messages that waited for
+    an earlier one of their message group, which is settled now. Then come messages from the
+    group's cursor on, the oldest first; a receive takes the queues in turns.
+
+    A receive may get fewer of them. Apart from the above, peek ignores order by message group and
+    by queue, filters, queue locks, rate limits, quarantine, and subscriptions to lite topics.
+    """
+    with connected(home, flight) as client:
+        client.describe_group(group)  # refuses an unknown one
+        rows = _again(client, group, topic=topic, limit=limit)
+        if len(rows) < limit:
+            rows += _from_cursors(client, group, topic=topic, limit=limit - len(rows))
+    for row in rows:
+        row.update(_as_json(row) if as_json else {"body": body_line(row["body"])})
+    empty = f"{topic} has nothing for {group} now."
+    show_rows(rows, as_json=as_json, columns=_PEEKED_COLUMNS, empty=empty)
+
+
+def _again(client: "Client", group: str, *, topic: str, limit: int) -> list[dict[str, Any]]:
+    """Return messages before the cursors that can be delivered now."""
+    query = statement("cli_peek_again", consumer_group=group, topic=topic)
+    found = []
+    for place in rows_of(client.sql(f"{query} LIMIT {limit}")):
+        read = client.read(topic, place["queue_id"], offset=place["queue_offset"], limit=1)
+        found += [{**row, "delivery_attempt": place["delivery_attempt"]} for row in rows_of(read)]
+    return found
+
+
+def _from_cursors(client: "Client", group: str, *, topic: str, limit: int) -> list[dict[str, Any]]:
+    """Return messages that were never delivered, those that were stored first."""
+    query = statement("cli_peek_cursors", consumer_group=group, topic=topic)
+    cursors = {row["queue_id"]: row["cursor"] for row in rows_of(client.sql(query))}
+    found: list[dict[str, Any]] = []
+    for queue in client.describe_topic(topic)["offsets"]:
+        # A group begins a queue at its first message, and goes on there after retention.
+        start = max(queue["min_offset"], cursors.get(queue["queue_id"], 0))
+        if start < queue["max_offset"]:
+            found += rows_of(client.read(topic, queue["queue_id"], offset=start, limit=limit))
+            found = _in_order(found)[:limit]
+    return [{**row, "delivery_attempt": 1} for row in found]
 
 
 class _Tail:

@@ -15,6 +15,7 @@ COMMANDS = [
     *("init", "up", "broker", "stop", "status", "topic", "group", "send", "receive", "lag", "find"),
     *(
         "tail",
+        "peek",
         "ack",
         "trace",
         "dead-letters",

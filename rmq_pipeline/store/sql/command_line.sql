@@ -36,3 +36,36 @@ SELECT consumer_group, topic, message_group, queue_id, queue_offset, message_id,
 FROM quarantined_groups
 WHERE $consumer_group IS NULL OR consumer_group = $consumer_group
 ORDER BY since_ms, consumer_group, topic, queue_id, queue_offset;
+
+-- name: cli_peek_cursors
+-- In: $consumer_group, $topic. Out: the cursor of each queue that the group has touched.
+SELECT queue_id, cursor FROM progress WHERE consumer_group = $consumer_group AND topic = $topic;
+
+-- name: cli_peek_again
+-- In: $consumer_group, $topic. Out: places before the cursors whose messages can be delivered now,
+-- and the attempt that this would be; the caller appends a limit. A message that waited for an
+-- earlier one of its message group is among them if no message of the group is delivered, retrying
+-- or parked.
+WITH unsettled AS (
+    SELECT queue_id, queue_offset, message_group, delivery_attempts AS attempts, visible_at_ms
+    FROM retrying WHERE consumer_group = $consumer_group AND topic = $topic
+    UNION ALL
+    SELECT queue_id, queue_offset, message_group, delivery_attempt, visible_at_ms
+    FROM in_flight WHERE consumer_group = $consumer_group AND topic = $topic
+    UNION ALL
+    SELECT queue_id, queue_offset, message_group, delivery_attempts, NULL
+    FROM parked WHERE consumer_group = $consumer_group AND topic = $topic
+)
+SELECT queue_id, queue_offset, attempts + 1 AS delivery_attempt, visible_at_ms
+FROM unsettled
+WHERE visible_at_ms <= epoch_ms(now()) AND attempts < (
+    SELECT max_attempts FROM consumer_groups WHERE consumer_group = $consumer_group
+)
+UNION ALL
+SELECT queue_id, queue_offset, 1, 0
+FROM waiting
+WHERE consumer_group = $consumer_group AND topic = $topic AND message_group IS NOT NULL
+  AND message_group NOT IN (
+    SELECT message_group FROM unsettled WHERE message_group IS NOT NULL
+)
+ORDER BY visible_at_ms, queue_id, queue_offset;
