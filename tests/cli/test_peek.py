@@ -114,3 +114,18 @@ def test_peek_refuses_what_does_not_exist(rmq: Rmq, topic: str, group: str) -> N
         assert told.code == 1
         assert says in told.err
     assert rmq("peek", group, topic, "-n", "0").code == 2
+
+
+def test_an_answer_ends_where_the_bodies_of_a_queue_are_too_many(
+    rmq: Rmq, name: Name, group: str
+) -> None:
+    topic = name("large")
+    rmq("topic", "create", topic, "--queues", "2")
+    large = b'{"body": "' + b"x" * (3 << 20) + b'"}'
+    rmq("send", topic, "--queue-id", "0", "--file", "-", stdin=b"\n".join([large] * 2))
+    rmq("send", topic, "--queue-id", "1", "--body", "later")
+    shown = rmq("peek", group, topic, "--json").json
+
+    # The second message of the first queue comes before that of the other one.
+    assert [(row["queue_id"], row["queue_offset"]) for row in shown] == [(0, 0)]
+    assert len(receive(rmq, topic, group)) == 3
