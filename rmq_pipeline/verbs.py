@@ -1645,6 +1645,18 @@ class Verbs(Protocol):
         answer: dict[str, Any] = self.call("status", {})
         return answer
 
+    def metrics(self) -> pa.Table:
+        """Return samples of all metrics, as docs/metrics.md lists them; cheap enough for scrapes.
+
+        Counters begin at 0 when the broker starts.
+
+        Returns:
+            name; type (counter, gauge or histogram); part (of a histogram: bucket, sum or count;
+            else empty); labels; value; unit; help.
+        """
+        answer: pa.Table = self.call("metrics", {})
+        return answer
+
 
 #: By name.
 VERBS: Final[Mapping[str, Verb]] = {
@@ -1729,5 +1741,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("explain_access", repeatable=True),
         Verb("ping", repeatable=True, quick=True),
         Verb("status", repeatable=True),
+        Verb("metrics", repeatable=True),
     )
 }

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import pyarrow as pa
+
 from rmq_pipeline.access import Access
 from rmq_pipeline.access.rights import Rights
 from rmq_pipeline.broker.verbs import signature
@@ -23,6 +25,7 @@ from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.work import queries
 from rmq_pipeline.broker.work.dead_letter import finish_dead_lettering
 from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.measuring import Measuring
 from rmq_pipeline.broker.work.timekeeping import BrokerClock
 from rmq_pipeline.broker.work.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.work.writer import Writer
@@ -56,6 +59,7 @@ class Broker(
         super().__init__(engine)
         self._mode = mode
         self._started = time.monotonic()
+        self._measuring = Measuring(engine, mode=mode)
         # In this order, because expiry frees space for the others.
         archive = {
             "expire": self.expire,
@@ -150,3 +154,15 @@ class Broker(
         return queries.status(
             self._engine, self._started, mode=self._mode, fallback=self._upkeep.last_fallback
         )
+
+    @verb(rights=Rights(cluster="get"), repeatable=True)
+    def metrics(self) -> pa.Table:
+        """Return samples of all metrics, as docs/metrics.md lists them; cheap enough for scrapes.
+
+        Counters begin at 0 when the broker starts.
+
+        Returns:
+            name; type (counter, gauge or histogram); part (of a histogram: bucket, sum or count;
+            else empty); labels; value; unit; help.
+        """
+        return self._measuring.samples()

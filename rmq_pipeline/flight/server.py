@@ -3,7 +3,9 @@
 import hmac
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +22,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.decide.settle_each import ReleaseEach
 from rmq_pipeline.broker.verbs import signature
 from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
+from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.waiting import watching
 from rmq_pipeline.flight import framing, wire
 from rmq_pipeline.flight.service import Call, Intake, Room, Service
@@ -76,6 +79,8 @@ class FlightServer:
         host, port = listening(address, guarded=insecure or bool(access and access.enabled))
         check_free(host, port)
         self._broker = broker
+        engine = getattr(broker, "engine", None)
+        self._meter: Meter | None = getattr(engine, "meter", None)
         self._token = token
         self._access = access
         self._closing = threading.Event()
@@ -184,8 +189,23 @@ class FlightServer:
         with self._room.hold(own, caller=_named(caller, call)):
             parsed = wire.read_command(command)
             del command  # The call may wait for a minute.
-            _check_waiting(parsed, own)
-            return self._obeyed(call, said, command=parsed, caller=caller, own=own)
+            with self._counted(parsed.verb.name):
+                _check_waiting(parsed, own)
+                return self._obeyed(call, said, command=parsed, caller=caller, own=own)
+
+    @contextmanager
+    def _counted(self, verb: str) -> Iterator[None]:
+        """Count a call and its duration, until its answer or its refusal."""
+        began = time.perf_counter()
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            if self._meter is not None:
+                self._meter.called("flight", verb, began=began, error=failure)
 
     def _obeyed(
         self,

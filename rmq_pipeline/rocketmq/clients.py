@@ -1,6 +1,7 @@
 """Connected clients: their settings, their streams, and when each was last heard from."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,6 +11,7 @@ from rmq_pipeline.access.access import Access
 from rmq_pipeline.access.users import Principal
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import BusyError, ClientIdRequiredError, ForbiddenError
+from rmq_pipeline.metrics.declared import Samples
 from rmq_pipeline.topic import DLQ_PREFIX, RETRY_PREFIX
 
 
@@ -267,6 +269,17 @@ class Clients:
             for client in list(self._clients.values())
             if client.group == group and client.is_live(now_ms)
         }
+
+    def measure(self, samples: Samples) -> None:
+        """Add the live producers by language, and the consumers by group and language."""
+        now_ms = self._clock.now_ms()
+        live = [client for client in list(self._clients.values()) if client.is_live(now_ms)]
+        producers = Counter(client.language.lower() for client in live if client.topics)
+        consumers = Counter((c.group, c.language.lower()) for c in live if c.group is not None)
+        for language, n in producers.items():
+            samples.add("rocketmq_producer_connections", n, language)
+        for (group, language), n in consumers.items():
+            samples.add("rocketmq_consumer_connections", n, group, language, "push", "false")
 
     def with_stream(self) -> Iterator[Client]:
         """Return the clients to which commands can be pushed."""

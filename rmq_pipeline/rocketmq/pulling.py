@@ -55,6 +55,12 @@ class Pulling:
         resource = request.message_queue.topic
         topic = context.bridge.engine.state.topic(_readable(resource, caller)).topic
         table, offset = await self._pulled(request, topic.name, until_ms=until_ms)
+        context.bridge.engine.meter.delivered(
+            caller.named(request.group),
+            topic.name,
+            size=table["body"],
+            pulled=table.num_rows,
+        )
         yield PullMessageResponse(status=OK if table.num_rows else _EMPTY)
         for message in messages_of(table, topic=resource, type=topic.type, name=topic.name):
             yield PullMessageResponse(message=message)

@@ -251,21 +251,28 @@ class Receiving:
         self, delivery: Delivery, topic: Any, *, receive: LoopReceive
     ) -> tuple[Delivery, list[Any]]:
         """Return the readable part of a delivery, and its messages."""
-        read = partial(self._messages, topic=topic, name=receive.request.topic)
+        request = receive.request
+        read = partial(self._messages, topic=topic, group=request.group, name=request.topic)
         try:
             return delivery, await read(delivery)
         except UNREADABLE:
             rest = await self._context.bridge.sorted_out(delivery, receive.request)
             return rest, await read(rest) if len(rest) else []
 
-    async def _messages(self, delivery: Delivery, topic: Any, *, name: str) -> list[Any]:
+    async def _messages(
+        self, delivery: Delivery, topic: Any, *, group: str, name: str
+    ) -> list[Any]:
         bridge = self._context.bridge
+        meter = bridge.engine.meter
         kind = self._context.bridge.engine.state.topic(name).topic.type
         places = places_of(delivery) if len(delivery) <= _SHARED else []
-        known = [self._recent.get(place) for place in places]
+        known: list[Any] = [self._recent.get(place) for place in places]
         if known and all(known):
+            size = sum(len(message.body) for message in known)  # few and small
+            meter.delivered(group, name, size=size)
             return copies(known, delivery, topic=topic)
         table = await bridge.read(delivery)
+        meter.delivered(group, name, size=table["body"])
         encode = partial(messages_of, topic=topic, type=kind, name=name)
         if table.nbytes >= _SMALL_BYTES:
             return await bridge.run(encode, table)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +67,8 @@ class Service:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._meter = context.bridge.engine.meter
+        self._meter.sources.append(context.clients.measure)
         self._closing = False
         self._streams = 0
         #: Unary calls under way, and the bytes of their requests.
@@ -91,6 +94,7 @@ class Service:
 
     def close(self) -> None:
         """Stop the background work of the handlers."""
+        self._meter.sources.remove(self._context.clients.measure)
         self._checks.close()
 
     def _begun(self) -> None:
@@ -138,17 +142,20 @@ class Service:
             self._begun()
             self._calls += 1
             self._bytes += len(raw)
+            began, failure = time.perf_counter(), None
             try:
                 self._admit(len(raw))
                 request, caller = self._read(raw, call, kind=rpc.request)
                 self._authorise(request, caller, demands=rpc.demands)
                 answer = await rpc.handle(request, caller)
             except Exception as error:  # noqa: BLE001 every error becomes a status
-                answer = rpc.reply(status=status_of(self._explained(error)))
+                failure = self._explained(error)
+                answer = rpc.reply(status=status_of(failure))
             finally:
                 self._bytes -= len(raw)
                 self._calls -= 1
                 self._ended()
+            self._meter.called("grpc", rpc.name, began=began, error=failure)
             serialized: bytes = answer.SerializeToString()
             return serialized
 
@@ -177,6 +184,7 @@ class Service:
         async def frames(raw: bytes, call: Any) -> AsyncGenerator[bytes, None]:
             self._begun()
             self._streams += 1
+            began, failure = time.perf_counter(), None
             try:
                 if self._streams > self._context.settings.grpc_receives:
                     raise BusyError(
@@ -190,10 +198,12 @@ class Service:
                     async for frame in answers:
                         yield frame.SerializeToString()
             except Exception as error:  # noqa: BLE001 every error becomes a status
-                yield rpc.reply(status=status_of(self._explained(error))).SerializeToString()
+                failure = self._explained(error)
+                yield rpc.reply(status=status_of(failure)).SerializeToString()
             finally:
                 self._streams -= 1
                 self._ended()
+                self._meter.called("grpc", rpc.name, began=began, error=failure)
 
         return frames
 

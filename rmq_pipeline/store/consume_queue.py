@@ -1,6 +1,6 @@
 """Queries on the rows of a consume queue; each runs on a database cursor."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -107,6 +107,22 @@ class Lags:
     def run(self, cursor: duckdb.DuckDBPyConnection) -> pa.Table:
         """Return one row per queue; no message from ``unread_from`` on was delivered yet."""
         return cursor.sql(named("lag_of_groups"), params=asdict(self)).to_arrow_table()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAt:
+    """Storage times of single messages: topic_id, queue_id, queue_offset."""
+
+    places: Sequence[tuple[int, int, int]]
+
+    def run(self, cursor: duckdb.DuckDBPyConnection) -> dict[tuple[int, int, int], int]:
+        """Return the times in ms; expired messages are omitted."""
+        found: dict[tuple[int, int, int], int] = {}
+        for place in self.places:
+            params = dict(zip(("topic_id", "queue_id", "queue_offset"), place, strict=True))
+            for (at_ms,) in cursor.sql(named("stored_at"), params=params).fetchall():
+                found[place] = at_ms
+        return found
 
 
 @dataclass(frozen=True, slots=True)

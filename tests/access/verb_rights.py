@@ -96,6 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "sql": ({"query": "SELECT 1 AS one"}, [f"{CLUSTER} get"]),
     "due": ({}, [f"{CLUSTER} get"]),
     "status": ({}, [f"{CLUSTER} get"]),
+    "metrics": ({}, [f"{CLUSTER} get"]),
     "archive": ({}, [f"{CLUSTER} get"]),
     "open_window": ({"name": "consumer/billing", **WINDOW}, ["group:billing sub"]),
     "renew_window": (

@@ -69,6 +69,10 @@ class Consumption:
         first = self.leases.first_offset()
         return self.cursor if first is None else min(first, self.cursor)
 
+    def waiting(self) -> int:
+        """Return how many messages behind the cursor were never delivered, as far as known."""
+        return 0
+
     def has_nothing(self, end: int, now_ms: int, *, may_repeat: bool) -> bool:
         """Return True if a receive can skip the queue.
 

@@ -173,6 +173,10 @@ class Redriven:
             flags = self._flags[key] = grown
         flags[offsets] = True
 
+    def count(self, topic_id: int, queue_id: int, *, start: int) -> int:
+        """Return how many offsets of a queue from ``start`` on are in the set."""
+        return int(np.count_nonzero(self._flags.get((topic_id, queue_id), _NONE)[start:]))
+
     def load(self, table: pa.Table) -> None:
         """Add the rows of the state tables: topic_id, queue_id, queue_offset."""
         topics, queues, offsets = (

@@ -58,6 +58,10 @@ class ByGroup(Consumption):
             lowest = min(lowest, entry.known[0] if entry.known else entry.more_from or lowest)
         return lowest
 
+    def waiting(self) -> int:
+        """Return how many messages behind the cursor were never delivered, as far as known."""
+        return self.known
+
     def unsettled_before(self, offset: int) -> bool:
         """Return True if a message before ``offset`` was scanned and is not settled."""
         if super().unsettled_before(offset):

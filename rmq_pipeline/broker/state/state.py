@@ -24,6 +24,7 @@ from rmq_pipeline.broker.state.placed import Placed
 from rmq_pipeline.broker.state.queue_index import QueueIndex
 from rmq_pipeline.broker.state.queue_order import ByQueue
 from rmq_pipeline.broker.state.schedule import Schedule, keys_of
+from rmq_pipeline.broker.state.stored_times import StoredTimes
 from rmq_pipeline.errors import ConsumerGroupNotFoundError, FencedError, TopicNotFoundError
 from rmq_pipeline.group import Group
 from rmq_pipeline.message import Int64s
@@ -60,6 +61,7 @@ class Queue:
     min_offset: int = 0
     max_offset: int = 0
     index: QueueIndex = field(default_factory=QueueIndex)
+    times: StoredTimes = field(default_factory=StoredTimes)
 
 
 @dataclass(slots=True)
@@ -194,6 +196,8 @@ class State:
         for queue_id, rows in placed.index_rows(position):
             queue = topic.queues[queue_id]
             queue.max_offset = rows.base + len(rows)
+            if placed.stored_at_ms >= queue.times.next_ms:
+                queue.times.note(rows.base, placed.stored_at_ms)
             if placed.topic_id in (SCHEDULE_TOPIC_ID, HALF_TOPIC_ID):
                 self.changed_at[Kind.TOPIC, placed.topic_id] = self.position
             else:

@@ -4,7 +4,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from rmq_pipeline.broker.work.check_offers import Offers
 from rmq_pipeline.broker.work.dead_letter_failures import DeadLetterFailures
 from rmq_pipeline.broker.work.home import Home, archive_of, give_up_reserve, note_open, part_of
 from rmq_pipeline.broker.work.membership import Filters, Members
+from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, refusal, text_of
 from rmq_pipeline.broker.work.timekeeping import ClockFile
@@ -94,6 +95,7 @@ class Engine:
         )
         #: Reports that endpoints add to the broker's status, by name.
         self.reports: dict[str, Callable[[], Any]] = {}
+        self.meter = Meter()
         self.offers = Offers()
         self.dead_letter_failures = DeadLetterFailures()
         self.segments = Segments(archive_of(home, settings.archive_root))
@@ -113,7 +115,12 @@ class Engine:
         self._clock_file.lead(clock, last_at_ms=state.last_at_ms)
         clock.go_on_from(state.last_at_ms)
         self.writer = Writer(
-            commit_log, state, clock=clock, committed=self._committed, rebuild=self._rebuild
+            commit_log,
+            state,
+            clock=clock,
+            committed=self._committed,
+            rebuild=self._rebuild,
+            wrote=self.meter.wrote,
         )
         self.dispatcher = self._dispatcher(commit_log)
         self.repair = Repair()
@@ -306,8 +313,8 @@ class Engine:
         numbers = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.int64)
         return (numbers & np.int64(2**62 - 1)) + np.int64(1)
 
-    def _committed(self, decisions: Iterable[Decision]) -> None:
-        """Notify dispatch of a frame on disk, and wake the calls that wait for its changes."""
+    def _committed(self, decisions: Collection[Decision]) -> None:
+        """Notify dispatch of a frame on disk, wake the calls that wait for it, and count it."""
         self.dispatcher.notify(self.log.synced)
         changes: dict[int, set[int] | None] = {}
         deleted: list[int] = []
@@ -327,6 +334,7 @@ class Engine:
                 changes[placed.topic_id] = None
         self.wakeups.send(changes)
         self.wakeups.forget(deleted)
+        self.meter.committed(decisions)
 
     def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
         """Return the topics and groups to wake after a deletion: their waits are over."""

@@ -355,13 +355,21 @@ def pull(engine: Engine, pull: Pull, *, wait_ms: int) -> PullResult:
         poll.look(topic_id)
         more = pull.look(engine)
         if pull.is_done:
-            return pull.pulled()
+            return _counted(engine, pull)
         if more and not pull.filters:
             continue
         if poll.is_over:
-            return pull.pulled()
+            return _counted(engine, pull)
         if not more:
             pull.look_everywhere()
             # The topic may have been deleted and created again before its version was read.
             if engine.state.topic(pull.topic).topic.topic_id == topic_id:
                 poll.wait()
+
+
+def _counted(engine: Engine, pull: Pull) -> PullResult:
+    """Return what was pulled, and count it; a pull names no consumer group."""
+    found = pull.pulled()
+    bodies = found.messages["body"]
+    engine.meter.delivered("", pull.topic, size=bodies, pulled=len(bodies))
+    return found

@@ -289,6 +289,12 @@ class Members:
                     }
         return dict(sorted(shown.items()))
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of members of each group that has some."""
+        with self._lock:
+            groups = list(self._groups.items())
+        return {name: n for name, found in groups if (n := len(found.members))}
+
     def close(self) -> None:
         """Wake all waiting calls and let no later call wait."""
         self._closed = True

@@ -196,10 +196,12 @@ def receive(engine: Engine, request: Receive, *, wait_ms: int) -> pa.Table:
     if delivery is None:
         return schema.RECEIVED.empty_table()
     try:
-        return readable(engine, delivery, request=request)
+        table = readable(engine, delivery, request=request)
     except BaseException:  # the messages reach no caller
         release_delivery(engine, delivery)
         raise
+    engine.meter.delivered(request.group, request.topic, size=table["body"])
+    return table
 
 
 def load_missing(engine: Engine, delivery: Delivery, *, row_filter: ReceiveFilter | None) -> bool:

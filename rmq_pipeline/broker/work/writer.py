@@ -3,7 +3,8 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -237,8 +238,9 @@ class Writer:
         state: State,
         *,
         clock: Clock,
-        committed: Callable[[Iterable[Decision]], None],
+        committed: Callable[[Collection[Decision]], None],
         rebuild: Callable[[], tuple[CommitLog, State]],
+        wrote: Callable[[float, int], None] = lambda _seconds, _size: None,
     ) -> None:
         """Prepare the writer; ``start`` lets it take requests.
 
@@ -246,12 +248,14 @@ class Writer:
             committed: called with the decisions of a stored frame, after its answers.
             rebuild: rebuilds log and state from disk. If it raises, all requests are refused until
                 a call of ``rebuild`` succeeds.
+            wrote: called with the seconds that a write took, and its bytes, in the frame's turn.
         """
         self.log = commit_log
         self.state = state
         self._clock = clock
         self._committed = committed
         self._rebuild = rebuild
+        self._wrote = wrote
         self._turns = Turns()
         self._queue: queue.SimpleQueue[list[Pending] | None] = queue.SimpleQueue()
         self._full_until_ms = 0
@@ -464,7 +468,10 @@ class Writer:
                 raise StorageError("A frame that was decided before this one was not committed.")
             self._check_usable()
             assert frame.staged is not None
+            began = time.perf_counter()
             frame.log.write(frame.staged)
+            if size := frame.staged.length:
+                self._wrote(time.perf_counter() - began, size)
         except Exception as error:  # noqa: BLE001 after any error the frame is not on disk
             self._fail(frame, error)
             return False

@@ -28,6 +28,11 @@ WHERE topic_id = $topic_id AND queue_id = $queue_id
   AND ($to_ms IS NULL OR stored_at_ms < $to_ms)
 ORDER BY queue_offset LIMIT $limit;
 
+-- name: stored_at
+-- In: $topic_id, $queue_id, $queue_offset. Out: when that message was stored.
+SELECT stored_at_ms FROM store.consume_queue
+WHERE topic_id = $topic_id AND queue_id = $queue_id AND queue_offset = $queue_offset;
+
 -- name: lag_of_groups
 -- In: $consumer_group or null. Out: a row for each group, topic and queue that the group reads.
 SELECT lag.consumer_group, lag.topic, lag.queue_id, lag.lag, progress.in_flight,

@@ -1,0 +1,1 @@
+"""Metrics of a broker: their declarations, the Prometheus text, its HTTP listener, OTLP."""

@@ -1,0 +1,190 @@
+"""Samples have the values of what the broker has done."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.metrics.declared import BY_NAME, METRICS, SAMPLES
+from rmq_pipeline.settings import Settings
+from tests.metrics.samples import bodies, counted, has, value, work
+
+SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
+GROUP = {"consumer_group": "g", "topic": "t", "is_system": "false"}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(home: Path, clock: ManualClock) -> Iterator[Broker]:
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as broker:
+        yield broker
+
+
+def test_sends_and_deliveries_count_by_message_and_by_byte(broker: Broker) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g")
+    broker.send("t", bodies(b"a", b"bb"))
+    broker.send("t", bodies(b"ccc"))
+
+    broker.receive("g", "t", limit=2)
+
+    kind = {"topic": "t", "message_type": "normal", "is_system": "false"}
+    found = counted(broker, "rocketmq_messages_out_total", 2, **GROUP)
+    assert found.schema == SAMPLES
+    assert value(found, "rocketmq_messages_in_total", **kind) == 3
+    assert value(found, "rocketmq_throughput_in_total", **kind) == 6
+    assert value(found, "rocketmq_throughput_out_total", **GROUP) == 3
+    assert value(found, "rmq_messages", topic="t") == 3
+
+
+def test_a_message_counts_once_however_it_reaches_its_topic(
+    broker: Broker, clock: ManualClock
+) -> None:
+    work(broker, clock)
+
+    found = counted(broker, "rmq_scheduled_delivered_total", 2)
+    sent = "rocketmq_messages_in_total"
+    assert value(found, sent, topic="later", message_type="delay") == 3
+    assert value(found, sent, topic="pays", message_type="transaction") == 3
+    assert value(found, sent) == 4 + 3 + 3, "neither deliveries nor dead letters are sends"
+    assert value(found, "rocketmq_throughput_in_total", topic="orders") == 10
+    assert value(found, "rocketmq_commit_messages_total") == 1
+    assert value(found, "rocketmq_rollback_messages_total") == 1
+    assert value(found, "rocketmq_half_messages") == 1
+    assert value(found, "rmq_scheduled_messages") == 1
+    assert value(found, "rmq_scheduled_overdue_milliseconds") == 0
+    assert value(found, "rocketmq_messages_out_total", consumer_group="", topic="orders") == 4
+
+
+def test_ends_of_deliveries_and_dead_letters_count(broker: Broker, clock: ManualClock) -> None:
+    work(broker, clock)
+
+    orders = {"consumer_group": "billing", "topic": "orders"}
+    ended = "rmq_deliveries_ended_total"
+    counted(broker, ended, 1, **orders, outcome="ack")
+    found = counted(broker, ended, 1, **orders, outcome="dead_letter")
+    assert value(found, "rocketmq_send_to_dlq_messages_total", **orders) == 1
+    assert value(found, "rmq_dead_letters_open", consumer_group="billing") == 1
+    audit = {"consumer_group": "audit", "topic": "orders"}
+    found = counted(broker, ended, 1, **audit, outcome="park")
+    assert value(found, "rmq_parked_messages", **audit) == 1
+    assert value(found, "rocketmq_consumer_lag_messages", **audit) == 4
+
+
+def test_a_redriven_dead_letter_is_open_no_longer(broker: Broker, clock: ManualClock) -> None:
+    work(broker, clock)
+    counted(broker, "rmq_dead_letters_open", 1, consumer_group="billing")
+    letters = broker.sql("SELECT queue_id, queue_offset FROM messages WHERE topic = '%DLQ%billing'")
+
+    broker.redrive("billing", letters, redrive_id="r")
+
+    found = counted(broker, "rmq_dead_letters_open", 0, consumer_group="billing")
+    assert value(found, "rmq_messages", topic="%DLQ%billing") == 1
+
+
+def test_lag_agrees_with_the_verb_lag(broker: Broker, clock: ManualClock) -> None:
+    broker.create_topic("t", queues=3)
+    broker.create_group("g")
+    broker.send("t", bodies(*[b"x"] * 30))
+    clock.advance(4_000)
+    got = broker.receive("g", "t", limit=12)
+    broker.ack(got["receipt_handle"].to_pylist()[:5])
+
+    found = broker.metrics()
+
+    lag = broker.lag("g")
+    for name, column in (
+        ("rocketmq_consumer_lag_messages", "lag"),
+        ("rocketmq_consumer_inflight_messages", "in_flight"),
+        ("rmq_retrying_messages", "retrying"),
+        ("rmq_parked_messages", "parked"),
+    ):
+        assert value(found, name, **GROUP) == sum(lag[column].to_pylist()), name
+    assert value(found, "rocketmq_consumer_ready_messages", **GROUP) == 18
+    assert value(found, "rocketmq_consumer_lag_latency_milliseconds", **GROUP) == 4_000
+    assert value(found, "rocketmq_consumer_queueing_latency_milliseconds", **GROUP) == 4_000
+
+
+def test_waiting_message_groups_are_lag_and_ended_leases_are_ready(
+    broker: Broker, clock: ManualClock
+) -> None:
+    broker.create_topic("t", type="fifo", queues=1)
+    broker.create_group("g", order="message_group")
+    broker.send("t", bodies(*[b"x"] * 4, message_group=["a", "a", "b", "a"]))
+    broker.receive("g", "t", limit=1, invisible_duration_ms=10_000)
+    broker.receive("g", "t", limit=10, invisible_duration_ms=10_000)
+
+    before = broker.metrics()
+    clock.advance(10_001)
+    after = broker.metrics()
+
+    assert value(before, "rocketmq_consumer_lag_messages", **GROUP) == 4
+    assert value(before, "rocketmq_consumer_inflight_messages", **GROUP) == 2
+    assert value(before, "rocketmq_consumer_ready_messages", **GROUP) == 2
+    assert value(after, "rocketmq_consumer_ready_messages", **GROUP) == 4
+
+
+def test_ages_survive_a_restart(home: Path, broker: Broker, clock: ManualClock) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g")
+    broker.send("t", bodies(b"x"))
+    broker.receive("g", "t", invisible_duration_ms=1_000)
+    clock.advance(60_000)
+    broker.close()
+
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as again:
+        found = again.metrics()
+
+    assert value(found, "rocketmq_consumer_lag_latency_milliseconds", **GROUP) == 60_000
+    assert value(found, "rocketmq_consumer_lag_messages", **GROUP) == 1
+    assert not has(found, "rocketmq_messages_in_total"), "a counter begins at 0 with each start"
+
+
+def test_metrics_of_a_deleted_topic_go(broker: Broker) -> None:
+    broker.create_topic("t", queues=1)
+    broker.create_group("g")
+    broker.send("t", bodies(b"x"))
+    got = broker.receive("g", "t")
+    broker.ack(got["receipt_handle"].to_pylist())
+    counted(broker, "rmq_deliveries_ended_total", 1, **GROUP, outcome="ack")
+
+    broker.delete_topic("t", force=True)
+
+    assert not has(broker.metrics(), "rocketmq_messages_in_total", topic="t")
+    assert not has(broker.metrics(), "rocketmq_throughput_out_total", topic="t")
+    assert not has(broker.metrics(), "rmq_messages", topic="t")
+
+
+def test_every_sample_is_declared_and_metrics_are_together(
+    broker: Broker, clock: ManualClock
+) -> None:
+    work(broker, clock)
+
+    found = broker.metrics()
+
+    for row in found.to_pylist():
+        metric = BY_NAME[row["name"]]
+        labels = [label for label, _ in row["labels"] if label != "le"]
+        assert (row["type"], row["unit"], row["help"]) == (metric.type, metric.unit, metric.help)
+        assert tuple(labels) == metric.labels
+    order = list(dict.fromkeys(found["name"].to_pylist()))
+    assert order == [metric.name for metric in METRICS if metric.name in set(order)]
+    keys = [(r["name"], r["part"], tuple(r["labels"])) for r in found.to_pylist()]
+    assert len(set(keys)) == len(keys), "a series has one sample"
+
+
+def test_frames_are_timed(broker: Broker) -> None:
+    broker.create_topic("t")
+
+    found = counted(broker, "rocketmq_topic_number", 4)
+
+    frames = value(found, "rmq_frame_write_seconds", part="count")
+    assert frames >= 1
+    assert value(found, "rmq_frame_write_seconds", part="bucket", le="+Inf") == frames
+    assert value(found, "rmq_log_written_bytes_total") > 0
