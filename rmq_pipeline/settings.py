@@ -55,6 +55,10 @@ class Settings(BaseModel):
     #: Retention of earlier keyed states, for replays; the newest older state of a message group is
     #: retained, too. None: unlimited.
     state_retention_ms: int | None = Field(None, ge=0)
+    #: URL of an OpenTelemetry collector that metrics are pushed to by OTLP over HTTP (None: none),
+    #: and the interval. It needs the extra otel.
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+\S*$")
+    otlp_interval_s: float = Field(60.0, ge=1.0, le=3600.0)
     #: Maximum number of clients connected to the gRPC endpoint, and of their receives under way.
     grpc_clients: int = Field(limits.GRPC_CLIENTS, ge=1)
     grpc_receives: int = Field(limits.GRPC_RECEIVES, ge=1)

@@ -41,6 +41,8 @@ class Certificate:
     path: Path
     #: Host name or address that the certificate is valid for.
     name: str
+    #: File of the private key.
+    key_path: Path
 
     @classmethod
     def read(cls, path: Path, key: Path) -> Self:
@@ -104,7 +106,7 @@ class Certificate:
             raise RequestError(
                 f"{key} is not the key of {path}.", remedy="Give the key of this certificate."
             )
-        return cls(chain, secret, path.absolute(), _name_in(leaf))
+        return cls(chain, secret, path.absolute(), _name_in(leaf), key.absolute())
 
 
 def _lasts(found: Certificate) -> bool:

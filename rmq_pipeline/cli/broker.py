@@ -74,6 +74,15 @@ GrpcTls = Annotated[
         "the last run, at first none.",
     ),
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="HTTP address at which Prometheus scrapes /metrics; port 0 picks a free port, none "
+        "turns it off. Default: as in the last run, at first none.",
+    ),
+]
 Insecure = Annotated[
     bool,
     typer.Option(
@@ -120,6 +129,7 @@ def broker(
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     grpc_tls: GrpcTls = None,
+    metrics: Metrics = None,
     insecure: Insecure = False,
     flush: Annotated[
         Literal["sync", "async"] | None,
@@ -149,6 +159,7 @@ def broker(
         grpc=grpc,
         grpc_tls=grpc_tls,
         tls=tls_to_serve(tls, tls_cert, key=tls_key),
+        metrics=metrics,
         insecure=insecure,
     )
     chosen = flags.given(settings, set_ or ())
@@ -204,6 +215,15 @@ def status(*, home: Home = None, flight: Flight = None, as_json: AsJson = False)
     show_fields({**_addresses(facts), **facts}, as_json=as_json)
 
 
+def metrics(*, home: Home = None, flight: Flight = None) -> None:
+    """Print all metrics as Prometheus scrapes them."""
+    from rmq_pipeline.metrics.exposition import exposition
+
+    with connected(home, flight) as client:
+        table = client.metrics()
+    print(exposition(table).decode(), end="")
+
+
 def _changed(settings: dict[str, Any]) -> dict[str, str]:
     """Return the settings that differ from their defaults."""
     from rmq_pipeline.settings import Settings
@@ -234,6 +254,7 @@ def listening_to_serve(
     grpc: str | None,
     grpc_tls: str | None,
     tls: "Tls | None",
+    metrics: str | None,
     insecure: bool,
 ) -> "Listening":
     """Return the addresses of the flags, or those of RMQ_FLIGHT and RMQ_GRPC.
@@ -243,7 +264,9 @@ def listening_to_serve(
     """
     from rmq_pipeline.flight.flags import Listening
 
-    return Listening(_flight_to_serve(flight), _grpc_to_serve(grpc), grpc_tls, tls, insecure)
+    return Listening(
+        _flight_to_serve(flight), _grpc_to_serve(grpc), grpc_tls, tls, metrics, insecure
+    )
 
 
 def _flight_to_serve(flight: str | None) -> str | None:

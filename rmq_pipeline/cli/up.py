@@ -13,6 +13,7 @@ from rmq_pipeline.cli.broker import (
     DEFAULT_FLIGHT,
     GrpcTls,
     Insecure,
+    Metrics,
     ServedFlight,
     ServedGrpc,
     ServedTls,
@@ -62,6 +63,7 @@ def up(
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     grpc_tls: GrpcTls = None,
+    metrics: Metrics = None,
     insecure: Insecure = False,
     port: Annotated[int, typer.Option(help="Port of Dagster's UI; 0 picks a free port.")] = 3000,
     dagster_home: Annotated[
@@ -96,6 +98,7 @@ def up(
         grpc=grpc,
         grpc_tls=grpc_tls,
         tls=tls_to_serve(tls, tls_cert, key=tls_key),
+        metrics=metrics,
         insecure=insecure,
     )
     values = flags.given(settings, set_ or ())

@@ -47,6 +47,8 @@ class Listening:
     grpc: str | None = None
     grpc_tls: str | None = None
     tls: Tls | None = None
+    #: HTTP address for scrapes of the metrics.
+    metrics: str | None = None
     #: Allow addresses beyond loopback without users. Not stored.
     insecure: bool = False
 
@@ -63,6 +65,8 @@ class Flags:
     #: Address of an encrypted gRPC endpoint for RocketMQ's clients.
     grpc_tls: str = NO_ENDPOINT
     tls: Tls = NO_TLS
+    #: HTTP address for scrapes of the metrics; with TLS it is encrypted, too.
+    metrics: str = NO_ENDPOINT
     upkeep: Upkeep = "self"
     flush: Flush = "sync"
     #: Only the settings that were given; the others have the defaults of the running version.

@@ -83,7 +83,8 @@ def certificate_of(home: Path, flags: Flags) -> Certificate | None:
 
 
 def _addresses(flags: Flags) -> list[str]:
-    found = [each for each in (flags.flight, flags.grpc, flags.grpc_tls) if each != NO_ENDPOINT]
+    given = (flags.flight, flags.grpc, flags.grpc_tls, flags.metrics)
+    found = [each for each in given if each != NO_ENDPOINT]
     for address in found:
         split_address(address)
     return found
@@ -128,7 +129,7 @@ class Endpoints:
             RequestError: an address is taken, or is beyond loopback without access control.
         """
         _check_guarded(broker, flags, insecure=insecure)
-        flight = _listen(
+        flight = listen(
             lambda at, _: FlightServer(
                 broker,
                 at,
@@ -147,7 +148,7 @@ class Endpoints:
         encrypted = None if flags.grpc_tls == NO_ENDPOINT else flags.grpc_tls
         keys = (certificate.key, certificate.chain) if certificate and encrypted else None
         try:
-            grpc = _listen(
+            grpc = listen(
                 lambda at, tls_at: GrpcEndpoint(
                     broker,
                     at,
@@ -197,8 +198,8 @@ class Endpoints:
         self.flight.take_back()
 
 
-def _listen(
-    listen: Callable[[str, str | None], Served],
+def listen(
+    served: Callable[[str, str | None], Served],
     address: str,
     *,
     exchangeable: bool,
@@ -214,7 +215,7 @@ def _listen(
         if refused is not None:
             log.warning("%s Trying %s.", refused, " and ".join(filter(None, (at, encrypted_at))))
         try:
-            return listen(at, encrypted_at)
+            return served(at, encrypted_at)
         except RequestError as error:
             refused = refused or error
     assert refused is not None

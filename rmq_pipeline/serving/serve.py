@@ -31,6 +31,7 @@ from rmq_pipeline.flight.process import STORE_FAILED, Interruption
 from rmq_pipeline.serving import interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
 from rmq_pipeline.serving.endpoints import Endpoints, certificate_of, check_flags, import_ahead
+from rmq_pipeline.serving.scraping import Scraping, check_push
 from rmq_pipeline.store import descriptors
 from rmq_pipeline.store.log.log_file import FULL
 
@@ -52,10 +53,10 @@ def serve(
     stands for an absent gRPC endpoint. Omitted arguments take their values from the last run.
 
     Args:
-        listening: addresses and TLS; at first Flight at 127.0.0.1:8082, gRPC at 127.0.0.1:8081. A
-            free port replaces an address of the last run that is taken. ``grpc="none"`` switches
-            gRPC off. ``tls`` encrypts Flight and adds a gRPC endpoint at ``grpc_tls``. Beyond
-            loopback a home needs users, or ``insecure`` at every start.
+        listening: addresses and TLS; at first Flight at 127.0.0.1:8082, gRPC at 127.0.0.1:8081, no
+            metrics. A free port replaces an address of the last run that is taken. "none" switches
+            gRPC or metrics off. ``tls`` encrypts Flight and metrics, and adds a gRPC endpoint at
+            ``grpc_tls``. Beyond loopback a home needs users, or ``insecure`` at every start.
         upkeep, flush: at first "self" and "sync".
         settings: changes to the stored settings; "default" resets a setting.
 
@@ -65,18 +66,18 @@ def serve(
         StoreFullError: the disk is full and the reserve is used up.
     """
     home = home.absolute()
-    said = asdict(listening)
-    insecure = said.pop("insecure")
+    insecure = (said := asdict(listening)).pop("insecure")
     flags = Flags.remembered(home, settings=settings, **said, upkeep=upkeep, flush=flush)
-    chosen = checked(flags.settings)
+    check_push(chosen := checked(flags.settings))
     check_flags(home, flags, insecure=insecure)
     interpreter.prepare()
     descriptors.reserve()
     stopping = Interruption()
     import_ahead(flags.grpc)
-    broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
     token = secrets.token_hex(16)
     with contextlib.ExitStack() as undoing:
+        scraping = undoing.enter_context(Scraping(flags))
+        broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
         undoing.callback(_close, broker)
         certificate = _freeing_reserve(broker, lambda: certificate_of(home, flags))
         endpoints = Endpoints.open(
@@ -84,23 +85,23 @@ def serve(
         )
         undoing.callback(endpoints.shut)
         undoing.callback(endpoints.refuse)
+        scraping.serve(broker, asked=listening, certificate=certificate)
         endpoint = _endpoint(home, flags, endpoints=endpoints, token=token, certificate=certificate)
-        _keep(broker, flags, endpoint=endpoint)
+        _keep(broker, flags, endpoint=endpoint, metrics=scraping.address)
         interpreter.calm_garbage_collection()
-        _freeing_reserve(broker, endpoint.write)
         undoing.callback(endpoint.remove)
-        _say_ready(endpoint)
-        ConnectionGuard(endpoints.ports()).start()
-        broker.engine.repair.on_unrepairable = _die
+        _announce(broker, endpoint, metrics=scraping.address)
+        ConnectionGuard([*endpoints.ports(), *scraping.ports()]).start()
         # The broker serves from here on, so _end closes everything, in its own order.
         undoing.pop_all()
     stopping.wait()
     log.info("stopping")
     endpoint.remove()
+    scraping.refuse()
     _end(broker, endpoints)
 
 
-def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
+def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint, metrics: str | None) -> None:
     """Store the flags of this run for the next start, unless the disk and the reserve are full."""
     home = Path(endpoint.home)
     served = replace(
@@ -108,6 +109,7 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
         flight=endpoint.flight,
         grpc=endpoint.grpc or NO_ENDPOINT,
         grpc_tls=endpoint.grpc_tls or NO_ENDPOINT,
+        metrics=metrics or NO_ENDPOINT,
     )
     try:
         _freeing_reserve(broker, lambda: served.keep(home))
@@ -118,8 +120,16 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint) -> None:
         )
 
 
-def _say_ready(endpoint: Endpoint) -> None:
+def _announce(broker: Broker, endpoint: Endpoint, *, metrics: str | None) -> None:
+    """Publish the endpoint in the home, and print the line that tells that the broker serves."""
+    _freeing_reserve(broker, endpoint.write)
+    _say_ready(endpoint, metrics=metrics)
+    broker.engine.repair.on_unrepairable = _die
+
+
+def _say_ready(endpoint: Endpoint, *, metrics: str | None) -> None:
     also = f" grpc_tls={endpoint.grpc_tls}" if endpoint.grpc_tls else ""
+    also += f" metrics={metrics}" if metrics else ""
     endpoints = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
     _tell(f"ready {endpoints} home={endpoint.home}\n")
 

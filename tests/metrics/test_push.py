@@ -1,0 +1,142 @@
+"""A collector that speaks OTLP gets the same figures as a scrape."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import RequestError
+from rmq_pipeline.flight import process
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.flags import checked
+from rmq_pipeline.metrics.declared import METRICS
+from rmq_pipeline.metrics.push import Push, url_of
+from rmq_pipeline.settings import Settings
+from tests.metrics.samples import bodies, counted, work
+from tests.waiting import until
+
+SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
+
+
+class Collector:
+    """A server that keeps the requests that it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.paths: list[str] = []
+        came = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                came.paths.append(self.path)
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                came.requests.append(ExportMetricsServiceRequest.FromString(raw))
+                answer = ExportMetricsServiceResponse().SerializeToString()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Stay silent."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def values(self) -> dict[tuple[str, frozenset[tuple[str, str]]], tuple[str, float]]:
+        """Kind and value by name and attributes, as the last request has them."""
+        found = {}
+        for metric in self.requests[-1].resource_metrics[0].scope_metrics[0].metrics:
+            kind = metric.WhichOneof("data")
+            for point in getattr(metric, kind).data_points:
+                value = getattr(point, point.WhichOneof("value"))
+                labels = frozenset((a.key, a.value.string_value) for a in point.attributes)
+                found[metric.name, labels] = (kind, float(value))
+        return found
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    found = Collector()
+    yield found
+    found.close()
+
+
+def test_a_push_has_each_sample_of_the_table(home: Path, collector: Collector) -> None:
+    clock = ManualClock()
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as broker:
+        work(broker, clock)
+        table = counted(broker, "rmq_scheduled_delivered_total", 2)
+        push = Push(collector.url, interval_s=3600, home=str(home), samples=lambda: table)
+        assert push.push_now()
+        push.shutdown()
+
+    assert collector.paths[0] == "/v1/metrics"
+    found = collector.values()
+    kinds = {metric.name: metric.type for metric in METRICS}
+    for row in table.to_pylist():
+        name = f"{row['name']}_{row['part']}" if row["part"] else row["name"]
+        kind, value = found[name, frozenset(row["labels"])]
+        assert value == row["value"]
+        assert kind == ("gauge" if kinds[row["name"]] == "gauge" else "sum")
+    assert len(found) == table.num_rows
+    resource = {
+        each.key: each.value.string_value
+        for each in collector.requests[-1].resource_metrics[0].resource.attributes
+    }
+    assert resource["service.name"] == "rmq_pipeline"
+    assert resource["service.instance.id"] == str(home)
+    units = {
+        metric.name: metric.unit
+        for metric in collector.requests[-1].resource_metrics[0].scope_metrics[0].metrics
+    }
+    assert units["rocketmq_consumer_lag_latency_milliseconds"] == "milliseconds"
+
+
+def test_a_served_broker_pushes_by_its_setting(home: Path, collector: Collector) -> None:
+    settings = {"otlp_endpoint": collector.url, "otlp_interval_s": 1}
+    process.start(home, settings=settings)
+    try:
+        with Client(home=home) as client:
+            client.create_topic("t")
+            client.send("t", bodies(b"abc"))
+            key = frozenset({("topic", "t"), ("message_type", "normal"), ("is_system", "false")})
+            name = "rocketmq_messages_in_total"
+            until(
+                lambda: (
+                    bool(collector.requests) and collector.values().get((name, key)) == ("sum", 1.0)
+                )
+            )
+    finally:
+        process.stop(home)
+
+
+def test_a_broker_stops_though_its_collector_is_gone(home: Path) -> None:
+    process.start(home, settings={"otlp_endpoint": "http://127.0.0.1:9", "otlp_interval_s": 1})
+
+    assert process.stop(home, timeout_s=30) is not None
+
+
+def test_a_collector_is_named_by_its_url() -> None:
+    assert url_of("http://collector:4318") == "http://collector:4318/v1/metrics"
+    assert url_of("http://collector:4318/") == "http://collector:4318/v1/metrics"
+    assert url_of("https://host/otlp/v1/metrics") == "https://host/otlp/v1/metrics"
+    with pytest.raises(RequestError, match="otlp_endpoint"):
+        checked({"otlp_endpoint": "collector:4318"})
