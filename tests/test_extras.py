@@ -51,6 +51,15 @@ def test_a_part_without_its_packages_names_the_extra(
     assert ("Traceback" in ended.stderr) == ("rmq'" not in code)
 
 
+def test_components_are_listed_with_the_client_and_dagster_alone(tmp_path: Path) -> None:
+    """`dg` imports them for every project of an environment, and fails if it cannot."""
+    code = "sys.modules['isal'] = None; import rmq_pipeline.dagster"
+
+    ended = without("broker", "spark", code=code, cwd=tmp_path)
+
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_client_needs_no_extra(tmp_path: Path) -> None:
     names = ["broker", "dagster", "spark"]
     code = "import rmq_pipeline as rmq; rmq.Client, rmq.PushConsumer, rmq.PullConsumer, rmq.errors"

@@ -46,7 +46,9 @@ class Shop:
         self.folder = folder
         keep = {"PATH", "HOME", "JAVA_HOME", "SPARK_LOCAL_IP"}
         self.environment = {key: text for key, text in os.environ.items() if key in keep}
-        self.environment |= {"PYTHONPATH": INSTALLED, "RMQ_HOME": str(folder / "home")}
+        own = next(bin_folder.parent.glob("lib/python*/site-packages"))
+        paths = os.pathsep.join([str(own), INSTALLED])
+        self.environment |= {"PYTHONPATH": paths, "RMQ_HOME": str(folder / "home")}
 
     def start(self, *command: str) -> "subprocess.Popen[str]":
         """Start a command: rmq, or python with its arguments."""
@@ -94,6 +96,13 @@ def test_a_new_project_passes_its_own_tests(shop: Shop) -> None:
     told = shop.run("python", "-m", "pytest", "-q")
 
     assert "4 passed" in told
+
+
+def test_dg_lists_the_components_of_the_wheel(shop: Shop) -> None:
+    told = shop.run("python", "-m", "dagster_dg_cli.cli", "list", "components", "--json")
+
+    assert "rmq_pipeline.dagster.ConsumerComponent" in told
+    assert "rmq_pipeline.dagster.BrokerComponent" in told
 
 
 @pytest.mark.slow

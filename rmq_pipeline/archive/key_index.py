@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from isal import isal_zlib
 
 from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
@@ -187,6 +186,9 @@ def check(root: Root, path: str) -> None:
 
 
 def _checksum(runs: bytes, *columns: npt.NDArray[Any]) -> bytes:
+    # Late: `dg` imports the components, also where only the client and Dagster are installed.
+    from isal import isal_zlib
+
     crc = isal_zlib.crc32(runs)
     for column in columns:
         crc = isal_zlib.crc32(np.ascontiguousarray(column), crc)

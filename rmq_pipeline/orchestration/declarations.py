@@ -255,6 +255,8 @@ class DeclaredGroup:
     #: customized (backoff_ms), exponential, or initial_ms, max_ms, multiplier.
     backoff: str | Mapping[str, Any] | None = None
     idempotency_window_ms: int | None = None
+    #: Shown with the asset of a group whose consumers are programs outside Dagster.
+    description: str = ""
 
     def __post_init__(self) -> None:
         """Refuse settings that the broker would refuse."""
@@ -275,6 +277,21 @@ class DeclaredGroup:
             ),
             lambda: groups.checked_backoff(self.backoff),
             lambda: groups.checked_idempotency_window(made["idempotency_window_ms"]),
+        )
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of its asset."""
+        return asset_key(self.name)
+
+    def spec(self) -> dg.AssetSpec:
+        """Return its external asset, for a group whose consumers are programs outside Dagster."""
+        return dg.AssetSpec(
+            self.key,
+            deps=[self.topic.key],
+            description=self.description or f"Consumer group {self.name}, outside Dagster.",
+            kinds={KIND, "consumer_group"},
+            metadata={"topic": self.topic.name, "consumer_group": self.name, "order": self.order},
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -308,6 +325,50 @@ class DeclaredGroup:
                 f" progress: `rmq group delete {self.name}`.",
             )
         return client.alter_group(self.name, **settings)
+
+
+def consumer_group(
+    name: str,
+    *,
+    topic: DeclaredTopic,
+    order: Order = "none",
+    max_attempts: int | None = None,
+    backoff_ms: Sequence[int] | None = None,
+    backoff: str | Mapping[str, Any] | None = None,
+    on_failure: OnFailure | None = None,
+    idempotency_window_ms: int | None = None,
+    description: str = "",
+) -> DeclaredGroup:
+    """Declare a consumer group whose consumers are programs outside Dagster.
+
+    A setting that is None is not declared: an existing group keeps its own, and a new one gets the
+    default.
+
+    Args:
+        name: name of the group and of its asset.
+        topic: the topic that it reads.
+        order: none, message_group or queue.
+        max_attempts: maximum deliveries of a message; default: 17.
+        backoff_ms: delays between the deliveries of a message.
+        backoff: customized (backoff_ms), exponential, or initial_ms, max_ms, multiplier.
+        on_failure: action when attempts are exhausted; default: dead_letter.
+        idempotency_window_ms: how long idempotency keys are remembered; default: a day.
+        description: shown with the asset.
+
+    Raises:
+        ValueError: the settings are invalid.
+    """
+    return DeclaredGroup(
+        name=name,
+        topic=topic,
+        order=order,
+        max_attempts=max_attempts,
+        backoff_ms=None if backoff_ms is None else tuple(backoff_ms),
+        on_failure=on_failure,
+        backoff=backoff,
+        idempotency_window_ms=idempotency_window_ms,
+        description=description,
+    )
 
 
 def dead_letter_key(group: str) -> dg.AssetKey:

@@ -31,6 +31,25 @@ def definitions(
         ValueError: pipelines share a name, a consumer group or a sink; two checkers have one
             topic; a location without upkeep has checkers.
     """
+    return dg.Definitions.merge(
+        deployment(pipelines, resources=resources, upkeep=upkeep),
+        *(each.definitions() for each in pipelines),
+    )
+
+
+def deployment(
+    pipelines: Sequence[Pipeline],
+    *,
+    resources: Mapping[str, Any] | None = None,
+    upkeep: bool = True,
+) -> dg.Definitions:
+    """Return what a code location has once: resources, executor, and the background work.
+
+    The arguments are those of ``definitions``.
+
+    Raises:
+        ValueError: as ``definitions``.
+    """
     _check(pipelines, upkeep=upkeep)
     return dg.Definitions.merge(
         dg.Definitions(
@@ -40,7 +59,6 @@ def definitions(
             executor=dg.in_process_executor,
         ),
         *([Upkeep(pipelines).definitions()] if upkeep else []),
-        *(each.definitions() for each in pipelines),
     )
 
 
@@ -53,11 +71,13 @@ def _check(pipelines: Sequence[Pipeline], *, upkeep: bool) -> None:
             )
     consumers = [consumer for each in pipelines for consumer in each.consumers]
     checkers = [checker for each in pipelines for checker in each.checkers]
+    groups = [each.group.name for each in consumers]
+    groups += [group.name for each in pipelines for group in each.groups]
     sinks = [str(each.spec.sink) for each in consumers if each.spec.sink is not None]
     for what, names in (
         ("are named", [each.name for each in pipelines]),
         ("have the topic", [topic.name for each in pipelines for topic in each.topics]),
-        ("have the consumer group", [each.group.name for each in consumers]),
+        ("have the consumer group", groups),
         ("have the sink", sinks),
         ("have a checker of topic", [each.topic.name for each in checkers]),
     ):

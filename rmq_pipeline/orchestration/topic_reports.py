@@ -14,7 +14,7 @@ from rmq_pipeline.errors import (
     TopicNotFoundError,
 )
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.orchestration.declarations import DeclaredTopic, dead_letter_key
+from rmq_pipeline.orchestration.declarations import DeclaredGroup, DeclaredTopic, dead_letter_key
 from rmq_pipeline.orchestration.resources import BrokerResource
 
 #: Statistics that a member reports about a topic, and their names in the table.
@@ -124,15 +124,20 @@ class TopicReport:
 
 
 def topic_report_sensor(
-    topics: Sequence[DeclaredTopic], groups: Sequence[str], *, name: str = "topic_reports"
+    topics: Sequence[DeclaredTopic],
+    groups: Sequence[str],
+    *,
+    others: Sequence[DeclaredGroup] = (),
+    name: str = "topic_reports",
 ) -> dg.SensorDefinition:
     """Return the sensor that observes topics and dead letters when they have changed.
 
-    It creates the topics at the broker as declared, even those without a consumer.
+    It creates the topics and groups at the broker as declared, even topics without a consumer.
 
     Args:
         topics: declared topics.
         groups: groups whose dead letters are observed.
+        others: groups that no consumer of this code location creates.
         name: name of the sensor.
     """
     made: set[str] = set()
@@ -150,7 +155,7 @@ def topic_report_sensor(
         said = _load(context.cursor)
         try:
             with broker.client(retry_s=0.0) as client:
-                _make(client, topics, made=made, log=context.log)
+                _make(client, [*topics, *others], made=made, log=context.log)
                 events = _topic_events(client, topics, said=said, made=made)
                 events += _dead_letter_events(client, groups, said=said)
         except BusyError as error:
@@ -162,18 +167,25 @@ def topic_report_sensor(
     return topic_reports
 
 
-def _make(client: Client, topics: Sequence[DeclaredTopic], *, made: set[str], log: Any) -> None:
-    """Create the topics that this process has not created yet, as declared."""
-    for topic in topics:
-        if topic.name in made:
+def _make(
+    client: Client,
+    declared: Sequence[DeclaredTopic | DeclaredGroup],
+    *,
+    made: set[str],
+    log: Any,
+) -> None:
+    """Create the topics and groups that this process has not created yet, as declared."""
+    for each in declared:
+        if each.name in made:
             continue
         try:
-            topic.ensure(client)
+            each.ensure(client)
         except BusyError:
             raise
         except RocketMQError as error:
-            log.warning("Topic %s differs from its declaration: %s", topic.name, error)
-        made.add(topic.name)
+            what = "Topic" if isinstance(each, DeclaredTopic) else "Consumer group"
+            log.warning("%s %s differs from its declaration: %s", what, each.name, error)
+        made.add(each.name)
 
 
 def _load(cursor: str | None) -> dict[str, TopicReport]:

@@ -15,7 +15,8 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.orchestration.checks import Thresholds
 from rmq_pipeline.orchestration.consumer import Consumer, python_consumer, spark_consumer
-from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.declarations import consumer_group, topic
+from rmq_pipeline.orchestration.definitions import definitions
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.orchestration.sensors import consumers_sensor
@@ -277,13 +278,37 @@ def test_a_pipeline_that_only_declares_topics_makes_them_as_declared(
         topic("parts", type="fifo", queues=3, retention_ms=86_400_000),
         topic("bills", type="transaction", queues=2),
     ]
-    definitions = Pipeline("stock", topics=declared, consumers=[]).definitions()
-    dg.Definitions.validate_loadable(definitions)
+    loaded = Pipeline("stock", topics=declared, consumers=[]).definitions()
+    dg.Definitions.validate_loadable(loaded)
 
-    sensor = definitions.resolve_sensor_def("stock_topics")
+    sensor = loaded.resolve_sensor_def("stock_topics")
     with dg.build_sensor_context(instance=instance, resources={"broker": resource}) as context:
         sensor(context)
 
     parts, bills = client.describe_topic("parts"), client.describe_topic("bills")
     assert (parts["type"], parts["queues"], parts["retention_ms"]) == ("fifo", 3, 86_400_000)
     assert (bills["type"], bills["queues"]) == ("transaction", 2)
+
+
+def test_a_group_outside_dagster_is_made_and_watched(
+    client: Client, resource: BrokerResource, instance: dg.DagsterInstance
+) -> None:
+    group = consumer_group("billing", topic=ORDERS, order="message_group", max_attempts=3)
+    pipeline = Pipeline("shop", topics=[ORDERS], consumers=[], groups=[group])
+    loaded = definitions([pipeline], upkeep=False)
+
+    sensor = loaded.resolve_sensor_def("shop_topics")
+    with dg.build_sensor_context(instance=instance, resources={"broker": resource}) as context:
+        sensor(context)
+
+    assert client.describe_group("billing")["max_attempts"] == 3
+    assert "orders" in client.due()["groups"]["billing"]["topics"]
+    checks = {key.name for key in loaded.resolve_asset_graph().asset_check_keys}
+    assert checks == {"no_loss", "oldest_unread", "dead_letters", "one_filter", "order"}
+
+
+def test_a_group_outside_dagster_has_one_declaration() -> None:
+    twice = consumer_group("billing", topic=ORDERS)
+
+    with pytest.raises(ValueError, match="billing and billing of pipeline p"):
+        Pipeline("p", topics=[ORDERS], consumers=[consumer()], groups=[twice])
