@@ -170,7 +170,6 @@ def test_definitions_of_ones_own_can_be_merged() -> None:
         ),
         ([SHOP, Pipeline("b", topics=[], consumers=[SAME_SINK])], {}, "have the sink totals"),
         ([CHECKED, Pipeline("b", topics=[], consumers=[], checkers=[CHECKER])], {}, "topic bills"),
-        ([CHECKED], {"upkeep": False}, "bills is in a code location without upkeep"),
     ],
 )
 def test_pipelines_that_exclude_each_other_are_refused(
@@ -178,3 +177,13 @@ def test_pipelines_that_exclude_each_other_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         definitions(pipelines, **settings)
+
+
+def test_a_location_without_upkeep_has_windows_for_its_checkers() -> None:
+    alone = definitions([CHECKED], upkeep=False)
+
+    dg.Definitions.validate_loadable(alone)
+    repository = alone.get_repository_def()
+    assert "check_transactions_bills" in repository.job_names
+    assert "transaction_checkers" in {sensor.name for sensor in repository.sensor_defs}
+    assert "check_transactions_bills" not in definitions([CHECKED]).get_repository_def().job_names

@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from rmq_pipeline.orchestration.checker_windows import checker_windows
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import resources_of
 from rmq_pipeline.orchestration.upkeep import Upkeep
@@ -25,11 +26,12 @@ def definitions(
         pipelines: topics, consumers and checkers of this code location.
         resources: resources that replace or add to ``broker``, ``sinks`` and ``spark``. Default:
             those of the deployment that RMQ_DEPLOYMENT names.
-        upkeep: False in every code location of a broker but one.
+        upkeep: False in every code location of a broker but one. Their checkers have windows of
+            their own.
 
     Raises:
-        ValueError: pipelines share a name, a consumer group or a sink; two checkers have one
-            topic; a location without upkeep has checkers.
+        ValueError: pipelines share a name, a consumer group or a sink, or two checkers have one
+            topic.
     """
     return dg.Definitions.merge(
         deployment(pipelines, resources=resources, upkeep=upkeep),
@@ -50,7 +52,8 @@ def deployment(
     Raises:
         ValueError: as ``definitions``.
     """
-    _check(pipelines, upkeep=upkeep)
+    _check(pipelines)
+    checkers = [checker for each in pipelines for checker in each.checkers]
     return dg.Definitions.merge(
         dg.Definitions(
             resources={**resources_of(), **(resources or {})},
@@ -58,11 +61,11 @@ def deployment(
             # step worker would outlive a killed run.
             executor=dg.in_process_executor,
         ),
-        *([Upkeep(pipelines).definitions()] if upkeep else []),
+        Upkeep(pipelines).definitions() if upkeep else checker_windows(checkers),
     )
 
 
-def _check(pipelines: Sequence[Pipeline], *, upkeep: bool) -> None:
+def _check(pipelines: Sequence[Pipeline]) -> None:
     """Refuse pipelines that would have one asset, group, sink or checker twice."""
     for each in pipelines:
         if not isinstance(each, Pipeline):
@@ -86,8 +89,3 @@ def _check(pipelines: Sequence[Pipeline], *, upkeep: bool) -> None:
             raise ValueError(
                 f"Two pipelines {what} {twice[0]}. Keep it in one of them, or rename one."
             )
-    if checkers and not upkeep:
-        raise ValueError(
-            f"The checker of topic {checkers[0].topic.name} is in a code location without upkeep."
-            " Move it to the location that has the upkeep: its window calls the checkers."
-        )

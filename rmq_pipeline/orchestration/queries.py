@@ -34,6 +34,12 @@ def held_by_windows(client: Client, group: str) -> int:
     return int(_row(client, query)["n"])
 
 
+def open_halves(client: Client) -> dict[str, int]:
+    """Return the number of open half messages by topic."""
+    query = exp.select("topic", "count(*) AS n").from_("half").group_by("topic")
+    return {row["topic"]: int(row["n"]) for row in _rows(client, query)}
+
+
 def dead_letters(client: Client) -> dict[str, int]:
     """Return the number of dead letters by group."""
     query = exp.select("consumer_group", "count(*) AS n").from_("dead_letters")

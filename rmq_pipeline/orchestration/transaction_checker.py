@@ -198,7 +198,7 @@ def transaction_checks(checkers: Sequence[TransactionChecker]) -> dg.AssetsDefin
             return
         yield dg.MaterializeResult(asset_key=asset_key(JOB), metadata=metadata(job, result))
         for each in checkers:
-            counts = _counts(result, each.topic.name)
+            counts = answer_counts(result, each.topic.name)
             if any(counts.values()):
                 asked = {"asked": sum(counts.values()), "epoch": result.epoch}
                 yield dg.MaterializeResult(asset_key=each.key, metadata={**asked, **counts})
@@ -211,7 +211,8 @@ def transaction_check_job(checkers: Sequence[TransactionChecker]) -> Any:
     return upkeep_job(JOBS[JOB], *(each.key for each in checkers))
 
 
-def _counts(result: WindowResult, topic: str) -> dict[str, int]:
+def answer_counts(result: WindowResult, topic: str) -> dict[str, int]:
+    """Return the number of each outcome of a topic's checker in a window."""
     counts = dict.fromkeys(_OUTCOMES, 0)
     for one in result.slices:
         for outcome, n in one.report.get("answers", {}).get(topic, {}).items():

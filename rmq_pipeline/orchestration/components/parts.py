@@ -301,7 +301,7 @@ class TransactionCheckerComponent(Part):
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """Return its tags; its asset belongs to the window that calls all checkers."""
+        """Return its tags; the BrokerComponent brings its window and asset."""
         return spec_of("asset")
 
     def make(self, project: Project) -> TransactionChecker:

@@ -215,7 +215,7 @@ class Project:
             return pipeline.of_group(made)
         if isinstance(made, Consumer):
             return pipeline.of_consumer(made)
-        # A checker's asset belongs to the window that calls all checkers.
+        # The asset of a checker belongs to a window, which the BrokerComponent brings.
         return dg.Definitions()
 
     def _name_of(self, part: Part) -> str:
