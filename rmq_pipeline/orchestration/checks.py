@@ -317,16 +317,22 @@ def _since_ms(client: Client) -> int:
 
 
 def _oldest_unread(client: Client, group: str, *, limit_minutes: float) -> dg.AssetCheckResult:
+    found = waiting(client, group)
+    return dg.AssetCheckResult(
+        passed=found["oldest_waited_seconds"] <= 60 * limit_minutes,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata=found,
+    )
+
+
+def waiting(client: Client, group: str) -> dict[str, Any]:
+    """Return the lag of a group, and how long its oldest unread message has waited."""
     rows = client.lag(group).to_pylist()
     oldest_ms = min((at for row in rows if (at := row["oldest_unread_at_ms"])), default=None)
     waited_s = 0.0
     if oldest_ms is not None:
         waited_s = max(0.0, (int(client.due()["now_ms"]) - oldest_ms) / 1000)
-    return dg.AssetCheckResult(
-        passed=waited_s <= 60 * limit_minutes,
-        severity=dg.AssetCheckSeverity.WARN,
-        metadata={**_lag(rows), "oldest_waited_seconds": round(waited_s, 1)},
-    )
+    return {**_lag(rows), "oldest_waited_seconds": round(waited_s, 1)}
 
 
 def _lag(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

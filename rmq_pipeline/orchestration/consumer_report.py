@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import dagster as dg
 
+from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.failure import signature_of
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.results import MessageFailure
 from rmq_pipeline.orchestration import plot
+from rmq_pipeline.orchestration.checks import waiting
 from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, identifier
 from rmq_pipeline.orchestration.topic_log import log_partitions
 from rmq_pipeline.spark.consumer import BatchReport, ConsumerSpec, WindowReport
@@ -123,6 +125,11 @@ class ConsumerWatch:
             "batches": report.batches,
             **{name: getattr(report, name) for name in _TOTALS},
             "published": dict(report.published),
+            # Numbers, which the UI plots over the windows; it does not plot the dict above.
+            "published_messages": sum(report.published.values()),
+            "failures": report.retried + report.dead_lettered + report.parked,
+            "messages_per_second": 0.0,
+            **self._waiting(),
         }
         if self._spec.sink is not None:
             found |= self._of_sink()
@@ -135,6 +142,23 @@ class ConsumerWatch:
             found["messages_per_second"] = round(report.messages / max(self._busy_s(), 1e-3), 1)
             found["chart"] = dg.MetadataValue.md(plot.markdown(self._panels()))
         return found
+
+    def _waiting(self) -> dict[str, float]:
+        """Return what the window leaves: lag, age of the oldest message, and dead letters."""
+        from rmq_pipeline.orchestration import queries
+
+        try:
+            found = waiting(self._client, self._spec.group)
+            letters = queries.dead_letters_left(self._client, self._spec.group)
+        except RocketMQError as error:
+            # The messages are settled: a user without these rights has a shorter report.
+            self._context.log.warning("The report has no lag: %s", error)
+            return {}
+        return {
+            "lag": found["lag"],
+            "oldest_waited_seconds": found["oldest_waited_seconds"],
+            "dead_letters": letters,
+        }
 
     def _of_sink(self) -> dict[str, Any]:
         """Return row count and newest hours of the whole sink; ``rows`` is of the window."""

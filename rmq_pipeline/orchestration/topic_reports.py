@@ -14,6 +14,7 @@ from rmq_pipeline.errors import (
     TopicNotFoundError,
 )
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.checks import waiting
 from rmq_pipeline.orchestration.declarations import DeclaredGroup, DeclaredTopic, dead_letter_key
 from rmq_pipeline.orchestration.resources import BrokerResource
 
@@ -158,6 +159,7 @@ def topic_report_sensor(
                 _make(client, [*topics, *others], made=made, log=context.log)
                 events = _topic_events(client, topics, said=said, made=made)
                 events += _dead_letter_events(client, groups, said=said)
+                events += _group_events(client, others, said=said)
         except BusyError as error:
             return dg.SensorResult(skip_reason=str(error))
         if not events:
@@ -222,6 +224,7 @@ def _topic_events(
         if metadata := _moved(said.get(topic.name), now):
             if members:
                 metadata["members"] = member_table(members)
+                metadata["live_members"] = len(members)
             events.append(dg.AssetObservation(topic.key, metadata=metadata))
             said[topic.name] = now
     return events
@@ -239,8 +242,33 @@ def _dead_letter_events(
     for group in waiting:
         now = TopicReport(now_ms, counts.get(group, 0), {})
         if metadata := _moved(said.get(_letters(group)), now):
+            metadata["dead_letters"] = queries.dead_letters_left(client, group)
             events.append(dg.AssetObservation(dead_letter_key(group), metadata=metadata))
             said[_letters(group)] = now
+    return events
+
+
+def _group_events(
+    client: Client, groups: Sequence[DeclaredGroup], *, said: dict[str, TopicReport]
+) -> list[dg.AssetObservation]:
+    """Observe groups of programs outside Dagster, which have no windows that report."""
+    now_ms = int(client.due()["now_ms"])
+    events = []
+    for group in groups:
+        name = f"group/{group.name}"
+        if not _is_time(said.get(name), now_ms):
+            continue
+        try:
+            found = waiting(client, group.name)
+            members = live_members(client, group.topic.name, groups=[group.name])
+        except ConsumerGroupNotFoundError:
+            continue
+        now = TopicReport(now_ms, found["lag"], {}, {each.name: each.queues for each in members})
+        # An old message grows older without any movement.
+        if found["lag"] or _moved(said.get(name), now):
+            metadata = {**found, "live_members": len(members)}
+            events.append(dg.AssetObservation(group.key, metadata=metadata))
+            said[name] = now
     return events
 
 

@@ -167,6 +167,7 @@ def metadata(job: UpkeepJob, result: WindowResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "slices": len(result.slices),
         "handed_over": result.handed_over,
+        "work": result.work,
         **{key: result.total(key) for key in job.counts},
     }
     if result.seconds:

@@ -163,6 +163,13 @@ def test_window_counts_observes_and_draws(
     assert metadata["rows"] == 12
     assert metadata["published"] == {"squares": 12}
     assert metadata["retried"] + metadata["dead_lettered"] == 2
+    # Numbers, because Dagster plots nothing else.
+    counts = {"published_messages": 12, "failures": 2, "lag": 0, "dead_letters": 1}
+    assert {name: metadata[name] for name in counts} == counts
+    assert metadata["messages_per_second"] > 0
+    assert metadata["oldest_waited_seconds"] == 0
+    plotted = (*counts, "messages_per_second", "oldest_waited_seconds")
+    assert all(isinstance(metadata[name], int | float) for name in plotted)
     assert "data:image/svg+xml;base64," in metadata["chart"]
     assert client.due()["groups"]["counter"]["window"] is None
 

@@ -186,3 +186,25 @@ def test_dead_letters_are_reported(
 
 def test_a_broker_that_is_away_is_a_reason_to_skip(tick: Tick, away: BrokerResource) -> None:
     assert "rmq up" in str(tick(None, away).skip_reason)
+
+
+def test_a_group_outside_dagster_is_reported_in_numbers(
+    instance: dg.DagsterInstance, resource: BrokerResource, send: Send, clock: ManualClock
+) -> None:
+    sensor = topic_report_sensor([NEWS], ["readers"], others=[GROUP])
+
+    def tick(cursor: str | None) -> dg.SensorResult:
+        with dg.build_sensor_context(
+            instance=instance, cursor=cursor, resources={"broker": resource}
+        ) as context:
+            result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        return result
+
+    first = tick(None)
+    send("news", 5)
+    clock.advance(MINUTE_MS)
+    found = reported(tick(first.cursor))["readers"]
+
+    assert reported(first)["readers"]["lag"] == 0
+    assert (found["lag"], found["oldest_waited_seconds"], found["live_members"]) == (5, 60.0, 0)
