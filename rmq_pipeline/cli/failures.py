@@ -23,8 +23,8 @@ from rmq_pipeline.cli.output import (
     show_message,
     show_rows,
 )
-from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import RequestError
+from rmq_pipeline.store.statements import select
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
@@ -80,7 +80,7 @@ def list_dead_letters(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of a consumer group, with the reasons."""
-    query = statement("cli_dead_letters", consumer_group=group)
+    query = select("cli_dead_letters", consumer_group=group)
     if where is not None:
         from rmq_pipeline.redriving import condition
 
@@ -187,7 +187,7 @@ def list_parked(
     with connected(home, flight) as client:
         if group is not None:
             client.describe_group(group)
-        rows = rows_of(client.sql(statement("cli_parked", consumer_group=group)))
+        rows = rows_of(client.sql(select("cli_parked", consumer_group=group)))
     show_rows(rows, as_json=as_json, columns=PARKED_COLUMNS, empty="Nothing is parked.")
 
 

@@ -17,11 +17,11 @@ from rmq_pipeline.cli.options import (
     connected,
     examples,
     group_names,
-    parse_ms,
 )
 from rmq_pipeline.cli.output import rows_of, show_fields, show_message, show_rows
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.group import OnFailure, Order
+from rmq_pipeline.text import parse_ms
 
 group_app = typer.Typer(
     no_args_is_help=True, help="Consumer groups: create, alter, delete, list, show."

@@ -18,7 +18,6 @@ from rmq_pipeline.cli.options import (
     Home,
     Topic,
     connected,
-    parse_ms,
     stdin,
     to_ms,
 )
@@ -31,8 +30,9 @@ from rmq_pipeline.cli.output import (
     show_message,
     show_rows,
 )
-from rmq_pipeline.cli.sql import statement
 from rmq_pipeline.errors import FilterExpressionError, NotFoundError, RequestError, RocketMQError
+from rmq_pipeline.store.statements import select
+from rmq_pipeline.text import parse_ms
 
 if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
@@ -433,7 +433,7 @@ def trace(
     The last rows are the sink files that may contain its results.
     """
     with connected(home, flight) as client:
-        rows = rows_of(client.sql(statement("cli_trace", message_id=message_id)))
+        rows = rows_of(client.sql(select("cli_trace", message_id=message_id)))
     if not rows:
         raise MessageNotFoundError(f"No message has the id {message_id}.")
     if sink is not None:

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from rmq_pipeline.flight.client import Client
 #: Longest duration of an option: about 285 years; timers of the system overflow beyond it.
 LONGEST_S: Final = 9_000_000_000
-_TIME_END_MS: Final = 1 << 63
-#: Longer texts are out of range; Python refuses to parse numbers of thousands of digits.
-_MOST_DIGITS: Final = 20
 
 
 def examples(*commands: str) -> str:
@@ -118,45 +114,9 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
         yield client
 
 
-def parse_ms(text: str) -> int:
-    """Parse an ISO 8601 time, local if it names no zone, or a number of ms since 1970.
-
-    Raises:
-        RequestError: the text is neither, or is out of range of 64 bits.
-    """
-    if text.isdecimal():
-        at_ms = int(text) if len(text) <= _MOST_DIGITS else _TIME_END_MS
-        if at_ms >= _TIME_END_MS:
-            raise RequestError(f"{text[: _MOST_DIGITS + 1]!r} ms since 1970 is out of range.")
-        return at_ms
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise RequestError(
-            f"{text!r} is not a time.",
-            remedy="Give ISO 8601, such as 2030-01-31T09:00:00Z, or ms since 1970.",
-        ) from None
-    try:
-        return int(moment.timestamp() * 1000)
-    except (ValueError, OverflowError, OSError):
-        # A local time in year 1 or 9999 can be in year 0 or 10000 in UTC.
-        raise RequestError(
-            f"{text!r} is out of range in UTC.", remedy="Give a time in the years 1 to 9999."
-        ) from None
-
-
 IfNotExists = Annotated[
     bool, typer.Option("--if-not-exists", help="Succeed if it exists; it stays as it is.")
 ]
-
-
-def format_ms(at_ms: int) -> str:
-    """Format ms since 1970 as ISO 8601 in UTC; times out of range remain numbers."""
-    try:
-        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(at_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def seconds(given: float, option: str) -> float:

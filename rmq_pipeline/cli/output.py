@@ -13,8 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from rmq_pipeline.cli.options import format_ms
 from rmq_pipeline.errors import FilterExpressionError, RequestError, RocketMQError
+from rmq_pipeline.text import format_ms, text_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -238,14 +238,6 @@ def _plain(text: str) -> "Text":
 def printable(text: str) -> str:
     """Replace control characters, so that no message can control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def text_of(body: bytes) -> str | None:
-    """Decode UTF-8; None if the bytes are not UTF-8."""
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def body_fields(body: bytes) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, Topic, connected, format_ms
+from rmq_pipeline.cli.options import AsJson, Flight, Group, Home, Topic, connected
 from rmq_pipeline.cli.output import (
     body_fields,
     body_line,
@@ -17,7 +17,8 @@ from rmq_pipeline.cli.output import (
     show_message,
     show_rows,
 )
-from rmq_pipeline.cli.sql import statement
+from rmq_pipeline.store.statements import select
+from rmq_pipeline.text import format_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +103,7 @@ def peek(
 
 def _again(client: "Client", group: str, *, topic: str, limit: int) -> list[dict[str, Any]]:
     """Return messages before the cursors that can be delivered now."""
-    query = statement("cli_peek_again", consumer_group=group, topic=topic)
+    query = select("cli_peek_again", consumer_group=group, topic=topic)
     found = []
     for place in rows_of(client.sql(f"{query} LIMIT {limit}")):
         read = client.read(topic, place["queue_id"], offset=place["queue_offset"], limit=1)
@@ -112,7 +113,7 @@ def _again(client: "Client", group: str, *, topic: str, limit: int) -> list[dict
 
 def _from_cursors(client: "Client", group: str, *, topic: str, limit: int) -> list[dict[str, Any]]:
     """Return messages that were never delivered, those that were stored first."""
-    query = statement("cli_peek_cursors", consumer_group=group, topic=topic)
+    query = select("cli_peek_cursors", consumer_group=group, topic=topic)
     cursors = {row["queue_id"]: row["cursor"] for row in rows_of(client.sql(query))}
     found: list[dict[str, Any]] = []
     ends: list[tuple[int, int, int]] = []

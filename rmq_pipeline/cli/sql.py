@@ -1,7 +1,6 @@
-"""``rmq sql``: one SELECT over the documented views; and the statements of other commands."""
+"""``rmq sql``: one SELECT over the documented views."""
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,11 @@ from rmq_pipeline.cli.options import AsJson, Flight, Home, connected, seconds, s
 from rmq_pipeline.cli.output import print_json, replacing, rows_of, show_rows
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import QUERY_TIMEOUT_S
-from rmq_pipeline.store.statements import named
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Format = Literal["table", "json", "csv", "parquet"]
-_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
-_PARAMETER: Final = re.compile(r"\$([a-z_]+)")
 
 
 def sql(
@@ -129,21 +125,3 @@ _WRITERS: Final[dict[str, Callable[["pa.Table", BinaryIO], None]]] = {
     "csv": _write_csv,
     "parquet": _write_parquet,
 }
-
-
-def statement(name: str, **values: str | int | None) -> str:
-    """Return a named statement of store/sql/command_line.sql with values in place of parameters.
-
-    The sql verb takes only text, so values become literals.
-    """
-    text = _COMMENT.sub("", named(name)).rstrip().removesuffix(";")
-    return _PARAMETER.sub(lambda found: literal(values[found[1]]), text)
-
-
-def literal(value: str | int | None) -> str:
-    """Return a value as a SQL literal; a doubled quote is the only escape in a string."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, int):
-        return str(value)
-    return "'" + value.replace("'", "''") + "'"

@@ -21,6 +21,8 @@ _SQL: Final = resources.files("rmq_pipeline.store") / "sql"
 _NUMBERS: Final = {each.name: int(each) for each in (*Kind, *Delivery)}
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r'"\{(\w+)\}"')
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+_PARAMETER: Final = re.compile(r"\$([a-z_]+)")
 _VIEW_MACRO: Final = re.compile(
     r"^CREATE OR REPLACE MACRO main\.(\w+)\((\w+)\) AS TABLE$", re.MULTILINE
 )
@@ -66,6 +68,29 @@ def named(name: str, **placeholders: str) -> str:
         else _PLACEHOLDER.sub(lambda found: placeholders.get(found[1], found[0]), line)
         for line in text.split("\n")
     )
+
+
+def select(name: str, *, views: Mapping[str, str] | None = None, **values: str | int | None) -> str:
+    """Return a named SELECT for the verb ``sql``, with values in place of its parameters.
+
+    The verb takes only text, so values become literals.
+
+    Args:
+        name: the statement.
+        views: replacements of its placeholders.
+        values: by parameter.
+    """
+    text = _COMMENT.sub("", named(name, **(views or {}))).rstrip().removesuffix(";")
+    return _PARAMETER.sub(lambda found: literal(values[found[1]]), text)
+
+
+def literal(value: str | int | None) -> str:
+    """Return a value as a SQL literal; a doubled quote is the only escape in a string."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(value)
+    return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(identifier: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmq_pipeline.cli.options import format_ms
+from rmq_pipeline.text import format_ms
 from tests.cli.conftest import Name, Rmq
 
 RECEIVED = [

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.cli.options import format_ms, parse_ms, seconds, to_ms
+from rmq_pipeline.cli.options import seconds, to_ms
 from rmq_pipeline.cli.output import (
     distinct,
     print_json,
@@ -24,8 +24,9 @@ from rmq_pipeline.cli.output import (
     show_fields,
     show_rows,
 )
-from rmq_pipeline.cli.sql import literal, statement
 from rmq_pipeline.errors import QueryError, RequestError
+from rmq_pipeline.store.statements import literal, select
+from rmq_pipeline.text import format_ms, parse_ms
 from tests.cli.conftest import RMQ, Served, process
 
 #: Root may write everywhere; without this it is a user like others.
@@ -105,7 +106,7 @@ def test_numbers_of_sql_are_numbers_of_json(capsys: pytest.CaptureFixture[str]) 
 
 def test_values_become_literals() -> None:
     assert [literal(value) for value in ("it's", 5, None)] == ["'it''s'", "5", "NULL"]
-    query = statement("cli_trace", message_id="a\n' OR 1 = 1 --")
+    query = select("cli_trace", message_id="a\n' OR 1 = 1 --")
     assert "'a\n'' OR 1 = 1 --'" in query
     assert "--" not in query.replace("1 --'", "")
     assert ";" not in query
