@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import unquote
 
+import psutil
+
 from rmq_pipeline.errors import RequestError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -79,9 +81,21 @@ def check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise RequestError(
-                f"Cannot listen on {host}:{port}: {error}.",
+                f"Cannot listen on {host}:{port}: {error}{_holder_of(port)}.",
                 remedy="Choose another address or port, or stop the process that uses this one.",
             ) from error
+
+
+def _holder_of(port: int) -> str:
+    """Return which process listens at a port, as the end of a sentence; "" if it is unknown."""
+    try:
+        for each in psutil.net_connections("tcp"):
+            at = each.laddr[1] if each.laddr else None
+            if each.status == psutil.CONN_LISTEN and at == port and each.pid:
+                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
+    except (psutil.Error, OSError):  # another user's process, or no /proc
+        pass
+    return ""
 
 
 def listening(address: str, *, guarded: bool) -> tuple[str, int]:

@@ -166,6 +166,7 @@ class Client(Verbs):
         password: str | None = None,
         certificate: Path | str | None = None,
         retry_s: float = 30.0,
+        anonymous: bool = False,
     ) -> None:
         """Find the broker; the first call connects.
 
@@ -181,6 +182,9 @@ class Client(Verbs):
                 none.
             certificate: a PEM file of trusted certificates; the connection is then encrypted.
                 Default: RMQ_CERTIFICATE.
+            retry_s: time for which repeatable calls are repeated while the broker is away.
+            anonymous: do not use the token of the home, RMQ_USER and RMQ_PASSWORD. Without a user,
+                a broker with access control then refuses the calls.
 
         Raises:
             RequestError: a user without a password, or a password without a user.
@@ -194,6 +198,7 @@ class Client(Verbs):
             user=user,
             password=password,
             certificate=certificate,
+            anonymous=anonymous,
         )
         if autostart and target.home is not None:
             process.start(target.home)

@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,8 @@ class Target:
     encrypted: bool = False
     #: File of trusted certificates.
     certificate: Path | None = None
+    #: Never send the token of the home: access control then applies to this caller, too.
+    anonymous: bool = False
 
     @classmethod
     def find(
@@ -62,24 +64,25 @@ class Target:
         user: str | None = None,
         password: str | None = None,
         certificate: Path | str | None = None,
+        anonymous: bool = False,
     ) -> "Target":
         """Combine the arguments with the environment; without both, use the default home.
 
         RMQ_FLIGHT is an address; RMQ_USER, RMQ_PASSWORD and RMQ_CERTIFICATE are the other
-        variables.
+        variables. An anonymous target has no token of the home, and no user of the environment.
 
         Raises:
             RequestError: a user without a password, or a password without a user.
         """
         address = address or (None if home else os.environ.get("RMQ_FLIGHT"))
-        if user is None and password is None:
+        if user is None and password is None and not anonymous:
             user, password = os.environ.get("RMQ_USER"), os.environ.get("RMQ_PASSWORD")
         if bool(user) != bool(password):
             raise errors.RequestError("A user and a password go together.")
         trusted = certificate or os.environ.get("RMQ_CERTIFICATE") or None
         if not address:
             where = Path(home) if home else default_home()
-            return cls(None, where, token, user or None, password or None)
+            return cls(None, where, token, user or None, password or None, anonymous=anonymous)
         return cls(
             bare(address),
             None,
@@ -110,7 +113,8 @@ class Target:
         endpoint = Endpoint.read(self.home)
         if endpoint is None or not endpoint.is_alive():
             raise errors.BrokerUnavailableError(f"No broker serves {self.home}.")
-        return place_of(endpoint, token=self.token)
+        place = place_of(endpoint, token=self.token)
+        return replace(place, token=None) if self.anonymous else place
 
     def stamp(self) -> object:
         """Return a value that changes when another broker may serve the home."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -69,5 +70,7 @@ def test_a_port_that_is_taken_is_no_request_to_change() -> None:
         other.listen()
         port = other.getsockname()[1]
 
-        with pytest.raises(errors.RequestError, match="Choose another address or port"):
+        with pytest.raises(errors.RequestError, match="Choose another address or port") as no:
             check_free("127.0.0.1", port)
+
+        assert f"by process {os.getpid()} (" in no.value.message
