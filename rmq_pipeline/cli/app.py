@@ -53,6 +53,12 @@ app.command(epilog=examples("rmq init shop", "rmq init shop --directory ~/projec
 app.command(epilog=examples("rmq up", "rmq up --port 3001", "rmq up --settings rmq.toml"))(up.up)
 app.command(
     epilog=examples(
+        "rmq ui",
+        "rmq ui --flight grpc+tls://rmq.example.com:8082 --dagster https://dagster.example.com",
+    )
+)(up.ui)
+app.command(
+    epilog=examples(
         "rmq broker",
         "rmq broker --home /srv/rmq --flight 127.0.0.1:0",
         "rmq broker --flight 0.0.0.0:8082 --grpc-tls 0.0.0.0:8443 --tls self-made",

@@ -1,7 +1,9 @@
-"""``rmq up``: a supervised broker and a Dagster server; ``rmq demo``: the example pipeline."""
+"""``rmq up``: a supervised broker, Dagster and the web page; ``rmq ui``; ``rmq demo``."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -24,9 +26,9 @@ from rmq_pipeline.cli.broker import (
     listening_to_serve,
     tls_to_serve,
 )
-from rmq_pipeline.cli.options import AsJson, Home, LogFormat, LogLevel
+from rmq_pipeline.cli.options import AsJson, Flight, Home, LogFormat, LogLevel
 from rmq_pipeline.cli.output import print_json, show_message
-from rmq_pipeline.errors import NotFoundError, RocketMQError
+from rmq_pipeline.errors import NotFoundError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
@@ -51,6 +53,17 @@ WorkingDirectory = Annotated[
         help="Folder of --module. Default: the current folder.",
     ),
 ]
+Ui = Annotated[
+    str | None,
+    typer.Option(
+        "--ui",
+        metavar="HOST:PORT",
+        help="Address of the web page; none turns it off. Default: 127.0.0.1:8083, or a free port "
+        "if it is taken.",
+    ),
+]
+#: In place of an address: serve no page.
+NO_PAGE: Final = "none"
 DEMO_MODULE: Final = "examples.flights.demo"
 
 
@@ -66,6 +79,7 @@ def up(
     metrics: Metrics = None,
     insecure: Insecure = False,
     port: Annotated[int, typer.Option(help="Port of Dagster's UI; 0 picks a free port.")] = 3000,
+    ui: Ui = None,
     dagster_home: Annotated[
         Path | None,
         typer.Option(
@@ -80,15 +94,16 @@ def up(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
-    """Run a broker and Dagster; each is restarted if it dies. Ctrl-C stops both.
+    """Run a broker, Dagster and the web page; what dies is restarted. Ctrl-C stops all.
 
-    Dagster does the broker's background work, and its sensors start the consumers.
+    Dagster does the broker's background work, and its sensors start the consumers. The page shows
+    topics, groups and messages, now and as of any moment.
     """
     from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
 
-    extras.check("broker", "dagster")
+    extras.check("broker", "dagster", "ui")
     from rmq_pipeline.orchestration.project import CodeLocation
 
     logs.set_up(log_level, log_format)
@@ -108,7 +123,7 @@ def up(
     os.environ.pop("RMQ_FLIGHT", None)
     code = CodeLocation.find(module, working_directory)
     folder = _dagster_home(dagster_home, home=where, code=code)
-    _run(where, listening, settings=values, folder=folder, port=port, code=code)
+    _run(where, listening, settings=values, folder=folder, port=port, code=code, ui=ui)
 
 
 def _dagster_home(given: Path | None, *, home: Path, code: "CodeLocation") -> Path:
@@ -128,8 +143,9 @@ def _run(
     folder: Path,
     port: int,
     code: "CodeLocation",
+    ui: str | None,
 ) -> None:
-    """Run both until Ctrl-C, or until the broker cannot be restarted.
+    """Run all until Ctrl-C, or until the broker cannot be restarted.
 
     Args:
         home: the home of the broker.
@@ -138,6 +154,7 @@ def _run(
         folder: the DAGSTER_HOME.
         port: the port of Dagster's UI; 0 picks a free one.
         code: the code that Dagster loads.
+        ui: the address of the page; None: the default one, or another if it is taken.
     """
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.flight.process import Interruption
@@ -160,15 +177,86 @@ def _run(
         with DevServer(folder, port=port, env={"RMQ_HOME": str(home)}, code=code) as dagster:
             show_message(_loaded(code))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
-            show_message("Ctrl-C stops both.")
+            page = _page(ui, home=home, insecure=listening.insecure, dagster_url=dagster.url)
+            show_message("Ctrl-C stops all.")
             watch = FailureWatch(
                 folder, url=dagster.url, tell=show_message, code_since_s=dagster.code_since_s
             )
-            with watch:
+            with watch, page:
                 interruption.wait()
             show_message("Stopping …")
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def _page(
+    address: str | None, *, home: Path, insecure: bool, dagster_url: str | None
+) -> Iterator[None]:
+    """Serve the page within the block."""
+    from rmq_pipeline.web.server import ANY_PORT, DEFAULT_ADDRESS, PageServer, Where
+
+    if address == NO_PAGE:
+        yield
+        return
+    connect = Where(home=home).connect
+
+    def server(at: str) -> PageServer:
+        return PageServer(connect, at, insecure=insecure, dagster_url=dagster_url)
+
+    try:
+        made = server(address or DEFAULT_ADDRESS)
+    except RequestError as error:
+        if address is not None:
+            raise
+        show_message(f"{error.message} The page gets another port.")
+        made = server(ANY_PORT)
+    with made:
+        show_message(f"page     {made.url}")
+        yield
+
+
+def ui(
+    *,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Address of the page. Default: 127.0.0.1:8083; port 0 picks a free port.",
+        ),
+    ] = None,
+    home: Home = None,
+    flight: Flight = None,
+    insecure: Insecure = False,
+    dagster: Annotated[
+        str | None,
+        typer.Option("--dagster", metavar="URL", help="Dagster's UI, for links to its runs."),
+    ] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Serve the web page of a broker until Ctrl-C.
+
+    It shows topics, groups and messages, now and as of any moment. If the broker has users, a
+    browser must sign in as one of them, and has this user's rights.
+    """
+    extras.check("ui")
+    from rmq_pipeline.endpoint import default_home
+    from rmq_pipeline.flight.process import Interruption
+    from rmq_pipeline.web.server import DEFAULT_ADDRESS, PageServer, Where
+
+    logs.set_up(log_level, log_format)
+    address = flight or (None if home else os.environ.get("RMQ_FLIGHT"))
+    where = Where(address, home=None if address else (home or default_home()).absolute())
+    interruption = Interruption()
+    made = PageServer(
+        where.connect, listen or DEFAULT_ADDRESS, insecure=insecure, dagster_url=dagster
+    )
+    with made:
+        show_message(f"page     {made.url}   broker {address or where.home}")
+        show_message("Ctrl-C stops it.")
+        interruption.wait()
 
 
 def _loaded(code: "CodeLocation") -> str:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rmq_pipeline.cli.supervisor import TRIES, Supervision, Supervisor
-from rmq_pipeline.cli.up import _run
+from rmq_pipeline.cli.up import NO_PAGE, _run
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import ConflictError, HomeLockedError, OperatorError, RocketMQError
 from rmq_pipeline.flight import process
@@ -381,7 +381,7 @@ def test_a_second_up_is_refused_and_leaves_the_broker_of_the_first_alone(
         with pytest.raises(
             HomeLockedError, match=f"Process {os.getpid()} already supervises the broker"
         ) as no:
-            _run(home, Listening(), settings=None, folder=folder, port=0, code=code)
+            _run(home, Listening(), settings=None, folder=folder, port=0, code=code, ui=NO_PAGE)
 
         assert "stop it first with Ctrl-C" in str(no.value)
         assert process.serving(home) == before

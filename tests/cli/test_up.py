@@ -24,7 +24,7 @@ def up(home: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [RMQ, "up", "--home", str(home), "--port", str(free_port())]
     command += ["--dagster-home", str(tmp_path / "dagster_home"), "--tls", "self-made"]
     command += ["--flight", str(endpoints.flight), "--grpc", str(endpoints.grpc)]
-    command += ["--grpc-tls", str(endpoints.grpc_tls)]
+    command += ["--grpc-tls", str(endpoints.grpc_tls), "--ui", "127.0.0.1:0"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield started
     if started.poll() is None:
@@ -50,6 +50,9 @@ def test_up_keeps_both_running_until_ctrl_c(
     url = lines_until(up, "Dagster  http").split()[1]
     with urllib.request.urlopen(f"{url}/server_info") as answer:
         assert answer.status == 200
+    page = lines_until(up, "page ").split()[1]
+    with urllib.request.urlopen(page) as answer:
+        assert url in answer.read().decode()
     first = endpoint(home)
     assert first.upkeep == "dagster"
     assert first.certificate
