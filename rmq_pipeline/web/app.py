@@ -29,6 +29,7 @@ from rmq_pipeline.errors import (
     UnauthorizedError,
 )
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.metrics.exposition import CONTENT_TYPE, exposition
 from rmq_pipeline.web import actions, pages
 from rmq_pipeline.web.pages import Page, Query
 from rmq_pipeline.web.rendering import STATIC, Rendering
@@ -96,6 +97,7 @@ def create(
         Route("/do/{action}/{group:path}", web.do, methods=["POST"]),
         Route("/live", web.live),
         Route("/charts", web.charts),
+        Route("/metrics", web.metrics),
         Route("/sign-in", web.sign_in, methods=["GET", "POST"]),
         Route("/sign-out", web.sign_out, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -212,6 +214,11 @@ class _Web:
         query = self._query(request)
         drawn = await anyio.to_thread.run_sync(pages.charts_of, self._client(request), query)
         return Response(self._rendering.charts(drawn), media_type="text/html")
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer with the broker's metrics, as its own listener does."""
+        table = await anyio.to_thread.run_sync(self._client(request).metrics)
+        return Response(exposition(table), headers={"content-type": CONTENT_TYPE})
 
     # -------------------------------------------------------------------------------------- live
 

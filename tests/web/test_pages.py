@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rmq_pipeline.web.rendering import age, body, short, size, time_of
 from tests.incident_night import NIGHT
@@ -145,6 +146,14 @@ def test_an_error_is_a_page_that_says_what_to_do(
     assert page.status == status
     assert said in page.text
     assert "Traceback" not in page.text
+
+
+def test_the_metrics_of_the_broker_are_here_too(reader: Visitor) -> None:
+    answer = reader.get("/metrics")
+
+    families = {each.name for each in text_string_to_metric_families(answer.html)}
+    assert "rocketmq_consumer_lag_messages" in families
+    assert answer.headers["content-type"].startswith("text/plain")
 
 
 def test_a_part_for_htmx_has_the_error_in_it(reader: Visitor) -> None:
