@@ -1,7 +1,7 @@
 """Windows of the transaction checkers in a code location without the background work.
 
 The location with the background work has one window for all of its checkers. Elsewhere each checker
-has a window of its own, named by its topic, while half messages of the topic are open.
+has a window of its own, named by its topic, when a check of the topic is due.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ import dagster as dg
 
 from rmq_pipeline import logs
 from rmq_pipeline.errors import BusyError
+from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.backoff import Backoff, skip_reason
 from rmq_pipeline.orchestration.declarations import identifier
 from rmq_pipeline.orchestration.resources import BrokerResource
@@ -27,9 +28,11 @@ from rmq_pipeline.orchestration.upkeep_assets import (
     say_yielded,
     window_tags,
 )
-from rmq_pipeline.orchestration.windows import run_upkeep_window
+from rmq_pipeline.orchestration.windows import AHEAD_MS, run_upkeep_window
 
 INTERVAL_S: Final = 5
+#: Most transactions end within this time. A younger half message starts no run ahead of its check.
+SETTLED_MS: Final = 1_000
 _UNDER_WAY: Final = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -101,7 +104,10 @@ def _job(checker: TransactionChecker) -> Any:
 def checkers_sensor(
     checkers: Sequence[TransactionChecker], jobs: Mapping[str, Any]
 ) -> dg.SensorDefinition:
-    """Return the sensor that starts a checker's window while half messages of its topic are open.
+    """Return the sensor that starts a checker's window when a check of its topic is due.
+
+    Any other window may count and offer the check as soon as it is due, so the sensor also starts a
+    run for checks that are due by the time the run is up.
 
     Args:
         checkers: the checkers.
@@ -113,24 +119,20 @@ def checkers_sensor(
         jobs=list(jobs.values()),
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=INTERVAL_S,
-        description="Starts windows of the checkers whose topics have open half messages.",
+        description="Starts windows of the checkers whose topics have checks that are due.",
     )
     def transaction_checkers(
         context: dg.SensorEvaluationContext, broker: BrokerResource
     ) -> dg.SensorResult:
-        from rmq_pipeline.orchestration import queries
-
         try:
             with broker.client(retry_s=0.0) as client:
-                due = client.due()["jobs"][JOB]
-                is_open = due["due"] or due["next_due_ms"] is not None
-                counts = queries.open_halves(client) if is_open else {}
+                counts = _due_checks(client)
         except BusyError as error:
             return dg.SensorResult(skip_reason=str(error))
         backoff = Backoff(context.instance)
         requests = [
             dg.RunRequest(
-                job_name=window_name(each), tags={"rmq/reason": f"{counts[each.topic.name]} open"}
+                job_name=window_name(each), tags={"rmq/reason": f"{counts[each.topic.name]} due"}
             )
             for each in checkers
             if counts.get(each.topic.name)
@@ -142,6 +144,17 @@ def checkers_sensor(
         return dg.SensorResult(run_requests=requests)
 
     return transaction_checkers
+
+
+def _due_checks(client: Client) -> dict[str, int]:
+    """Return the number of due checks by topic; ask SQL only if a check of any topic is due."""
+    from rmq_pipeline.orchestration import queries
+
+    due = client.due()
+    now_ms, next_ms = int(due["now_ms"]), due["jobs"][JOB]["next_due_ms"]
+    if next_ms is None or next_ms > now_ms + AHEAD_MS:
+        return {}
+    return queries.due_checks(client, now_ms=now_ms, ahead_ms=AHEAD_MS, settled_ms=SETTLED_MS)
 
 
 def _is_under_way(instance: dg.DagsterInstance, name: str) -> bool:

@@ -34,10 +34,20 @@ def held_by_windows(client: Client, group: str) -> int:
     return int(_row(client, query)["n"])
 
 
-def open_halves(client: Client) -> dict[str, int]:
-    """Return the number of open half messages by topic."""
-    query = exp.select("topic", "count(*) AS n").from_("half").group_by("topic")
-    return {row["topic"]: int(row["n"]) for row in _rows(client, query)}
+def due_checks(client: Client, *, now_ms: int, ahead_ms: int, settled_ms: int) -> dict[str, int]:
+    """Return the number of half messages by topic whose check is due, or will be soon.
+
+    Args:
+        client: client of the broker.
+        now_ms: the broker's time.
+        ahead_ms: soon is within this time, for half messages older than ``settled_ms``.
+        settled_ms: most transactions end within this time.
+    """
+    due = exp.column("next_check_ms")
+    stored = exp.func("coalesce", exp.column("stored_at_ms"), exp.Literal.number(0))
+    soon = exp.and_(due <= now_ms + ahead_ms, stored <= now_ms - settled_ms)
+    query = exp.select("topic", "count(*) AS n").from_("half").where(exp.or_(due <= now_ms, soon))
+    return {row["topic"]: int(row["n"]) for row in _rows(client, query.group_by("topic"))}
 
 
 def dead_letters(client: Client) -> dict[str, int]:

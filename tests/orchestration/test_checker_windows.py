@@ -11,6 +11,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration import queries
 from rmq_pipeline.orchestration.declarations import topic
 from rmq_pipeline.orchestration.definitions import definitions
 from rmq_pipeline.orchestration.pipeline import Pipeline
@@ -100,6 +101,56 @@ def test_nothing_starts_without_an_open_half_message_of_its_topics(
 
     assert not nothing.run_requests
     assert not of_another.run_requests
+
+
+def test_nothing_starts_before_a_check_of_its_topics_is_due(
+    resource: BrokerResource, instance: dg.DagsterInstance, client: Client
+) -> None:
+    second = location(REFUNDS, "unknown", upkeep=False, broker=resource, seen=[])
+    REFUNDS.ensure(client)
+    body = pa.table({"body": [b"x"]})
+    client.send_half("refunds", body, producer_group="gone", immunity_ms=3_600_000)
+    open_for_an_hour = tick(second, instance, resource)
+    begin(client, "orders")
+
+    of_another = tick(second, instance, resource)
+
+    assert not open_for_an_hour.run_requests
+    assert not of_another.run_requests
+
+
+def test_the_next_run_comes_with_the_next_check(
+    resource: BrokerResource, instance: dg.DagsterInstance, client: Client
+) -> None:
+    seen: list[str] = []
+    second = location(REFUNDS, "unknown", upkeep=False, broker=resource, seen=seen)
+    begin(client, "refunds")
+    (request,) = tick(second, instance, resource).run_requests or []
+    assert hold(second, str(request.job_name), instance=instance).success
+
+    after_it = tick(second, instance, resource)
+
+    assert seen == ["refunds", "refunds"]
+    assert not after_it.run_requests
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "due_in_ms", "found"),
+    [(0, 6_000, {}), (1_000, 5_000, {"refunds": 1}), (1_000, 9_000, {}), (0, 0, {"refunds": 1})],
+    ids=["just begun", "settled", "far", "now"],
+)
+def test_a_check_is_due_ahead_of_its_time_if_its_transaction_goes_on(
+    client: Client, age_ms: int, due_in_ms: int, found: dict[str, int]
+) -> None:
+    REFUNDS.ensure(client)
+    body = pa.table({"body": [b"x"]})
+    client.send_half("refunds", body, producer_group="gone", immunity_ms=max(1, age_ms + due_in_ms))
+    (row,) = client.sql("FROM half").to_pylist()
+    now_ms = row["next_check_ms"] - due_in_ms
+
+    counts = queries.due_checks(client, now_ms=now_ms, ahead_ms=8_000, settled_ms=1_000)
+
+    assert counts == found
 
 
 def test_a_window_that_is_under_way_has_no_successor(
