@@ -179,6 +179,23 @@ def test_pipelines_that_exclude_each_other_are_refused(
         definitions(pipelines, **settings)
 
 
+@pytest.mark.parametrize("upkeep", [True, False])
+def test_names_that_would_be_one_asset_are_refused(upkeep: bool) -> None:
+    checkers = [
+        transaction_checker(topic=topic(name, type="transaction"))(check)
+        for name in ("pay-in", "pay_in")
+    ]
+    apart = [
+        Pipeline(name, topics=[], consumers=[], checkers=[each])
+        for name, each in zip("ab", checkers, strict=True)
+    ]
+    together = Pipeline("c", topics=[], consumers=[], checkers=checkers)
+
+    for pipelines in (apart, [together]):
+        with pytest.raises(ValueError, match=r"pay-in and pay_in .* asset, pay_in\. Rename one"):
+            definitions(pipelines, upkeep=upkeep)
+
+
 def test_a_location_without_upkeep_has_windows_for_its_checkers() -> None:
     alone = definitions([CHECKED], upkeep=False)
 

@@ -43,7 +43,16 @@ _UNDER_WAY: Final = (
 
 
 def window_name(checker: TransactionChecker) -> str:
-    """Return the name of a checker's windows and of its job; a topic has one checker."""
+    """Return the name of a checker's windows, at the broker and in the tags of its runs.
+
+    It contains the topic itself: ``identifier`` maps different topics to one name, and the topics
+    of other locations are unknown here.
+    """
+    return f"{JOB}/{checker.topic.name}"
+
+
+def job_name(checker: TransactionChecker) -> str:
+    """Return the name of the job whose runs are a checker's windows."""
     return f"{JOB}_{identifier(checker.topic.name)}"
 
 
@@ -63,7 +72,7 @@ def _asset(checker: TransactionChecker) -> dg.AssetsDefinition:
     # Each such window also counts the checks that are due; the broker counts a check once.
     job = replace(checking_job([checker]), name=window_name(checker))
 
-    @dg.multi_asset(name=op_name(job.name), specs=[checker.spec()])
+    @dg.multi_asset(name=op_name(job_name(checker)), specs=[checker.spec()])
     def window(
         context: dg.AssetExecutionContext, *, config: WindowConfig, broker: BrokerResource
     ) -> Iterator[dg.MaterializeResult[Any]]:
@@ -91,12 +100,11 @@ def _asset(checker: TransactionChecker) -> dg.AssetsDefinition:
 
 
 def _job(checker: TransactionChecker) -> Any:
-    name = window_name(checker)
     return dg.define_asset_job(
-        name,
+        job_name(checker),
         selection=dg.AssetSelection.assets(checker.key).without_checks(),
         description=f"One window of the checker of topic {checker.topic.name}.",
-        tags=window_tags(name),
+        tags=window_tags(window_name(checker)),
         executor_def=dg.in_process_executor,
     )
 
@@ -132,7 +140,7 @@ def checkers_sensor(
         backoff = Backoff(context.instance)
         requests = [
             dg.RunRequest(
-                job_name=window_name(each), tags={"rmq/reason": f"{counts[each.topic.name]} due"}
+                job_name=job_name(each), tags={"rmq/reason": f"{counts[each.topic.name]} due"}
             )
             for each in checkers
             if counts.get(each.topic.name)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -68,6 +69,21 @@ def check_callable(made: Any, what: str, *, takes: Sequence[str]) -> None:
 def identifier(name: str) -> str:
     """Return a topic's or group's name for Dagster, with ``_`` for characters it does not allow."""
     return _NOT_IN_KEYS.sub("_", name)
+
+
+def refuse_twins(names: Sequence[str], *, of: str) -> None:
+    """Refuse names that map to the same asset key.
+
+    Raises:
+        ValueError: contains the names.
+    """
+    twins = [name for name, n in Counter(map(identifier, names)).items() if n > 1]
+    if not twins:
+        return
+    same = sorted(name for name in names if identifier(name) == twins[0])
+    raise ValueError(
+        f"{' and '.join(same)} of {of} would be one asset, {twins[0]}. Rename one of them."
+    )
 
 
 def _hour(text: str, *, what: str) -> datetime:

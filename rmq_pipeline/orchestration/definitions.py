@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 
 from rmq_pipeline.orchestration.checker_windows import checker_windows
+from rmq_pipeline.orchestration.declarations import refuse_twins
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import resources_of
 from rmq_pipeline.orchestration.upkeep import Upkeep
@@ -30,8 +31,8 @@ def definitions(
             their own.
 
     Raises:
-        ValueError: pipelines share a name, a consumer group or a sink, or two checkers have one
-            topic.
+        ValueError: pipelines share a name, a consumer group or a sink, two checkers have one topic,
+            or two names would be one asset.
     """
     return dg.Definitions.merge(
         deployment(pipelines, resources=resources, upkeep=upkeep),
@@ -89,3 +90,7 @@ def _check(pipelines: Sequence[Pipeline]) -> None:
             raise ValueError(
                 f"Two pipelines {what} {twice[0]}. Keep it in one of them, or rename one."
             )
+    topics = [topic.name for each in pipelines for topic in each.topics]
+    refuse_twins([*topics, *groups], of="these pipelines")
+    # Also of topics that are declared elsewhere: a checker has an asset and a job of its own.
+    refuse_twins([each.topic.name for each in checkers], of="the checkers of these pipelines")

@@ -16,6 +16,7 @@ from rmq_pipeline.orchestration.declarations import (
     DeclaredTopic,
     dead_letter_spec,
     identifier,
+    refuse_twins,
 )
 from rmq_pipeline.orchestration.replay import replay_asset
 from rmq_pipeline.orchestration.sensors import consumers_sensor
@@ -57,7 +58,7 @@ class Pipeline:
         names = [each.name for each in self.topics]
         names += [each.group.name for each in self.consumers]
         names += [each.name for each in self.groups]
-        _refuse_twins(names, of=f"pipeline {self.name}")
+        refuse_twins(names, of=f"pipeline {self.name}")
         checked = [each.topic.name for each in self.checkers]
         if twice := _twins(checked):
             raise ValueError(
@@ -185,18 +186,3 @@ def _watched(group: DeclaredGroup) -> Watched:
 def _twins(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once."""
     return [name for name, n in Counter(names).items() if n > 1]
-
-
-def _refuse_twins(names: Sequence[str], *, of: str) -> None:
-    """Refuse different names that map to the same asset key.
-
-    Raises:
-        ValueError: contains the names.
-    """
-    twins = _twins(identifier(name) for name in names)
-    if not twins:
-        return
-    same = sorted(name for name in names if identifier(name) == twins[0])
-    raise ValueError(
-        f"{' and '.join(same)} of {of} would be one asset, {twins[0]}. Rename one of them."
-    )

@@ -12,7 +12,7 @@ from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import Clock, SystemClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration import queries
-from rmq_pipeline.orchestration.declarations import topic
+from rmq_pipeline.orchestration.declarations import identifier, topic
 from rmq_pipeline.orchestration.definitions import definitions
 from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import BrokerResource
@@ -38,7 +38,7 @@ def location(
         seen.extend(checks["topic"].to_pylist())
         return [answer] * checks.num_rows
 
-    pipeline = Pipeline(f"of_{of.name}", topics=[of], consumers=[], checkers=[check])
+    pipeline = Pipeline(f"of_{identifier(of.name)}", topics=[of], consumers=[], checkers=[check])
     return definitions([pipeline], upkeep=upkeep, resources={"broker": broker})
 
 
@@ -165,13 +165,37 @@ def test_a_window_that_is_under_way_has_no_successor(
     assert not tick(second, instance, resource).run_requests
 
 
+def test_a_topic_of_another_location_with_the_same_asset_key_blocks_nothing(
+    resource: BrokerResource, instance: dg.DagsterInstance, client: Client
+) -> None:
+    seen: list[str] = []
+    with_dash, with_line = (
+        topic(name, type="transaction", queues=1) for name in ("pay-in", "pay_in")
+    )
+    first = location(with_dash, "commit", upkeep=False, broker=resource, seen=[])
+    second = location(with_line, "commit", upkeep=False, broker=resource, seen=seen)
+    for each in (with_dash, with_line):
+        each.ensure(client)
+        body = pa.table({"body": [b"x"]})
+        client.send_half(each.name, body, producer_group="gone", immunity_ms=1)
+    (of_first,) = tick(first, instance, resource).run_requests or []
+    job = first.resolve_job_def(str(of_first.job_name))
+    instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=dict(job.tags))
+    client.open_window("upkeep/check_transactions/pay-in", owner="it", duration_ms=60_000)
+
+    (request,) = tick(second, instance, resource).run_requests or []
+    assert hold(second, str(request.job_name), instance=instance).success
+
+    assert seen == ["pay_in"]
+
+
 def test_two_windows_of_a_checker_do_not_overlap(
     resource: BrokerResource, instance: dg.DagsterInstance, client: Client
 ) -> None:
     seen: list[str] = []
     second = location(REFUNDS, "commit", upkeep=False, broker=resource, seen=seen)
     begin(client, "refunds")
-    client.open_window("upkeep/check_transactions_refunds", owner="another", duration_ms=60_000)
+    client.open_window("upkeep/check_transactions/refunds", owner="another", duration_ms=60_000)
 
     name = "check_transactions_refunds"
     done = hold(second, name, instance=instance)
