@@ -28,6 +28,8 @@ _STATISTICS: Final = {
 }
 REPORT_INTERVAL_S: Final = 15
 REPORT_EVERY_MS: Final = 60_000
+#: Longest interval of observations of a group with lag whose numbers stay the same.
+UNCHANGED_EVERY_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class TopicReport:
     backlog: dict[str, int]
     #: By group and client: the queues of live consumers.
     members: dict[str, str] = field(default_factory=dict)
+    #: Interval to the next report if nothing changes.
+    every_ms: int = REPORT_EVERY_MS
 
 
 def topic_report_sensor(
@@ -264,12 +268,25 @@ def _group_events(
         except ConsumerGroupNotFoundError:
             continue
         now = TopicReport(now_ms, found["lag"], {}, {each.name: each.queues for each in members})
-        # An old message grows older without any movement.
-        if found["lag"] or _moved(said.get(name), now):
+        every_ms = _changed_or_late(said.get(name), now)
+        if every_ms:
             metadata = {**found, "live_members": len(members)}
             events.append(dg.AssetObservation(group.key, metadata=metadata))
-            said[name] = now
+            said[name] = replace(now, every_ms=every_ms)
     return events
+
+
+def _changed_or_late(last: TopicReport | None, now: TopicReport) -> int:
+    """Return the interval to the next report of a group if one is due now, else 0.
+
+    With lag, the oldest message grows older, also without any movement. Each report of that doubles
+    the interval: an abandoned group would otherwise write one a minute forever.
+    """
+    if last is None or _moved(last, now):
+        return REPORT_EVERY_MS
+    if now.head and now.at_ms - last.at_ms >= last.every_ms:
+        return min(2 * last.every_ms, UNCHANGED_EVERY_MS)
+    return 0
 
 
 def _letters(group: str) -> str:
@@ -282,7 +299,7 @@ def _is_time(last: TopicReport | None, now_ms: int) -> bool:
 
 def _moved(last: TopicReport | None, now: TopicReport) -> dict[str, Any]:
     """Return the metadata of an observation; empty if nothing has changed since the last one."""
-    if last is not None and replace(last, at_ms=now.at_ms) == now:
+    if last is not None and replace(last, at_ms=now.at_ms, every_ms=now.every_ms) == now:
         return {}
     metadata: dict[str, Any] = {"head": now.head}
     for group, lag in now.backlog.items():

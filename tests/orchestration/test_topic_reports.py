@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -188,9 +189,9 @@ def test_a_broker_that_is_away_is_a_reason_to_skip(tick: Tick, away: BrokerResou
     assert "rmq up" in str(tick(None, away).skip_reason)
 
 
-def test_a_group_outside_dagster_is_reported_in_numbers(
-    instance: dg.DagsterInstance, resource: BrokerResource, send: Send, clock: ManualClock
-) -> None:
+@pytest.fixture
+def tick_of_others(instance: dg.DagsterInstance, resource: BrokerResource) -> Tick:
+    """A tick of a location whose group has its consumers elsewhere."""
     sensor = topic_report_sensor([NEWS], ["readers"], others=[GROUP])
 
     def tick(cursor: str | None) -> dg.SensorResult:
@@ -201,10 +202,53 @@ def test_a_group_outside_dagster_is_reported_in_numbers(
         assert isinstance(result, dg.SensorResult)
         return result
 
-    first = tick(None)
+    return tick
+
+
+def test_a_group_outside_dagster_is_reported_in_numbers(
+    tick_of_others: Tick, send: Send, clock: ManualClock
+) -> None:
+    first = tick_of_others(None)
     send("news", 5)
     clock.advance(MINUTE_MS)
-    found = reported(tick(first.cursor))["readers"]
+    found = reported(tick_of_others(first.cursor))["readers"]
 
     assert reported(first)["readers"]["lag"] == 0
     assert (found["lag"], found["oldest_waited_seconds"], found["live_members"]) == (5, 60.0, 0)
+
+
+def test_an_abandoned_group_is_reported_at_growing_intervals(
+    tick_of_others: Tick, send: Send, clock: ManualClock
+) -> None:
+    cursor = tick_of_others(None).cursor
+    send("news")
+    minutes, before = [], 0
+    for minute in (1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 123, 124, 183, 184):
+        clock.advance((minute - before) * MINUTE_MS)
+        before = minute
+        result = tick_of_others(cursor)
+        cursor = result.cursor
+        if "readers" in reported(result):
+            minutes.append(minute)
+    send("news")
+    clock.advance(MINUTE_MS)
+    moved = tick_of_others(cursor)
+    clock.advance(MINUTE_MS)
+    after_it = tick_of_others(moved.cursor)
+
+    assert minutes == [1, 2, 4, 8, 16, 32, 64, 124, 184]
+    assert reported(moved)["readers"]["lag"] == 2
+    assert reported(after_it)["readers"]["lag"] == 2
+
+
+def test_a_cursor_of_an_older_version_is_read(
+    tick_of_others: Tick, send: Send, clock: ManualClock
+) -> None:
+    tick_of_others(None)
+    send("news")
+    old = {"at_ms": clock.now_ms(), "head": 1, "backlog": {}, "members": {}}
+    clock.advance(MINUTE_MS)
+
+    found = reported(tick_of_others(json.dumps({"group/readers": old})))
+
+    assert found["readers"]["lag"] == 1
