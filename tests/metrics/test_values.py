@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work.meter import body_bytes
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.metrics.declared import BY_NAME, METRICS, SAMPLES
 from rmq_pipeline.settings import Settings
 from tests.metrics.samples import bodies, counted, has, value, work
+from tests.waiting import until
 
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
 GROUP = {"consumer_group": "g", "topic": "t", "is_system": "false"}
@@ -159,6 +163,34 @@ def test_metrics_of_a_deleted_topic_go(broker: Broker) -> None:
     assert not has(broker.metrics(), "rocketmq_messages_in_total", topic="t")
     assert not has(broker.metrics(), "rocketmq_throughput_out_total", topic="t")
     assert not has(broker.metrics(), "rmq_messages", topic="t")
+
+
+def test_counters_of_a_deleted_topic_or_group_go_without_a_scrape(broker: Broker) -> None:
+    counts = broker.engine.meter._counts
+    before = len(counts.sent), len(counts.events), len(counts.read_bytes)
+    for name in ("one", "two", "three"):
+        broker.create_topic(name, queues=1)
+        broker.create_group(name)
+        broker.send(name, bodies(b"x"))
+        broker.ack(broker.receive(name, name)["receipt_handle"].to_pylist())
+        until(lambda: len(counts.events) > before[1])
+
+        broker.delete_group(name, force=True)
+        until(lambda: (len(counts.events), len(counts.read_bytes)) == before[1:])
+        assert len(counts.sent) > before[0]
+        broker.delete_topic(name, force=True)
+
+        until(lambda: (len(counts.sent), len(counts.events), len(counts.read_bytes)) == before)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_bodies_are_measured_whatever_the_length_of_arrows_buffer(padding: int) -> None:
+    offsets = pa.py_buffer(np.array([0, 2, 5, 9], np.int32).tobytes() + bytes(padding))
+    column = pa.Array.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(b"aabbbcccc")])
+
+    assert body_bytes(column) == 9
+    assert body_bytes(column.slice(1, 1)) == 3
+    assert body_bytes(column.slice(3)) == 0
 
 
 def test_every_sample_is_declared_and_metrics_are_together(

@@ -18,6 +18,7 @@ from rmq_pipeline.rocketmq.protocol import (
     Resource,
     UpdateOffsetRequest,
 )
+from tests.metrics.samples import value
 from tests.rocketmq.consuming import EMPTY, OK, Consumer, Stand, duration
 from tests.waiting import until
 
@@ -44,7 +45,7 @@ def queue(topic: str = "t", queue_id: int = 0) -> MessageQueue:
 def pull(stand: Stand, one: Consumer, offset: int, **how: Any) -> tuple[int, list[bytes], int]:
     """Its status, the bodies, and the offset to go on from; -1 when there is none."""
     request = PullMessageRequest(
-        group=Resource(name="g"),
+        group=Resource(name=how.get("group", "g")),
         message_queue=queue(queue_id=how.get("queue_id", 0)),
         offset=offset,
         batch_size=how.get("batch", 32),
@@ -79,6 +80,22 @@ def test_a_pull_waits_at_the_end_for_what_comes(stand: Stand, one: Consumer) -> 
     stand.send("t", b"0")
 
     assert call.result(60) == (OK, [b"0"], 1)
+
+
+def test_pulls_of_groups_that_do_not_exist_count_together(stand: Stand, one: Consumer) -> None:
+    stand.send("t", b"0", b"1")
+    stand.broker.create_group("g")
+    pull(stand, one, 0)
+
+    for number in range(3):
+        pull(stand, one, 0, group=f"made-up-{number}", batch=1)
+
+    found = stand.broker.metrics()
+    out = "rocketmq_messages_out_total"
+    assert value(found, out, consumer_group="g", topic="t") == 2
+    assert value(found, out, consumer_group="", topic="t") == 3
+    assert value(found, "rocketmq_throughput_out_total", consumer_group="", topic="t") == 3
+    assert len(stand.broker.engine.meter._counts.pulled) == 2
 
 
 @pytest.mark.parametrize(

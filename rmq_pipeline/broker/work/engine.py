@@ -318,9 +318,11 @@ class Engine:
         self.dispatcher.notify(self.log.synced)
         changes: dict[int, set[int] | None] = {}
         deleted: list[int] = []
+        deletions = 0
         for decision in decisions:
             for events in filter(self._rings, decision.events):
                 if events.kind in _DELETIONS:
+                    deletions += 1
                     changes |= self._deleted(events)
                     if events.kind == Kind.TOPIC_DELETED:
                         deleted.append(events.topic_id)
@@ -335,6 +337,8 @@ class Engine:
         self.wakeups.send(changes)
         self.wakeups.forget(deleted)
         self.meter.committed(decisions)
+        if deletions:
+            self.meter.deleted(self.state, deletions)
 
     def _deleted(self, events: EventRows) -> dict[int, set[int] | None]:
         """Return the topics and groups to wake after a deletion: their waits are over."""

@@ -51,6 +51,9 @@ _COUNTED: Final = frozenset(
 _AIMED: Final = {SCHEDULE_TOPIC_ID: "delay", HALF_TOPIC_ID: "transaction"}
 #: By its index a column is found twice as fast as by its name.
 _BODY: Final = schema.MESSAGE.get_field_index("body")
+#: Counters of deleted topics and groups are dropped once more than one in this many of the others
+#: was deleted: a broker of thousands does not look at all its counters at each deletion.
+_DELETED_SHARE: Final = 16
 #: Consumer group and topic, by name.
 Pair = tuple[str, str]
 
@@ -61,8 +64,10 @@ def body_bytes(bodies: pa.Array | pa.ChunkedArray) -> int:
         return sum(map(body_bytes, bodies.chunks))
     if not len(bodies):
         return 0
-    offsets = memoryview(bodies.buffers()[1]).cast("i")
-    return int(offsets[bodies.offset + len(bodies)] - offsets[bodies.offset])
+    # Arrow may pad the buffer, by any number of bytes.
+    end = bodies.offset + len(bodies)
+    offsets = np.frombuffer(bodies.buffers()[1], np.int32, count=end + 1)
+    return int(offsets[end] - offsets[bodies.offset])
 
 
 @dataclass(slots=True)
@@ -120,6 +125,8 @@ class Meter:
         self.started_at = time.time()
         self._lock = threading.Lock()
         self._counts = Counts()
+        #: Topics and groups deleted since their counters were last dropped.
+        self._deleted = 0
         #: Durations of frame writes; one thread at a time writes.
         self.frames = Histogram()
         self.written_bytes = 0
@@ -172,7 +179,8 @@ class Meter:
         """Count bytes of bodies that a consumer got, and messages that it pulled without a lease.
 
         Args:
-            group: empty for a pull at the Flight endpoint, which names no group.
+            group: its name; empty for a pull at the Flight endpoint, which names no group, and
+                for a group that does not exist.
             topic: topic of the messages.
             size: bytes of their bodies, or the column of the bodies.
             pulled: number of pulled messages.
@@ -201,6 +209,19 @@ class Meter:
             if durations is None:
                 durations = counts.durations[endpoint, verb] = Histogram()
             durations.observe(seconds)
+
+    def deleted(self, state: State, n: int) -> None:
+        """Drop the counters of deleted topics and groups, unless few of many were deleted.
+
+        Args:
+            state: without them.
+            n: number of deletions since the last call.
+        """
+        with self._lock:
+            self._deleted += n
+            if self._deleted * _DELETED_SHARE > len(state.topics) + len(state.groups):
+                self._deleted = 0
+                self._counts.forget(state)
 
     def counts(self, state: State) -> Counts:
         """Return a copy of the counters, without those of deleted topics and groups."""
