@@ -1,11 +1,13 @@
 """A collector that speaks OTLP gets the same figures as a scrape."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -18,7 +20,7 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import checked
-from rmq_pipeline.metrics.declared import METRICS
+from rmq_pipeline.metrics.declared import METRICS, Samples
 from rmq_pipeline.metrics.push import Push, url_of
 from rmq_pipeline.settings import Settings
 from tests.metrics.samples import bodies, counted, work
@@ -33,6 +35,7 @@ class Collector:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.paths: list[str] = []
+        self.status = 200
         came = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,7 +44,7 @@ class Collector:
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
                 came.requests.append(ExportMetricsServiceRequest.FromString(raw))
                 answer = ExportMetricsServiceResponse().SerializeToString()
-                self.send_response(200)
+                self.send_response(came.status)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
@@ -79,6 +82,19 @@ def collector() -> Iterator[Collector]:
     found.close()
 
 
+@pytest.fixture
+def pushing(collector: Collector) -> Iterator[Callable[..., Push]]:
+    """Returns a push of samples, only when it is asked to push."""
+    with contextlib.ExitStack() as ending:
+
+        def push(samples: Callable[[], pa.Table]) -> Push:
+            found = Push(collector.url, interval_s=3600, home="h", samples=samples)
+            ending.callback(found.shutdown)
+            return found
+
+        yield push
+
+
 def test_a_push_has_each_sample_of_the_table(home: Path, collector: Collector) -> None:
     clock = ManualClock()
     with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as broker:
@@ -108,6 +124,68 @@ def test_a_push_has_each_sample_of_the_table(home: Path, collector: Collector) -
         for metric in collector.requests[-1].resource_metrics[0].scope_metrics[0].metrics
     }
     assert units["rocketmq_consumer_lag_latency_milliseconds"] == "milliseconds"
+
+
+def test_each_label_set_is_pushed_however_many_there_are(
+    collector: Collector, pushing: Callable[..., Push]
+) -> None:
+    many = 2_500  # the SDK's instruments merge those beyond 2,000
+    found = Samples()
+    for number in range(many):
+        found.add("rmq_messages", number, f"topic-{number}", "false")
+
+    assert pushing(found.to_table).push_now()
+
+    assert sorted(value for _, value in collector.values().values()) == list(range(many))
+
+
+def test_each_push_looks_once_and_series_of_deleted_topics_go(
+    collector: Collector, pushing: Callable[..., Push]
+) -> None:
+    looks: list[str] = []
+
+    def samples() -> pa.Table:
+        looks.append(f"topic-{len(looks)}")
+        found = Samples()
+        found.add("rmq_messages", 1, looks[-1], "false")
+        found.add("rocketmq_messages_in_total", 1, looks[-1], "normal", "false")
+        return found.to_table()
+
+    push = pushing(samples)
+    assert push.push_now()
+    assert push.push_now()
+
+    assert len(looks) == 2
+    labels = [dict(labels) for _, labels in collector.values()]
+    assert [each["topic"] for each in labels] == ["topic-1", "topic-1"]
+
+
+def test_a_push_that_the_collector_refuses_is_no_success(
+    collector: Collector, pushing: Callable[..., Push]
+) -> None:
+    push = pushing(Samples().to_table)
+    collector.status = 400
+    assert not push.push_now()
+
+    collector.status = 200
+
+    assert push.push_now()
+
+
+def test_pushes_go_on_after_one_that_failed(collector: Collector) -> None:
+    looks: list[int] = []
+
+    def samples() -> pa.Table:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise ZeroDivisionError
+        return Samples().to_table()
+
+    push = Push(collector.url, interval_s=0.01, home="h", samples=samples)
+    try:
+        until(lambda: len(collector.requests) > 1)
+    finally:
+        push.shutdown()
 
 
 def test_a_served_broker_pushes_by_its_setting(home: Path, collector: Collector) -> None:
