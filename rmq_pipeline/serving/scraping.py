@@ -60,9 +60,13 @@ class Scraping:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.refuse()
-        if self._listener is not None:
-            self._listener.shutdown()
+        try:
+            self.refuse()
+        except Exception:  # the error that ends the start matters more
+            log.exception("could not stop the metrics in order")
+        finally:
+            if self._listener is not None:
+                self._listener.shutdown()
 
     @property
     def address(self) -> str | None:

@@ -97,8 +97,7 @@ def serve(
     stopping.wait()
     log.info("stopping")
     endpoint.remove()
-    scraping.refuse()
-    _end(broker, endpoints)
+    _end(broker, endpoints, scraping=scraping)
 
 
 def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint, metrics: str | None) -> None:
@@ -183,19 +182,24 @@ def _close(broker: Broker) -> bool:
     return True
 
 
-def _end(broker: Broker, endpoints: Endpoints) -> NoReturn:
+def _end(broker: Broker, endpoints: Endpoints, *, scraping: Scraping) -> NoReturn:
     """Let running calls end, close the home, then end the process.
 
     The home closes after the endpoints, because running calls need the broker until their answer.
+    The metrics stop after calls are refused: the last push may wait 2 s for its collector.
     ``os._exit`` skips the shutdown of the interpreter: it is slow, and threads of gRPC and DuckDB
     can hang in it.
     """
     endpoints.refuse()
-    for step in (broker.wind_down, endpoints.shut):
+    for what, step in (
+        ("stop the metrics", scraping.refuse),
+        ("end the running calls", broker.wind_down),
+        ("end the running calls", endpoints.shut),
+    ):
         try:
             step()
         except Exception:
-            log.exception("could not end the running calls in order")
+            log.exception("could not %s in order", what)
     code = 0 if _close(broker) else 1
     logging.shutdown()
     _tell()

@@ -1,20 +1,26 @@
 """A served home answers at both endpoints, and where it did before."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pytest
 
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.errors import BrokerUnavailableError
 from rmq_pipeline.flight import process
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import SETTINGS_FILE, Flags, Listening, given
+from rmq_pipeline.serving.endpoints import Endpoints
+from rmq_pipeline.serving.scraping import Scraping
+from rmq_pipeline.serving.serve import _end
 from tests.conformance import raw
 from tests.conformance.raw import Raw
 from tests.conftest import Eventually
@@ -118,6 +124,56 @@ except IsADirectoryError:
     assert (done.returncode, done.stdout) == (0, "closed"), done.stderr
     # Nothing of the database is left that its library would complain of.
     assert "leaked" not in done.stderr
+
+
+class Unstoppable:
+    """A push that fails to stop, after it looked whether calls were refused."""
+
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
+
+    def shutdown(self) -> None:
+        self._look()
+        raise ZeroDivisionError
+
+
+def test_a_push_that_fails_to_stop_keeps_neither_calls_nor_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    broker = Broker.open(home)
+    flags = Flags.remembered(home, flight="127.0.0.1:0", grpc="none")
+    endpoints = Endpoints.open(broker, flags, token="t")
+    client = Client(endpoints.flight.address)
+
+    def look() -> None:
+        with pytest.raises(BrokerUnavailableError) as error:
+            client.create_topic("late")
+        refused.append(error.value.message)
+
+    scraping = Scraping(flags)
+    scraping._push = Unstoppable(look)  # type: ignore[assignment]
+    # The process is pytest's: it goes on, and logs.
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+
+    with client, pytest.raises(SystemExit) as ended:
+        _end(broker, endpoints, scraping=scraping)
+
+    assert ended.value.code == 0
+    assert len(refused) == 1
+    assert "stopping" in refused[0]
+    Broker.open(home).close()
+
+
+def test_a_push_that_fails_to_stop_keeps_no_port(home: Path) -> None:
+    with Scraping(Flags.remembered(home, metrics="127.0.0.1:0")) as scraping:
+        assert scraping.address is not None
+        host, port = scraping.address.split(":")
+        scraping._push = Unstoppable()  # type: ignore[assignment]
+
+    with socket.socket() as refused:
+        assert refused.connect_ex((host, int(port)))
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
