@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work import measuring
 from rmq_pipeline.broker.work.meter import body_bytes
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.metrics.declared import BY_NAME, METRICS, SAMPLES
@@ -148,6 +149,68 @@ def test_ages_survive_a_restart(home: Path, broker: Broker, clock: ManualClock) 
     assert value(found, "rocketmq_consumer_lag_latency_milliseconds", **GROUP) == 60_000
     assert value(found, "rocketmq_consumer_lag_messages", **GROUP) == 1
     assert not has(found, "rocketmq_messages_in_total"), "a counter begins at 0 with each start"
+
+
+def test_after_a_restart_an_age_is_of_an_old_message_or_absent(
+    home: Path, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_LOOKUPS", 2)
+    monkeypatch.setattr(measuring, "_KEPT_FOR", 0)
+    for name in ("a", "b", "c"):
+        broker.create_topic(name, queues=4)
+        broker.create_group(name)
+        broker.receive(name, name)
+        broker.send(name, bodies(b"0", b"1"))
+        clock.advance(60_000)
+        broker.send(name, bodies(b"2", b"3"))
+    lag, unread = (f"rocketmq_consumer_{part}_latency_milliseconds" for part in ("lag", "queueing"))
+    before = {name: value(broker.metrics(), lag, consumer_group=name) for name in "abc"}
+    broker.close()
+
+    clock.advance(60_000)
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as again:
+        again.send("c", bodies(b"new"))
+        scrapes = [again.metrics() for _ in range(6)]
+
+    ages = [
+        {name: value(each, lag, consumer_group=name) for name in "abc" if _has_age(each, name)}
+        for each in scrapes
+    ]
+    assert [list(each) for each in ages[:2]] == [["a", "b"], ["a", "b", "c"]]
+    assert all(age >= 60_000 for each in ages for age in each.values())
+    assert ages[-1] == {name: age + 60_000 for name, age in before.items()}
+    assert {name: value(scrapes[-1], unread, consumer_group=name) for name in "abc"} == ages[-1]
+    assert has(scrapes[0], "rocketmq_consumer_lag_messages", consumer_group="c")
+
+
+def test_groups_that_move_through_old_messages_keep_their_ages(
+    home: Path, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_LOOKUPS", 1)
+    monkeypatch.setattr(measuring, "_KEPT_FOR", 0)
+    for name in ("a", "b", "c"):
+        broker.create_topic(name, queues=1)
+        broker.create_group(name)
+        broker.send(name, bodies(*[b"x"] * 20))
+    broker.close()
+
+    clock.advance(60_000)
+    counts: list[int] = []
+    with Broker.open(home, clock=clock, upkeep="none", settings=SMALL) as again:
+        for _ in range(8):
+            for name in ("a", "b", "c"):
+                again.ack(again.receive(name, name, limit=1)["receipt_handle"].to_pylist())
+            found = again.metrics()
+            lag = "rocketmq_consumer_lag_latency_milliseconds"
+            ages = [value(found, lag, consumer_group=n) for n in "abc" if _has_age(found, n)]
+            assert ages == [60_000] * len(ages)
+            counts.append(len(ages))
+
+    assert counts == [1, 2, 3, 3, 3, 3, 3, 3]
+
+
+def _has_age(found: pa.Table, group: str) -> bool:
+    return has(found, "rocketmq_consumer_lag_latency_milliseconds", consumer_group=group)
 
 
 def test_metrics_of_a_deleted_topic_go(broker: Broker) -> None:

@@ -41,6 +41,7 @@ class Unsettled:
     oldest_ms: int | None = None
     oldest_unread_ms: int | None = None
     #: (queue_id, queue_offset) of oldest messages whose times are not in memory: unsettled, unread.
+    #: Empty once times of them were looked up: the times above are the oldest that are known.
     unknown: list[tuple[int, int]] = field(default_factory=list)
     unknown_unread: list[tuple[int, int]] = field(default_factory=list)
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
@@ -30,10 +29,11 @@ from rmq_pipeline.topic import is_system
 #: Share of the time for which a look at consumer groups is kept, and the longest such time.
 _KEPT_FOR: Final = 20
 _KEPT_MOST_S: Final = 60.0
-#: Storage times that one scrape looks up in DuckDB, for messages stored before the last start. The
-#: others of the scrape count from the first time that is in memory.
+#: Storage times that one scrape looks up in DuckDB, for messages stored before the last start.
 _LOOKUPS: Final = 16
 _DISK: Final = ("local", "disk")
+#: group_id and topic_id; True: of the messages that were never delivered, False: of the unsettled.
+_Age = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,13 @@ class Measuring:
         self._mode = mode
         self._looking = threading.Lock()
         self._looked: _Looked | None = None
-        #: Storage times that were looked up, by topic_id, queue_id and queue_offset.
-        self._stored_at: dict[Key, int] = {}
+        #: Storage times that were looked up, by topic_id, queue_id and queue_offset; None: the
+        #: message was not found.
+        self._stored_at: dict[Key, int | None] = {}
+        #: Oldest storage times, as they were last looked up.
+        self._ages: dict[_Age, int] = {}
+        #: The last place that was looked up: the next scrape goes on behind it.
+        self._turn: Key = (0, 0, 0)
         self._process = psutil.Process()
 
     def samples(self) -> pa.Table:
@@ -92,33 +97,47 @@ class Measuring:
     def _complete(self, unsettled: dict[tuple[int, int], Unsettled]) -> None:
         """Look up storage times that are not in memory: of messages older than the last start.
 
-        A group that stays where it is costs one lookup. Each scrape makes a few, so after a start
-        with many lagging queues the ages become exact with time.
+        A group that stays where it is costs one lookup for each queue. Each scrape makes a few; a
+        group that moves keeps its last time until its next turn. ``unknown`` keeps its places while
+        none of them was looked up: the times of newer messages would make an old lag look young.
         """
-        wanted = {
-            (topic_id, *place)
-            for (_, topic_id), each in unsettled.items()
-            for place in (*each.unknown, *each.unknown_unread)
-        }
-        self._stored_at = {key: at for key, at in self._stored_at.items() if key in wanted}
-        missing = sorted(wanted - self._stored_at.keys())[:_LOOKUPS]
-        if missing:
-            self._stored_at |= self._engine.database.find(StoredAt(missing))
-        for (_, topic_id), each in unsettled.items():
-            if each.unknown:
-                each.oldest_ms = min(self._times(topic_id, each.unknown, known_ms=each.oldest_ms))
-            if each.unknown_unread:
-                times = self._times(topic_id, each.unknown_unread, known_ms=each.oldest_unread_ms)
-                each.oldest_unread_ms = min(times)
+        unknown: dict[_Age, list[Key]] = {}
+        for (group_id, topic_id), each in unsettled.items():
+            for is_unread, places in ((False, each.unknown), (True, each.unknown_unread)):
+                if places:
+                    keys = [(topic_id, *place) for place in places]
+                    unknown[group_id, topic_id, is_unread] = keys
+        if missing := self._missing(unknown):
+            found = self._engine.database.find(StoredAt(missing))
+            self._stored_at |= {key: found.get(key) for key in missing}
+        ages: dict[_Age, int] = {}
+        for age, keys in unknown.items():
+            times = [at_ms for key in keys if (at_ms := self._stored_at.get(key)) is not None]
+            at_ms = min(times, default=self._ages.get(age))
+            if at_ms is not None:
+                ages[age] = at_ms
+                _add_age(unsettled[age[:2]], at_ms, is_unread=age[2])
+        self._ages = ages
 
-    def _times(
-        self, topic_id: int, places: list[tuple[int, int]], *, known_ms: int | None
-    ) -> Iterator[int]:
-        since_ms = int(self._engine.meter.started_at * 1000)
-        if known_ms is not None:
-            yield known_ms
-        for place in places:
-            yield self._stored_at.get((topic_id, *place), since_ms)
+    def _missing(self, unknown: dict[_Age, list[Key]]) -> list[Key]:
+        """Return the places to look up now, in turns, and forget the times of others.
+
+        Ages of which no time is known come first, and messages that were not found come last.
+        """
+        wanted = {key for keys in unknown.values() for key in keys}
+        self._stored_at = {key: at for key, at in self._stored_at.items() if key in wanted}
+        first = {
+            keys[0]
+            for age, keys in unknown.items()
+            if age not in self._ages and self._stored_at.keys().isdisjoint(keys)
+        }
+        missing = sorted(
+            (key for key in wanted if self._stored_at.get(key) is None),
+            key=lambda key: (key in self._stored_at, key not in first, key <= self._turn, key),
+        )[:_LOOKUPS]
+        if missing:
+            self._turn = missing[-1]
+        return missing
 
     def _add_broker(self, found: Samples, held: Held) -> None:
         engine, log = self._engine, self._engine.log
@@ -150,6 +169,16 @@ class Measuring:
         """Add the members that send heartbeats at the Flight endpoint."""
         for group, count in self._engine.members.counts().items():
             found.add("rocketmq_consumer_connections", count, group, "", "member", _said(group))
+
+
+def _add_age(each: Unsettled, at_ms: int, *, is_unread: bool) -> None:
+    """Add a storage time that was looked up."""
+    if is_unread:
+        each.oldest_unread_ms = min(at_ms, each.oldest_unread_ms or at_ms)
+        each.unknown_unread.clear()
+    else:
+        each.oldest_ms = min(at_ms, each.oldest_ms or at_ms)
+        each.unknown.clear()
 
 
 def _wal_of(engine: Engine) -> str:
@@ -215,13 +244,16 @@ def _add_groups(found: Samples, state: State, *, looked: _Looked) -> None:
         if group is None or topic is None:
             continue
         labels = (group.name, topic.topic.name, _said(topic.topic.name))
-        oldest, unread = each.oldest_ms or now_ms, each.oldest_unread_ms or now_ms
+        if not each.unknown:
+            age_ms = max(0, now_ms - (each.oldest_ms or now_ms))
+            found.add("rocketmq_consumer_lag_latency_milliseconds", age_ms, *labels)
+        if not each.unknown_unread:
+            age_ms = max(0, now_ms - (each.oldest_unread_ms or now_ms))
+            found.add("rocketmq_consumer_queueing_latency_milliseconds", age_ms, *labels)
         for name, value in (
             ("rocketmq_consumer_lag_messages", each.lag()),
-            ("rocketmq_consumer_lag_latency_milliseconds", max(0, now_ms - oldest)),
             ("rocketmq_consumer_inflight_messages", each.in_flight),
             ("rocketmq_consumer_ready_messages", each.unread + each.waiting + each.due),
-            ("rocketmq_consumer_queueing_latency_milliseconds", max(0, now_ms - unread)),
             ("rmq_retrying_messages", each.retrying),
             ("rmq_parked_messages", each.parked),
             ("rmq_quarantined_message_groups", each.quarantined),
