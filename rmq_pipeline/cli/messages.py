@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
+from rmq_pipeline import limits
 from rmq_pipeline.cli import ndjson
 from rmq_pipeline.cli.options import (
     MOMENT,
@@ -28,6 +29,7 @@ from rmq_pipeline.cli.output import (
     progress,
     rows_of,
     show_message,
+    show_progress,
     show_rows,
 )
 from rmq_pipeline.errors import FilterExpressionError, NotFoundError, RequestError, RocketMQError
@@ -35,6 +37,8 @@ from rmq_pipeline.store.statements import select
 from rmq_pipeline.text import parse_ms
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rmq_pipeline.flight.client import Client
 
 RECEIVED_FIELDS: Final = (
@@ -388,14 +392,15 @@ def find(
         str | None, typer.Option("--to", metavar="TIME", help=f"Stored before: {MOMENT}.")
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", help="Maximum messages.")] = 100,
+    body: Annotated[bool, typer.Option("--body/--no-body", help="Show bodies, too.")] = True,
     home: Home = None,
     flight: Flight = None,
     as_json: AsJson = False,
 ) -> None:
     """Find messages of a topic by key, by id, or by the time they were stored.
 
-    The answer ends early if the bodies exceed 64 MiB. With --json a body that is not UTF-8 is
-    body_base64, as in a file for rmq send.
+    The answer ends early if the bodies exceed 64 MiB; a line on stderr says so. With --json a
+    body that is not UTF-8 is body_base64, as in a file for rmq send.
     """
     if key is None and message_id is None and from_ is None and to is None:
         raise RequestError(
@@ -409,12 +414,25 @@ def find(
             from_ms=parse_ms(from_) if from_ else None,
             to_ms=parse_ms(to) if to else None,
             limit=limit,
-            with_body=True,
+            with_body=body,
         )
+    _warn_of_the_end(found, limit)
     rows = [{"topic": topic, **row} for row in rows_of(found)]
     for row in rows:
-        row.update(body_fields(row["body"]) if as_json else {"body": body_line(row["body"])})
-    show_rows(rows, as_json=as_json, columns=FOUND_COLUMNS, empty=f"{topic} has no such message.")
+        if body:
+            row.update(body_fields(row["body"]) if as_json else {"body": body_line(row["body"])})
+    columns = [name for name in FOUND_COLUMNS if body or name != "body"]
+    show_rows(rows, as_json=as_json, columns=columns, empty=f"{topic} has no such message.")
+
+
+def _warn_of_the_end(found: "pa.Table", limit: int) -> None:
+    """Say that an answer may have ended early because of its bodies."""
+    size = found["body"].nbytes
+    if found.num_rows < limit and size + limits.BODY_BYTES > limits.FIND_BYTES:
+        show_progress(
+            f"The bodies take {size >> 20} MiB, so the answer may have ended early."
+            " Use --no-body, or a shorter time."
+        )
 
 
 def trace(

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from rmq_pipeline.cli.messages import _warn_of_the_end
 from rmq_pipeline.text import format_ms
 from tests.cli.conftest import Name, Rmq
 
@@ -444,6 +446,27 @@ def test_find_shows_bodies(rmq: Rmq, topic: str) -> None:
     assert r"b'\x00\xff'" in other
     assert text_json["body"] == "two\nlines"
     assert (other_json["body"], other_json["body_base64"]) == (None, encoded)
+
+
+def test_find_without_bodies(rmq: Rmq, topic: str) -> None:
+    rmq("send", topic, "--body", "secret", "--key", "k")
+
+    shown = rmq("find", topic, "--key", "k", "--no-body")
+    (row,) = rmq("find", topic, "--key", "k", "--no-body", "--json").json
+
+    assert "secret" not in shown.text
+    assert row["body"] is None
+
+
+def test_find_says_that_the_bodies_may_have_ended_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = pa.table({"body": [bytes(61 << 20)]})
+
+    _warn_of_the_end(found, 1)
+    assert capsys.readouterr().err == ""
+    _warn_of_the_end(found, 2)
+    assert capsys.readouterr().err.startswith("The bodies take 61 MiB, so the answer may")
 
 
 @pytest.mark.parametrize(
