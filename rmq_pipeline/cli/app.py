@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from rmq_pipeline import __version__, extras
-from rmq_pipeline.cli import access, broker, failures, groups, messages, reading, sql, topics, up
+from rmq_pipeline.cli import (
+    access,
+    broker,
+    failures,
+    groups,
+    messages,
+    reading,
+    sql,
+    top,
+    topics,
+    up,
+)
 from rmq_pipeline.cli.options import examples, open_closed
 from rmq_pipeline.cli.output import show_error
 from rmq_pipeline.errors import RequestError, RocketMQError
@@ -111,6 +122,9 @@ app.command(
         "rmq find orders --from 2030-01-01T09:00:00Z --to 2030-01-01T10:00:00Z --json",
     )
 )(messages.find)
+app.command(
+    epilog=examples("rmq top", "rmq top --once --json", "rmq top --at 2030-01-01T09:00:00Z")
+)(top.top)
 app.command(epilog=examples("rmq trace 01000C29A3B5D11F2E05A1B2C300000001"))(messages.trace)
 app.add_typer(failures.dead_letter_app, name="dead-letters")
 app.add_typer(failures.parked_app, name="parked")

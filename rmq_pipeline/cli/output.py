@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
     from rich.text import Text
 
 Row = Mapping[str, Any]
@@ -116,6 +117,11 @@ def show_rows(
     if not rows:
         print(empty)
         return
+    console().print(table_of(rows, columns))
+
+
+def table_of(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "Table":
+    """Return rows as a table of rich; see ``show_rows``."""
     from rich.table import Table
 
     names = columns or list(rows[0])
@@ -128,7 +134,7 @@ def show_rows(
         )
     for row in rows:
         table.add_row(*(_plain(_cell(name, row[name])) for name in names))
-    console().print(table)
+    return table
 
 
 def show_fields(fields: Row, *, as_json: bool) -> None:
