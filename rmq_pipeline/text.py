@@ -1,5 +1,6 @@
 """Texts: their validity (DuckDB and the commit log accept UTF-8 only), and texts of times."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -49,6 +50,20 @@ def format_ms(at_ms: int) -> str:
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def utc_ms(text: str) -> int:
+    """Parse a time as ``parse_ms`` does, but in UTC if it names no zone.
+
+    Raises:
+        RequestError: the text is no time, or is out of range.
+    """
+    text = text.strip()
+    if not text.isdecimal():
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(text)
+            text = text if moment.tzinfo else moment.replace(tzinfo=UTC).isoformat()
+    return parse_ms(text)
 
 
 def parse_ms(text: str) -> int:

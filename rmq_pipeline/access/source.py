@@ -61,6 +61,15 @@ def split_address(address: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else host.strip("[]")), int(port)
 
 
+def is_address(host: str) -> bool:
+    """Return True if the host is an IP address; False for a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Return True if the host is a loopback address; False for a name."""
     try:

@@ -28,7 +28,7 @@ from rmq_pipeline.cli.broker import (
 )
 from rmq_pipeline.cli.options import AsJson, Flight, Home, LogFormat, LogLevel
 from rmq_pipeline.cli.output import print_json, show_message
-from rmq_pipeline.errors import NotFoundError, RequestError, RocketMQError
+from rmq_pipeline.errors import NotFoundError, OperatorError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
@@ -116,6 +116,7 @@ def up(
         metrics=metrics,
         insecure=insecure,
     )
+    _check_page(ui)
     values = flags.given(settings, set_ or ())
     if listening.flight is None and not (where / flags.SETTINGS_FILE).exists():
         listening = replace(listening, flight=DEFAULT_FLIGHT)
@@ -189,6 +190,14 @@ def _run(
         raise failures[0]
 
 
+def _check_page(address: str | None) -> None:
+    """Refuse a given address that is taken, before anything is started."""
+    if address is not None and address != NO_PAGE:
+        from rmq_pipeline.access.source import check_free, split_address
+
+        check_free(*split_address(address))
+
+
 @contextmanager
 def _page(
     address: str | None, *, home: Path, insecure: bool, dagster_url: str | None
@@ -205,15 +214,17 @@ def _page(
         return PageServer(connect, at, insecure=insecure, dagster_url=dagster_url)
 
     try:
-        made = server(address or DEFAULT_ADDRESS)
-    except RequestError as error:
+        made = server(address or DEFAULT_ADDRESS).start()
+    except (RequestError, OperatorError) as error:
         if address is not None:
             raise
         show_message(f"{error.message} The page gets another port.")
-        made = server(ANY_PORT)
-    with made:
+        made = server(ANY_PORT).start()
+    try:
         show_message(f"page     {made.url}")
         yield
+    finally:
+        made.stop()
 
 
 def ui(

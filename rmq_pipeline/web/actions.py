@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from rmq_pipeline import redriving
-from rmq_pipeline.errors import BusyError, RequestError, RocketMQError
+from rmq_pipeline import redriving, schema
+from rmq_pipeline.errors import BusyError, RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.store.statements import literal, select
-from rmq_pipeline.text import parse_ms
+from rmq_pipeline.text import format_ms, utc_ms
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ Row = dict[str, Any]
 MOST_REDRIVES: Final = 4
 #: Rate of a redrive in messages per second, unless the form has another.
 RATE_PER_S: Final = 50.0
+#: A slower redrive would occupy its place for too long.
+_LEAST_RATE: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Redrives:
     def __init__(self, *, most: int = MOST_REDRIVES) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._running: dict[str, threading.Thread] = {}
+        self._running: set[str] = set()
 
     def start(self, client: Client, group: str, *, form: Form) -> str:
         """Start a redrive; return a sentence with its id.
@@ -97,35 +99,43 @@ class Redrives:
             rate_per_s=_rate(form),
         )
         redrive_id = redriving.new_id()
-        thread = threading.Thread(
-            target=self._run,
-            args=(client, plan),
-            kwargs={"redrive_id": redrive_id},
-            name="rmq-redrive",
-            daemon=True,
-        )
         with self._lock:
             if len(self._running) >= self._most:
                 raise BusyError(
                     f"{len(self._running)} redrives run in this process.",
                     remedy="Wait until one of them has ended.",
                 )
-            self._running[redrive_id] = thread
-        thread.start()
+            self._running.add(redrive_id)
+        try:
+            # Without the right, it is refused here and not where nobody sees it.
+            client.redrive(group, schema.DEAD_LETTER.empty_table(), redrive_id=redrive_id)
+            threading.Thread(
+                target=self._run,
+                args=(client, plan),
+                kwargs={"redrive_id": redrive_id},
+                name="rmq-redrive",
+                daemon=True,
+            ).start()
+        except BaseException:
+            self._end(redrive_id)
+            raise
         return f"Redrive {redrive_id} has begun; the table of redrives shows its outcomes."
 
     def _run(self, client: Client, plan: redriving.Plan, *, redrive_id: str) -> None:
         try:
             report = redriving.redrive(client, plan, redrive_id=redrive_id)
             log.info("redrive %s of %s: %s", redrive_id, plan.group, report.status)
-        except RocketMQError as error:
+        except Exception as error:  # noqa: BLE001 - the thread has no caller
             log.warning(
                 "redrive %s of %s ended early: %s Continue it: rmq dead-letters redrive %s --id %s",
                 *(redrive_id, plan.group, error, plan.group, redrive_id),
             )
         finally:
-            with self._lock:
-                del self._running[redrive_id]
+            self._end(redrive_id)
+
+    def _end(self, redrive_id: str) -> None:
+        with self._lock:
+            self._running.discard(redrive_id)
 
 
 def _rate(form: Form) -> float:
@@ -134,9 +144,10 @@ def _rate(form: Form) -> float:
         rate = float(text)
     except ValueError:
         rate = 0.0
-    if not 0 < rate <= 1e6:
+    if not _LEAST_RATE <= rate <= 1e6:
         raise RequestError(
-            f"The rate {text!r} is no number of messages per second.", remedy="Give 1 to 1000000."
+            f"The rate {text!r} is no number of messages per second.",
+            remedy=f"Give {_LEAST_RATE} to 1000000.",
         )
     return rate
 
@@ -146,20 +157,15 @@ def _rate(form: Form) -> float:
 
 def plan_unpark(client: Client, group: str, *, form: Form) -> Plan:
     """Count the parked messages that an unpark would deliver again or skip."""
-    views = {"parked": "parked", "quarantined_groups": "quarantined_groups"}
-    query = select("web_parked", views=views, consumer_group=group)
     wanted = form.get("message_group") or None
-    rows = [
-        row
-        for row in client.sql(query).to_pylist()
-        if wanted is None or row["message_group"] == wanted
-    ]
-    parked = [row for row in rows if row["state"] == "parked"]
-    behind = sum(row["waiting"] for row in parked)
+    query = select("web_unpark_plan", consumer_group=group, message_group=wanted)
+    rows: list[Row] = client.sql(query).to_pylist()
+    sums = {name: sum(row[name] for row in rows) for name in ("parked", "waiting", "quarantined")}
     end = "are dead-lettered" if form.get("skip") else "are delivered again from attempt 1 on"
-    sentence = f"{len(parked)} parked messages {end}; the {behind} messages behind them follow."
-    if len(rows) > len(parked):
-        sentence += f" The quarantine of {len(rows) - len(parked)} message groups is lifted."
+    sentence = f"{sums['parked']} parked messages {end}"
+    sentence += f"; the {sums['waiting']} messages behind them follow."
+    if sums["quarantined"]:
+        sentence += f" The quarantine of {sums['quarantined']} message groups is lifted."
     return Plan("unpark", sentence, rows, dict(form))
 
 
@@ -204,11 +210,15 @@ def plan_reset(client: Client, group: str, *, form: Form) -> Plan:
             }
         )
     sums = {name: sum(row[name] for row in rows) for name in ("delivered_again", "skipped")}
+    moment = f" to {format_ms(target['to_time_ms'])}" if "to_time_ms" in target else ""
     sentence = (
-        f"{group} moves in {topic}: {sums['delivered_again']} messages are delivered again,"
+        f"{group} moves in {topic}{moment}: {sums['delivered_again']} messages are delivered again,"
         f" {sums['skipped']} are skipped. Its leases there end, and their receipts become invalid."
     )
-    return Plan("reset", sentence, rows, dict(form))
+    fields = dict(form)
+    if "to_time_ms" in target:
+        fields["time"] = str(target["to_time_ms"])
+    return Plan("reset", sentence, rows, fields)
 
 
 def reset(client: Client, group: str, *, form: Form) -> str:
@@ -224,7 +234,7 @@ def _target(form: Form) -> dict[str, Any]:
         case "latest":
             return {"to_latest": True}
         case "time":
-            return {"to_time_ms": parse_ms(form.get("time", ""))}
+            return {"to_time_ms": utc_ms(form.get("time", ""))}
     raise RequestError(
         "The form has no target.", remedy="Choose the beginning, the end, or a time."
     )

@@ -1,7 +1,7 @@
 """The web application: routes, the checks of each request, and errors as pages."""
 
-import hashlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rmq_pipeline.access.source import is_loopback
+from rmq_pipeline.access.source import is_address, is_loopback
 from rmq_pipeline.errors import (
     AccessError,
     BrokerUnavailableError,
@@ -45,6 +45,8 @@ LOOK_S: Final = 2.0
 _LOOK_MOST_S: Final = 10.0
 #: Live pages at a time.
 MOST_LIVE: Final = 32
+_LIVE_THREADS: Final = 8
+_CHART_THREADS: Final = 2
 #: Bytes of a form.
 _FORM_BYTES: Final = 64 * 1024
 _FORM_FIELDS: Final = 50
@@ -53,11 +55,12 @@ _POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; form-action 'self';"
     " base-uri 'none'; object-src 'none'"
 )
+_NO_STORE: Final = (b"cache-control", b"no-store")
 _HEADERS: Final = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
+    _NO_STORE,
 )
 _STATUS: Final = (
     (UnauthorizedError, 401),
@@ -74,6 +77,7 @@ def create(
     sessions: Sessions,
     *,
     host: str,
+    is_open: bool = False,
     dagster_url: str | None = None,
     now_ms: Callable[[], int] | None = None,
 ) -> Starlette:
@@ -83,6 +87,7 @@ def create(
         sessions: users, and their clients of the broker.
         host: the address at which it is served. At a loopback address, requests with another
             host name are refused: a page of the internet could have pointed its name here.
+        is_open: True if the broker has no users; the same then holds at all addresses.
         dagster_url: address of Dagster's UI, for links to runs.
         now_ms: the broker's clock; this machine's by default.
     """
@@ -102,7 +107,7 @@ def create(
         Route("/sign-out", web.sign_out, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    guard = Middleware(Guard, is_local=is_loopback(host))
+    guard = Middleware(Guard, host=host, is_open=is_open)
     return Starlette(
         routes=routes,
         middleware=[guard],
@@ -113,42 +118,68 @@ def create(
 class Guard:
     """Refuses requests that another web site has sent, and adds the security headers."""
 
-    def __init__(self, app: ASGIApp, *, is_local: bool) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, is_open: bool) -> None:
+        """Prepare the guard.
+
+        Args:
+            app: the application.
+            host: the address at which it is served.
+            is_open: True if the broker has no users, so that any name could be pointed here to
+                use the rights of those who can reach it.
+        """
         self._app = app
-        self._is_local = is_local
+        self._is_local = is_loopback(host)
+        own = {socket.gethostname().lower(), socket.getfqdn().lower(), "localhost"}
+        self._names = own if is_open else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        has_begun = False
 
         async def with_headers(message: Any) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                kept = [each for each in message["headers"] if each[0] != b"cache-control"]
+                has_begun = True
                 is_static = scope["path"].startswith("/static/")
-                added = _HEADERS[:-1] if is_static else _HEADERS
-                message["headers"] = [*(message["headers"] if is_static else kept), *added]
+                added = [each for each in _HEADERS if not (is_static and each == _NO_STORE)]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         if reason := self._reason(Request(scope)):
             await Response(f"{reason}\n", 403)(scope, receive, with_headers)
             return
-        await self._app(scope, receive, with_headers)
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception:
+            log.exception("the page %s failed", scope["path"])
+            if has_begun:
+                raise
+            told = "The page failed. The log of the process that serves it has the reason.\n"
+            await Response(told, 500)(scope, receive, with_headers)
 
     def _reason(self, request: Request) -> str | None:
         """Return why the request is refused, or None."""
-        named = request.headers.get("host", "")
+        named = request.headers.get("host", "").lower()
         host = named.rpartition(":")[0] if not named.endswith("]") and ":" in named else named
-        host = host.strip("[]")
-        if self._is_local and host != "localhost" and not is_loopback(host):
-            return f"This page is served for this machine only, not as {host!r}."
+        if not self._is_name(host.strip("[]")):
+            return f"This page is not served under the name {host!r}."
+        site, mode = (request.headers.get(f"sec-fetch-{each}") for each in ("site", "mode"))
+        if site == "cross-site" and mode != "navigate":
+            return "Another web site has sent this request."
         if request.method in ("GET", "HEAD"):
             return None
         origin = request.headers.get("origin")
-        if origin is None or origin.partition("://")[2] != named:
+        if origin is None or origin.partition("://")[2].lower() != named:
             return "Another web site has sent this form."
         return None
+
+    def _is_name(self, host: str) -> bool:
+        if self._is_local:
+            return host == "localhost" or is_loopback(host)
+        return self._names is None or host in self._names or is_address(host)
 
 
 class _Web:
@@ -167,6 +198,9 @@ class _Web:
         }
         #: Live pages that are open. Only the event loop changes it.
         self._live = 0
+        # Threads of their own: sign-in and files must not wait for what may take long.
+        self._for_live = anyio.CapacityLimiter(_LIVE_THREADS)
+        self._for_charts = anyio.CapacityLimiter(_CHART_THREADS)
 
     # ------------------------------------------------------------------------------------- pages
 
@@ -191,7 +225,7 @@ class _Web:
     def _query(self, request: Request) -> Query:
         session = self._sessions.find(request.cookies.get(COOKIE))
         return Query.parse(
-            request.url.path,
+            request.scope["path"],
             {**request.query_params, **request.path_params},
             now_ms=self._now_ms(),
             user=session.user if session is not None else None,
@@ -212,7 +246,9 @@ class _Web:
     async def charts(self, request: Request) -> Response:
         """Draw the charts of a page, which take longer than the page."""
         query = self._query(request)
-        drawn = await anyio.to_thread.run_sync(pages.charts_of, self._client(request), query)
+        drawn = await anyio.to_thread.run_sync(
+            pages.charts_of, self._client(request), query, limiter=self._for_charts
+        )
         return Response(self._rendering.charts(drawn), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
@@ -224,41 +260,54 @@ class _Web:
 
     async def live(self, request: Request) -> Response:
         """Send the live part of a page as server-sent events, each time it has changed."""
+        page = self._pages.get(request.query_params.get("page", ""))
+        if page is None:
+            raise NotFoundError("There is no such live page.", remedy="Load the page again.")
         if self._live >= MOST_LIVE:
             raise BusyError(
                 f"{self._live} live pages are open.", remedy="Close some, then load this one again."
             )
-        page = self._pages.get(request.query_params.get("page", ""))
-        if page is None:
-            raise NotFoundError("There is no such live page.", remedy="Load the page again.")
         query = self._query(request).as_of_now(request.query_params.get("path", "/"))
         show = partial(self._show_live, page, query, request=request)
-        return StreamingResponse(self._events(request, show), media_type="text/event-stream")
+        self._live += 1
+        try:
+            # A stranger is refused here, and holds no place.
+            first = await anyio.to_thread.run_sync(show, limiter=self._for_live)
+        except BaseException:
+            self._live -= 1
+            raise
+        return StreamingResponse(
+            self._events(request, show, first=first),
+            media_type="text/event-stream",
+        )
 
     def _show_live(self, page: Page, query: Query, *, request: Request) -> str:
-        # The session may have ended since the last look.
-        content = page(self._client(request), query)
+        # The session may have ended since the last look; a look does not prolong it.
+        client = self._sessions.client(request.cookies.get(COOKIE), is_used=False)
+        content = page(client, query)
         return self._rendering.page("live.html", content, query=query)
 
-    async def _events(self, request: Request, show: Callable[[], str]) -> AsyncIterator[str]:
-        self._live += 1
-        last = b""
+    async def _events(
+        self, request: Request, show: Callable[[], str], *, first: str
+    ) -> AsyncIterator[str]:
         try:
+            html, last, took_s = first, "", 0.0
             while not await request.is_disconnected():
-                began_s = anyio.current_time()
-                try:
-                    html = await anyio.to_thread.run_sync(show)
-                except RocketMQError as error:
-                    html = self._rendering.notice(error)
-                digest = hashlib.blake2b(html.encode()).digest()
-                if digest != last:
+                if html != last:
                     lines = "".join(f"data: {line}\n" for line in html.splitlines())
                     yield f"event: live\n{lines}\n"
                 else:
                     yield ": unchanged\n\n"
-                last = digest
-                took_s = anyio.current_time() - began_s
+                last = html
                 await anyio.sleep(min(max(LOOK_S, _LOOK_SHARE * took_s), _LOOK_MOST_S))
+                began_s = anyio.current_time()
+                try:
+                    html = await anyio.to_thread.run_sync(show, limiter=self._for_live)
+                except AccessError:
+                    return
+                except RocketMQError as error:
+                    html = self._rendering.notice(error)
+                took_s = anyio.current_time() - began_s
         finally:
             self._live -= 1
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from rmq_pipeline.errors import NotFoundError, RequestError, RocketMQError
+from rmq_pipeline.errors import ForbiddenError, NotFoundError, RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.text import parse_ms
-from rmq_pipeline.web.state import Chart, Row, Search, State
+from rmq_pipeline.text import utc_ms
+from rmq_pipeline.web.state import Chart, Found, Search, State
 
 #: Lengths of the time that the slider covers, by their names.
 SPANS: Final[Mapping[str, int]] = {"1h": 3_600_000, "6h": 21_600_000, "24h": 86_400_000, "all": 0}
@@ -24,7 +24,7 @@ STEPS_MS: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True)
 class Query:
-    """What a request asks for."""
+    """Page, moment and search that a request asks for."""
 
     path: str
     fields: Mapping[str, str]
@@ -38,6 +38,16 @@ class Query:
     is_slider: bool = False
     #: True for the live part of a page only.
     is_live: bool = False
+
+    def name(self, field: str) -> str:
+        """Return the topic, group or message that the request names.
+
+        Raises:
+            RequestError: it names none.
+        """
+        if not (found := self.fields.get(field)):
+            raise RequestError(f"The request names no {field}.", remedy="Load the page again.")
+        return found
 
     @classmethod
     def parse(
@@ -56,7 +66,7 @@ class Query:
         """
         texts = {name: str(value) for name, value in fields.items()}
         at = texts.get("at", "").strip()
-        at_ms = parse_ms(at if at.isdecimal() else _in_utc(at)) if at else None
+        at_ms = utc_ms(at) if at else None
         span = texts.get("span") or "1h"
         if span not in SPANS:
             raise RequestError(f"The span {span!r} is unknown.", remedy=f"Use {', '.join(SPANS)}.")
@@ -74,18 +84,17 @@ class Query:
             if name in ("at", "span", "key", "message_id", "from", "queue") and value
         }
         found = {name: value for name, value in {**kept, **changes}.items() if value is not None}
-        return f"{quote(self.path)}?{urlencode(found)}" if found else quote(self.path)
+        return f"{self.address}?{urlencode(found)}" if found else self.address
+
+    @property
+    def address(self) -> str:
+        """The path, quoted for a link."""
+        return quote(self.path)
 
     def to(self, path: str) -> str:
         """Return the address of another page at the same moment."""
         kept = {name: self.fields[name] for name in ("at", "span") if self.fields.get(name)}
         return f"{path}?{urlencode(kept)}" if kept else path
-
-
-def _in_utc(text: str) -> str:
-    """Return an ISO 8601 time with its zone: the pages show UTC, so a time without one is UTC."""
-    has_zone = text.endswith("Z") or "+" in text or "-" in text[10:]
-    return text if has_zone else f"{text}Z"
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,7 @@ def overview(client: Client, query: Query) -> Content:
         "Overview",
         state,
         query=query,
+        page="overview",
         groups=groups,
         topics=topics,
         sums=sums,
@@ -136,7 +146,7 @@ def overview(client: Client, query: Query) -> Content:
 def topic(client: Client, query: Query) -> Content:
     """Return a topic's queues and messages."""
     state = _state(client, query)
-    name = query.fields["topic"]
+    name = query.name("topic")
     described = state.topic(name)
     fields = query.fields
     search = Search(
@@ -146,22 +156,17 @@ def topic(client: Client, query: Query) -> Content:
         queue_id=_number(fields.get("queue", "")),
     )
     readers = [row for row in state.groups() if row["topic"] == name]
-    messages: list[Row] = []
-    refused: RocketMQError | None = None
-    try:
-        # The messages are not in the live part: they stay as they were found.
-        messages = [] if query.is_live else state.messages(described, search)
-    except RocketMQError as error:
-        # A user without the right to read messages still sees the queues.
-        refused = error
+    # The messages are not in the live part: they stay as they were found.
+    found = Found([]) if query.is_live else state.messages(name, search)
     return _content(
         name,
         state,
         query=query,
+        page="topic",
         topic=described,
         search=search,
-        messages=messages,
-        refused=refused,
+        messages=found.rows,
+        refused=found.refused,
         readers=readers,
     )
 
@@ -169,12 +174,13 @@ def topic(client: Client, query: Query) -> Content:
 def group(client: Client, query: Query) -> Content:
     """Return a group's progress, members, failures and dead letters."""
     state = _state(client, query)
-    name = query.fields["group"]
+    name = query.name("group")
     described = state.group(name)
     return _content(
         name,
         state,
         query=query,
+        page="group",
         group=described,
         queues=state.queues(name),
         holders=state.holders(name),
@@ -190,12 +196,13 @@ def group(client: Client, query: Query) -> Content:
 def message(client: Client, query: Query) -> Content:
     """Return the life of a message, its body, and the sink files with its rows."""
     state = _state(client, query)
-    message_id = query.fields["message_id"]
+    message_id = query.name("message_id")
     steps = state.life(message_id)
     return _content(
         message_id,
         state,
         query=query,
+        page="message",
         message_id=message_id,
         steps=steps,
         message=state.stored(steps),
@@ -218,7 +225,7 @@ def place_of(client: Client, text: str) -> str:
         NotFoundError: there is none.
     """
     for describe, kind in ((client.describe_topic, "topics"), (client.describe_group, "groups")):
-        with suppress(NotFoundError, RequestError):
+        with suppress(NotFoundError, RequestError, ForbiddenError):
             describe(text)
             return f"/{kind}/{quote(text, safe='')}"
     State(client).life(text)
@@ -229,11 +236,9 @@ def _state(client: Client, query: Query) -> State:
     return State(client, at_ms=query.at_ms, now_ms=query.now_ms)
 
 
-def _content(title: str, state: State, *, query: Query, **values: Any) -> Content:
+def _content(title: str, state: State, *, query: Query, page: str, **values: Any) -> Content:
     shared = {"at_ms": state.at_ms, "is_past": state.is_past, "slider": _slider(state, query)}
-    page = query.path.split("/")[1] or "overview"
-    name = {"topics": "topic", "groups": "group", "messages": "message"}.get(page, page)
-    return Content(title, f"{name}.html", {**shared, **values, "page_name": name})
+    return Content(title, f"{page}.html", {**shared, **values, "page_name": page})
 
 
 def _slider(state: State, query: Query) -> Slider:
@@ -250,8 +255,7 @@ def _slider(state: State, query: Query) -> Slider:
 
 
 def _moment(text: str) -> int | None:
-    text = text.strip()
-    return parse_ms(text if text.isdecimal() else _in_utc(text)) if text else None
+    return utc_ms(text) if text.strip() else None
 
 
 def _number(text: str) -> int | None:

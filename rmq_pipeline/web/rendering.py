@@ -1,6 +1,7 @@
 """HTML of the pages: templates, and the texts of times, sizes and bodies in them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rmq_pipeline import __version__
 from rmq_pipeline.errors import RocketMQError
-from rmq_pipeline.text import format_ms, text_of
+from rmq_pipeline.text import format_ms, speakable, text_of
 from rmq_pipeline.web import charts
 from rmq_pipeline.web.actions import Plan
 from rmq_pipeline.web.pages import Content, Query
@@ -26,6 +27,9 @@ _LONG: Final = 256 * 1024
 #: Bytes of a body that is no text.
 _HEX: Final = 4096
 _HEX_COLUMNS: Final = 16
+#: JSON that is nested deeper is shown as it is.
+_MOST_DEPTH: Final = 20
+_PART: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 #: Times beyond this are "never", such as the end of the invisible time of a parked message.
 _NEVER_MS: Final = 253_402_300_800_000
 
@@ -116,7 +120,7 @@ def traceback_of(detail: str | None) -> str:
     except ValueError:
         return ""
     traceback = found.get("traceback") if isinstance(found, dict) else None
-    return traceback if isinstance(traceback, str) else ""
+    return speakable(traceback) if isinstance(traceback, str) else ""
 
 
 def time_of(at_ms: int | None) -> str:
@@ -159,9 +163,35 @@ def body(content: bytes) -> Mapping[str, Any]:
         return {"form": "hex", "text": _hex(content[:_HEX]), "is_cut": len(content) > _HEX}
     if len(content) <= _LONG and text.lstrip()[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):
-            shown = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-            return {"form": "JSON", "text": shown, "is_cut": False}
+            json.loads(text)
+            return {"form": "JSON", "text": _indented(text) or text, "is_cut": False}
     return {"form": "text", "text": text, "is_cut": len(content) > _LONG}
+
+
+def _indented(text: str) -> str | None:
+    """Return JSON with line breaks, its names and values as they are; None if it is nested deeply.
+
+    Parsed and written again, repeated names would be lost, and numbers would look different.
+    """
+    parts: list[str] = []
+    depth = 0
+    for part in _PART.findall(text):
+        if part in ("{", "["):
+            depth += 1
+            parts.append(part + "\n" + "  " * depth)
+        elif part in ("}", "]"):
+            depth -= 1
+            if parts and parts[-1].strip() in ("{", "["):
+                parts[-1] = parts[-1].strip() + part
+            else:
+                parts.append("\n" + "  " * depth + part)
+        elif part == ",":
+            parts.append(part + "\n" + "  " * depth)
+        else:
+            parts.append(": " if part == ":" else part)
+        if depth > _MOST_DEPTH:
+            return None
+    return "".join(parts)
 
 
 def _beginning(content: bytes, limit: int) -> str | None:

@@ -95,12 +95,20 @@ class PageServer:
                 has no users.
             BrokerUnavailableError: the address is beyond loopback, and no broker answers.
         """
-        guarded = insecure or not _is_beyond(address) or has_access_control(connect)
+        is_beyond = _is_beyond(address)
+        has_users = is_beyond and has_access_control(connect)
+        guarded = insecure or not is_beyond or has_users
         host, port = listening(address, guarded=guarded)
         check_free(host, port)
         self._host, self._port = host, port
         self._sessions = Sessions(connect)
-        application = app.create(self._sessions, host=host, dagster_url=dagster_url, now_ms=now_ms)
+        application = app.create(
+            self._sessions,
+            host=host,
+            is_open=not has_users,
+            dagster_url=dagster_url,
+            now_ms=now_ms,
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application,
@@ -153,10 +161,11 @@ class PageServer:
     def stop(self) -> None:
         """Close open pages and stop listening."""
         self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S + 5.0)
+        # Ends running calls, so that no thread waits for a broker that does not answer.
         with suppress(RocketMQError):
             self._sessions.close()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S + 5.0)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -17,6 +17,8 @@ IDLE_S: Final = 12 * 3600.0
 MOST: Final = 200
 #: Sign-ins that wait for the broker's answer at a time: a wrong password costs the broker a call.
 _SIGN_INS: Final = 4
+#: Time for which a further sign-in waits.
+_PATIENCE_S: Final = 2.0
 
 #: Makes a client for a user and password; for None and None one without credentials.
 Connect = Callable[[str | None, str | None], Client]
@@ -35,8 +37,14 @@ class Sessions:
     """Sessions by their secret; thread-safe."""
 
     def __init__(
-        self, connect: Connect, *, now: Callable[[], float] = time.monotonic, most: int = MOST
+        self,
+        connect: Connect,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        most: int = MOST,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
+        self._patience_s = patience_s
         self._connect = connect
         self._most = most
         self._now = now
@@ -56,7 +64,7 @@ class Sessions:
             raise UnauthorizedError(
                 "The sign-in has no user or no password.", remedy="Fill in both fields."
             )
-        if not self._sign_ins.acquire(blocking=False):
+        if not self._sign_ins.acquire(timeout=self._patience_s):
             raise BusyError("Too many sign-ins are running.", remedy="Try again in a second.")
         try:
             client = self._connect(user, password)
@@ -86,21 +94,27 @@ class Sessions:
         with self._lock:
             self._by_secret.pop(secret or "", None)
 
-    def find(self, secret: str | None) -> Session | None:
-        """Return the session of a secret, if it has not ended."""
+    def find(self, secret: str | None, *, is_used: bool = True) -> Session | None:
+        """Return the session of a secret, if it has not ended.
+
+        Args:
+            secret: as ``sign_in`` returned it.
+            is_used: False for a request of the page itself, which does not prolong the session.
+        """
         with self._lock:
             session = self._by_secret.get(secret or "")
             if session is None or self._now() - session.used_at_s > IDLE_S:
                 return None
-            session.used_at_s = self._now()
+            if is_used:
+                session.used_at_s = self._now()
             return session
 
-    def client(self, secret: str | None) -> Client:
+    def client(self, secret: str | None, *, is_used: bool = True) -> Client:
         """Return the client of a session; without one, a client that has no credentials.
 
         The broker answers the latter while its access control is off, and refuses it otherwise.
         """
-        session = self.find(secret)
+        session = self.find(secret, is_used=is_used)
         return self._anonymous if session is None else session.client
 
     def close(self) -> None:

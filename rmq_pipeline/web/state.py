@@ -1,11 +1,12 @@
 """State of a broker at a moment, as the pages show it: rows read through a client's verbs."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rmq_pipeline.errors import NotFoundError, RocketMQError
+from rmq_pipeline.errors import IllegalOffsetError, NotFoundError, RocketMQError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.store.statements import select
 
@@ -31,6 +32,10 @@ LAG_STEPS: Final = 20
 _QUERY_S: Final = 20.0
 #: Messages that a page shows.
 MESSAGES: Final = 50
+#: Bodies that a list of messages reads; the other messages have none in it.
+BODIES_BYTES: Final = 16 << 20
+#: Messages of one call.
+_STRETCH: Final = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,14 @@ class Search:
     from_ms: int | None = None
     #: One queue; None: all.
     queue_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Messages of a topic, and why some or all could not be read."""
+
+    rows: list[Row]
+    refused: RocketMQError | None = None
 
 
 class State:
@@ -173,17 +186,42 @@ class State:
         end = self._client.offset_at(topic, queue["queue_id"], at_ms=self.at_ms + 1)
         return max(queue["min_offset"], end)
 
-    def messages(self, described: Mapping[str, Any], search: Search) -> list[Row]:
-        """Return messages of a topic with bodies.
+    def messages(self, topic: str, search: Search) -> Found:
+        """Return messages of a topic: the newest of the moment, unless the search has a choice.
 
-        Args:
-            described: result of ``topic``.
-            search: without a choice, the newest messages of the moment, the newest first.
+        A user without the right to read the topic gets the newest without bodies.
         """
-        name = described["name"]
         if search.key or search.message_id or search.from_ms is not None:
+            return self._found(topic, search)
+        rows = self._rows(
+            "web_newest",
+            topic=topic,
+            queue_id=search.queue_id,
+            at_ms=self.at_ms,
+            limit=MESSAGES,
+        )
+        for row in rows:
+            row["body"] = None
+        by_place = {(row["queue_id"], row["queue_offset"]): row for row in rows}
+        left = BODIES_BYTES
+        try:
+            for queue_id, start, stop in _stretches(by_place):
+                if left <= 0:
+                    break
+                # What has expired since has no body.
+                with suppress(IllegalOffsetError):
+                    read = self._client.read(topic, queue_id, offset=start, limit=stop - start)
+                    left -= read.nbytes
+                    for each in read.select(["queue_offset", "body"]).to_pylist():
+                        by_place[queue_id, each["queue_offset"]]["body"] = each["body"]
+        except RocketMQError as error:
+            return Found(rows, error)
+        return Found(rows)
+
+    def _found(self, topic: str, search: Search) -> Found:
+        try:
             found = self._client.find(
-                name,
+                topic,
                 key=search.key or None,
                 message_id=search.message_id or None,
                 from_ms=search.from_ms,
@@ -191,19 +229,10 @@ class State:
                 limit=MESSAGES,
                 with_body=True,
             )
-            rows = _plain(found.to_pylist())
-            return [row for row in rows if search.queue_id in (None, row["queue_id"])]
-        rows = []
-        for queue in described["offsets"]:
-            if search.queue_id not in (None, queue["queue_id"]):
-                continue
-            low, end = queue["min_offset"], queue["max_offset"]
-            start = max(low, end - MESSAGES)
-            if start < end:
-                read = self._client.read(name, queue["queue_id"], offset=start, limit=end - start)
-                rows += read.to_pylist()
-        newest = sorted(rows, key=lambda row: (row["stored_at_ms"], row["queue_offset"]))
-        return _plain(newest[: -MESSAGES - 1 : -1])
+        except RocketMQError as error:
+            return Found([], error)
+        rows = found.to_pylist()
+        return Found([row for row in rows if search.queue_id in (None, row["queue_id"])])
 
     # ---------------------------------------------------------------------------------- a group
 
@@ -277,6 +306,19 @@ class State:
             return {"missing": str(error)}
         rows = _plain(read.to_pylist())
         return rows[0] if rows else {"missing": "The message is not stored any more."}
+
+
+def _stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield queue, first offset and end of stretches of offsets that follow each other."""
+    queue_id = start = stop = -1
+    for queue, offset in sorted(places):
+        if (queue, offset) != (queue_id, stop) or stop - start >= _STRETCH:
+            if stop > start:
+                yield queue_id, start, stop
+            queue_id, start = queue, offset
+        stop = offset + 1
+    if stop > start:
+        yield queue_id, start, stop
 
 
 def _line(name: str, rows: Iterable[Mapping[str, Any]]) -> Series:

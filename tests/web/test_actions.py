@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from rmq_pipeline.errors import BusyError
@@ -53,7 +55,8 @@ def test_a_plan_without_an_effect_cannot_be_carried_out(visitor: Visitor) -> Non
     [
         ({"to": "earliest"}, 20, 0, 0),
         ({"to": "latest"}, 0, 3, 23),
-        ({"to": "time", "time": "2026-03-07T02:25:00Z"}, 0, 0, 20),
+        # The page shows UTC, wherever it runs.
+        ({"to": "time", "time": "2026-03-07 02:25:00"}, 0, 0, 20),
     ],
 )
 def test_a_reset_does_what_its_plan_says(
@@ -63,7 +66,13 @@ def test_a_reset_does_what_its_plan_says(
     again: int,
     skipped: int,
     committed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    request.addfinalizer(time.tzset)
+    request.addfinalizer(monkeypatch.undo)
     plan = visitor.get("/plan/reset/billing", topic="orders", **form)
 
     assert f"{again} messages are delivered again, {skipped} are skipped" in plan.text
@@ -103,6 +112,7 @@ def test_a_redrive_delivers_the_dead_letters_of_a_signature(
         ("/plan/reset/billing", {"topic": "none", "to": "earliest"}, "none"),
         ("/plan/reset/billing", {"topic": "orders", "to": "time", "time": "x"}, "is not a time"),
         ("/plan/redrive/billing", {"rate": "fast"}, "no number of messages per second"),
+        ("/plan/redrive/billing", {"rate": "0.001"}, "no number of messages per second"),
         ("/plan/redrive/billing", {"rate": "nan"}, "no number of messages per second"),
     ],
 )

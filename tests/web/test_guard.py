@@ -41,7 +41,7 @@ def test_a_name_that_was_pointed_here_is_refused(reader: Visitor, host: str) -> 
     answer = Visitor(reader.url, {"host": host}).get("/")
 
     assert answer.status == 403
-    assert "for this machine only" in answer.html
+    assert "not served under the name" in answer.html
 
 
 def test_the_names_of_this_machine_are_accepted(reader: Visitor) -> None:
@@ -49,6 +49,15 @@ def test_the_names_of_this_machine_are_accepted(reader: Visitor) -> None:
 
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
         assert Visitor(reader.url, {"host": host}).get("/sign-in").status == 200
+
+
+def test_another_site_cannot_spend_the_brokers_time(reader: Visitor) -> None:
+    for path in ("/", "/live?page=overview", "/charts"):
+        foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+        assert Visitor(reader.url, foreign).get(path).status == 403
+    # A link to the page is followed.
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert Visitor(reader.url, link).get("/").status == 200
 
 
 @pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://127.0.0.1:1"])
@@ -71,7 +80,8 @@ def test_no_page_runs_foreign_scripts_or_stays_in_a_cache(reader: Visitor) -> No
 
 @pytest.mark.usefixtures("users")
 def test_without_a_user_there_is_only_the_sign_in(night: Night, visitor: Visitor) -> None:
-    for path in ("/", "/topics/orders", "/plan/unpark/billing", "/messages?id=order-5"):
+    pages = ("/", "/topics/orders", "/plan/unpark/billing", "/messages?id=order-5")
+    for path in (*pages, "/live?page=overview", "/charts", "/metrics"):
         answer = visitor.get(path)
         assert (answer.status, answer.headers["location"]) == (303, "/sign-in")
     assert visitor.post("/do/unpark/billing").status == 303
@@ -113,7 +123,7 @@ def test_a_user_sees_and_does_what_the_policies_allow(night: Night, visitor: Vis
     visitor.sign_in("viewer", PASSWORD)
     assert visitor.get("/groups/billing").status == 200
     topic = visitor.get("/topics/orders")
-    # The queues may be seen, the messages not.
+    # The queues may be seen, the bodies not.
     assert topic.table("Queues") == [["0", "0", "23", "23"]]
     assert "User viewer may not sub" in topic.text
     assert "{}" not in topic.text
@@ -124,6 +134,16 @@ def test_a_user_sees_and_does_what_the_policies_allow(night: Night, visitor: Vis
     assert refused.status == 403
     assert "User viewer may not update" in refused.text
     assert night.broker.sql("FROM parked").num_rows == 1
+
+
+@pytest.mark.usefixtures("users")
+def test_a_redrive_without_the_right_is_refused_at_once(visitor: Visitor) -> None:
+    visitor.sign_in("viewer", PASSWORD)
+
+    refused = visitor.post("/do/redrive/shipping")
+
+    assert refused.status == 403
+    assert "User viewer may not update" in refused.text
 
 
 @pytest.mark.usefixtures("users")
@@ -182,7 +202,7 @@ def test_few_sign_ins_ask_the_broker_at_a_time(connect: Connect) -> None:
             answering.wait(30)
         return connect(user, password)
 
-    sessions = Sessions(slow)
+    sessions = Sessions(slow, patience_s=0.0)
     with ThreadPoolExecutor(4) as pool:
         first = [pool.submit(sessions.sign_in, "root", PASSWORD) for _ in range(4)]
         for _ in first:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rmq_pipeline.web import state
 from rmq_pipeline.web.rendering import age, body, short, size, time_of
-from tests.incident_night import NIGHT
+from tests.incident_night import NIGHT, Night
 from tests.web.conftest import Visitor
 
 HALF_PAST_TWO = "2026-03-07 02:30:00"
@@ -136,6 +137,8 @@ def test_the_search_field_finds_topics_groups_and_messages(reader: Visitor) -> N
         ("/static/../app.py", 404, "There is no page"),
         ("/plan/none/billing", 404, "There is no such action."),
         ("/live?page=none", 404, "There is no such live page."),
+        ("/live?page=topic&path=x", 400, "The request names no topic."),
+        ("/messages/order-5?at=2026-03-07", 404, "No message has the id order-5 at that moment."),
     ],
 )
 def test_an_error_is_a_page_that_says_what_to_do(
@@ -163,6 +166,36 @@ def test_a_part_for_htmx_has_the_error_in_it(reader: Visitor) -> None:
     assert part.html.startswith('<div class="notice"')
 
 
+def test_the_forms_of_a_dead_letter_topic_lead_to_it(night: Night, visitor: Visitor) -> None:
+    # After %, `ac` would be read as a byte.
+    night.broker.create_group("account")
+    page = visitor.get("/topics/%25DLQ%25account")
+
+    assert page.status == 200
+    assert page.html.count('action="/topics/%25DLQ%25account"') == 2
+    assert visitor.get("/topics/%25DLQ%25account", key="x").status == 200
+
+
+def test_dead_letters_of_a_topic_that_is_gone_are_counted(night: Night, visitor: Visitor) -> None:
+    night.broker.delete_topic("orders", force=True)
+
+    rows = visitor.get("/").table("Consumer groups")
+
+    assert ["shipping", "4"] in [[row[0], row[-1]] for row in rows]
+
+
+def test_a_large_topic_is_read_within_a_limit(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "BODIES_BYTES", 1)
+
+    rows = visitor.get("/topics/orders").table("Messages")
+
+    # The newest stretches have no body any more: the limit is checked after each.
+    assert len(rows) == 23
+    assert sorted({row[6] for row in rows}) == ["{}", "–"]
+
+
 def test_a_name_is_text_not_html(reader: Visitor) -> None:
     page = reader.get("/messages/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
 
@@ -175,6 +208,11 @@ def test_a_name_is_text_not_html(reader: Visitor) -> None:
     ("content", "form", "text", "is_cut"),
     [
         (b'{"b":1,"a":[2]}', "JSON", '{\n  "b": 1,\n  "a": [\n    2\n  ]\n}', False),
+        # Names and values are those of the message.
+        (b'{"i":1,"i":1.10e400}', "JSON", '{\n  "i": 1,\n  "i": 1.10e400\n}', False),
+        (rb'["\ud800,{"]', "JSON", '[\n  "\\ud800,{"\n]', False),
+        (b"[" * 99 + b"]" * 99, "JSON", "[" * 99 + "]" * 99, False),
+        (b'{"a": [], "b": {} }', "JSON", '{\n  "a": [],\n  "b": {}\n}', False),
         (b"{broken", "text", "{broken", False),
         ("größer".encode(), "text", "größer", False),
         (b"", "text", "", False),

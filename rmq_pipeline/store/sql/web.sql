@@ -6,29 +6,35 @@
 SELECT min(at_ms) AS first_ms FROM events;
 
 -- name: web_groups
--- In: $at_ms. Out: a row for each consumer group and topic that it reads.
-SELECT g.consumer_group, g."order", g.on_failure, l.topic, l.lag, l.oldest_unread_at_ms,
-       coalesce(p.in_flight, 0) AS in_flight, coalesce(p.retrying, 0) AS retrying,
-       coalesce(p.parked, 0) AS parked, coalesce(d.dead_letters, 0) AS dead_letters
-FROM consumer_groups AS g
-LEFT JOIN (
+-- In: $at_ms. Out: a row for each consumer group and topic that it reads or has dead letters of.
+WITH l AS (
     SELECT consumer_group, topic, sum(lag)::BIGINT AS lag,
            min(oldest_unread_at_ms) AS oldest_unread_at_ms
     FROM "{lag}" GROUP BY consumer_group, topic
-) AS l USING (consumer_group)
-LEFT JOIN (
+), p AS (
     SELECT consumer_group, topic, sum(in_flight)::BIGINT AS in_flight,
            sum(retrying)::BIGINT AS retrying, sum(parked)::BIGINT AS parked
     FROM "{progress}" GROUP BY consumer_group, topic
-) AS p ON p.consumer_group = g.consumer_group AND p.topic = l.topic
-LEFT JOIN (
+), d AS (
     SELECT consumer_group, topic, count(*) AS dead_letters
     FROM dead_letters
     WHERE dead_lettered_at_ms <= $at_ms AND coalesce(redriven_at_ms > $at_ms, true)
     GROUP BY consumer_group, topic
-) AS d ON d.consumer_group = g.consumer_group AND d.topic = l.topic
+), pairs AS (
+    SELECT consumer_group, topic FROM l
+    UNION SELECT consumer_group, topic FROM p
+    UNION SELECT consumer_group, topic FROM d
+)
+SELECT g.consumer_group, g."order", g.on_failure, k.topic, l.lag, l.oldest_unread_at_ms,
+       coalesce(p.in_flight, 0) AS in_flight, coalesce(p.retrying, 0) AS retrying,
+       coalesce(p.parked, 0) AS parked, coalesce(d.dead_letters, 0) AS dead_letters
+FROM consumer_groups AS g
+LEFT JOIN pairs AS k USING (consumer_group)
+LEFT JOIN l ON l.consumer_group = k.consumer_group AND l.topic = k.topic
+LEFT JOIN p ON p.consumer_group = k.consumer_group AND p.topic = k.topic
+LEFT JOIN d ON d.consumer_group = k.consumer_group AND d.topic IS NOT DISTINCT FROM k.topic
 WHERE g.created_at_ms <= $at_ms
-ORDER BY g.consumer_group, l.topic;
+ORDER BY g.consumer_group, k.topic;
 
 -- name: web_topics
 -- In: $at_ms. Out: a row for each topic of users; messages are those that are retained today.
@@ -135,10 +141,12 @@ GROUP BY topic, signature ORDER BY not_redriven DESC, last_at_ms DESC LIMIT 100;
 -- name: web_redrives
 -- In: $consumer_group, $at_ms. Out: its redrives, the newest first, with the outcomes.
 SELECT redrive_id, min(redriven_at_ms) AS redriven_at_ms, count(*) AS messages,
-       count(*) FILTER (WHERE outcome = 'acked') AS acked,
-       count(*) FILTER (WHERE outcome IN ('retrying', 'parked', 'dead_lettered')) AS failed,
-       count(*) FILTER (WHERE outcome = 'waiting') AS waiting
-FROM redrives
+       count(*) FILTER (WHERE outcome = 'acked' AND is_known) AS acked,
+       count(*) FILTER (
+           WHERE outcome IN ('retrying', 'parked', 'dead_lettered') AND is_known
+       ) AS failed,
+       count(*) FILTER (WHERE outcome = 'waiting' OR NOT is_known) AS waiting
+FROM (SELECT *, coalesce(outcome_at_ms <= $at_ms, true) AS is_known FROM redrives)
 WHERE consumer_group = $consumer_group AND redriven_at_ms <= $at_ms
 GROUP BY redrive_id ORDER BY redriven_at_ms DESC LIMIT 20;
 
@@ -177,3 +185,24 @@ GROUP BY topic ORDER BY topic;
 SELECT queue_id, min_offset, max_offset, cursor, committed_offset, in_flight, retrying, parked
 FROM progress WHERE consumer_group = $consumer_group AND topic = $topic
 ORDER BY queue_id;
+
+-- name: web_unpark_plan
+-- In: $consumer_group, $message_group. Out: what an unpark releases, by topic.
+SELECT topic, count(*) FILTER (WHERE state = 'parked') AS parked,
+       coalesce(sum(waiting), 0)::BIGINT AS waiting,
+       count(*) FILTER (WHERE state = 'quarantined') AS quarantined
+FROM (
+    SELECT consumer_group, topic, message_group, 'parked' AS state, waiting FROM parked
+    UNION ALL
+    SELECT consumer_group, topic, message_group, 'quarantined', 0 FROM quarantined_groups
+)
+WHERE consumer_group = $consumer_group
+  AND ($message_group IS NULL OR message_group = $message_group)
+GROUP BY topic ORDER BY topic;
+
+-- name: web_newest
+-- In: $topic, $queue_id, $at_ms, $limit. Out: the newest messages until then, the newest first.
+SELECT queue_id, queue_offset, message_id, tag, keys, message_group, stored_at_ms
+FROM messages
+WHERE topic = $topic AND stored_at_ms <= $at_ms AND ($queue_id IS NULL OR queue_id = $queue_id)
+ORDER BY stored_at_ms DESC, queue_offset DESC, queue_id LIMIT $limit;

@@ -34,3 +34,21 @@ document.addEventListener("input", (event) => {
       moment.toISOString().replace("T", " ").slice(0, 19) + "Z";
   }
 });
+
+// A browser has six connections to a server: pages that nobody looks at must not hold them.
+const sources = new Set();
+
+htmx.createEventSource = (url) => {
+  const source = new EventSource(url, { withCredentials: true });
+  sources.add(source);
+  return source;
+};
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    sources.forEach((source) => source.close());
+    sources.clear();
+  } else if (document.querySelector("#live[sse-connect]")) {
+    htmx.ajax("GET", location.pathname + location.search, { target: "#page" });
+  }
+});
