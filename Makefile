@@ -29,7 +29,7 @@ setup: .venv/.installed ## make .venv with the rmq command in it, and look for a
 demo: setup ## run the NYC flights through broker, Dagster and Spark, and verify (ARGS="--days 365")
 	@$(BIN)/rmq demo $(ARGS)
 
-up: setup ## start the broker and the Dagster UI; Ctrl-C stops both
+up: setup ## start the broker, Dagster and the web page; Ctrl-C stops all
 	@$(BIN)/rmq up $(ARGS)
 
 check: setup lint ## before each commit: format, lint, types, import contracts and the fast tests
