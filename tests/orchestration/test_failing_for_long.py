@@ -68,9 +68,7 @@ class Up:
         )
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
-        until(
-            lambda: "Ctrl-C stops all." in self.said[before:], within_s=120, what="Dagster is up"
-        )
+        until(lambda: "Ctrl-C stops all." in self.said[before:], within_s=120, what="Dagster is up")
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
