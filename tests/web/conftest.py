@@ -146,7 +146,12 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def window(chromium: Browser, visitor: Visitor) -> Iterator[Page]:
     """A window on the pages; an error of a script, or one that the policy stops, fails the test."""
+    from playwright.sync_api import expect
+
     page = chromium.new_page(base_url=visitor.url, viewport={"width": 1400, "height": 1000})
+    # A live page waits up to 10 s before it looks again, and the machine may be busy.
+    page.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     failures: list[str] = []
     page.on("pageerror", lambda error: failures.append(str(error)))
     # Other errors of the console are those of the network: a stream that ends, for example.

@@ -2,7 +2,7 @@
 -- for its macro at a moment. A parameter that is null does not narrow the answer.
 
 -- name: web_first_moment
--- Out: the first millisecond of the retained history.
+-- In: nothing. Out: the first millisecond of the retained history.
 SELECT min(at_ms) AS first_ms FROM events;
 
 -- name: web_groups

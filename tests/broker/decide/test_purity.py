@@ -25,6 +25,7 @@ from rmq_pipeline.broker.decide.background import (
     OpenWindow,
     RenewWindow,
 )
+from rmq_pipeline.broker.decide.backlog import Count, Overview
 from rmq_pipeline.broker.decide.dead_letter import FindExhausted, StoreDeadLetters
 from rmq_pipeline.broker.decide.deliver import BacklogWanted, Receive, Subscribe
 from rmq_pipeline.broker.decide.members import (
@@ -243,6 +244,8 @@ def of_jobs(state: State, now_ms: int) -> Iterator[Request]:
     """Requests of the upkeep jobs."""
     yield from (Due(), NoteFallback("seal", 1, {}), Revive(1, None), Revive(1000, WINDOW))
     yield from (CheckFence(WINDOW), RefillReserve(WINDOW))
+    yield Overview()
+    yield Count(Overview().decide(deepcopy(state), now_ms).answer.keys, 0, {})
     yield from (RenewWindow(*WINDOW, 1000), CloseWindow(*WINDOW))
     yield FindExhausted(None, 100)
     for exhausted in FindExhausted(None, 100).decide(deepcopy(state), now_ms).answer:
