@@ -1,7 +1,6 @@
 """``rmq tail`` and ``rmq peek``: messages of a topic, read without consuming them."""
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -60,12 +59,15 @@ def tail(
 
     With --json each message is one line.
     """
+    from rmq_pipeline.flight.process import Interruption
+
+    # Python leaves SIGINT ignored where a shell started it in the background.
+    interruption = Interruption() if follow else None
     with connected(home, flight) as client, suppress(KeyboardInterrupt):
         reader = _Tail(client, topic)
         _show(reader.newest(limit), as_json=as_json)
-        while follow:
+        while interruption is not None and not interruption.wait(LOOK_S):
             _show(reader.new(), as_json=as_json)
-            threading.Event().wait(LOOK_S)
 
 
 def peek(

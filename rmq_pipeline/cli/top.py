@@ -1,7 +1,6 @@
 """``rmq top``: consumer groups and topics, again every two seconds."""
 
 import json
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -45,6 +44,7 @@ def top(
     """
     from rich.live import Live
 
+    from rmq_pipeline.flight.process import Interruption
     from rmq_pipeline.web.state import State
 
     pause_s = max(0.1, seconds(interval, "--interval"))
@@ -57,17 +57,16 @@ def top(
             return {"at_ms": state.at_ms, "groups": state.groups(), "topics": state.topics()}
 
         ends = once or at_ms is not None or not (as_json or screen.is_terminal)
+        interruption = None if ends else Interruption()
         if as_json:
             show_message(json.dumps(look()))
-            while not ends:
-                threading.Event().wait(pause_s)
+            while interruption is not None and not interruption.wait(pause_s):
                 show_message(json.dumps(look()))
-        elif ends:
+        elif interruption is None:
             screen.print(_shown(look()))
         else:
             with Live(_shown(look()), console=screen, auto_refresh=False) as live:
-                while True:
-                    threading.Event().wait(pause_s)
+                while not interruption.wait(pause_s):
                     live.update(_shown(look()), refresh=True)
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -300,9 +301,10 @@ class Interruption:
         """End the wait; may be called from any thread."""
         os.write(self._writer, b"\0")
 
-    def wait(self) -> None:
-        """Wait for the stop request."""
-        os.read(self._reader, 1)
+    def wait(self, within_s: float | None = None) -> bool:
+        """Wait for the stop request; return False if none came within a time."""
+        ready, _, _ = select.select([self._reader], [], [], within_s)
+        return bool(ready)
 
     @staticmethod
     def _note(_number: int, _frame: FrameType | None) -> None:
