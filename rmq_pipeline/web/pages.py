@@ -14,7 +14,7 @@ from rmq_pipeline.web.state import Chart, Found, Search, State
 #: Lengths of the time that the slider covers, by their names.
 SPANS: Final[Mapping[str, int]] = {"1h": 3_600_000, "6h": 21_600_000, "24h": 86_400_000, "all": 0}
 #: Steps of the links beside the slider.
-STEPS_MS: Final[Mapping[str, int]] = {
+JUMPS_MS: Final[Mapping[str, int]] = {
     "−10 min": -600_000,
     "−1 min": -60_000,
     "+1 min": 60_000,

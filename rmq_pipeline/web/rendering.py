@@ -16,7 +16,7 @@ from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.text import format_ms, speakable, text_of
 from rmq_pipeline.web import charts
 from rmq_pipeline.web.actions import Plan
-from rmq_pipeline.web.pages import Content, Query
+from rmq_pipeline.web.pages import JUMPS_MS, SPANS, Content, Query
 from rmq_pipeline.web.state import Chart
 
 STATIC: Final = Path(__file__).with_name("static")
@@ -62,6 +62,8 @@ class Rendering:
             "version": __version__,
             "dagster_url": (dagster_url or "").rstrip("/"),
             "static": _static,
+            "spans": tuple(SPANS),
+            "jumps": JUMPS_MS,
         }
 
     def page(self, template: str, content: Content, *, query: Query) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from rmq_pipeline.errors import BusyError, UnauthorizedError
+from rmq_pipeline.errors import BusyError, RocketMQError, UnauthorizedError
 from rmq_pipeline.flight.client import Client
 
 #: A session ends when it was not used for this long, or at the restart of the process.
@@ -123,5 +123,5 @@ class Sessions:
             clients = [each.client for each in self._by_secret.values()]
             self._by_secret.clear()
         for client in (*clients, self._anonymous):
-            with suppress(Exception):
+            with suppress(RocketMQError, OSError):
                 client.close()

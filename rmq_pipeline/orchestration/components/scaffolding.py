@@ -1,5 +1,6 @@
 """`dg scaffold defs`: components that load as they are written."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
@@ -124,9 +125,9 @@ class _Texts(dg.Scaffolder[Any]):
         topic = given.get("topic") or f"{name}_topic"
         return {"name": name, "type": "normal", "engine": "python", **given, "topic": topic}
 
+    @abstractmethod
     def documents(self, given: Mapping[str, Any]) -> list[str]:
         """Return the templates of defs.yaml."""
-        raise NotImplementedError
 
     def files(self) -> Mapping[str, str]:
         """Return the templates of the Python files, by name."""
