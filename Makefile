@@ -9,7 +9,7 @@ WORKERS ?= 3
 FAST := tests/test_*.py tests/access tests/archive tests/behaviour tests/filter tests/resources
 # Files with tests that are marked `alone`: collecting all others takes ten seconds.
 ALONE := tests/behaviour/test_blocked_groups.py tests/broker/work/test_transactions.py \
-	tests/conformance/test_restarts.py tests/store/test_commit_log.py
+	tests/chaos/test_pipeline_kills.py tests/conformance/test_restarts.py tests/store/test_commit_log.py
 
 # Spark asks the network for this machine's address unless it is told one.
 export SPARK_LOCAL_IP := 127.0.0.1

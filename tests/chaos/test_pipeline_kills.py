@@ -24,6 +24,8 @@ from tests.chaos.floor import CONSUMER, Floor, go_on, pause, stop
 from tests.conftest import Eventually
 
 pytestmark = [
+    # Dagster, Spark and a broker: beside other tests its runs are late, and so is what it waits for.
+    pytest.mark.alone,
     pytest.mark.chaos,
     pytest.mark.slow,
     pytest.mark.spark,
@@ -257,7 +259,11 @@ def assert_end(session: Session, eventually: Eventually) -> None:
             "message_id"
         ].to_pylist()
     ]
-    eventually(lambda: sum(sink_files(sink)["rows"].to_pylist()) >= len(stored), within_s=60)
+    eventually(
+        lambda: sum(sink_files(sink)["rows"].to_pylist()) >= len(stored),
+        within_s=60,
+        what=lambda: f"rows of {missing(floor, stored)}",
+    )
 
     books, settled = session.books, read_sink(sink)
     assert max(Counter(stored).values()) == 1, "stored twice"
@@ -268,6 +274,18 @@ def assert_end(session: Session, eventually: Eventually) -> None:
     assert_in_order(settled)
     assert_redriven_once(session)
     assert floor.client.describe_topic(GIVEN_UP_TOPIC)["offsets"][0]["max_offset"] == 0
+
+
+def missing(floor: Floor, stored: list[str]) -> str:
+    """The stored messages that have no row in the sink, and the events of the first of them."""
+    settled = read_sink(floor.sinks / GROUP)["message_id"].to_pylist()
+    ids = sorted(set(stored).difference(settled))
+    if not ids:
+        return f"no message: {len(settled)} rows, {len(stored)} messages"
+    events = floor.client.sql(
+        f"SELECT * FROM message_trace WHERE message_id = '{ids[0]}'"
+    ).to_pylist()
+    return f"{len(ids)} messages, {ids[:10]}; of the first: {events}"
 
 
 def is_drained(floor: Floor) -> bool:
