@@ -1,4 +1,4 @@
-"""Sinks: a folder of Parquet files in hourly partitions, with a manifest of the published files.
+"""Sinks: a folder of Parquet files in hourly partitions, and a Delta table of the published files.
 
 Tasks stage files under unique final names; a file counts once a settle has named it. Readers use
 the manifest (``lake.manifest``). A sink belongs to one consumer group.
@@ -118,13 +118,14 @@ def publish_manifest(sink: Path, files: pa.Table) -> None:
         files: schema.SINK_FILE; from the broker's ``sink_files``, or any files for a folder that is
             not a group's sink.
     """
-    known = manifest.read(sink)
     metadata = files.schema.metadata or {}
-    version = int(metadata.get(b"version", known.version + 1))
-    if known.version < version or not (sink / manifest.NAME).exists():
-        durable_files.make_folder(sink)
-        listed = files.replace_schema_metadata({"version": str(version)})
-        manifest.publish(sink, listed, known=known)
+    is_done = False
+    while not is_done:
+        known = manifest.known(sink)
+        version = int(metadata.get(b"version", known.version + 1))
+        is_done = 0 < version <= known.version or manifest.publish(
+            sink, files.replace_schema_metadata({"version": str(version)}), known=known
+        )
 
 
 def delete_unnamed(

@@ -162,10 +162,13 @@ def settle(
 class Publication:
     """The published files of a group's sink; does nothing without a sink."""
 
-    def __init__(self, verbs: Verbs, *, group: str, folder: Path | None) -> None:
+    def __init__(
+        self, verbs: Verbs, *, group: str, folder: Path | None, columns: pa.Schema | None = None
+    ) -> None:
         self._verbs = verbs
         self._group = group
         self._folder = folder
+        self._columns = columns
 
     def finish_previous(self, *, epoch: int) -> int:
         """Publish what earlier windows settled; delete their other files and return the number.
@@ -175,7 +178,7 @@ class Publication:
         if self._folder is None:
             return 0
         durable_files.make_folder(self._folder)
-        named = publish(self._verbs, self._group, sink=self._folder)
+        named = publish(self._verbs, self._group, sink=self._folder, columns=self._columns)
         replaced = replaced_files(self._verbs, self._group, grace_ms=GRACE_MS)
         kept = [path for path, over in replaced.items() if not over]
         return len(sink.delete_unnamed(self._folder, named, epoch=epoch, kept=kept))
@@ -190,6 +193,7 @@ class Publication:
                 version=version,
                 add=settled,
                 remove=[],
+                columns=self._columns,
             )
 
     def discard(self, staged: pa.Table) -> None:
@@ -242,7 +246,9 @@ class Window:
     ) -> None:
         self._spec, self._verbs, self._lease = spec, verbs, lease
         self._engine, self._bounds = engine, bounds
-        self._publication = Publication(verbs, group=spec.group, folder=spec.sink)
+        self._publication = Publication(
+            verbs, group=spec.group, folder=spec.sink, columns=spec.sink_schema
+        )
         self._rules = _rules(spec, verbs)
         self._pace = Pace(
             spec.max_batch,

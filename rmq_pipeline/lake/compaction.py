@@ -191,8 +191,7 @@ def compact(
     done = Compacted()
     damage: list[str] = []
     listed = publish(verbs, group, sink=sink)
-    known = {*listed["path"].to_pylist()}
-    known |= replaced_files(verbs, group, grace_ms=rules.grace_ms).keys()
+    known = {*listed["path"].to_pylist(), *replaced_files(verbs, group, grace_ms=rules.grace_ms)}
     done.swept_files = len(sweep(sink, prefix=PREFIX, epoch=window[1], kept=known))
     for merge in plan(listed, rules=rules):
         if not going_on():
@@ -213,6 +212,7 @@ def compact(
                 remove=merge.paths,
                 window=window,
                 reason="compaction",
+                is_rearranged=True,
             )
         except SinkChangedError as error:
             # A replay has replaced one of the files. The next compaction plans with the new list.

@@ -1,37 +1,44 @@
 """The manifest of a sink: the list of its current files, for readers without a broker.
 
-Each version of a sink is one settle or one replacement; the broker numbers them without gaps.
-Format 2 is a log of versions with checkpoints, so a version costs one small file however many
-files are current:
+Each version of a sink is one settle or one replacement; the broker numbers them without gaps. The
+manifest is the log of a Delta table (``lake.delta``), so a version costs one small file however
+many files are current, and any reader of Delta tables reads the sink:
 
-    <sink>/_manifest.json                      {"format": 2, "folder": "_manifest-1a2b3c4d"}
-    <sink>/_manifest-1a2b3c4d/<version>.json   {"version": 7, "add": [{"path": …, "rows": …,
-                                                "bytes": …, "partition": …, "offsets": …}],
-                                                "remove": ["hour=…/….parquet"]}
-    <sink>/_manifest-1a2b3c4d/<version>.checkpoint  Parquet: all current files of the version
+    <sink>/_delta_log/<version>.json                what a version adds and removes
+    <sink>/_delta_log/<version>.checkpoint.parquet  all current files of the version
+    <sink>/_manifest.json                           {"format": 3}
 
-Versions have 20 digits. The current state is the newest checkpoint and the versions after it, up to
-the first gap. Readers see a version whole or not at all. Writing a version again, or late, changes
-nothing. Format 1, one ``_manifest.json`` with all files in it, is still read.
+Each commit and each checkpoint has the table's columns and its offset: its version less the
+broker's, 0 unless the group was deleted and created again. So the log alone says what is current:
+the newest checkpoint and the commits after it. Files of the log are linked to their names and never
+replaced, and a commit is written only behind its predecessor: several publishers may work at once,
+be late, or die anywhere. Readers see a version whole or not at all. Formats 1 and 2 are still read,
+and the next publication replaces them.
 """
 
+import contextlib
 import logging
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rmq_pipeline import checked_parquet, durable_files, schema
+from rmq_pipeline.clock import SystemClock
+from rmq_pipeline.lake import delta
 
 logger = logging.getLogger(__name__)
 
 #: Maximum length of a path on Linux.
 _LENGTH: Final = 4096
-_OWN: Final = "_manifest"
+#: Names of the log and of the manifests of formats 1 and 2.
+_OWN: Final = ("_manifest", "_delta_log")
 
 
 def fault_of(path: str) -> str | None:
@@ -46,7 +53,7 @@ def fault_of(path: str) -> str | None:
     if any(part in {"", ".", ".."} for part in parts):
         return "it must not have an empty part, . or .."
     if parts[0].startswith(_OWN):
-        return f"names that begin with {_OWN} are reserved for the manifest"
+        return f"names that begin with {' or '.join(_OWN)} are reserved for the manifest"
     return None
 
 
@@ -89,10 +96,21 @@ def named_below(files: pa.Table, *, sink: object) -> pa.Table:
 
 
 NAME: Final = "_manifest.json"
-FORMAT: Final = 2
+LOG: Final = "_delta_log"
+FORMAT: Final = 3
+_COMMIT: Final = "json"
+_CHECKPOINT: Final = "checkpoint.parquet"
 #: Versions between two checkpoints: this many, or more if many files are current.
 CHECKPOINT_VERSIONS: Final = 64
 _FILES_PER_VERSION: Final = 16
+_MOST_VERSIONS: Final = 1_000
+#: At least this many versions are readable.
+KEPT_VERSIONS: Final = 192
+#: Ending of files that are being written, and after how long their publisher is dead.
+_UNFINISHED: Final = ".tmp"
+_UNFINISHED_MS: Final = 3_600_000
+#: Name of the folders of format 2.
+_OLD_FOLDER: Final = "_manifest"
 #: Reads that are repeated because a writer deleted a file behind a newer checkpoint.
 _LOOKS: Final = 20
 
@@ -104,6 +122,13 @@ class Snapshot:
     version: int
     #: schema.SINK_FILE, in the order in which the files were added.
     files: pa.Table
+    #: The Delta table; None without one.
+    table: delta.Metadata | None = None
+
+    @property
+    def number(self) -> int:
+        """The version of the Delta table; -1 without one."""
+        return -1 if self.table is None else self.version + self.table.offset
 
 
 NOTHING: Final = Snapshot(0, schema.SINK_FILE.empty_table())
@@ -111,21 +136,143 @@ NOTHING: Final = Snapshot(0, schema.SINK_FILE.empty_table())
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """Versions that a manifest's folder has files of."""
+    """Versions of the table that its log has files of."""
 
     checkpoints: list[int]
-    entries: frozenset[int]
+    commits: frozenset[int]
+    #: Names of files that a publisher was writing.
+    unfinished: list[str]
 
     @property
     def base(self) -> int:
-        return self.checkpoints[-1] if self.checkpoints else 0
+        return self.checkpoints[-1] if self.checkpoints else -1
 
     @property
-    def version(self) -> int:
-        version = self.base
-        while version + 1 in self.entries:
-            version += 1
-        return version
+    def number(self) -> int:
+        """The current version of the table; -1 without one."""
+        number = self.base
+        while number + 1 in self.commits:
+            number += 1
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The files of a sink's Delta log."""
+
+    sink: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.sink / LOG
+
+    def file(self, number: int, ending: str) -> Path:
+        return self.folder / f"{number:020}.{ending}"
+
+    def listing(self) -> _Listing:
+        found: dict[str, list[int]] = {_CHECKPOINT: [], _COMMIT: []}
+        unfinished = []
+        # Each micro-batch lists the log: paths would cost three times as much as names.
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):  # noqa: PTH208
+                version, _, ending = name.partition(".")
+                if ending in found and version.isdigit():
+                    found[ending].append(int(version))
+                elif name.endswith(_UNFINISHED):
+                    unfinished.append(name)
+        return _Listing(sorted(found[_CHECKPOINT]), frozenset(found[_COMMIT]), unfinished)
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the current state; None without a log."""
+        listing = self.listing()
+        if listing.number < 0:
+            return None
+        files, table = NOTHING.files, None
+        if listing.checkpoints:
+            found = self._checkpoint(listing.base)
+            files, table = delta.files_in(found), delta.table_in(found)
+        numbers = range(listing.base + 1, listing.number + 1)
+        changes = [self._changes(number) for number in numbers]
+        table = changes[-1].table if changes else table
+        assert table is not None
+        files = _with_changes(files, ((each.add, each.remove) for each in changes))
+        return Snapshot(listing.number - table.offset, files, table)
+
+    def table(self, listing: _Listing) -> delta.Metadata:
+        """Return the table as the last commit has it."""
+        if listing.number in listing.commits:
+            return self._changes(listing.number).table
+        return delta.table_in(self._checkpoint(listing.number))
+
+    def _checkpoint(self, number: int) -> pa.Table:
+        return checked_parquet.read(self.file(number, _CHECKPOINT))
+
+    def _changes(self, number: int) -> delta.Changes:
+        path = self.file(number, _COMMIT)
+        try:
+            return delta.changes_in(path.read_bytes())
+        except (ValueError, KeyError, TypeError) as error:
+            raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
+
+    def commit(self, number: int, *, add: pa.Table, remove: Iterable[str], **about: Any) -> bool:
+        """Write a commit; return False if another publisher has written one of this number.
+
+        Args:
+            number: the table's version.
+            add: schema.SINK_FILE.
+            remove: paths.
+            about: other arguments of ``delta.commit``.
+        """
+        content = delta.commit(_sized(add, self.sink), remove, at_ms=_now_ms(), **about)
+        return self._link(self.file(number, _COMMIT), lambda path: path.write_bytes(content))
+
+    def checkpoint(self, known: Snapshot) -> None:
+        """Write a checkpoint of a state, unless there is one."""
+        assert known.table is not None
+        rows = delta.checkpoint(_sized(known.files, self.sink), at_ms=_now_ms(), table=known.table)
+        self._link(
+            self.file(known.number, _CHECKPOINT),
+            lambda path: checked_parquet.write(rows, path, compression="zstd"),
+        )
+
+    def _link(self, path: Path, fill: Callable[[Path], object]) -> bool:
+        """Write a file that must not exist yet, atomically and durably; return False if it does."""
+        # Readers of Delta tables ignore names that begin with a dot.
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}")
+        try:
+            fill(temporary)
+            durable_files.sync(temporary)
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+            # The other publisher may not have synced the name yet.
+            durable_files.sync(self.folder)
+        return True
+
+    def is_checkpoint_due(self, listing: _Listing, number: int) -> bool:
+        """Return True if many versions follow the last checkpoint; more, if it is large."""
+        versions = number - listing.base
+        if versions < CHECKPOINT_VERSIONS or not listing.checkpoints:
+            return versions >= CHECKPOINT_VERSIONS
+        rows: int = pq.read_metadata(self.file(listing.base, _CHECKPOINT)).num_rows
+        return versions >= min(rows // _FILES_PER_VERSION, _MOST_VERSIONS)
+
+    def tidy(self) -> None:
+        """Delete what is older than the kept versions; their readers can finish."""
+        listing = self.listing()
+        kept = listing.number - KEPT_VERSIONS
+        needed = max((number for number in listing.checkpoints if number <= kept), default=-1)
+        for ending, numbers in ((_CHECKPOINT, listing.checkpoints), (_COMMIT, listing.commits)):
+            for number in numbers:
+                if number < needed:
+                    self.file(number, ending).unlink(missing_ok=True)
+        for name in listing.unfinished:
+            path = self.folder / name
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime * 1000 < _now_ms() - _UNFINISHED_MS:
+                    path.unlink()
 
 
 def read(sink: Path) -> Snapshot:
@@ -133,42 +280,94 @@ def read(sink: Path) -> Snapshot:
 
     Raises:
         ValueError: a newer version of this library wrote the manifest.
+        FileNotFoundError: the log was deleted.
     """
     for looks_left in reversed(range(_LOOKS)):
         try:
-            return _read(sink)
+            found = _read(sink)
         except FileNotFoundError:
             if not looks_left:
                 raise
+        else:
+            return Snapshot(found.version, named_below(found.files, sink=sink), found.table)
     raise AssertionError("unreachable")
+
+
+def known(sink: Path) -> Snapshot:
+    """Return what a publisher goes on from: the current files, or nothing if the log was deleted.
+
+    Raises:
+        ValueError: a newer version of this library wrote the manifest.
+    """
+    try:
+        return read(sink)
+    except FileNotFoundError:
+        return NOTHING
 
 
 def _read(sink: Path) -> Snapshot:
     pointer = _pointer(sink)
+    known = _Log(sink).snapshot()
+    if known is not None:
+        return known
     if pointer is None:
         return NOTHING
-    if "folder" not in pointer:
-        return Snapshot(0, named_below(as_files(pointer["files"]), sink=sink))
-    folder = sink / pointer["folder"]
-    listing = _list(folder)
-    files = NOTHING.files
-    if listing.base:
-        found = checked_parquet.read(folder / _name(listing.base, "checkpoint"))
-        files = found.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
-    version = listing.version
+    if pointer["format"] == FORMAT:
+        raise FileNotFoundError(f"{sink / LOG} is missing.")
+    return _read_old(sink, pointer)
+
+
+def _with_changes(
+    files: pa.Table, changes: Iterable[tuple[list[dict[str, Any]], list[str]]]
+) -> pa.Table:
     added: dict[str, dict[str, Any]] = {}
     removed: set[str] = set()
-    for number in range(listing.base + 1, version + 1):
-        entry = _load(folder / _name(number, "json"))
-        for path in entry["remove"]:
+    for add, remove in changes:
+        for path in remove:
             if added.pop(path, None) is None:
                 removed.add(path)
-        added |= {described["path"]: described for described in entry["add"]}
-    if removed:
-        kept = [path not in removed for path in files["path"].to_pylist()]
+        added |= {described["path"]: described for described in add}
+    # A commit may add files again that the log has.
+    replaced = removed.union(added)
+    kept = [path not in replaced for path in files["path"].to_pylist()] if replaced else []
+    if not all(kept):
         files = files.filter(pa.array(kept, pa.bool_()))
-    files = pa.concat_tables([files, as_files(list(added.values()))])
-    return Snapshot(version, named_below(files, sink=sink))
+    return pa.concat_tables([files, as_files(list(added.values()))])
+
+
+def _read_old(sink: Path, pointer: dict[str, Any]) -> Snapshot:
+    """Read a manifest of format 1, one file, or of format 2, a log of another form."""
+    if "folder" not in pointer:
+        return Snapshot(0, as_files(pointer["files"]))
+    folder = sink / pointer["folder"]
+    found: dict[str, list[int]] = {"checkpoint": [], "json": []}
+    for path in folder.iterdir():
+        number, _, ending = path.name.partition(".")
+        if ending in found and number.isdigit():
+            found[ending].append(int(number))
+    version = max(found["checkpoint"], default=0)
+    files = NOTHING.files
+    if version:
+        old = checked_parquet.read(folder / f"{version:020}.checkpoint")
+        files = old.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
+    changes = []
+    while version + 1 in found["json"]:
+        version += 1
+        entry = _load(folder / f"{version:020}.json")
+        changes.append((entry["add"], entry["remove"]))
+    # A publisher that replaces it renames the folder before it deletes a file.
+    folder.stat()
+    return Snapshot(version, _with_changes(files, changes))
+
+
+def _delete_old(sink: Path) -> None:
+    """Delete the folders of format 2; also those that a killed publisher left."""
+    for folder in sink.glob(f"{_OLD_FOLDER}-*"):
+        gone = sink / f".{_OLD_FOLDER}.{uuid.uuid4().hex[:8]}"
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(gone)
+    for folder in sink.glob(f".{_OLD_FOLDER}.*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def as_files(described: list[dict[str, Any]]) -> pa.Table:
@@ -176,64 +375,135 @@ def as_files(described: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(described, schema=schema.SINK_FILE)
 
 
-def publish(sink: Path, listed: pa.Table, *, known: Snapshot) -> None:
+def publish(
+    sink: Path, listed: pa.Table, *, known: Snapshot, columns: pa.Schema | None = None
+) -> bool:
     """Make the manifest list exactly the broker's files; repeating the call is harmless.
 
     The group may have been deleted and created again. Its old manifest then differs in the same
-    version, or has a newer one, and a new manifest replaces it.
+    version, or has a newer one, and one commit replaces all its files.
 
     Args:
         sink: the sink's folder.
         listed: the result of ``sink_files``.
         known: the manifest, read before ``sink_files`` was called.
+        columns: of the rows; None: those of a listed file.
+
+    Returns:
+        False if another publisher was faster: read both again, and repeat the call.
     """
     version = version_of(listed)
     files = listed.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
-    stranger = known.version > version or (
-        known.version == version and _paths(known.files) != _paths(files)
+    log = _Log(sink)
+    durable_files.make_folder(log.folder)
+    now = log.snapshot()
+    if now is None:
+        identity = str(uuid.uuid5(uuid.NAMESPACE_URL, sink.resolve().as_uri()))
+        made = delta.Metadata(identity, _now_ms())
+        table = made.with_columns(columns or _columns_of(sink, files))
+        is_ours = _go_to(log, Snapshot(version, files, table), now=Snapshot(-1, NOTHING.files))
+    else:
+        assert now.table is not None
+        if known.table is None or known.table.offset != now.table.offset:
+            return False
+        is_stranger = known.version > version or (
+            known.version == version and _paths(known.files) != _paths(files)
+        )
+        table = now.table.with_columns(columns or _columns_of(sink, files))
+        if is_stranger:
+            if now.number != known.number:
+                return False
+            table = replace(table, offset=now.number + 1 - version)
+        wanted = Snapshot(version, files, table)
+        is_ours = wanted.number <= now.number or _go_to(log, wanted, now=now)
+    if is_ours:
+        _finish(log)
+    return is_ours
+
+
+def _go_to(log: _Log, wanted: Snapshot, *, now: Snapshot) -> bool:
+    """Write the commit that makes ``wanted`` current; return False if another one was faster."""
+    assert wanted.table is not None
+    if wanted.number > now.number + 1:
+        # Versions before this one are missing: readers go on from its checkpoint.
+        log.checkpoint(wanted)
+    return log.commit(
+        wanted.number,
+        add=wanted.files.filter(pa.array(_missing_in(now.files, wanted.files), pa.bool_())),
+        remove=_paths(now.files) - _paths(wanted.files),
+        table=wanted.table,
+        with_protocol=now.table is None or now.table.protocol != wanted.table.protocol,
+        is_rearranged=False,
     )
-    folder = _folder(sink)
-    if folder is None or stranger:
-        before = folder
-        folder = sink / f"_manifest-{uuid.uuid4().hex[:8]}"
-        durable_files.make_folder(folder)
-        _checkpoint(folder, version, files=files)
-        content = durable_files.dump_json({"format": FORMAT, "folder": folder.name})
-        _write(sink / NAME, lambda path: path.write_bytes(content))
-        if before is not None:
-            shutil.rmtree(before, ignore_errors=True)
-    elif known.version < version:
-        _checkpoint(folder, version, files=files)
-        _tidy(folder)
 
 
-def record(sink: Path, version: int, *, add: pa.Table, remove: Iterable[str] = ()) -> bool:
+def _finish(log: _Log) -> None:
+    """Write what a publisher that was killed has left out, and delete what is no longer needed."""
+    listing = log.listing()
+    if listing.base >= 0 and listing.base not in listing.commits:
+        # Some readers want the commit of a checkpoint's version.
+        log.commit(
+            listing.base,
+            add=NOTHING.files,
+            remove=(),
+            table=log.table(listing),
+            with_protocol=True,
+            is_rearranged=False,
+        )
+    pointer = _pointer(log.sink)
+    if pointer is None or pointer["format"] < FORMAT:
+        durable_files.replace(log.sink / NAME, durable_files.dump_json({"format": FORMAT}))
+    _delete_old(log.sink)
+    log.tidy()
+
+
+def record(
+    sink: Path,
+    version: int,
+    *,
+    add: pa.Table,
+    remove: Iterable[str] = (),
+    columns: pa.Schema | None = None,
+    is_rearranged: bool = False,
+) -> bool:
     """Add one version to the manifest; repeating the call is harmless.
 
     Args:
-        sink: the sink's folder, with a manifest of format 2.
+        sink: the sink's folder, with a manifest of format 3.
         version: from the broker's answer.
         add: schema.SINK_FILE, all files that the version adds.
         remove: the paths of all files that the version removes.
+        columns: of the rows; None: those of an added file.
+        is_rearranged: the same rows lie in other files, as after a compaction.
 
     Returns:
-        True if readers see the version; False while an earlier one is missing.
+        True if readers see the version; False if an earlier one is missing, so that nothing was
+        written.
     """
-    folder = _folder(sink)
-    if folder is None:
-        return False
-    entry = {"version": version, "add": add.to_pylist(), "remove": list(remove)}
-    content = durable_files.dump_json(entry)
-    _write(folder / _name(version, "json"), lambda path: path.write_bytes(content))
-    listing = _list(folder)
-    if listing.version < version:
-        return False
-    if listing.version - listing.base >= CHECKPOINT_VERSIONS:
-        known = read(sink)
-        if known.version - listing.base >= known.files.num_rows // _FILES_PER_VERSION:
-            _checkpoint(folder, known.version, files=known.files)
-            _tidy(folder)
-    return True
+    log, removed = _Log(sink), list(remove)
+    for _ in range(_LOOKS):
+        listing = log.listing()
+        if listing.number < 0:
+            return False
+        known = log.table(listing)
+        number = version + known.offset
+        if number != listing.number + 1:
+            return number <= listing.number
+        # The rows of a compaction have the columns of older files.
+        table = known if is_rearranged else known.with_columns(columns or _columns_of(sink, add))
+        if log.commit(
+            number,
+            add=add,
+            remove=removed,
+            table=table,
+            with_protocol=table.protocol != known.protocol,
+            is_rearranged=is_rearranged,
+        ):
+            if log.is_checkpoint_due(listing, number) and (now := log.snapshot()) is not None:
+                log.checkpoint(now)
+                log.tidy()
+            return True
+    return False
 
 
 def version_of(listed: pa.Table) -> int:
@@ -241,8 +511,39 @@ def version_of(listed: pa.Table) -> int:
     return int(listed.schema.metadata[b"version"])
 
 
+def _now_ms() -> int:
+    return SystemClock().now_ms()
+
+
+def _columns_of(sink: Path, files: pa.Table) -> pa.Schema:
+    """Return the columns of one of these files; none if there is no such file."""
+    for path in files["path"].slice(max(0, files.num_rows - 1)).to_pylist():
+        try:
+            return pq.read_schema(within(sink, path))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            logger.info("columns unknown file=%s why=%s", path, error)
+    return pa.schema([])
+
+
+def _sized(files: pa.Table, sink: Path) -> pa.Table:
+    """Fill in sizes that the broker does not know: without its size no engine reads a file."""
+    if not files["bytes"].null_count:
+        return files
+    described = files.to_pylist()
+    for file in described:
+        if file["bytes"] is None:
+            with contextlib.suppress(OSError, ValueError):
+                file["bytes"] = within(sink, file["path"]).stat().st_size
+    return as_files(described)
+
+
 def _paths(files: pa.Table) -> set[str]:
     return set(files["path"].to_pylist())
+
+
+def _missing_in(known: pa.Table, files: pa.Table) -> list[bool]:
+    paths = _paths(known)
+    return [path not in paths for path in files["path"].to_pylist()]
 
 
 def _pointer(sink: Path) -> dict[str, Any] | None:
@@ -260,48 +561,3 @@ def _load(path: Path) -> dict[str, Any]:
         return durable_files.load_json(path.read_bytes())
     except ValueError as error:
         raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
-
-
-def _folder(sink: Path) -> Path | None:
-    pointer = _pointer(sink)
-    return sink / pointer["folder"] if pointer and "folder" in pointer else None
-
-
-def _list(folder: Path) -> _Listing:
-    found: dict[str, list[int]] = {"checkpoint": [], "json": []}
-    for path in folder.iterdir():
-        version, _, ending = path.name.partition(".")
-        if ending in found and version.isdigit():
-            found[ending].append(int(version))
-    return _Listing(sorted(found["checkpoint"]), frozenset(found["json"]))
-
-
-def _name(version: int, ending: str) -> str:
-    return f"{version:020}.{ending}"
-
-
-def _checkpoint(folder: Path, version: int, *, files: pa.Table) -> None:
-    _write(
-        folder / _name(version, "checkpoint"),
-        lambda path: checked_parquet.write(files, path, compression="zstd"),
-    )
-
-
-def _tidy(folder: Path) -> None:
-    """Delete what the last two checkpoints replace; readers of the older one can finish."""
-    listing = _list(folder)
-    if len(listing.checkpoints) < 2:
-        return
-    needed = listing.checkpoints[-2]
-    for version in listing.checkpoints[:-2]:
-        (folder / _name(version, "checkpoint")).unlink(missing_ok=True)
-    for version in listing.entries:
-        if version <= needed:
-            (folder / _name(version, "json")).unlink(missing_ok=True)
-
-
-def _write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Write a file atomically and durably."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
-    fill(temporary)
-    durable_files.publish(temporary, path)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rmq_pipeline.errors import SinkChangedError
+from rmq_pipeline.errors import BusyError, SinkChangedError
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.manifest import named_below, within
 from rmq_pipeline.verbs import Verbs
@@ -16,23 +16,43 @@ logger = logging.getLogger(__name__)
 
 #: Grace period of replaced files, for readers of an older manifest.
 GRACE_MS: Final = 10 * 60_000
+_TRIES: Final = 20
 
 
-def publish(verbs: Verbs, group: str, *, sink: Path) -> pa.Table:
-    """Write the broker's current list to the manifest, and return the list."""
-    # Read first, so that the broker's list is at least as new as the manifest.
-    known = manifest.read(sink)
-    listed = named_below(verbs.sink_files(group), sink=sink)
-    manifest.publish(sink, listed, known=known)
-    return listed
+def publish(verbs: Verbs, group: str, *, sink: Path, columns: pa.Schema | None = None) -> pa.Table:
+    """Write the broker's current list to the manifest, and return the list.
+
+    Args:
+        columns: of the sink's rows; None: those of its files.
+    """
+    for _ in range(_TRIES):
+        # Read first, so that the broker's list is at least as new as the manifest.
+        known = manifest.known(sink)
+        listed = named_below(verbs.sink_files(group), sink=sink)
+        if manifest.publish(sink, listed, known=known, columns=columns):
+            return listed
+    raise BusyError(f"Other publishers of the sink {sink} were faster {_TRIES} times.")
 
 
 def publish_version(
-    verbs: Verbs, group: str, *, sink: Path, version: int, add: pa.Table, remove: Sequence[str]
+    verbs: Verbs,
+    group: str,
+    *,
+    sink: Path,
+    version: int,
+    add: pa.Table,
+    remove: Sequence[str],
+    columns: pa.Schema | None = None,
+    is_rearranged: bool = False,
 ) -> None:
-    """Add one version to the manifest, and earlier ones that are still missing."""
-    if not manifest.record(sink, version, add=add, remove=remove):
-        publish(verbs, group, sink=sink)
+    """Add one version to the manifest, and earlier ones that are still missing.
+
+    The arguments are those of ``manifest.record``.
+    """
+    if not manifest.record(
+        sink, version, add=add, remove=remove, columns=columns, is_rearranged=is_rearranged
+    ):
+        publish(verbs, group, sink=sink, columns=columns)
 
 
 def replace(
@@ -46,6 +66,7 @@ def replace(
     partitions: Sequence[str] = (),
     window: tuple[str, int] | None = None,
     reason: str = "",
+    is_rearranged: bool = False,
 ) -> dict[str, Any]:
     """Replace files of a sink by staged ones, in the broker and in the manifest.
 
@@ -56,6 +77,7 @@ def replace(
         add: schema.SINK_FILE, staged under names that no window's files have (``stage``'s names
             begin with ``part-``, and are swept by the next window).
         window: name and epoch of the window under which the caller works.
+        is_rearranged: the new files have the rows of the old ones.
 
     Returns:
         As ``replace_sink_files``: {"version", "added", "removed"}.
@@ -80,7 +102,13 @@ def replace(
         raise
     if answer["added"] == add["path"].to_pylist():
         publish_version(
-            verbs, group, sink=sink, version=answer["version"], add=add, remove=answer["removed"]
+            verbs,
+            group,
+            sink=sink,
+            version=answer["version"],
+            add=add,
+            remove=answer["removed"],
+            is_rearranged=is_rearranged,
         )
     else:
         delete_staged(sink, add, named=answer["added"])

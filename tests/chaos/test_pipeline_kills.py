@@ -24,7 +24,7 @@ from tests.chaos.floor import CONSUMER, Floor, go_on, pause, stop
 from tests.conftest import Eventually
 
 pytestmark = [
-    # Dagster, Spark and a broker: beside other tests its runs are late, and so is what it waits for.
+    # Dagster, Spark and a broker: beside other tests its runs are late.
     pytest.mark.alone,
     pytest.mark.chaos,
     pytest.mark.slow,

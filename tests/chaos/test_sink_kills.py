@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import deltalake
 import numpy as np
+import polars as pl
 import psutil
 import pyarrow as pa
 import pytest
@@ -284,6 +286,9 @@ def assert_tidy(client: Client, sink: Path) -> None:
     counting: Any = client.sink_files(GROUP)["path"].to_pylist()
     assert {str(Path(path).relative_to(sink)) for path in readers.sink_paths(sink)} == set(counting)
     assert {str(path.relative_to(sink)) for path in sink.glob("hour=*/*")} == set(counting)
+    table = deltalake.DeltaTable(sink)
+    assert {str(Path(uri).relative_to(sink)) for uri in table.file_uris()} == set(counting)
+    assert pl.scan_delta(table).select(pl.len()).collect().item() == MESSAGES
     rows = readers.sink_table(sink, columns=["queue_id", "queue_offset"])
     places = rows.group_by(["queue_id", "queue_offset"]).aggregate([])
     assert places.num_rows == MESSAGES

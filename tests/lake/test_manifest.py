@@ -46,8 +46,7 @@ def counting(sink: Path) -> tuple[int, list[str]]:
 
 
 def names(sink: Path) -> list[str]:
-    (folder,) = sink.glob("_manifest-*")
-    return sorted(path.name.lstrip("0") for path in folder.iterdir())
+    return sorted(path.name.lstrip("0") for path in (sink / manifest.LOG).iterdir())
 
 
 def test_versions_follow_each_other(tmp_path: Path) -> None:
@@ -78,6 +77,8 @@ def test_nothing_is_seen_beyond_a_version_that_is_missing(tmp_path: Path) -> Non
     assert not seen
     assert counting(tmp_path) == (1, ["a"])
     assert manifest.record(tmp_path, 2, add=files("b"))
+    assert counting(tmp_path) == (2, ["a", "b"])
+    assert manifest.record(tmp_path, 3, add=files("c"))
     assert counting(tmp_path) == (3, ["a", "b", "c"])
 
 
@@ -106,15 +107,16 @@ def test_writing_a_version_again_or_late_changes_nothing(tmp_path: Path) -> None
 
 def test_many_versions_are_kept_in_few_files(tmp_path: Path) -> None:
     publish(tmp_path, 0)
-    versions = 5 * manifest.CHECKPOINT_VERSIONS + 3
+    versions = 6 * manifest.CHECKPOINT_VERSIONS + 3
 
     for version in range(1, versions + 1):
         manifest.record(tmp_path, version, add=files(f"f{version}"))
 
     assert counting(tmp_path) == (versions, [f"f{v}" for v in range(1, versions + 1)])
     left = names(tmp_path)
-    assert sum(name.endswith(".checkpoint") for name in left) == 2
-    assert len(left) <= 2 * manifest.CHECKPOINT_VERSIONS + 3
+    kept = manifest.KEPT_VERSIONS // manifest.CHECKPOINT_VERSIONS + 1
+    assert sum(name.endswith(".checkpoint.parquet") for name in left) == kept
+    assert len(left) <= kept * (manifest.CHECKPOINT_VERSIONS + 1) + 3
 
 
 def test_a_large_sink_is_not_rewritten_every_64_versions(tmp_path: Path) -> None:
@@ -124,7 +126,8 @@ def test_a_large_sink_is_not_rewritten_every_64_versions(tmp_path: Path) -> None
     for version in range(2, 150):
         manifest.record(tmp_path, version, add=files(f"g{version}"))
 
-    assert [name for name in names(tmp_path) if name.endswith(".checkpoint")] == ["1.checkpoint"]
+    checkpoints = [name for name in names(tmp_path) if name.endswith(".checkpoint.parquet")]
+    assert checkpoints == ["1.checkpoint.parquet"]
     assert len(counting(tmp_path)[1]) == len(many) + 148
 
 
@@ -162,7 +165,8 @@ def test_a_manifest_of_another_life_of_the_sink_is_given_up(tmp_path: Path) -> N
     assert counting(tmp_path) == (2, ["a", "b"])
     publish(tmp_path, 2, "c")
     assert counting(tmp_path) == (2, ["c"])
-    assert len(list(tmp_path.glob("_manifest-*"))) == 1
+    assert manifest.record(tmp_path, 3, add=files("d"))
+    assert counting(tmp_path) == (3, ["c", "d"])
 
 
 def test_a_manifest_of_format_1_is_read_and_replaced(tmp_path: Path) -> None:
@@ -177,7 +181,7 @@ def test_a_manifest_of_format_1_is_read_and_replaced(tmp_path: Path) -> None:
     assert before == (0, ["a"])
     assert not seen
     assert counting(tmp_path) == (5, ["a", "b"])
-    assert json.loads((tmp_path / manifest.NAME).read_text())["format"] == 2
+    assert json.loads((tmp_path / manifest.NAME).read_text())["format"] == 3
 
 
 def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -189,8 +193,8 @@ def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_unfinished_is_not_read(tmp_path: Path) -> None:
     publish(tmp_path, 1, "a")
-    (folder,) = tmp_path.glob("_manifest-*")
-    (folder / f"{2:020}.json.abc.tmp").write_text('{"version"', encoding="utf-8")
+    log = tmp_path / manifest.LOG
+    (log / f".{2:020}.json.abc.tmp").write_text('{"version"', encoding="utf-8")
     (tmp_path / f"{manifest.NAME}.abc.tmp").write_text("{", encoding="utf-8")
 
     assert counting(tmp_path) == (1, ["a"])
