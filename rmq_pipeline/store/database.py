@@ -192,8 +192,15 @@ class Database:
         """Return the result of a question about rows of consume queues."""
         return self._read(question.run)
 
-    def query(self, sql: str, *, timeout_s: float) -> pa.Table:
+    def query(
+        self, sql: str, *, timeout_s: float, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> pa.Table:
         """Return the result of one SELECT over the views.
+
+        Args:
+            sql: the query.
+            timeout_s: its time limit.
+            is_abandoned: called now and then; once it returns True, the query is stopped.
 
         Raises:
             QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
@@ -201,10 +208,13 @@ class Database:
         # A broker that answers no query need not import sqlglot: 0.14 s of the processor at start.
         from rmq_pipeline.store.query import analysis
 
-        rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
-        views = [name for (name,) in rows]
+        views = self._view_names()
         analysis.check(sql, views, macros=self._queries.macros)
-        return self._queries.run(sql, views=views, timeout_s=timeout_s)
+        return self._queries.run(sql, views=views, timeout_s=timeout_s, is_abandoned=is_abandoned)
+
+    def _view_names(self) -> list[str]:
+        rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
+        return [name for (name,) in rows]
 
     def stop_queries(self) -> None:
         """Interrupt the running queries."""

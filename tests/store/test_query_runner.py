@@ -10,6 +10,7 @@ from rmq_pipeline.errors import QueryError, StorageError
 from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.query import runner
+from rmq_pipeline.store.query.process import Limit
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import dispatch, message, messages
@@ -48,6 +49,29 @@ def test_long_query_is_stopped(database: Database) -> None:
         database.query(ENDLESS, timeout_s=0.2)
 
     assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "sql", [ENDLESS, f"SELECT regexp_matches('a', i::text) FROM ({ENDLESS}) t(i)"]
+)
+def test_a_query_ends_when_its_caller_has_gone(database: Database, sql: str) -> None:
+    gone = threading.Event()
+    threading.Timer(0.2, gone.set).start()
+
+    with pytest.raises(QueryError, match="its caller has gone"):
+        database.query(sql, timeout_s=60, is_abandoned=gone.is_set)
+
+    assert database.query("SELECT 1", timeout_s=30).num_rows == 1
+
+
+def test_a_query_that_waits_for_its_turn_ends_when_its_caller_has_gone(database: Database) -> None:
+    queries = [database._queries._free.get() for _ in range(2)]
+
+    with pytest.raises(QueryError, match="its caller has gone"):
+        database.query("SELECT 1", timeout_s=60, is_abandoned=lambda: True)
+
+    for cursor in queries:
+        database._queries._free.put(cursor)
 
 
 def test_a_limit_that_is_over_before_the_query_begins_holds(database: Database) -> None:
@@ -190,11 +214,8 @@ def test_a_query_that_outlives_its_runner_lets_the_database_go(database: Databas
         begun.set()
         may_end.wait(20)
 
-    thread = threading.Thread(
-        target=queries._in_turn,
-        args=(work,),
-        kwargs={"timeout_s": 60, "deadline": Deadline(60)},
-    )
+    limit = Limit(60, Deadline(60), lambda: False)
+    thread = threading.Thread(target=queries._in_turn, args=(work, limit))
     thread.start()
     assert begun.wait(20)
     queries.close()

@@ -8,7 +8,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
 from rmq_pipeline.broker.decide.group_offsets import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import arguments, keyed_state, queries
+from rmq_pipeline.broker.work import arguments, keyed_state, queries, waiting
 from rmq_pipeline.errors import QueryError
 
 
@@ -180,7 +180,9 @@ class Reading(Opened):
         select = arguments.text(query, "query", error=QueryError)
         timeout_s = arguments.query_s(timeout_s)
         self._engine.dispatched()  # a query may read any table
-        return self._engine.database.query(select, timeout_s=timeout_s)
+        return self._engine.database.query(
+            select, timeout_s=timeout_s, is_abandoned=waiting.caller()
+        )
 
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:

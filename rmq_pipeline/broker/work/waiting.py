@@ -334,6 +334,12 @@ def is_gone() -> bool:
     return watched is not None and watched.is_gone()
 
 
+def caller() -> Callable[[], bool]:
+    """Return a function for other threads: True once the caller of the running verb has gone."""
+    watched = _watched.get()
+    return watched.is_gone if watched is not None else lambda: False
+
+
 def waits_no_more() -> bool:
     """Return True if the running verb must not wait any longer, nor take anything."""
     watched = _watched.get()

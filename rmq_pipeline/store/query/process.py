@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -39,6 +39,8 @@ _CONFIG: Final = {
     "python_enable_replacements": False,
     "temp_directory": "",
 }
+#: Interval at which a query checks for its caller.
+LOOK_S: Final = 0.5
 LATER: Final = "Wait and retry."
 SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 
@@ -46,6 +48,11 @@ SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 def limit_error(timeout_s: float) -> QueryError:
     """Return the error of a query that exceeded its time limit."""
     return QueryError(f"The query did not end within {timeout_s:g} s.", remedy=SELECT_LESS)
+
+
+def abandoned_error() -> QueryError:
+    """Return the error of a query whose caller has gone."""
+    return QueryError("The query was stopped: its caller has gone.", remedy=LATER)
 
 
 def read_batches(reader: Iterable[pa.RecordBatch], *, most_bytes: int) -> list[pa.RecordBatch]:
@@ -66,6 +73,14 @@ def read_batches(reader: Iterable[pa.RecordBatch], *, most_bytes: int) -> list[p
     return batches
 
 
+class Limit(NamedTuple):
+    """When a query must end."""
+
+    timeout_s: float
+    deadline: Deadline
+    is_abandoned: Callable[[], bool]
+
+
 class QueryProcesses:
     """Starts one process per query, at most ``most`` at the same time."""
 
@@ -77,23 +92,25 @@ class QueryProcesses:
         self._closed = False
 
     @contextmanager
-    def started(self, *, timeout_s: float) -> Iterator[QueryProcess]:
+    def started(self, limit: Limit) -> Iterator[QueryProcess]:
         """Start a process; kill it at the time limit and at the end of the block.
 
         Raises:
             QueryError: other queries occupied all processes until the time limit.
         """
-        deadline = Deadline(timeout_s)
-        if not self._turns.acquire(timeout=timeout_s):
-            raise QueryError(
-                f"The query has waited {timeout_s:g} s for other queries in processes.",
-                remedy=LATER,
-            )
+        while not self._turns.acquire(timeout=min(limit.deadline.left_s, LOOK_S)):
+            if limit.is_abandoned():
+                raise abandoned_error()
+            if limit.deadline.is_over:
+                raise QueryError(
+                    f"The query has waited {limit.timeout_s:g} s for other queries in processes.",
+                    remedy=LATER,
+                )
         try:
             with self._lock:
                 if self._closed:
                     raise QueryError("The broker closes the home.", remedy=LATER)
-                process = _start(self._limits, timeout_s=timeout_s, deadline=deadline)
+                process = _start(self._limits, limit)
                 self._running.add(process)
             try:
                 yield process
@@ -132,9 +149,9 @@ class _Copies:
 class QueryProcess:
     """The process of one query: ``feed`` copies its rows, then ``answer`` reads the result."""
 
-    def __init__(self, limits: QueryLimits, *, timeout_s: float, deadline: Deadline) -> None:
+    def __init__(self, limits: QueryLimits, limit: Limit) -> None:
         self._limits = limits
-        self._timeout_s = timeout_s
+        self._limit = limit
         #: While the phase is "copying", a transaction is open for this process.
         self.phase: Literal["starting", "copying", "running"] = "starting"
         #: The error of a process that was killed.
@@ -149,10 +166,10 @@ class QueryProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._timer = threading.Timer(deadline.left_s, self._give_up)
-        self._timer.daemon = True
+        self._ended = threading.Event()
+        watch = threading.Thread(target=self._watch, name="rmq-query-limit", daemon=True)
         try:
-            self._timer.start()
+            watch.start()
         except BaseException:
             self.end()
             raise
@@ -219,7 +236,7 @@ class QueryProcess:
 
     def end(self) -> None:
         """Kill the process, close its pipes and wait until it has exited."""
-        self._timer.cancel()
+        self._ended.set()
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with suppress(OSError):
@@ -228,9 +245,14 @@ class QueryProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GONE_S)
 
-    def _give_up(self) -> None:
-        error = limit_error(self._timeout_s)
-        self.kill(error.message, remedy=error.remedy)
+    def _watch(self) -> None:
+        """Kill the process at its time limit, or when its caller has gone."""
+        while not self._ended.wait(min(self._limit.deadline.left_s, LOOK_S)):
+            is_late = self._limit.deadline.is_over
+            if is_late or self._limit.is_abandoned():
+                error = limit_error(self._limit.timeout_s) if is_late else abandoned_error()
+                self.kill(error.message, remedy=error.remedy)
+                return
 
     def _source(
         self,
@@ -324,9 +346,9 @@ class QueryProcess:
         return None
 
 
-def _start(limits: QueryLimits, *, timeout_s: float, deadline: Deadline) -> QueryProcess:
+def _start(limits: QueryLimits, limit: Limit) -> QueryProcess:
     try:
-        return QueryProcess(limits, timeout_s=timeout_s, deadline=deadline)
+        return QueryProcess(limits, limit)
     except OSError as error:
         raise QueryError(
             f"The query needs a process of its own, which did not start: {error}.", remedy=LATER

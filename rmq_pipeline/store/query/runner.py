@@ -14,7 +14,15 @@ from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.store.connection import is_short_of_memory
 from rmq_pipeline.store.query.interruptible import is_interruptible
-from rmq_pipeline.store.query.process import LATER, QueryProcesses, limit_error, read_batches
+from rmq_pipeline.store.query.process import (
+    LATER,
+    LOOK_S,
+    Limit,
+    QueryProcesses,
+    abandoned_error,
+    limit_error,
+    read_batches,
+)
 from rmq_pipeline.store.statements import named, view_macros
 
 _BATCH_ROWS: Final = 65_536
@@ -58,26 +66,33 @@ class QueryRunner:
             cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
             self._free.put(cursor)
 
-    def run(self, sql: str, *, views: Collection[str] = (), timeout_s: float) -> pa.Table:
+    def run(
+        self,
+        sql: str,
+        *,
+        views: Collection[str] = (),
+        timeout_s: float,
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> pa.Table:
         """Return the result of a checked query.
 
         Args:
             views: the views that it may read. A query that DuckDB cannot reliably interrupt runs in
                 a process of its own, on a copy of their rows.
+            timeout_s: the time limit.
+            is_abandoned: called now and then; once it returns True, the query is stopped.
 
         Raises:
             QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
                 than the limits allow, or it was stopped to free memory or for a checkpoint.
         """
-        deadline = Deadline(timeout_s)
+        limit = Limit(timeout_s, Deadline(timeout_s), is_abandoned)
         if self._is_interruptible(sql):
-            return self._in_turn(
-                lambda cursor: self._answer(cursor, sql), timeout_s=timeout_s, deadline=deadline
-            )
+            return self._in_turn(lambda cursor: self._answer(cursor, sql), limit)
         from rmq_pipeline.store.query.analysis import readings
 
         read = readings(sql, views, macros=self.macros)
-        with self._processes.started(timeout_s=timeout_s) as process:
+        with self._processes.started(limit) as process:
 
             def feed(cursor: duckdb.DuckDBPyConnection) -> None:
                 self._begin(cursor, sql)
@@ -89,7 +104,7 @@ class QueryRunner:
                     may_run=self._is_interruptible,
                 )
 
-            self._in_turn(feed, timeout_s=timeout_s, deadline=deadline)
+            self._in_turn(feed, limit)
             return process.answer(self._limits.result_bytes)
 
     def _is_interruptible(self, sql: str) -> bool:
@@ -106,31 +121,26 @@ class QueryRunner:
     def _in_turn(
         self,
         work: Callable[[duckdb.DuckDBPyConnection], _Answer],
-        *,
-        timeout_s: float,
-        deadline: Deadline,
+        limit: Limit,
     ) -> _Answer:
         """Wait for a free cursor, return the result of ``work``, and translate DuckDB's errors."""
-        try:
-            cursor = self._free.get(timeout=deadline.left_s)
-        except queue.Empty:
-            raise QueryError(
-                f"The query has waited {timeout_s:g} s for other queries.", remedy=LATER
-            ) from None
+        cursor = self._turn(limit)
         ended = threading.Event()
-        limit = threading.Thread(
+        watch = threading.Thread(
             target=_interrupt,
             args=(cursor, ended),
-            kwargs={"deadline": deadline},
+            kwargs={"limit": limit},
             name="rmq-query-limit",
             daemon=True,
         )
         try:
-            limit.start()
+            watch.start()
             return work(cursor)
         except duckdb.InterruptException as error:
-            if deadline.is_over:
-                raise limit_error(timeout_s) from error
+            if limit.deadline.is_over:
+                raise limit_error(limit.timeout_s) from error
+            if limit.is_abandoned():
+                raise abandoned_error() from error
             raise QueryError(
                 "The query was stopped: the broker needed its memory or a checkpoint.",
                 remedy=LATER,
@@ -144,12 +154,26 @@ class QueryRunner:
             raise QueryError(str(error)) from error
         finally:
             ended.set()
-            if limit.ident is not None:
-                limit.join()  # it must not interrupt the next query of this connection
+            if watch.ident is not None:
+                watch.join()  # it must not interrupt the next query of this connection
             _roll_back(cursor)
             if not self._cursors:  # ``close`` did not wait for this query
                 cursor.close()
             self._free.put(cursor)
+
+    def _turn(self, limit: Limit) -> duckdb.DuckDBPyConnection:
+        """Wait for a free cursor."""
+        while True:
+            try:
+                return self._free.get(timeout=min(limit.deadline.left_s, LOOK_S))
+            except queue.Empty:
+                if limit.is_abandoned():
+                    raise abandoned_error() from None
+                if limit.deadline.is_over:
+                    raise QueryError(
+                        f"The query has waited {limit.timeout_s:g} s for other queries.",
+                        remedy=LATER,
+                    ) from None
 
     def stop(self) -> None:
         """Interrupt all running queries, and wait up to 5 s each for their memory to be freed."""
@@ -216,14 +240,13 @@ class QueryRunner:
                     return None
 
 
-def _interrupt(
-    cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, deadline: Deadline
-) -> None:
-    """Interrupt a query repeatedly from the deadline until it has ended."""
-    pause_s = deadline.left_s
-    while not ended.wait(pause_s):
+def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, limit: Limit) -> None:
+    """Interrupt a query repeatedly, from its deadline or the loss of its caller to its end."""
+    while not ended.wait(min(limit.deadline.left_s, LOOK_S)):
+        if limit.deadline.is_over or limit.is_abandoned():
+            break
+    while not ended.wait(_AGAIN_S):
         cursor.interrupt()
-        pause_s = _AGAIN_S
 
 
 def _roll_back(cursor: duckdb.DuckDBPyConnection) -> None:
