@@ -15,6 +15,9 @@ from tests.store import rows
 from tests.store.rows import dispatch, events
 
 ALLOWED = [
+    "SELECT * FROM main.messages AS m",
+    'SELECT "main"."messages".topic FROM "MAIN"."Messages"',
+    "SELECT regexp_matches(topic, '.') FROM main.topics WHERE topic = 'departures'",
     "SELECT 1",
     "FROM topics",
     "SELECT * FROM progress;",
@@ -61,6 +64,11 @@ FILES = [
     "LOAD '{file}'",
 ]
 REFUSED = [
+    "SELECT * FROM main.nope",
+    "SELECT * FROM main.read_text('/etc/passwd')",
+    "SELECT * FROM state.main.messages",
+    "SELECT * FROM store.messages",
+    "WITH t AS (SELECT 1) SELECT * FROM main.t",
     "",
     "-- nothing",
     "SELECT 1; SELECT 2",

@@ -46,6 +46,8 @@ _REFUSED_FUNCTIONS: Final = frozenset(
 #: Longer queries are checked each time.
 _REMEMBERED_CHARACTERS: Final = 4_096
 _DIALECT: Final = "duckdb"
+#: DuckDB's schema of the views, which a query may name: database tools write it before each view.
+SCHEMA: Final = "main"
 #: Expressions allowed in a condition that is applied during copying: their text has the same
 #: meaning in any query.
 _PLAIN: Final = (
@@ -77,11 +79,13 @@ def _check(sql: str, views: frozenset[str], *, macros: frozenset[str]) -> None:
     if not isinstance(tree, exp.Query) or isinstance(tree, exp.Table):
         what = tree.name if isinstance(tree, exp.Command) else tree.key
         raise QueryError(f"A query must be a SELECT, not {what.upper()}.")
+    of_schema = {f"{SCHEMA}.{name.lower()}" for name in views}
     names = {name.lower() for name in views}
     names |= {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     functions = _TABLE_FUNCTIONS | {name.lower() for name in macros}
     for node in tree.walk():
-        _check_node(node, names, functions=functions)
+        if not (isinstance(node, exp.Table) and _qualified(node) in of_schema):
+            _check_node(node, names, functions=functions)
 
 
 #: Remembers accepted queries: parsing takes 2 ms, and sensors ask the same every few seconds.
@@ -122,6 +126,12 @@ def _check_node(node: exp.Expr, names: Collection[str], *, functions: Collection
         raise QueryError(f"{node.key.upper()} is not allowed in a query.")
     elif isinstance(node, exp.Func):
         _check_function(node)
+
+
+def _qualified(table: exp.Table) -> str:
+    """Return schema and name of a table, as tools write it; "" if it is not named like this."""
+    is_view = isinstance(table.this, exp.Identifier) and not table.catalog
+    return f"{table.db}.{table.name}".lower() if is_view and table.db else ""
 
 
 def _check_table(table: exp.Table, names: Collection[str], *, functions: Collection[str]) -> None:
