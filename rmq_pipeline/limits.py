@@ -174,6 +174,14 @@ FLIGHT_SLICE_BYTES = 1 * MIB
 FLIGHT_COMMAND_BYTES = FLIGHT_MESSAGE_BYTES - 64 * 1024
 #: Memory that the arguments of a call may take while it waits for messages.
 FLIGHT_WAITING_BYTES = 4 * MIB
+#: Characters of a statement of Flight SQL with its values; a ticket has at most four times as many
+#: bytes. Time for which a ticket or a prepared statement is valid.
+FLIGHT_SQL_CHARACTERS = 128 * 1024
+FLIGHT_SQL_HANDLE_MS = 12 * 3600 * 1000
+#: Bytes of bound parameters, as an Arrow stream.
+FLIGHT_SQL_PARAMETERS_BYTES = 2 * MIB
+#: Target size of a record batch for foreign clients, of which some accept 4 MiB a message.
+FLIGHT_SQL_PIECE_BYTES = 1 * MIB
 
 LOG_FILE_BYTES = 256 * MIB
 RESERVE_BYTES = 256 * MIB

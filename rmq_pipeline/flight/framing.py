@@ -21,14 +21,14 @@ from rmq_pipeline.errors import TableSchemaError
 
 #: Field numbers of protobuf's messages FlightData, FlightDescriptor, Action and Result.
 _DESCRIPTOR, _HEADER, _METADATA, _BODY = 1, 2, 3, 1000
-_COMMAND, _ACTION_BODY, _RESULT_BODY = 2, 2, 1
+_COMMAND, _ACTION_TYPE, _ACTION_BODY, _RESULT_BODY = 2, 1, 2, 1
 #: Fields are parsed in Python: many of them would hold the interpreter lock for seconds.
 _MOST_FIELDS: Final = 64
 #: Wire types of protobuf: a number, and bytes with their length.
 _NUMBER, _BYTES = 0, 2
 _METADATA_TAG: Final = bytes([_METADATA << 3 | _BYTES])
 _RESULT_TAG: Final = bytes([_RESULT_BODY << 3 | _BYTES])
-#: The only action type, and the size of the command's length prefix.
+#: The action type of this library's client, and the size of the command's length prefix.
 CALL: Final = "call"
 _LENGTH_BYTES: Final = 4
 
@@ -41,6 +41,15 @@ class Message(NamedTuple):
 
     command: bytes | None
     data: memoryview | None
+
+
+class ForeignAction(Exception):  # noqa: N818 - nothing is wrong with it
+    """An action that is not a call of this library's client, and is answered elsewhere."""
+
+    def __init__(self, kind: str, body: bytes) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.body = body
 
 
 def read_message(message: bytes) -> Message:
@@ -65,8 +74,13 @@ def read_action(message: bytes) -> Message:
 
     Raises:
         RequestError: the action is invalid, or has no command.
+        ForeignAction: it is not CALL.
     """
-    whole = _read(message).get(_ACTION_BODY, memoryview(b""))
+    fields = _read(message)
+    whole = fields.get(_ACTION_BODY, memoryview(b""))
+    kind = bytes(fields.get(_ACTION_TYPE, b""))
+    if kind != CALL.encode():
+        raise ForeignAction(kind.decode(errors="replace"), bytes(whole))
     start = _LENGTH_BYTES + int.from_bytes(whole[:_LENGTH_BYTES], "little")
     if start > len(whole):
         raise errors.RequestError("A message of the call is not an action: it is too short.")
@@ -290,3 +304,85 @@ def _field(found: memoryview, table: int, *, number: int) -> int | None:
     if at >= len(found):
         raise struct.error("a field beyond the message")
     return at if distance else None
+
+
+# ------------------------------------------------------------------------- Flight's own messages
+
+_CONTINUATION: Final = b"\xff\xff\xff\xff"
+_ALIGNMENT: Final = 8
+_HEADER_TAG: Final = bytes([_HEADER << 3 | _BYTES])
+#: The tag of field 1000 takes two bytes.
+_BODY_TAG: Final = bytes([(_BODY << 3 | _BYTES) & 0x7F | 0x80, (_BODY << 3 | _BYTES) >> 7])
+
+
+class Data(NamedTuple):
+    """A message FlightData of a foreign client, with a message of Arrow's IPC format."""
+
+    command: bytes | None
+    header: memoryview
+    body: memoryview
+
+
+def read_data(message: bytes) -> Data:
+    """Decode a message with a piece of a table.
+
+    Raises:
+        RequestError: the message is invalid.
+    """
+    fields = _read(message)
+    descriptor = _read(fields[_DESCRIPTOR]) if _DESCRIPTOR in fields else {}
+    command = descriptor.get(_COMMAND)
+    empty = memoryview(b"")
+    return Data(
+        None if command is None else bytes(command),
+        fields.get(_HEADER, empty),
+        fields.get(_BODY, empty),
+    )
+
+
+class Stream:
+    """Joins the pieces of a table to an Arrow stream."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Create an empty stream of ``most_bytes`` at most."""
+        self._most_bytes = most_bytes
+        self._size = 0
+        self._pieces: list[bytes | memoryview] = []
+
+    def add(self, data: Data) -> None:
+        """Add a piece.
+
+        Raises:
+            MessageBodyTooLargeError: the stream exceeds its limit.
+        """
+        if not data.header:
+            return
+        pad = -data.header.nbytes % _ALIGNMENT
+        length = (data.header.nbytes + pad).to_bytes(4, "little")
+        pieces = (_CONTINUATION, length, data.header, b"\0" * pad, data.body)
+        self._size += sum(map(len, pieces))
+        if self._size > self._most_bytes:
+            raise errors.MessageBodyTooLargeError(
+                f"The parameters have more than {self._most_bytes} bytes.",
+                remedy="Bind smaller values.",
+            )
+        self._pieces += pieces
+
+    def whole(self) -> pa.Buffer:
+        """Return the stream."""
+        return pa.py_buffer(b"".join((*self._pieces, _CONTINUATION, b"\0\0\0\0")))
+
+
+def write_data(table: pa.Table, *, with_schema: bool) -> Iterator[bytes]:
+    """Yield a table as messages of foreign clients.
+
+    Args:
+        table: its rows.
+        with_schema: begin with the message of the schema.
+    """
+    for message in pa.ipc.MessageReader.open_stream(pack(table)):
+        if message.type == "schema" and not with_schema:
+            continue
+        header = _written(_HEADER_TAG, memoryview(message.metadata))
+        body = memoryview(message.body) if message.body is not None else memoryview(b"")
+        yield b"".join((header, _written(_BODY_TAG, body)))

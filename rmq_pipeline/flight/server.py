@@ -25,12 +25,15 @@ from rmq_pipeline.broker.verbs.declaration import Declaration, declarations
 from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.waiting import watching
 from rmq_pipeline.flight import framing, wire
-from rmq_pipeline.flight.service import Call, Intake, Room, Service
+from rmq_pipeline.flight.service import Call, Caller, Intake, Room, Service
+from rmq_pipeline.flight.sql_endpoint import SqlEndpoint
 from rmq_pipeline.verb import PullResult, Verb
 
 log = logging.getLogger(__name__)
 
 _DECLARED: Final = declarations(Broker)
+#: The verb of Flight SQL.
+_SQL: Final = _DECLARED["sql"]
 
 #: Estimated bytes of Python objects per byte of JSON, per separator, and per container.
 _PARSED: Final = ((b"", 4), (b",", 40), (b":", 40), (b"[", 72), (b"{", 72))
@@ -95,6 +98,7 @@ class FlightServer:
             f"{named}:{port}",
             exchange=self.exchange,
             sign_in=self._sign_in,
+            sql=SqlEndpoint(self, self._room, silent_s=allowed.silent_s),
             certificate=certificate,
             calls=allowed.calls,
         )
@@ -126,10 +130,13 @@ class FlightServer:
 
         Raises:
             RocketMQError: the call is refused before its body was read completely.
+            ForeignAction: it is an action of Flight SQL.
         """
         said = Intake(call, silent_s=self._silent_s)
         try:
             answer = self._answer(call, said)
+        except framing.ForeignAction:
+            raise
         except Exception as error:
             refused = (
                 error
@@ -192,6 +199,27 @@ class FlightServer:
             with self._counted(parsed.verb.name):
                 _check_waiting(parsed, own)
                 return self._obeyed(call, said, command=parsed, caller=caller, own=own)
+
+    def admit(self, call: Caller) -> Principal | None:
+        """Return the caller of Flight SQL; its headers must allow the verb ``sql``.
+
+        Raises:
+            RocketMQError: the call is refused.
+        """
+        if self._closing.is_set():
+            raise errors.BrokerUnavailableError("The broker is stopping.")
+        caller = self._caller(call.headers)
+        self._authorize(_SQL, _SQL.rights.named({}), caller=caller, call=call)
+        return caller
+
+    def ask(self, call: Caller, method: str, *, args: dict[str, Any]) -> Any:
+        """Call a method of the broker for Flight SQL, with the rights and limits of ``sql``.
+
+        Raises:
+            RocketMQError: the broker refuses it.
+        """
+        with self._counted(_SQL.verb.name):
+            return self._call(_SQL, args, caller=self.admit(call), call=call, method=method)
 
     @contextmanager
     def _counted(self, verb: str) -> Iterator[None]:
@@ -272,7 +300,7 @@ class FlightServer:
         rights: Iterable[Right],
         *,
         caller: Principal | None,
-        call: Call,
+        call: Caller,
     ) -> None:
         if self._access is None or self._access.is_unbounded(caller):
             return
@@ -287,11 +315,13 @@ class FlightServer:
         args: dict[str, Any],
         *,
         caller: Principal | None,
-        call: Call,
+        call: Caller,
+        method: str | None = None,
     ) -> object:
+        """Call the method of a verb, or another one with the rights of this verb."""
         name = declared.verb.name
-        method: Callable[..., object] = getattr(self._broker, name)
-        signature.check(name, method, args=args)
+        does: Callable[..., object] = getattr(self._broker, method or name)
+        signature.check(name, does, args=args)
 
         def is_gone() -> bool:
             return not call.is_active()
@@ -300,7 +330,7 @@ class FlightServer:
             rights = declared.rights.of(args, self._broker)
             self._authorize(declared, rights, caller=caller, call=call)
             with watching(is_gone, is_closing=self._closing.is_set):
-                result = method(**args)
+                result = does(**args)
         except errors.RocketMQError:
             raise
         except Exception as error:
@@ -322,7 +352,7 @@ def _parsed_bytes(command: bytes) -> int:
     return sum(each * (command.count(sign) if sign else len(command)) for sign, each in _PARSED)
 
 
-def _named(caller: Principal | None, call: Call) -> str:
+def _named(caller: Principal | None, call: Caller) -> str:
     """Return the calling user, or the address of the call."""
     return call.peer if caller is None else caller.name
 

@@ -15,20 +15,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 import pyarrow as pa
-from typing_extensions import override
 
 from rmq_pipeline import errors, limits
 from rmq_pipeline.access.certificates import Certificate
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import BusyError, MessageBodyTooLargeError, RequestError
 from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.flight.threads import Threads
 from rmq_pipeline.limits import FlightLimits
 
 #: Smaller calls are accepted even if other calls hold all memory.
@@ -259,6 +258,10 @@ class Intake:
             )
 
 
+class UnsupportedError(errors.RequestError):
+    """The endpoint does not have this operation."""
+
+
 log = logging.getLogger(__name__)
 
 _SERVICE: Final = "arrow.flight.protocol.FlightService"
@@ -285,14 +288,15 @@ _OPTIONS: Final = (
 )
 #: Running calls get this long to finish when the endpoint closes.
 _GRACE_S: Final = 60.0
-#: A thread ends after this long without a call.
-_IDLE_S: Final = 10.0
 #: Status codes of refusals, for foreign clients; others are FAILED_PRECONDITION.
 _CODES: Final = (
     (errors.UnauthorizedError, grpc.StatusCode.UNAUTHENTICATED),
     (errors.ForbiddenError, grpc.StatusCode.PERMISSION_DENIED),
     (errors.BrokerUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (errors.BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    (errors.RequestError, grpc.StatusCode.INVALID_ARGUMENT),
 )
 
 
@@ -305,8 +309,8 @@ def _options(calls: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-class Call(Said, Protocol):
-    """A call, as seen by an endpoint."""
+class Caller(Protocol):
+    """The caller of a call, as seen by an endpoint."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -318,37 +322,80 @@ class Call(Said, Protocol):
         """Address of the caller, as gRPC names it."""
         ...
 
-    @property
-    def is_action(self) -> bool:
-        """True if the call has one message and gets one answer."""
-        ...
-
     def is_active(self) -> bool:
         """Return True while the caller is connected."""
         ...
 
 
-class _Call:
+class Call(Said, Caller, Protocol):
+    """A call of this library's client."""
+
+    @property
+    def is_action(self) -> bool:
+        """True if the call has one message and gets one answer."""
+        ...
+
+
+class SqlCall(Caller, Protocol):
+    """A call of a foreign client."""
+
+    def read(self, timeout_s: float) -> bytes | None:
+        """Return the next message, or None at the end.
+
+        Raises:
+            TimeoutError: none arrived within ``timeout_s``.
+        """
+        ...
+
+
+class Sql(Protocol):
+    """The calls of Flight SQL, by Flight's methods; each yields its messages."""
+
+    def info(self, call: SqlCall) -> Iterator[bytes]:
+        """Answer GetFlightInfo."""
+        ...
+
+    def schema(self, call: SqlCall) -> Iterator[bytes]:
+        """Answer GetSchema."""
+        ...
+
+    def get(self, call: SqlCall) -> Iterator[bytes]:
+        """Answer DoGet."""
+        ...
+
+    def put(self, call: SqlCall) -> Iterator[bytes]:
+        """Answer DoPut."""
+        ...
+
+    def act(self, call: Caller, action: framing.ForeignAction) -> bytes:
+        """Return the answer to an action."""
+        ...
+
+
+_Message = TypeVar("_Message")
+
+
+class _Call(Generic[_Message]):
     """A call received by gRPC."""
 
     def __init__(
         self,
-        messages: Iterator[framing.Message],
+        messages: Iterator[_Message],
         context: grpc.ServicerContext,
         *,
-        threads: "_Threads",
+        threads: Threads,
         is_action: bool,
     ) -> None:
         self.headers = _headers(context)
         self.messages = messages
         self._threads = threads
         #: The message that a thread waits for, because gRPC offers no wait with a time limit.
-        self._coming: Future[framing.Message | None] | None = None
+        self._coming: Future[_Message | None] | None = None
         self.is_action = is_action
         self.peer: str = context.peer()
         self.is_active: Callable[[], bool] = context.is_active
 
-    def read(self, timeout_s: float) -> framing.Message | None:
+    def read(self, timeout_s: float) -> _Message | None:
         self._coming = self._coming or self._threads.submit(next, self.messages, None)
         message = self._coming.result(timeout_s)
         self._coming = None
@@ -365,7 +412,7 @@ SignIn = Callable[[str | None], str]
 
 
 class Service:
-    """A gRPC server with Flight's ``DoExchange``, ``DoAction`` and ``Handshake``."""
+    """A gRPC server with Flight's methods, except for its lists."""
 
     def __init__(
         self,
@@ -373,6 +420,7 @@ class Service:
         *,
         exchange: Exchange,
         sign_in: SignIn,
+        sql: Sql,
         certificate: Certificate | None,
         calls: int = FlightLimits().calls,
     ) -> None:
@@ -383,6 +431,7 @@ class Service:
             exchange: yields the answers to a call, or raises its refusal.
             sign_in: returns the token for an ``authorization``, or raises the refusal of a
                 handshake.
+            sql: answers foreign clients.
             certificate: encrypts connections.
             calls: number of calls under way at most.
 
@@ -391,7 +440,8 @@ class Service:
         """
         self._exchange = exchange
         self._sign_in = sign_in
-        self._threads = _Threads()
+        self._sql = sql
+        self._threads = Threads()
         self._server = grpc.server(
             self._threads, options=_options(calls), maximum_concurrent_rpcs=calls
         )
@@ -401,6 +451,11 @@ class Service:
             # is sent with the end of the call.
             "DoAction": grpc.stream_unary_rpc_method_handler(self._acted),
             "Handshake": grpc.stream_stream_rpc_method_handler(self._greeted),
+            # Their requests are read as streams, too.
+            "GetFlightInfo": self._foreign(sql.info),
+            "GetSchema": self._foreign(sql.schema),
+            "DoGet": self._foreign(sql.get),
+            "DoPut": self._foreign(sql.put),
         }
         self._server.add_registered_method_handlers(_SERVICE, handlers)
         try:
@@ -433,12 +488,28 @@ class Service:
 
     def _acted(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         said = _read(itertools.islice(messages, 1), framing.read_action)
+        call = _Call(said, context, threads=self._threads, is_action=True)
         try:
-            call = _Call(said, context, threads=self._threads, is_action=True)
             (answer,) = self._exchange(call)
+        except framing.ForeignAction as action:
+            answer = self._acted_foreign(call, action, context=context)
         except errors.RocketMQError as error:
             _refuse(context, error, said=wire.refusal_status(error))
         return framing.write_result(answer)
+
+    def _acted_foreign(
+        self, call: Caller, action: framing.ForeignAction, *, context: grpc.ServicerContext
+    ) -> bytes:
+        with _refusing(context):
+            return self._sql.act(call, action)
+
+    def _foreign(self, answers: Callable[[SqlCall], Iterator[bytes]]) -> grpc.RpcMethodHandler:
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            call = _Call(_read(messages, bytes), context, threads=self._threads, is_action=False)
+            with _refusing(context):
+                yield from answers(call)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
 
     def _greeted(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Return a token to a Flight client, in a header; headers carry both request and answer."""
@@ -450,9 +521,7 @@ class Service:
         return iter(())
 
 
-def _read(
-    messages: Iterator[bytes], decode: Callable[[bytes], framing.Message]
-) -> Iterator[framing.Message]:
+def _read(messages: Iterator[bytes], decode: Callable[[bytes], _Message]) -> Iterator[_Message]:
     """Yield the messages of a call.
 
     Raises:
@@ -470,78 +539,21 @@ def _read(
     raise errors.RequestError("The caller has gone before the call was complete.")
 
 
+@contextmanager
+def _refusing(context: grpc.ServicerContext) -> Iterator[None]:
+    """End a call of a foreign client with the status of the error that the block raises."""
+    try:
+        yield
+    except errors.RocketMQError as error:
+        _refuse(context, error, said=wire.short(error))
+    except Exception as error:
+        log.exception("a call of Flight SQL failed")
+        failed = errors.RocketMQError(f"The call failed: {type(error).__name__}: {error}.")
+        _refuse(context, failed, said=wire.short(failed))
+
+
 def _refuse(context: grpc.ServicerContext, error: errors.RocketMQError, *, said: str) -> NoReturn:
     """End a call with a status, which the client receives even while it writes."""
     found = (code for kind, code in _CODES if isinstance(error, kind))
     context.abort(next(found, grpc.StatusCode.FAILED_PRECONDITION), said)
     raise AssertionError("abort raises")
-
-
-class _Threads(Executor):
-    """Thread pool for calls: one thread per running call, and some idle threads.
-
-    The pool of the standard library never shrinks below the maximum number of concurrent calls.
-    """
-
-    def __init__(self, idle_s: float = _IDLE_S) -> None:
-        self._idle_s = idle_s
-        self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._idle = 0
-        self._open = 0
-
-    @override
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-
-        def task() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the error belongs to the future
-                future.set_exception(error)
-
-        with self._lock:
-            self._open += 1
-            is_taken = self._idle > 0
-            self._idle -= is_taken
-            self._tasks.put(task)
-        if not is_taken:
-            self._start()
-        return future
-
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="rmq-flight", daemon=True).start()
-        except RuntimeError as error:
-            # This is the only serving thread of gRPC, and an exception would end it. The task stays
-            # queued, and the next thread that becomes free takes it.
-            log.warning("no thread for a call: %s", error)
-            with self._lock:
-                self._idle -= 1
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until no task is running, or the time is up."""
-        with self._ended:
-            self._ended.wait_for(lambda: not self._open, timeout_s)
-
-    def _run(self) -> None:
-        while (task := self._next()) is not None:
-            task()
-            del task  # otherwise an idle thread keeps the tables of its last call
-            with self._lock:
-                self._idle += 1
-                self._open -= 1
-                if not self._open:
-                    self._ended.notify_all()
-
-    def _next(self) -> Callable[[], None] | None:
-        while True:
-            try:
-                return self._tasks.get(timeout=self._idle_s)
-            except Empty:
-                with self._lock:
-                    # A queued task was assigned to an idle thread, maybe to this one.
-                    if self._tasks.empty():
-                        self._idle -= 1
-                        return None

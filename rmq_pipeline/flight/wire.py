@@ -18,6 +18,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -246,12 +247,27 @@ def refusal(error: errors.RocketMQError) -> bytes:
 
 
 def refusal_status(error: errors.RocketMQError) -> str:
-    """Return the status text of a refusal; long texts are truncated to _STATUS_BYTES."""
+    """Return the status text of a refusal; long texts are truncated to _STATUS_BYTES.
+
+    Who is refused by the headers may be a foreign client, so the text for people comes first.
+    """
+    if isinstance(error, errors.AccessError) and len(quote(str(error))) < _STATUS_BYTES // 3:
+        return f"{error} {_short_refusal(error, _STATUS_CHARS)}"
     characters = _STATUS_CHARS
     said = _short_refusal(error, characters)
     while characters and _bytes_of_status(said) > _STATUS_BYTES:
         characters //= 2
         said = _short_refusal(error, characters)
+    return said
+
+
+def short(error: errors.RocketMQError) -> str:
+    """Return the status text of a refusal for foreign clients, which show it to people."""
+    characters = len(str(error))
+    said = str(error)
+    while len(quote(said)) > _STATUS_BYTES:  # gRPC quotes less
+        characters //= 2
+        said = f"{error.message[:characters]}… {error.remedy[:characters]}"
     return said
 
 

@@ -6,7 +6,7 @@ cursor and sees the last committed transaction.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.limits import QueryLimits
+from rmq_pipeline.limits import QUERY_TIMEOUT_S, QueryLimits
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store import (
     connection,
@@ -32,7 +32,7 @@ from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.log.stretch import Stretch
 from rmq_pipeline.store.query.runner import QueryRunner
-from rmq_pipeline.store.statements import named
+from rmq_pipeline.store.statements import named, quoted
 from rmq_pipeline.store.stored_state import SinkTables, StoredSegments, StoredState
 
 __all__ = ["Database", "IndexPage", "StoredSegments", "StoredState"]
@@ -86,6 +86,7 @@ class Database:
         self.dispatched: int = reached
         #: Why the database must be reopened; it answers no more calls.
         self.broken: str | None = None
+        self._views: dict[str, pa.Schema] = {}
         self._closed = False
 
     @classmethod
@@ -212,9 +213,45 @@ class Database:
         analysis.check(sql, views, macros=self._queries.macros)
         return self._queries.run(sql, views=views, timeout_s=timeout_s, is_abandoned=is_abandoned)
 
+    def columns(self, sql: str, *, is_abandoned: Callable[[], bool] = lambda: False) -> pa.Schema:
+        """Return the columns of one SELECT over the views; names that repeat get numbers.
+
+        Raises:
+            QueryError: as ``query``.
+        """
+        from rmq_pipeline.store.query import analysis
+
+        views = self._view_names()
+        analysis.check(sql, views, macros=self._queries.macros)
+        return self._columns(sql, views=views, is_abandoned=is_abandoned)
+
+    def views(self) -> Mapping[str, pa.Schema]:
+        """Return the columns of each view that a query may read, by name."""
+        if not self._views:  # opening the home has made them, and nothing changes them
+            names = self._view_names()
+            self._views = {
+                name: self._columns(named("all_of", source=quoted(name)).rstrip(";"), views=names)
+                for name in names
+            }
+        return self._views
+
     def _view_names(self) -> list[str]:
         rows = self._read(lambda cursor: cursor.execute(named("view_names")).fetchall())
         return [name for (name,) in rows]
+
+    def _columns(
+        self,
+        sql: str,
+        *,
+        views: Sequence[str],
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> pa.Schema:
+        return self._queries.run(
+            named("columns_of", query=sql),
+            views=views,
+            timeout_s=QUERY_TIMEOUT_S,
+            is_abandoned=is_abandoned,
+        ).schema
 
     def stop_queries(self) -> None:
         """Interrupt the running queries."""

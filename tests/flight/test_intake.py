@@ -101,7 +101,14 @@ def test_a_call_sends_what_it_says(sent: int, expected: int, said: str) -> None:
 @pytest.mark.parametrize("body", [b"\x12\x01x", b"\x12\x04\x01\0\0\0", b"\x12\x05\x02\0\0\0x"])
 def test_what_is_no_action_is_refused(body: bytes) -> None:
     with pytest.raises(errors.RequestError, match="not an action"):
-        framing.read_action(body)
+        framing.read_action(b"\x0a\x04call" + body)
+
+
+def test_an_action_of_another_type_is_left_to_flight_sql() -> None:
+    with pytest.raises(framing.ForeignAction) as found:
+        framing.read_action(b"\x0a\x03any\x12\x01x")
+
+    assert (found.value.kind, found.value.body) == ("any", b"x")
 
 
 def test_an_action_says_all_at_once() -> None:

@@ -2,11 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.flight import service
+from rmq_pipeline.flight.sql_endpoint import SqlEndpoint
+from rmq_pipeline.flight.threads import Threads
+from rmq_pipeline.limits import FlightLimits
 from tests.flight.exchange import refusal
 from tests.waiting import until
 
@@ -21,7 +25,10 @@ def test_a_refusal_before_the_end_of_a_call_fits_into_its_status(text: str, size
         error.more = named  # type: ignore[attr-defined]
         raise error
 
-    served = service.Service("127.0.0.1:0", exchange=refuse, sign_in=lambda _: "", certificate=None)
+    sql = SqlEndpoint(cast(Any, None), service.Room(FlightLimits()), silent_s=1)
+    served = service.Service(
+        "127.0.0.1:0", exchange=refuse, sign_in=lambda _: "", sql=sql, certificate=None
+    )
     try:
         found = refusal(f"127.0.0.1:{served.port}", b"{}", [("messages", bytes(8 << 20))])
     finally:
@@ -33,7 +40,7 @@ def test_a_refusal_before_the_end_of_a_call_fits_into_its_status(text: str, size
 
 
 def test_calls_have_a_thread_each_which_ends_when_it_is_idle() -> None:
-    threads, together = service._Threads(idle_s=0.05), threading.Barrier(20)
+    threads, together = Threads(idle_s=0.05), threading.Barrier(20)
     used: set[threading.Thread] = set()
 
     def task() -> int:
@@ -51,7 +58,7 @@ def test_calls_have_a_thread_each_which_ends_when_it_is_idle() -> None:
 
 
 def test_a_task_that_fails_tells_its_future() -> None:
-    threads = service._Threads()
+    threads = Threads()
 
     assert isinstance(threads.submit(lambda: 1 // 0).exception(20), ZeroDivisionError)
     assert threads.submit(lambda: 7).result(20) == 7
@@ -60,7 +67,7 @@ def test_a_task_that_fails_tells_its_future() -> None:
 def test_a_thread_that_does_not_start_raises_nothing_and_loses_no_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    threads = service._Threads()
+    threads = Threads()
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

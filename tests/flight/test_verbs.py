@@ -19,6 +19,8 @@ NOT_AT_THE_DOOR = {
     "call",
     "wind_down",
     "deliveries_of",
+    "sql_schema",
+    "sql_views",
     "transactions_of",
 }
 #: What says where, in the order of all verbs.

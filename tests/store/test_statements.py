@@ -30,8 +30,9 @@ TABLES = {
 }
 #: Values of statements that DuckDB does not prepare.
 GIVEN = {"files": ["nowhere.parquet"], "differ": False}
-#: Of a query that runs in a process of its own.
+#: Of a query for columns, and of one that runs in a process of its own.
 COPIED = {
+    "query": "SELECT 1",
     "source": "store.topics",
     "columns": "name",
     "alias": "a",

@@ -184,6 +184,25 @@ class Reading(Opened):
             select, timeout_s=timeout_s, is_abandoned=waiting.caller()
         )
 
+    def sql_schema(self, query: str) -> pa.Schema:
+        """Return the columns that ``sql`` would answer a query with; names that repeat get numbers.
+
+        Args:
+            query: DuckDB's SQL, without a semicolon.
+
+        Raises:
+            QueryError: the query is no single SELECT, or does not parse.
+        """
+        select = arguments.text(query, "query", error=QueryError)
+        return self._engine.database.columns(select, is_abandoned=waiting.caller())
+
+    def sql_views(self) -> Mapping[str, pa.Schema]:
+        """Return the views that ``sql`` may read, with their columns, in the order of their names.
+
+        The macros of moments, such as ``lag_at``, are not listed.
+        """
+        return self._engine.database.views()
+
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:
     return pa.table(

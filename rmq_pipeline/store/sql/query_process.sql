@@ -8,6 +8,12 @@ SELECT json_serialize_sql($sql);
 -- In: "{source}", a view or a call of a macro. Out: its rows.
 SELECT * FROM "{source}";
 
+-- name: columns_of
+-- In: "{query}", a SELECT without a semicolon. Out: its columns, and no rows.
+SELECT * FROM (
+"{query}"
+) LIMIT 0;
+
 -- name: copied_rows
 -- In: "{columns}", "{source}", and "{condition}" that its rows fulfil. Out: these rows.
 SELECT "{columns}" FROM "{source}" AS "{alias}" WHERE "{condition}";
