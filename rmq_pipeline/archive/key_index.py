@@ -118,8 +118,8 @@ class _Index:
         )
         return set(self._row_group[start:stop].tolist())
 
-    def groups_of_run(self, message_id: str) -> set[int]:
-        found = set()
+    def groups_with_id(self, message_id: str) -> set[int]:
+        found = self.groups(_short_of(message_id) ^ _ID)
         for first, last, firsts in self._runs:
             if firsts[0] <= message_id <= last:
                 found.add(first + bisect.bisect_right(firsts, message_id) - 1)
@@ -149,8 +149,7 @@ class KeyIndexes:
         if key is not None:
             sets.append(index.groups(_short_of(key)))
         if message_id is not None:
-            hashed = _short_of(message_id) ^ _ID
-            sets.append(index.groups(hashed) | index.groups_of_run(message_id))
+            sets.append(index.groups_with_id(message_id))
         return sorted(set.intersection(*sets))
 
     def forget(self, segments: Sequence[Segment]) -> None:
@@ -174,6 +173,26 @@ class KeyIndexes:
             while len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         return found
+
+
+class OneIndex:
+    """The index of one segment, for readers that have no ``Root``."""
+
+    def __init__(self, content: pa.Buffer) -> None:
+        """Decode the content of an index file.
+
+        Raises:
+            OSError, ValueError, KeyError, pa.ArrowException: it is damaged.
+        """
+        self._index = _Index(content)
+
+    def with_keys(self, keys: Sequence[str]) -> set[int]:
+        """Return the row groups that may hold messages with all of these keys, at least one."""
+        return set.intersection(*(self._index.groups(_short_of(key)) for key in keys))
+
+    def with_id(self, message_id: str) -> set[int]:
+        """Return the row groups that may hold the message with this id."""
+        return self._index.groups_with_id(message_id)
 
 
 def check(root: Root, path: str) -> None:

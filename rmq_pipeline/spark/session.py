@@ -29,6 +29,8 @@ SETTINGS: Final = {
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # For the data source's option pushFilters.
+    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     # Otherwise Spark splits a small table into a task per core, and separates a part from its

@@ -80,7 +80,8 @@ class Served:
 
     def frame(self, ddl: str = "", **options: Any) -> DataFrame:
         """A batch read of the topic."""
-        chosen = {"endpoint": self.endpoint, "subscribe": TOPIC, **options}
+        given = {"endpoint": self.endpoint, "subscribe": TOPIC, **options}
+        chosen = {name: value for name, value in given.items() if value is not None}
         reader = self.spark.read.format("rocketmq").options(**chosen)
         return (reader.schema(ddl) if ddl else reader).load()
 

@@ -20,6 +20,7 @@ from rmq_pipeline.spark.source.options import (
     for_batch,
     for_stream,
     for_write,
+    matches,
 )
 from rmq_pipeline.spark.source.reader import Span, cut
 from tests.spark.source_broker import TOPIC, Served, places
@@ -63,7 +64,9 @@ def test_a_home_is_the_same_in_every_folder(
     [
         ({"subscribe": ""}, "subscribe must name the topics"),
         ({"subscribe": "a,,b"}, "subscribe must name the topics"),
+        ({"subscribePattern": "b"}, "either subscribe or subscribePattern"),
         ({"startingOffset": "earliest"}, "Is startingOffsets meant"),
+        ({"pushFilters": "yes"}, "pushFilters must be true or false"),
         ({"maxOffsetsPerTrigger": "5"}, "has no option maxOffsetsPerTrigger"),
         ({"startingOffsets": "latest"}, "cannot start at the latest"),
         ({"endingOffsets": "earliest"}, "cannot end at the earliest"),
@@ -83,6 +86,32 @@ def test_a_home_is_the_same_in_every_folder(
 def test_an_option_that_means_nothing_is_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         for_batch({**HERE, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"subscribePattern": ""}, "must have 1 to 300 characters"),
+        ({"subscribePattern": "a" * 301}, "must have 1 to 300 characters, not 301"),
+        ({"subscribePattern": "("}, "must be a regular expression of Python's re"),
+        ({"subscribePattern": "a{9999999999}"}, "must be a regular expression"),
+        (
+            {"subscribePattern": "a.*", "startingOffsets": '{"b": {"0": 1}}'},
+            "set for b, which subscribePattern does not name",
+        ),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_refused(options: dict[str, str], said: str) -> None:
+    for parsed in (for_batch, for_stream):
+        with pytest.raises(RequestError, match=said):
+            parsed({"endpoint": "127.0.0.1:1", **options})
+
+
+def test_a_pattern_matches_whole_names_and_dead_letters_only_by_their_prefix() -> None:
+    assert matches("orders.*", "orders-eu")
+    assert not matches("orders", "orders-eu")
+    assert not matches(".*", "%DLQ%billing")
+    assert matches("%DLQ%.*", "%DLQ%billing")
 
 
 waiting = st.dictionaries(st.integers(0, 8), st.integers(0, 1_000), min_size=1)
@@ -150,7 +179,8 @@ def served(tmp_path: Path, spark: SparkSession) -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subscribe": "nowhere"}, "There is no topic nowhere"),
+        ({"subscribe": "nowhere"}, "There is no topic nowhere. Create it with"),
+        ({"subscribe": "order"}, "There is no topic order. Is orders meant"),
         ({"startingOffsets": f'{{"{TOPIC}": {{"0": 1}}}}'}, "has the queues 0, 1"),
         ({"startingOffsets": f'{{"{TOPIC}": {{"0": 99, "1": 0}}}}'}, "before 99"),
         (
@@ -170,6 +200,40 @@ def test_a_read_that_cannot_be_is_refused(
 
     with pytest.raises(PySparkException, match=said):
         served.read(**options)
+
+
+@pytest.mark.spark
+def test_a_missing_topic_is_found_before_any_task_starts(served: Served) -> None:
+    served.send(10)
+    before = _jobs(served)
+
+    with pytest.raises(PySparkException, match=r"There is no topic order\. Is orders meant"):
+        served.read(subscribe="order")
+    with pytest.raises(PySparkException, match=r"No topic matches the subscribePattern 'x\.\*'"):
+        served.read(subscribe=None, subscribePattern="x.*")
+    rows = served.frame("body binary").write.format("rocketmq").mode("append")
+    with pytest.raises(PySparkException, match=r"There is no topic order\. Is orders meant"):
+        rows.options(endpoint=served.endpoint, topic="order").save()
+
+    assert _jobs(served) == before
+
+
+def _jobs(served: Served) -> int:
+    """The number of jobs that Spark has started outside a job group."""
+    return len(served.spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+@pytest.mark.spark
+def test_a_pattern_reads_the_topics_that_match_at_planning(served: Served) -> None:
+    served.broker.create_topic("orders-eu", queues=1)
+    served.broker.create_topic("refunds", queues=1)
+    for topic in (TOPIC, "orders-eu", "refunds"):
+        served.send(10, topic)
+
+    frame = served.frame(subscribe=None, subscribePattern="orders(-.*)?")
+
+    counted = frame.groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in counted} == {TOPIC: 10, "orders-eu": 10}
 
 
 @pytest.mark.spark

@@ -157,6 +157,46 @@ def test_a_stream_reads_on_while_messages_come(
     assert query.numbers() == list(range(120))
 
 
+def test_topics_that_match_a_pattern_join_a_running_stream(
+    served: Served, tmp_path: Path, eventually: Eventually
+) -> None:
+    query = Query(served, tmp_path, subscribePattern=f"{TOPIC}.*")
+    del query.source["subscribe"]
+    served.broker.create_topic("refunds")
+    served.send(5, "refunds")
+    running = start(served.spark, **query.settings())
+    try:
+        served.send(20)
+        eventually(lambda: lag(served) == 0, within_s=60)
+        served.broker.create_topic(f"{TOPIC}-eu", queues=2)
+        served.send(30, f"{TOPIC}-eu")
+        eventually(lambda: len(query.numbers()) == 50, within_s=60)
+        eventually(lambda: lag(served) == 0, within_s=60)
+    finally:
+        running.stop()
+    assert query.numbers() == list(range(5, 55))
+
+    served.broker.delete_topic(f"{TOPIC}-eu", force=True)
+    served.send(10)
+    with pytest.raises(StreamingQueryException, match=f"Topic {TOPIC}-eu of the checkpoint was"):
+        query.run()
+    query.source["failOnDataLoss"] = "false"
+    query.run()
+
+    assert query.numbers() == list(range(5, 65))
+
+
+def test_a_stream_without_a_topic_is_refused_when_it_begins(served: Served, tmp_path: Path) -> None:
+    query = Query(served, tmp_path, subscribe="order")
+    with pytest.raises(StreamingQueryException, match=r"There is no topic order\. Is orders meant"):
+        query.run()
+
+    del query.source["subscribe"]
+    query.source["subscribePattern"] = "x.*"
+    with pytest.raises(StreamingQueryException, match="No topic matches the subscribePattern"):
+        query.run()
+
+
 def test_a_stream_begins_at_the_end_unless_it_is_told(served: Served, tmp_path: Path) -> None:
     query = Query(served, tmp_path)
     del query.source["startingOffsets"]

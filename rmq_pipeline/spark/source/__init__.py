@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.spark.source import options
-from rmq_pipeline.spark.source.reader import BatchReader, StreamReader
+from rmq_pipeline.spark.source.offsets import known
+from rmq_pipeline.spark.source.reader import BatchReader, FilteringReader, StreamReader
 from rmq_pipeline.spark.source.writer import BatchWriter, StreamWriter, by_message_group
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class RocketMQDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for ``spark.read``."""
         _check_columns(schema)
-        return BatchReader(options.for_batch(self.options), schema)
+        chosen = options.for_batch(self.options)
+        return (FilteringReader if chosen.push_filters else BatchReader)(chosen, schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -73,14 +75,20 @@ class RocketMQDataSource(DataSource):
         """Return the writer for ``frame.write``."""
         if overwrite:
             raise RequestError("A topic cannot be overwritten. Use mode append.")
-        return BatchWriter(options.for_write(self.options), schema.fieldNames())
+        chosen = options.for_write(self.options)
+        writer = BatchWriter(chosen, schema.fieldNames())
+        _check_topic(chosen)
+        return writer
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer for ``frame.writeStream``."""
         if overwrite:
             raise RequestError("A topic cannot be overwritten. Use output mode append or update.")
-        return StreamWriter(options.for_write(self.options), schema.fieldNames())
+        chosen = options.for_write(self.options)
+        writer = StreamWriter(chosen, schema.fieldNames())
+        _check_topic(chosen)
+        return writer
 
 
 def register(spark: "SparkSession") -> None:
@@ -92,3 +100,10 @@ def _check_columns(schema: StructType) -> None:
     for name in schema.fieldNames():
         if name not in COLUMNS:
             raise RequestError(f"A message has no column {name}; it has {', '.join(COLUMNS)}.")
+
+
+def _check_topic(chosen: options.WriteOptions) -> None:
+    """Look for the topic of a write on the driver, before any task starts."""
+    if chosen.topic is not None:
+        with chosen.address.connect() as client:
+            known(client, chosen.topic)

@@ -6,14 +6,21 @@ The topic_id distinguishes a topic from a later one with the same name, whose of
 other messages.
 """
 
+import difflib
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from rmq_pipeline.errors import IllegalOffsetError, RequestError
+from rmq_pipeline.errors import (
+    IllegalOffsetError,
+    RequestError,
+    RocketMQError,
+    TopicNotFoundError,
+)
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.spark.source.options import EARLIEST, LATEST, Bound, ReadOptions
+from rmq_pipeline.spark.source.options import EARLIEST, LATEST, Bound, ReadOptions, matches
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,61 @@ class TopicBounds:
     def ends(self) -> "Offsets":
         """Return the offsets of the next messages."""
         return Offsets(self.topic_id, {queue: high for queue, (_, high) in self.bounds.items()})
+
+
+def subscribed(client: Client, options: ReadOptions) -> dict[str, TopicBounds]:
+    """Return the bounds of the topics that a read names now, by topic.
+
+    Raises:
+        TopicNotFoundError: a topic that ``subscribe`` names does not exist.
+    """
+    if options.pattern is None:
+        return {topic: known(client, topic) for topic in options.topics}
+    found = {}
+    for topic in client.list_topics()["name"].to_pylist():
+        if matches(options.pattern, topic):
+            with suppress(TopicNotFoundError):  # it was deleted meanwhile
+                found[topic] = TopicBounds.of(client, topic)
+    return found
+
+
+def known(client: Client, topic: str) -> TopicBounds:
+    """Return the bounds of a topic that an option names.
+
+    Raises:
+        TopicNotFoundError: the topic does not exist; the error names similar topics.
+    """
+    try:
+        return TopicBounds.of(client, topic)
+    except TopicNotFoundError as error:
+        raise TopicNotFoundError(
+            f"There is no topic {topic}.",
+            remedy=f"{_similar(client, topic)}Create it with `rmq topic create {topic}`, or correct"
+            " the option that names it.",
+        ) from error
+
+
+def _similar(client: Client, topic: str) -> str:
+    try:
+        names = client.list_topics()["name"].to_pylist()
+    except RocketMQError:  # to list topics takes a right that reading one does not
+        return ""
+    near = difflib.get_close_matches(topic, names, n=3)
+    return f"Is {' or '.join(near)} meant? " if near else ""
+
+
+def check_some(held: Mapping[str, TopicBounds], options: ReadOptions) -> None:
+    """Refuse a pattern that no topic matches when a read begins.
+
+    Raises:
+        TopicNotFoundError: there is none.
+    """
+    if not held:
+        raise TopicNotFoundError(
+            f"No topic matches the subscribePattern {options.pattern!r}.",
+            remedy="It must match the whole name; `rmq topic list` shows the names. Correct it, or"
+            " create the topic first.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +196,25 @@ def begin(held: TopicBounds, queue_id: int, *, at: int, options: ReadOptions) ->
         raise IllegalOffsetError(f"{lost} {_GO_ON}")
     log.warning("%s", lost)
     return low
+
+
+def check_deleted(
+    held: Mapping[str, TopicBounds], begun: "OffsetsByTopic", *, options: ReadOptions
+) -> None:
+    """Look for topics of a checkpoint that the pattern matches and that no longer exist.
+
+    Raises:
+        IllegalOffsetError: there is one, and fail_on_data_loss is set.
+    """
+    if options.pattern is None:
+        return
+    gone = [topic for topic in begun if topic not in held and matches(options.pattern, topic)]
+    if not gone:
+        return
+    lost = f"Topic {gone[0]} of the checkpoint was deleted."
+    if options.fail_on_data_loss:
+        raise IllegalOffsetError(f"{lost} {_GO_ON}")
+    log.warning("%s", lost)
 
 
 def is_same(held: TopicBounds, begun: Offsets, *, options: ReadOptions) -> bool:

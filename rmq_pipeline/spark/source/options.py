@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.connection import Target
+from rmq_pipeline.topic import DLQ_PREFIX
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -17,12 +19,15 @@ LATEST: Final = -1
 #: topic -> queue_id -> number; an offset may also be EARLIEST or LATEST.
 PerQueue: TypeAlias = Mapping[str, Mapping[int, int]]
 
+#: More than twice the length of a topic's name.
+_PATTERN_CHARACTERS: Final = 300
 _WHERE: Final = ("endpoint", "home")
 #: Options that Spark adds itself.
 _OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode", "batchId")
 _READ: Final = (
     *_WHERE,
     "subscribe",
+    "subscribePattern",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -31,7 +36,13 @@ _READ: Final = (
     "maxRecordsPerPartition",
     "includeHeaders",
 )
-_BATCH: Final = (*_READ, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_BATCH: Final = (
+    *_READ,
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "pushFilters",
+)
 _STREAM: Final = (*_READ, "maxOffsetsPerTrigger", "group")
 _WRITE: Final = (*_WHERE, "topic", *_OF_SPARK)
 
@@ -62,7 +73,10 @@ class ReadOptions:
     """Validated options of a read."""
 
     address: Address
+    #: Empty with a pattern.
     topics: tuple[str, ...]
+    #: The regular expression that the whole name of a topic matches; None: ``topics`` names them.
+    pattern: str | None = None
     starting: Bound
     ending: Bound
     #: True: expired messages raise an error; False: they are skipped.
@@ -74,6 +88,8 @@ class ReadOptions:
     max_offsets: int | None
     #: The consumer group under which a stream commits its progress.
     group: str | None
+    #: The source evaluates Spark's filters. Off by default: see FilteringReader.
+    push_filters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +149,23 @@ def includes_headers(options: Mapping[str, str]) -> bool:
 
 
 def _read(options: Mapping[str, str], *, starting: Bound, ending: Bound) -> ReadOptions:
-    topics = tuple(dict.fromkeys(name.strip() for name in options.get("subscribe", "").split(",")))
-    if not all(topics):
-        raise RequestError(
-            "The option subscribe must name the topics to read, separated by commas."
-        )
+    topics, pattern = _subscribed(options)
     for bound in (starting, ending):
-        if isinstance(bound.at, Mapping) and (odd := set(bound.at) - set(topics)):
-            raise RequestError(
-                f"Offsets are set for {', '.join(sorted(odd))}, which subscribe does not name."
-            )
+        if isinstance(bound.at, Mapping):
+            odd = [
+                topic
+                for topic in sorted(bound.at)
+                if not _names(topic, topics=topics, pattern=pattern)
+            ]
+            if odd:
+                option = "subscribe" if pattern is None else "subscribePattern"
+                raise RequestError(
+                    f"Offsets are set for {', '.join(odd)}, which {option} does not name."
+                )
     return ReadOptions(
         address=_address(options),
         topics=topics,
+        pattern=pattern,
         starting=starting,
         ending=ending,
         fail_on_data_loss=_flag(options, "failOnDataLoss", otherwise=True),
@@ -153,7 +173,54 @@ def _read(options: Mapping[str, str], *, starting: Bound, ending: Bound) -> Read
         max_records=_count(options, "maxRecordsPerPartition"),
         max_offsets=_count(options, "maxOffsetsPerTrigger"),
         group=options.get("group") or None,
+        push_filters=_flag(options, "pushFilters", otherwise=False),
     )
+
+
+def _subscribed(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    """Return the topics that the options name, or the pattern of their names."""
+    named, pattern = options.get("subscribe"), options.get("subscribePattern")
+    if named is not None and pattern is not None:
+        raise RequestError("Set either subscribe or subscribePattern, not both.")
+    if pattern is not None:
+        _check_pattern(pattern)
+        return (), pattern
+    topics = tuple(dict.fromkeys(name.strip() for name in (named or "").split(",")))
+    if not all(topics):
+        raise RequestError(
+            "The option subscribe must name the topics to read, separated by commas;"
+            " or set subscribePattern to a regular expression of their names."
+        )
+    return topics, None
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern or len(pattern) > _PATTERN_CHARACTERS:
+        raise RequestError(
+            f"subscribePattern must have 1 to {_PATTERN_CHARACTERS} characters, not {len(pattern)}."
+        )
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RequestError(
+            f"subscribePattern must be a regular expression of Python's re, not {pattern!r}:"
+            f" {error}."
+        ) from error
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Return True if a pattern matches the whole name of a topic.
+
+    Dead letter topics match only a pattern that begins like their names, so that ``.*`` does not
+    read failed messages twice.
+    """
+    if topic.startswith(DLQ_PREFIX) and not pattern.startswith(DLQ_PREFIX):
+        return False
+    return re.fullmatch(pattern, topic) is not None
+
+
+def _names(topic: str, *, topics: tuple[str, ...], pattern: str | None) -> bool:
+    return topic in topics if pattern is None else matches(pattern, topic)
 
 
 def _check_known(options: Mapping[str, str], known: tuple[str, ...], *, of: str) -> None:

@@ -6,14 +6,19 @@ broker shows the progress of a streaming query.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -24,11 +29,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
+from rmq_pipeline import limits
+from rmq_pipeline.archive import key_index
+from rmq_pipeline.archive.segment import HIDDEN, INDEX
 from rmq_pipeline.archive.segment_file import open_segment
 from rmq_pipeline.errors import BrokerUnavailableError, IllegalOffsetError, RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.replay.topic_log import Segment, TopicLog
-from rmq_pipeline.spark.source import offsets
+from rmq_pipeline.spark.source import filters, offsets
+from rmq_pipeline.spark.source.filters import CONSTANT_COLUMNS, Pushed
 from rmq_pipeline.spark.source.offsets import Offsets, TopicBounds
 from rmq_pipeline.spark.source.options import Address, ReadOptions
 
@@ -36,8 +45,6 @@ from rmq_pipeline.spark.source.options import Address, ReadOptions
 _FIRST_ROWS: Final = 64
 _PAGE_ROWS: Final = 20_000
 _PAGE_BYTES: Final = 16 << 20
-#: Columns that segment files do not have.
-_CONSTANT_COLUMNS: Final = ("topic", "queue_id")
 log = logging.getLogger(__name__)
 
 
@@ -64,6 +71,8 @@ class QueuePartition(InputPartition):
     pieces: tuple[FilePiece, ...]
     #: True: expired messages raise an error; False: they are skipped.
     fail_on_data_loss: bool
+    #: Conditions that the messages must meet.
+    pushed: Pushed = field(default_factory=Pushed)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the messages by offset, in several tables with these columns in this order.
@@ -71,11 +80,12 @@ class QueuePartition(InputPartition):
         Raises:
             IllegalOffsetError: messages have expired since planning, and fail_on_data_loss is set.
         """
-        stored = [name for name in columns if name not in _CONSTANT_COLUMNS]
+        stored = [name for name in columns if name not in CONSTANT_COLUMNS]
         place = {"topic": self.topic, "queue_id": self.queue_id}
         with self.address.connect() as client:
             for piece in self.pieces:
-                for table in self._read(client, piece, columns=stored):
+                for found in self._read(client, piece, columns=stored):
+                    table = self.pushed.rows(found)
                     constants = {
                         name: pa.repeat(pa.scalar(value), table.num_rows)
                         for name, value in place.items()
@@ -94,26 +104,31 @@ class QueuePartition(InputPartition):
             yield from self._pages(client, piece, columns=columns)
             return
         with file:
-            yield from rows_of_piece(file, piece, columns=columns)
+            yield from rows_of_piece(file, piece, columns=columns, pushed=self.pushed)
 
     def _pages(self, client: Client, piece: FilePiece, *, columns: list[str]) -> Iterator[pa.Table]:
         if client.describe_topic(self.topic)["topic_id"] != self.topic_id:
             raise IllegalOffsetError(f"Topic {self.topic} was deleted and created again.")
         at, limit = piece.start, _FIRST_ROWS
+        filter_ = filters.tag_filter(self.pushed)
         while at < piece.end:
             asked = min(limit, piece.end - at)
             try:
-                page = client.read(self.topic, self.queue_id, offset=at, limit=asked)
+                page = client.read(
+                    self.topic, self.queue_id, offset=at, limit=asked, filter=filter_
+                )
             except IllegalOffsetError:
                 at = self._skipped(client, at)
                 continue
-            if not page.num_rows:
+            if not page.num_rows and filter_ == "*":
                 raise IllegalOffsetError(
                     f"Queue {self.queue_id} of topic {self.topic} ends at {at}, not {piece.end}."
                 )
             yield page.select(columns)
-            at += page.num_rows
-            fitting = _PAGE_BYTES * page.num_rows // max(1, page.nbytes)
+            # A page has fewer messages than offsets if the broker filters.
+            read = asked if page.num_rows == 0 or filter_ != "*" else page.num_rows
+            at += read
+            fitting = _PAGE_BYTES * read // max(1, page.nbytes)
             limit = max(1, min(_PAGE_ROWS, fitting, 8 * limit))
 
     def _skipped(self, client: Client, at: int) -> int:
@@ -139,17 +154,52 @@ def open_if_present(path: str) -> pq.ParquetFile | None:
 
 
 def rows_of_piece(
-    file: pq.ParquetFile, piece: FilePiece, *, columns: Sequence[str]
+    file: pq.ParquetFile, piece: FilePiece, *, columns: Sequence[str], pushed: Pushed | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the messages of a piece by row group; reads only the row groups that it overlaps."""
+    """Yield the messages of a piece by row group; reads only the row groups that it overlaps.
+
+    Row groups without a match are not read as far as the statistics and the key index tell. Other
+    columns than those of the filters are read only if a row matches.
+    """
     footer = file.metadata
+    pushed = pushed or Pushed()
     counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
     starts = piece.base + np.cumsum([0, *counts])
-    for group in range(len(counts)):
+    chosen = [
+        group
+        for group in pushed.row_groups(footer)
+        if starts[group] < piece.end and starts[group + 1] > piece.start
+    ]
+    if chosen and (pushed.keys or pushed.message_ids is not None):
+        indexed = _indexed_row_groups(piece, pushed)
+        chosen = [group for group in chosen if indexed is None or group in indexed]
+    compared = [name for name in columns if name in pushed.columns]
+    for group in chosen:
         low, high = max(int(starts[group]), piece.start), min(int(starts[group + 1]), piece.end)
-        if low < high:
-            table = file.read_row_group(group, columns=list(columns), use_threads=False)
-            yield table.slice(low - int(starts[group]), high - low)
+        first = low - int(starts[group])
+        if compared:
+            table = file.read_row_group(group, columns=compared, use_threads=False)
+            if not pushed.rows(table.slice(first, high - low)).num_rows:
+                continue
+        table = file.read_row_group(group, columns=list(columns), use_threads=False)
+        yield table.slice(first, high - low)
+
+
+def _indexed_row_groups(piece: FilePiece, pushed: Pushed) -> set[int] | None:
+    """Return the row groups that may have the keys and ids of the filters; None: any."""
+    if piece.file is None:
+        return None
+    folder, _, name = piece.file.rpartition("/")
+    above, _, queue = folder.rpartition("/")
+    if not above.endswith(f"/{HIDDEN}"):
+        above = f"{above}/{HIDDEN}"
+    files, inside = fs.FileSystem.from_uri(f"{above}/{queue}/{name.rpartition('.')[0]}{INDEX}")
+    try:
+        with files.open_input_file(inside) as file:
+            index = key_index.OneIndex(file.read_buffer())
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return None  # missing or damaged: a read may do without it
+    return pushed.indexed(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +225,12 @@ class Span:
 
 
 def plan_partitions(
-    client: Client, spans: Iterable[Span], *, options: ReadOptions
+    client: Client, spans: Iterable[Span], *, options: ReadOptions, pushed: Pushed | None = None
 ) -> list[QueuePartition]:
     """Return the tasks of a read: one per queue, or more if the options ask for more."""
     found = []
     logs: dict[str, TopicLog] = {}
+    pushed = pushed or Pushed()
     for span in cut([span for span in spans if span.rows > 0], options=options):
         if span.topic not in logs:
             logs[span.topic] = TopicLog(client, span.topic)
@@ -188,10 +239,12 @@ def plan_partitions(
             span.topic,
             int(logs[span.topic].described["topic_id"]),
             span.queue_id,
-            tuple(pieces(logs[span.topic], span)),
+            tuple(pieces(logs[span.topic], span, pushed=pushed)),
             options.fail_on_data_loss,
+            pushed,
         )
-        found.append(partition)
+        if partition.pieces:
+            found.append(partition)
     return found
 
 
@@ -208,8 +261,11 @@ def cut(spans: list[Span], *, options: ReadOptions) -> list[Span]:
     return parts
 
 
-def pieces(log: TopicLog, span: Span) -> Iterator[FilePiece]:
-    """Yield the pieces of a span: ranges in segments, and the others at the broker."""
+def pieces(log: TopicLog, span: Span, *, pushed: Pushed | None = None) -> Iterator[FilePiece]:
+    """Yield the pieces of a span: ranges in segments, and the others at the broker.
+
+    Segments that have no matches of the filters are left out.
+    """
     at = span.start
     for segment in sorted(log.segments, key=_base):
         if segment.queue_id != span.queue_id or segment.end <= at or segment.base >= span.end:
@@ -217,10 +273,34 @@ def pieces(log: TopicLog, span: Span) -> Iterator[FilePiece]:
         if at < segment.base:
             yield FilePiece(at, segment.base)
         low, high = max(at, segment.base), min(segment.end, span.end)
-        yield FilePiece(low, high, f"{log.root}/{segment.path}", segment.base)
+        if pushed is None or pushed.may_be_in(segment.facts):
+            yield FilePiece(low, high, f"{log.root}/{segment.path}", segment.base)
         at = high
     if at < span.end:
         yield FilePiece(at, span.end)
+
+
+def narrowed(client: Client, span: Span, *, pushed: Pushed) -> Span:
+    """Return the part of a span that may have matches; an empty one if there is none.
+
+    The messages of a queue are in the order of stored_at_ms, so a range of it is one of offsets.
+    """
+    if span.rows <= 0:
+        return span
+    if not pushed.holds_for(span.topic, span.queue_id):
+        return replace(span, end=span.start)
+    start, end = span.start, span.end
+    low, high = pushed.range("queue_offset")
+    start = start if low is None else max(start, low)
+    end = end if high is None else min(end, high + 1)
+    low_ms, high_ms = pushed.range("stored_at_ms")
+    if low_ms is not None and low_ms > 0 and start < end:
+        at_ms = min(low_ms, limits.TIME_MAX_MS)
+        start = max(start, client.offset_at(span.topic, span.queue_id, at_ms=at_ms))
+    if high_ms is not None and high_ms < limits.TIME_MAX_MS and start < end:
+        at_ms = max(high_ms + 1, 0)
+        end = min(end, client.offset_at(span.topic, span.queue_id, at_ms=at_ms))
+    return replace(span, start=start, end=max(start, end))
 
 
 def _base(segment: Segment) -> int:
@@ -241,6 +321,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
+        self._pushed = Pushed()
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
@@ -248,8 +329,9 @@ class BatchReader(DataSourceReader):
         options = self._options
         with options.address.connect() as client:
             spans = []
-            for topic in options.topics:
-                held = offsets.TopicBounds.of(client, topic)
+            topics = offsets.subscribed(client, options)
+            offsets.check_some(topics, options)
+            for topic, held in topics.items():
                 first = offsets.resolve(client, held, bound=options.starting, options=options).at
                 last = offsets.resolve(client, held, bound=options.ending, options=options).at
                 spans += [Span(topic, queue, at, last[queue]) for queue, at in first.items()]
@@ -259,12 +341,28 @@ class BatchReader(DataSourceReader):
                         f"The read of queue {span.queue_id} of topic {span.topic} starts at offset"
                         f" {span.start}, after its end {span.end}."
                     )
-            return plan_partitions(client, spans, options=options)
+            pushed = self._pushed
+            wanted = [narrowed(client, span, pushed=pushed) for span in spans]
+            return plan_partitions(client, wanted, options=options, pushed=pushed)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition inside a task."""
         return rows_of(partition, self._schema)
+
+
+class FilteringReader(BatchReader):
+    """Batch reader that evaluates filters of the query; only with the option ``pushFilters``.
+
+    Spark 4.3 stores the plan of a read at the loaded DataFrame, not at the query. So a second query
+    over the same DataFrame would get the rows that the filters of the first one left.
+    """
+
+    @override
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters that the read can use; return those that Spark must evaluate."""
+        self._pushed, left = Pushed.of(filters, self._schema)
+        return left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -284,10 +382,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @override
     def initialOffset(self) -> dict[str, Any]:
         """Return the offsets at which a query without a checkpoint begins."""
-        options = self._options
+        options, topics = self._options, self._held()
+        offsets.check_some(topics, options)
         found = {
             topic: offsets.resolve(self._broker(), held, bound=options.starting, options=options)
-            for topic, held in self._held().items()
+            for topic, held in topics.items()
         }
         return offsets.to_json(found)
 
@@ -302,6 +401,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch; ``start`` if there is nothing to read."""
         begun = offsets.from_json(start)
         held = self._held()
+        offsets.check_deleted(held, begun, options=self._options)
         end = {topic: found.ends() for topic, found in held.items()}
         if self._target is not None:
             end = {topic: found for topic, found in self._target.items() if topic in end}
@@ -362,7 +462,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def _held(self) -> dict[str, TopicBounds]:
-        return {topic: TopicBounds.of(self._broker(), topic) for topic in self._options.topics}
+        return offsets.subscribed(self._broker(), self._options)
 
     def _first(self, held: TopicBounds, begun: Offsets | None) -> Offsets:
         """Return the next offsets of a topic: the end of the last batch, or the first retained."""
