@@ -23,6 +23,7 @@ from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.transaction_checker import TransactionChecker, checking_job
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.testing.draining import OWNER, DrainResult, drain, placed, sink_rows
+from rmq_pipeline.testing.forking import Moment, fork_home, moment_ms
 from rmq_pipeline.testing.sent_messages import Message, table_of
 from rmq_pipeline.testing.virtual_time import Duration, VirtualTime, advance, milliseconds
 from rmq_pipeline.topic import DLQ_PREFIX
@@ -69,6 +70,38 @@ class TestBroker:
             broker = Broker.open(
                 home, clock=clock, upkeep="none", flush="async", settings=settings or SMALL
             )
+            try:
+                yield cls(broker, clock=clock, folder=Path(folder))
+            finally:
+                _discard(broker)
+
+    @classmethod
+    @contextmanager
+    def fork(
+        cls, home: Path | str, *, at: Moment | None = None, settings: Settings | None = None
+    ) -> Iterator[Self]:
+        """Open a broker with the state that a home had at a moment; its clock stands there.
+
+        The home is only read, also while a broker has it open. The fork has all topics, groups,
+        messages, leases and failures, and no users. Its sinks are empty.
+
+        Args:
+            home: folder of a broker's home, live or stopped.
+            at: a datetime with a time zone, the same as ISO text, or ms since 1970; None: the last
+                moment of the home's log.
+            settings: None: the defaults, with small files.
+
+        Raises:
+            RequestError: this is no home, or it has no such moment.
+            ConflictError: the log of the home no longer has its beginning.
+        """
+        at_ms, chosen = moment_ms(at), settings or SMALL
+        with tempfile.TemporaryDirectory(prefix="rmq-fork-", ignore_cleanup_errors=True) as folder:
+            forked = Path(folder) / "home"
+            shutil.copytree(_empty_home(), forked)
+            at_ms = fork_home(Path(home).absolute(), forked, at_ms=at_ms, settings=chosen)
+            clock = ManualClock(at_ms)
+            broker = Broker.open(forked, clock=clock, upkeep="none", flush="async", settings=chosen)
             try:
                 yield cls(broker, clock=clock, folder=Path(folder))
             finally:

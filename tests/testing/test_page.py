@@ -20,16 +20,19 @@ def test_the_examples_pass(pytester: pytest.Pytester, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     files = dict(_FILE.findall(PAGE))
     pytester.makepyfile(**files)
-    pytester.makeconftest("from rmq_pipeline.pytest_plugin import rmq, rmq_settings")
+    pytester.makeconftest("from rmq_pipeline.pytest_plugin import rmq, rmq_fork, rmq_settings")
 
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", timeout=120)
 
-    assert set(files) == {"orders", "test_orders", "test_payments", "test_levels"}
-    assert result.parseoutcomes() == {"passed": 5}
+    assert set(files) == {
+        *("orders", "test_orders", "test_payments"),
+        *("test_levels", "test_incident"),
+    }
+    assert result.parseoutcomes() == {"passed": 6}
 
 
 def test_every_call_is_on_the_page() -> None:
-    calls = {name for name in vars(TestBroker) if not name.startswith("_")} - {"open"}
+    calls = {name for name in vars(TestBroker) if not name.startswith("_")} - {"open", "fork"}
 
     assert {name for name in calls if f"`rmq.{name}(" not in PAGE} == set()
 
