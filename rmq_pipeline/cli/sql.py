@@ -2,20 +2,35 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, TypeAlias
 
 import typer
 
 from rmq_pipeline.cli.options import AsJson, Flight, Home, connected, seconds, stdin
-from rmq_pipeline.cli.output import print_json, replacing, rows_of, show_rows
-from rmq_pipeline.errors import RequestError
-from rmq_pipeline.limits import QUERY_TIMEOUT_S
+from rmq_pipeline.cli.output import (
+    body_fields,
+    body_line,
+    print_json,
+    replacing,
+    rows_of,
+    show_rows,
+)
+from rmq_pipeline.errors import RequestError, TopicNotFoundError
+from rmq_pipeline.limits import FIND_BYTES, QUERY_TIMEOUT_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rmq_pipeline.flight.client import Client
+
+#: Topic, queue and offset.
+_Place: TypeAlias = tuple[str, int, int]
+_PLACE: Final = ("topic", "queue_id", "queue_offset")
+#: Messages of one result, and of one read: bodies of 4 MiB stay below FIND_BYTES.
+_BODIES: Final = 10_000
+_READ_ROWS: Final = 16
 Format = Literal["table", "json", "csv", "parquet"]
 
 
@@ -27,6 +42,12 @@ def sql(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write csv or parquet to this file."),
     ] = None,
+    body: Annotated[
+        bool,
+        typer.Option(
+            "--body", help="Add the bodies of the messages at topic, queue_id, queue_offset."
+        ),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Cancel the query after this time.")
     ] = QUERY_TIMEOUT_S,
@@ -56,12 +77,120 @@ def sql(
     text = stdin().read() if query == "-" else query
     with connected(home, flight) as client:
         answer = client.sql(text, timeout_s=timeout)
+        if body:
+            answer = with_bodies(client, answer, form=form)
     if form in _WRITERS:
         _write(answer, form, output=output)
-    elif form == "json":
-        print_json(rows_of(answer))
+        return
+    as_json = form == "json"
+    rows = rows_of(answer)
+    for row in rows if body else ():
+        row.update(_told(row["body"], as_json=as_json))
+    if as_json:
+        print_json(rows)
     else:
-        show_rows(rows_of(answer), as_json=False, empty="No rows.")
+        show_rows(rows, as_json=False, empty="No rows.")
+
+
+def _told(body: bytes | None, *, as_json: bool) -> dict[str, str | None]:
+    if body is None:
+        return {"body": None}
+    return body_fields(body) if as_json else {"body": body_line(body)}
+
+
+def with_bodies(client: "Client", answer: "pa.Table", *, form: Format) -> "pa.Table":
+    """Append the bodies of the messages that the rows of a result name by their place.
+
+    It reads each topic as ``client.read`` does, so the caller needs the right to read its messages.
+    The body is null where the place is null, or has no message any more.
+
+    Raises:
+        RequestError: the result has no places, a column ``body``, or too many rows or bytes; or
+            the format has no bytes.
+    """
+    import pyarrow as pa
+
+    if form == "csv":
+        raise RequestError(
+            "--body cannot be used with format csv: a body is bytes.",
+            remedy="Use --format json or parquet.",
+        )
+    places = _places(answer)
+    bodies: dict[_Place, bytes] = {}
+    size = 0
+    for topic, queue_id, start, stop in _retained(client, places):
+        for offset in range(start, stop, _READ_ROWS):
+            page = client.read(topic, queue_id, offset=offset, limit=min(_READ_ROWS, stop - offset))
+            for message in page.select(["queue_offset", "body"]).to_pylist():
+                bodies[topic, queue_id, message["queue_offset"]] = message["body"]
+            size += page["body"].nbytes
+            if size > FIND_BYTES:
+                raise RequestError(
+                    f"The bodies of the result have more than {FIND_BYTES >> 20} MiB.",
+                    remedy="Add WHERE or LIMIT to the query, or read the topic's segments.",
+                )
+    found = [None if place is None else bodies.get(place) for place in places]
+    return answer.append_column("body", pa.array(found, pa.binary()))
+
+
+def _places(answer: "pa.Table") -> "list[_Place | None]":
+    """Return the place that each row names; None: a part of it is null."""
+    names = answer.column_names
+    if "body" in names or any(names.count(name) != 1 for name in _PLACE):
+        raise RequestError(
+            f"--body needs the columns {', '.join(_PLACE)} once, and no column body; the result has"
+            f" {', '.join(names)}.",
+            remedy="Name these columns in the query. The view messages has them.",
+        )
+    if answer.num_rows > _BODIES:
+        raise RequestError(
+            f"--body reads at most {_BODIES} messages; the result has {answer.num_rows} rows.",
+            remedy="Add WHERE or LIMIT to the query.",
+        )
+    columns = (answer.column(name).to_pylist() for name in _PLACE)
+    places: list[_Place | None] = []
+    for topic, queue_id, offset in zip(*columns, strict=True):
+        place = (topic, queue_id, offset)
+        if None in place:
+            places.append(None)
+        elif type(topic) is str and type(queue_id) is int and type(offset) is int:
+            places.append(place)
+        else:
+            raise RequestError(
+                f"{place!r} is not the place of a message.",
+                remedy="A topic is a text; queue_id and queue_offset are whole numbers.",
+            )
+    return places
+
+
+def _retained(
+    client: "Client", places: "Iterable[_Place | None]"
+) -> "Iterator[tuple[str, int, int, int]]":
+    """Yield the offsets [start, stop) of the places that still have a message, by queue."""
+    bounds: dict[str, dict[int, tuple[int, int]]] = {}
+    last: tuple[str, int, int, int] | None = None
+    for topic, queue_id, offset in sorted({place for place in places if place is not None}):
+        if topic not in bounds:
+            bounds[topic] = _bounds(client, topic)
+        low, high = bounds[topic].get(queue_id, (0, 0))
+        if not low <= offset < high:
+            continue
+        if last is not None and last[:2] == (topic, queue_id) and last[3] == offset:
+            last = (topic, queue_id, last[2], offset + 1)
+            continue
+        if last is not None:
+            yield last
+        last = (topic, queue_id, offset, offset + 1)
+    if last is not None:
+        yield last
+
+
+def _bounds(client: "Client", topic: str) -> dict[int, tuple[int, int]]:
+    try:
+        queues = client.describe_topic(topic)["offsets"]
+    except TopicNotFoundError:  # a topic that was deleted has no messages
+        return {}
+    return {each["queue_id"]: (each["min_offset"], each["max_offset"]) for each in queues}
 
 
 def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:

@@ -164,3 +164,62 @@ def test_a_value_that_python_has_not_is_refused(rmq: Rmq) -> None:
 
     assert told.code == 1
     assert "Column d cannot be shown" in told.err
+
+
+def test_bodies_stand_beside_the_places_of_messages(rmq: Rmq, topic: str) -> None:
+    lines = b'{"body": "one"}\n{"body_base64": "/wA="}\n{"body": "three\\nlines"}\n'
+    assert rmq("send", topic, "--file", "-", stdin=lines).code == 0
+    query = f"SELECT topic, queue_id, queue_offset FROM messages WHERE topic = '{topic}' "
+
+    found = rmq("sql", query + "ORDER BY queue_offset DESC", "--body", "--json").json
+
+    assert [row["body"] for row in found] == ["three\nlines", None, "one"]
+    assert found[1]["body_base64"] == "/wA="
+    told = rmq("sql", query + "ORDER BY queue_offset", "--body").text.splitlines()
+    assert [line.split()[-1] for line in told] == ["body", "one", r"b'\xff\x00'", "three⏎lines"]
+
+
+def test_a_place_without_a_message_has_no_body(rmq: Rmq, topic: str) -> None:
+    assert rmq("send", topic, "--body", "x").code == 0
+    rows = f"('{topic}', 0, 0), ('{topic}', 0, 1), ('{topic}', 7, 0), ('no_topic', 0, 0),"
+    rows += f" (NULL, 0, 0), ('{topic}', 0, 0)"
+
+    query = f"SELECT * FROM (VALUES {rows}) AS p(topic, queue_id, queue_offset)"
+
+    found = rmq("sql", query, "--body", "--json").json
+    assert [row["body"] for row in found] == ["x", None, None, None, None, "x"]
+
+
+def test_bodies_go_to_parquet_as_bytes(rmq: Rmq, topic: str, tmp_path: Path) -> None:
+    assert rmq("send", topic, "--body", "x").code == 0
+    query = f"FROM messages WHERE topic = '{topic}'"
+    file = tmp_path / "answer.parquet"
+
+    rmq("sql", query, "--body", "--format", "parquet", "--output", str(file))
+
+    assert pq.read_table(file)["body"].to_pylist() == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("query", "flags", "said"),
+    [
+        ("SELECT 1 AS queue_id", [], "--body needs the columns topic, queue_id, queue_offset"),
+        ("SELECT 'a' AS topic, 0 AS queue_id, 0 AS queue_offset, 1 AS body", [], "no column body"),
+        (
+            "SELECT 1 AS topic, 0 AS queue_id, 0 AS queue_offset",
+            [],
+            "is not the place of a message",
+        ),
+        (
+            "SELECT 'a' AS topic, 0 AS queue_id, i AS queue_offset FROM range(10001) AS r(i)",
+            [],
+            "reads at most 10000 messages; the result has 10001 rows",
+        ),
+        ("SELECT 1", ["--format", "csv"], "cannot be used with format csv"),
+    ],
+)
+def test_bodies_of_no_places_are_refused(rmq: Rmq, query: str, flags: list[str], said: str) -> None:
+    told = rmq("sql", query, "--body", *flags)
+
+    assert told.code != 0
+    assert said in told.err
