@@ -17,7 +17,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 # A run starts hundreds of processes: without bytecode files each compiles the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo up check test lint verbs sql bench chaos help
+.PHONY: setup demo up check test lint verbs sql docs bench chaos help
 
 setup: .venv/.installed ## make .venv with the rmq command in it, and look for a JDK
 	@scripts/find_jdk
@@ -51,6 +51,11 @@ verbs: setup ## write rmq_pipeline/verbs.py and docs/verbs.md from the broker's 
 
 sql: setup ## write rmq_pipeline/store/sql/delivery_views.sql from its template
 	@$(BIN)/python -m scripts.generate_sql
+
+# mkdocs-material prints an advertisement for its successor unless it is told not to.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: setup ## write the site of docs/ to site/; a warning is a failure
+	@$(BIN)/mkdocs build --quiet
 
 bench: setup ## measure engine, upkeep, archive, replay, pipeline, memory and start-up
 	$(BIN)/python -m benchmarks.engine

@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text("utf-8")
-_FILE = re.compile(r"```python (\w+)\.py\n(.*?)```", re.DOTALL)
+_FILE = re.compile(r"```python title=\"(\w+)\.py\"\n(.*?)```", re.DOTALL)
 
 
 def test_the_examples_pass(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
