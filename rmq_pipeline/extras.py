@@ -22,6 +22,8 @@ MODULES: Final = MappingProxyType(
 class MissingExtraError(OperatorError, ImportError):
     """A part of the system was used whose packages are not installed."""
 
+    remedy = "Install the extra that the error names."
+
 
 def lacking(extra: str, module: str) -> MissingExtraError:
     """Return the error for a missing module; it names the extra, or several joined by commas."""
