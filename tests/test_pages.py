@@ -246,6 +246,7 @@ def parse(words: list[str], *, spoken: bool) -> None:
 def wrong_command(words: list[str], *, spoken: bool) -> str:
     """Say what is wrong with a command; an empty text if nothing is."""
     program, *rest = words
+    program = program.rpartition("/")[2]
     if program == "rmq":
         try:
             parse(rest, spoken=spoken)

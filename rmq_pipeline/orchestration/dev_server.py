@@ -171,7 +171,16 @@ class DevServer:
         if not settings.exists():
             shutil.copyfile(SETTINGS, settings)
         _kill_session(str(self.dagster_home))
-        prepare_home(self.dagster_home)
+        try:
+            prepare_home(self.dagster_home)
+        except Exception as error:
+            # Errors of settings, drivers and databases have different classes.
+            self._release()
+            raise DagsterStartError(
+                f"Dagster cannot open its storage in {self.dagster_home}: "
+                f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                remedy="Correct dagster.yaml there, or start the database that it names.",
+            ) from error
         # Unix sockets, because their path is short here, and a free port may be taken by another
         # process.
         self._sockets = Path(tempfile.mkdtemp(prefix="rmq_dagster_"))

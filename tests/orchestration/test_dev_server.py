@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -182,3 +183,14 @@ def test_code_that_cannot_be_loaded_is_told(dagster_home: Path, project: Path) -
 
     with pytest.raises(DagsterStartError, match="code_server"):
         server(dagster_home, project).start()
+
+
+def test_a_storage_that_cannot_be_opened_is_told(dagster_home: Path, project: Path) -> None:
+    dagster_home.mkdir(exist_ok=True)
+    url = f"postgresql+psycopg2://nobody@127.0.0.1:{free_port()}/dagster"
+    storage = {"storage": {"postgres": {"postgres_url": url}}}
+    (dagster_home / "dagster.yaml").write_text(json.dumps(storage))
+
+    with pytest.raises(DagsterStartError, match=r"cannot open its storage.*Correct dagster\.yaml"):
+        server(dagster_home, project).start()
+    assert not living(dagster_home)
