@@ -26,7 +26,8 @@ from rmq_pipeline.orchestration.resources import BrokerResource
 INTERVAL_S: Final = 15
 #: Interval while something is down, so that its checks turn green soon after it works again.
 DOWN_INTERVAL_S: Final = 5
-#: An evaluation with an unchanged result is reported again only after this long.
+#: An evaluation with an unchanged result is reported again only after this long, or after a
+#: materialization.
 REPEAT_S: Final = 3_600.0
 #: A restarting broker is away for less than this.
 AWAY_S: Final = 30.0
@@ -193,7 +194,7 @@ class _Tick:
         now = _Said(
             self.now_s, found.passed, found.severity, "" if kind is None else str(kind.value)
         )
-        if said is not None and now.repeats(said):
+        if said is not None and now.repeats(said) and not self._is_outdated(watched, said):
             return
         yield dg.AssetCheckEvaluation(
             asset_key=watched.key,
@@ -203,6 +204,11 @@ class _Tick:
             description=found.description,
             metadata=found.metadata,
         )
+
+    def _is_outdated(self, watched: Watched, said: "_Said") -> bool:
+        """Return True if Dagster shows the check as not evaluated: a materialization came since."""
+        latest = self.instance.get_latest_materialization_event(watched.key)
+        return latest is not None and latest.timestamp >= said.at_s
 
 
 def _evaluated(check: Check, client: Client) -> dg.AssetCheckResult:

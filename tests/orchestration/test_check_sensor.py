@@ -30,6 +30,7 @@ from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG, asset_key
 from tests.orchestration.conftest import Send
+from tests.waiting import until
 
 EVENTS = topic("events", type="fifo")
 SINK = pa.schema([("born_at_ms", pa.int64())])
@@ -144,6 +145,20 @@ class TestWithWindows:
         assert said.severity == dg.AssetCheckSeverity.ERROR
         assert (said.description or "").startswith("The last window failed: run ")
         assert watch.tick() == GREEN
+
+    def test_they_are_reported_again_after_a_window(
+        self, watch: Watch, window: Run, send: Send
+    ) -> None:
+        watch.tick()
+        send("events", 1, message_group=["a"])
+
+        assert window()
+        shown = watch.tick()
+
+        # Those that read a day of history are not due yet.
+        assert (shown, watch.reported) == (GREEN, 3)
+        # Dagster's storage keeps whole seconds: within the same one they may be reported again.
+        until(lambda: watch.tick() == GREEN and watch.reported == 0)
 
     def test_an_acknowledgement_after_the_failed_window_turns_them_green(
         self, watch: Watch, window: Run, client: Client, send: Send, no_folder: Path
