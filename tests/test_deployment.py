@@ -1,4 +1,4 @@
-"""The files of deploy/ start what docs/deployment.md says: commands that parse, and no other user."""
+"""The files of deploy/ start what docs/deployment.md says: commands that parse, as the user rmq."""
 
 from __future__ import annotations
 
