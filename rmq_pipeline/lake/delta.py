@@ -7,8 +7,8 @@ https://github.com/delta-io/delta; this module writes the part of it that a sink
 * ``add``: a file of the sink; the tag ``offsets`` has the ranges of its messages.
 * ``remove``: a file that was replaced.
 * ``metaData``: the columns, and the table's version less the broker's.
-* ``protocol``: what a reader and a writer must support. The writer feature ``FEATURE`` is known to
-  nobody else, so other writers refuse the table: the broker decides which files count.
+* ``protocol``: what a reader and a writer must support. Other writers do not know the feature
+  ``FEATURE``, so they refuse the table: the broker decides which files count.
 * ``commitInfo``: for the history of the table; ``crc32`` is the checksum of the lines below it.
 """
 
