@@ -178,8 +178,11 @@ FLIGHT_WAITING_BYTES = 4 * MIB
 #: bytes. Time for which a ticket or a prepared statement is valid.
 FLIGHT_SQL_CHARACTERS = 128 * 1024
 FLIGHT_SQL_HANDLE_MS = 12 * 3600 * 1000
-#: Bytes of bound parameters, as an Arrow stream.
+#: Bytes of all messages that bind parameters, and of another message of a foreign client. Decoding
+#: may multiply such a message: an empty message in it takes 2 bytes, and about 50 in memory.
 FLIGHT_SQL_PARAMETERS_BYTES = 2 * MIB
+FLIGHT_SQL_MESSAGE_BYTES = 2 * MIB
+FLIGHT_SQL_DECODED = 32
 #: Target size of a record batch for foreign clients, of which some accept 4 MiB a message.
 FLIGHT_SQL_PIECE_BYTES = 1 * MIB
 

@@ -321,9 +321,11 @@ class Data(NamedTuple):
     command: bytes | None
     header: memoryview
     body: memoryview
+    #: Bytes of the whole message.
+    size: int
 
 
-def read_data(message: bytes) -> Data:
+def read_data(message: bytes | memoryview) -> Data:
     """Decode a message with a piece of a table.
 
     Raises:
@@ -337,6 +339,7 @@ def read_data(message: bytes) -> Data:
         None if command is None else bytes(command),
         fields.get(_HEADER, empty),
         fields.get(_BODY, empty),
+        len(message),
     )
 
 
@@ -344,33 +347,34 @@ class Stream:
     """Joins the pieces of a table to an Arrow stream."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Create an empty stream of ``most_bytes`` at most."""
+        """Create an empty stream for messages of ``most_bytes`` together."""
         self._most_bytes = most_bytes
-        self._size = 0
-        self._pieces: list[bytes | memoryview] = []
+        self._received = 0
+        self._joined = bytearray()
 
     def add(self, data: Data) -> None:
-        """Add a piece.
+        """Copy a piece; nothing of its message is kept.
 
         Raises:
-            MessageBodyTooLargeError: the stream exceeds its limit.
+            MessageBodyTooLargeError: the messages exceed the limit, or the stream does.
         """
-        if not data.header:
-            return
+        self._received += data.size
         pad = -data.header.nbytes % _ALIGNMENT
-        length = (data.header.nbytes + pad).to_bytes(4, "little")
-        pieces = (_CONTINUATION, length, data.header, b"\0" * pad, data.body)
-        self._size += sum(map(len, pieces))
-        if self._size > self._most_bytes:
+        # Alignment may make a stream of many small pieces longer than its messages.
+        size = len(self._joined) + data.header.nbytes + pad + data.body.nbytes
+        if max(self._received, size) > self._most_bytes:
             raise errors.MessageBodyTooLargeError(
                 f"The parameters have more than {self._most_bytes} bytes.",
                 remedy="Bind smaller values.",
             )
-        self._pieces += pieces
+        if data.header:
+            length = (data.header.nbytes + pad).to_bytes(4, "little")
+            for piece in (_CONTINUATION, length, data.header, b"\0" * pad, data.body):
+                self._joined += piece
 
     def whole(self) -> pa.Buffer:
         """Return the stream."""
-        return pa.py_buffer(b"".join((*self._pieces, _CONTINUATION, b"\0\0\0\0")))
+        return pa.py_buffer(b"".join((self._joined, _CONTINUATION, b"\0\0\0\0")))
 
 
 def write_data(table: pa.Table, *, with_schema: bool) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_pipeline import limits
 from rmq_pipeline.access import Principal
@@ -79,8 +80,9 @@ class SqlEndpoint:
 
         Nothing runs before the ticket is used. So a statement's errors, and its columns, come then.
         """
-        caller = _name(self._asked.admit(call))
-        descriptor, name, command = self._described(call)
+        principal = self._asked.admit(call)
+        caller = _name(principal)
+        descriptor, name, command = self._described(call, _holder(call, principal))
         columns = b""
         if name in sql_catalog.COMMANDS:
             ticket = descriptor.cmd
@@ -104,8 +106,9 @@ class SqlEndpoint:
 
     def schema(self, call: SqlCall) -> Iterator[bytes]:
         """Answer GetSchema: the columns of an answer, with NULL in place of parameters."""
-        caller = _name(self._asked.admit(call))
-        _, name, command = self._described(call)
+        principal = self._asked.admit(call)
+        caller = _name(principal)
+        _, name, command = self._described(call, _holder(call, principal))
         if name in sql_catalog.COMMANDS:
             columns = sql_catalog.schema(name, command)
         else:
@@ -148,20 +151,26 @@ class SqlEndpoint:
     def get(self, call: SqlCall) -> Iterator[bytes]:
         """Answer DoGet: run the query of a ticket, and yield its rows in messages."""
         principal = self._asked.admit(call)
-        ticket = sql_messages.read("Ticket", self._next(call)).ticket
-        name, command = sql_messages.read_any(ticket)
+        holder = _holder(call, principal)
+        table = self._answer(call, caller=_name(principal), holder=holder)
+        with self._room.hold(table.nbytes, caller=holder):
+            yield from _messages(table)
+
+    def _answer(self, call: SqlCall, *, caller: str, holder: str) -> pa.Table:
+        name, command = self._ticket(self._next(call), holder)
         if name in sql_catalog.COMMANDS:
-            table = sql_catalog.answer(
+            return sql_catalog.answer(
                 name, command, views=lambda: self._asked.ask(call, "sql_views", args={})
             )
-        elif name == "TicketStatementQuery":
-            opened = self._handles.open(_TICKET, command.statement_handle, caller=_name(principal))
-            table = self._run(call, opened)
-        else:
+        if name != "TicketStatementQuery":
             raise _unsupported(name)
-        caller = call.peer if principal is None else principal.name
-        with self._room.hold(table.nbytes, caller=caller):
-            yield from _messages(table)
+        return self._run(call, self._handles.open(_TICKET, command.statement_handle, caller=caller))
+
+    def _ticket(self, data: bytes, holder: str) -> tuple[str, Any]:
+        with self._decoding(data, holder=holder):
+            ticket = sql_messages.read("Ticket", data).ticket
+            name, command = sql_messages.read_any(ticket)
+        return name, command
 
     def _run(self, call: Caller, opened: Opened) -> pa.Table:
         cancelled = threading.Event()
@@ -193,26 +202,48 @@ class SqlEndpoint:
     def put(self, call: SqlCall) -> Iterator[bytes]:
         """Answer DoPut: bind parameters to a prepared statement, and return its new handle."""
         principal = self._asked.admit(call)
-        first = framing.read_data(self._next(call))
-        name, command = sql_messages.read_any(first.command or b"")
-        if name != "CommandPreparedStatementQuery":
-            raise _unsupported(name)
-        caller = _name(principal)
-        statement = self._statement(name, command, caller=caller)
-        stream = framing.Stream(limits.FLIGHT_SQL_PARAMETERS_BYTES)
-        stream.add(first)
-        while (message := self._message(call)) is not None:
-            stream.add(framing.read_data(message))
-        values = framing.read("The table of parameters", stream.whole())
-        check_readable(values, "The table of parameters")
-        handle = self._seal(statement.text, statement.bind(values), caller=caller)
+        holder = _holder(call, principal)
+        with self._room.hold(limits.FLIGHT_SQL_PARAMETERS_BYTES, caller=holder):
+            handle = self._bound(call, caller=_name(principal), holder=holder)
         found = sql_messages.new("DoPutPreparedStatementResult", prepared_statement_handle=handle)
         yield _written("PutResult", app_metadata=found.SerializeToString())
 
-    def _described(self, call: SqlCall) -> tuple[Any, str, Any]:
+    def _bound(self, call: SqlCall, *, caller: str, holder: str) -> bytes:
+        """Read the parameters of a call, and return the handle of the statement with them."""
+        stream = framing.Stream(limits.FLIGHT_SQL_PARAMETERS_BYTES)
+        first = framing.read_data(self._next(call))
+        stream.add(first)
+        data = first.command or b""
+        with self._decoding(data, holder=holder):
+            name, command = sql_messages.read_any(data)
+        if name != "CommandPreparedStatementQuery":
+            raise _unsupported(name)
+        statement = self._statement(name, command, caller=caller)
+        del first, data  # the first message may be long
+        while (message := self._message(call)) is not None:
+            stream.add(framing.read_data(message))
+            self._room.check_share(holder)
+        values = framing.read("The table of parameters", stream.whole())
+        check_readable(values, "The table of parameters")
+        return self._seal(statement.text, statement.bind(values), caller=caller)
+
+    def _described(self, call: SqlCall, holder: str) -> tuple[Any, str, Any]:
         """Read the descriptor of a call; return it, and name and message of its command."""
-        descriptor = sql_messages.read("FlightDescriptor", self._next(call))
-        return descriptor, *sql_messages.read_any(descriptor.cmd)
+        data = self._next(call)
+        with self._decoding(data, holder=holder):
+            descriptor = sql_messages.read("FlightDescriptor", data)
+            name, command = sql_messages.read_any(descriptor.cmd)
+        return descriptor, name, command
+
+    @contextmanager
+    def _decoding(self, data: bytes, *, holder: str) -> Iterator[None]:
+        """Reserve the memory that a message may take when it is decoded.
+
+        A message that is too long is not counted: it is refused before it is decoded.
+        """
+        size = len(data) if len(data) <= limits.FLIGHT_SQL_MESSAGE_BYTES else 0
+        with self._room.hold(limits.FLIGHT_SQL_DECODED * size, caller=holder):
+            yield
 
     def _next(self, call: SqlCall) -> bytes:
         """Return the next message of a call, which must have one."""
@@ -237,17 +268,19 @@ class SqlEndpoint:
         Raises:
             RocketMQError: it is refused, or none of Flight SQL that is supported.
         """
-        caller = _name(self._asked.admit(call))
+        principal = self._asked.admit(call)
+        caller, holder = _name(principal), _holder(call, principal)
         if action.kind == "CreatePreparedStatement":
-            return self._prepare(call, action.body, caller=caller)
+            return self._prepare(call, action.body, caller=caller, holder=holder)
         if action.kind == "ClosePreparedStatement":
             return b""  # the broker keeps nothing of it
         if action.kind == "CancelFlightInfo":
-            return self._cancel(action.body, caller=caller)
+            return self._cancel(action.body, caller=caller, holder=holder)
         raise _unsupported(action.kind)
 
-    def _prepare(self, call: Caller, body: bytes, *, caller: str) -> bytes:
-        name, request = sql_messages.read_any(body)
+    def _prepare(self, call: Caller, body: bytes, *, caller: str, holder: str) -> bytes:
+        with self._decoding(body, holder=holder):
+            name, request = sql_messages.read_any(body)
         if name != "ActionCreatePreparedStatementRequest":
             raise RequestError(f"CreatePreparedStatement does not take {name}.")
         _check_no_transaction(request)
@@ -264,11 +297,12 @@ class SqlEndpoint:
             )
         )
 
-    def _cancel(self, body: bytes, *, caller: str) -> bytes:
-        info = sql_messages.read("CancelFlightInfoRequest", body).info
-        if len(info.endpoint) != 1:
-            raise RequestError("The flight to cancel must have one endpoint.")
-        name, command = sql_messages.read_any(info.endpoint[0].ticket.ticket)
+    def _cancel(self, body: bytes, *, caller: str, holder: str) -> bytes:
+        with self._decoding(body, holder=holder):
+            info = sql_messages.read("CancelFlightInfoRequest", body).info
+            if len(info.endpoint) != 1:
+                raise RequestError("The flight to cancel must have one endpoint.")
+            name, command = sql_messages.read_any(info.endpoint[0].ticket.ticket)
         if name != "TicketStatementQuery":
             raise _unsupported(f"CancelFlightInfo of {name}")
         opened = self._handles.open(_TICKET, command.statement_handle, caller=caller)
@@ -297,6 +331,11 @@ class _Cancellable:
 
 def _name(principal: Principal | None) -> str:
     return "" if principal is None else principal.name
+
+
+def _holder(call: Caller, principal: Principal | None) -> str:
+    """Return the name under which a caller's memory is counted."""
+    return call.peer if principal is None else principal.name
 
 
 def _check_no_transaction(command: Any) -> None:
@@ -333,10 +372,42 @@ def _plain_type(of_type: pa.DataType) -> pa.DataType:
 
 
 def _messages(table: pa.Table) -> Iterator[bytes]:
-    """Yield a table as messages of about FLIGHT_SQL_PIECE_BYTES, and its schema first."""
+    """Yield a table as messages of about FLIGHT_SQL_PIECE_BYTES, and its schema first.
+
+    Readers differ in how they take dictionaries, so enums are sent as texts. Their texts are larger
+    than what was counted: never more than a piece of the table is converted.
+    """
     schema = _plain_schema(table.schema)
-    if schema != table.schema:  # enums: readers differ in how they take dictionaries
-        table = table.cast(schema)
-    rows = max(1, table.num_rows * limits.FLIGHT_SQL_PIECE_BYTES // max(1, table.nbytes))
+    # No row of the texts may be longer than this.
+    longest = sum(map(_longest, table.columns))
+    rows = table.num_rows * limits.FLIGHT_SQL_PIECE_BYTES // max(1, table.nbytes)
+    rows = max(1, min(rows, limits.FLIGHT_SQL_PIECE_BYTES // max(1, longest)))
     for start in range(0, max(1, table.num_rows), rows):
-        yield from framing.write_data(table.slice(start, rows), with_schema=start == 0)
+        piece = table.slice(start, rows)
+        if schema != table.schema:
+            piece = piece.cast(schema)
+        for n, half in enumerate(_halved(piece)):
+            yield from framing.write_data(half, with_schema=start == n == 0)
+
+
+def _longest(column: pa.ChunkedArray) -> int:
+    """Return the bytes of the longest value of an enum; 0 for another type."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    dictionaries = [chunk.dictionary for chunk in column.chunks if len(chunk.dictionary)]
+    return max((_most_bytes(each) for each in dictionaries), default=0)
+
+
+def _most_bytes(values: pa.Array) -> int:
+    longest = pc.max(pc.binary_length(values.cast(pa.string()))).as_py()
+    return longest or 0
+
+
+def _halved(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows in pieces that are not much larger than FLIGHT_SQL_PIECE_BYTES."""
+    if table.num_rows < 2 or table.nbytes <= 2 * limits.FLIGHT_SQL_PIECE_BYTES:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from _halved(table.slice(0, half))
+    yield from _halved(table.slice(half))

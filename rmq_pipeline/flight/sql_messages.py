@@ -17,7 +17,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from rmq_pipeline.errors import RequestError
+from rmq_pipeline import limits
+from rmq_pipeline.errors import MessageBodyTooLargeError, RequestError
 
 #: Package of Flight's messages, and of Flight SQL's messages; an Any names these.
 _FLIGHT: Final = "arrow.flight.protocol"
@@ -27,10 +28,9 @@ _URL: Final = f"type.googleapis.com/{_SQL}."
 #: and ``?`` that an absent value differs from an empty one.
 _FIELDS: Final = {
     _FLIGHT: {
-        "FlightDescriptor": "type int32 1, cmd bytes 2, path string[] 3",
+        "FlightDescriptor": "type int32 1, cmd bytes 2",
         "Ticket": "ticket bytes 1",
-        "Location": "uri string 1",
-        "FlightEndpoint": "ticket Ticket 1, location Location[] 2",
+        "FlightEndpoint": "ticket Ticket 1",
         "FlightInfo": "schema bytes 1, flight_descriptor FlightDescriptor 2,"
         " endpoint FlightEndpoint[] 3, total_records int64 4, total_bytes int64 5, ordered bool 6",
         "SchemaResult": "schema bytes 1",
@@ -115,6 +115,7 @@ def read(name: str, data: bytes) -> Any:
 
     Raises:
         RequestError: the bytes are not such a message, or a text in it is not UTF-8.
+        MessageBodyTooLargeError: they are too many.
     """
     return _parsed(_CLASSES[name](), data, name=name)
 
@@ -145,6 +146,12 @@ def write_any(message: Message) -> bytes:
 
 
 def _parsed(message: Any, data: bytes, *, name: str) -> Any:
+    if len(data) > limits.FLIGHT_SQL_MESSAGE_BYTES:
+        raise MessageBodyTooLargeError(
+            f"A message of the call has {len(data)} bytes; the limit is"
+            f" {limits.FLIGHT_SQL_MESSAGE_BYTES}.",
+            remedy="Send a shorter statement.",
+        )
     try:
         message.ParseFromString(data)
     except DecodeError as error:
