@@ -10,10 +10,10 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -21,21 +21,47 @@ from rmq_pipeline import limits
 from rmq_pipeline.errors import ForbiddenError, QueryError, RequestError
 from rmq_pipeline.store.statements import literal
 
-if TYPE_CHECKING:
-    from sqlglot import Token
-
 #: Parameters of one statement.
 _PARAMETERS: Final = 1_000
 _SEAL_BYTES: Final = 32
 _ID_BYTES: Final = 16
 _TIME_BYTES: Final = 8
-_NAME: Final = re.compile(r"\w+")
-#: DuckDB's types for values that are written as text.
+#: The lexical rules of DuckDB, as far as they tell parameters from the rest. A doubled quote ends a
+#: text and begins the next one, which makes no difference here. A comment may contain comments, so
+#: only its beginning is here. ``open`` is a text that does not end.
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<space>\s+|--[^\r\n]*)
+    | (?P<comment>/\*)
+    | (?P<quoted>[eE]'(?:[^'\\]|\\.|'')*+' | '[^']*' | "[^"]*"
+        | \$(?P<tag>[^\W\d]\w*)?\$ (?s:.*?) \$(?(tag)(?P=tag))\$)
+    | (?P<open>[eE]?' | " | \$(?:[^\W\d]\w*)?\$)
+    | (?P<parameter>\? | \$(?:[0-9]+|[^\W\d]\w*))
+    | (?P<end>;)
+    | (?P<other>[^\W\d][\w$]* | \d+ | .)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT: Final = re.compile(r"/\*|\*/")
+_PARAMETER_DIGITS: Final = 4
+#: Maximum characters of a type in an error text.
+_SHOWN: Final = 200
+#: DuckDB's types for values that are written as text. They have microseconds.
 _AS_TEXT: Final = (
     (pa.types.is_timestamp, "TIMESTAMP"),
     (pa.types.is_date, "DATE"),
     (pa.types.is_time, "TIME"),
 )
+#: Types whose values have literals. A value of another type may be large, and take few bytes on
+#: the wire: it is refused before it is made.
+_BINDABLE: Final = (
+    *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
+    *(pa.types.is_decimal, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    *(pa.types.is_fixed_size_binary, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time),
+)
+#: Digits of the longest decimal of Arrow.
+_DECIMAL_DIGITS: Final = 76
 
 
 class _Place(NamedTuple):
@@ -67,13 +93,9 @@ class Statement:
             )
         if "\0" in sql:
             raise QueryError("The statement contains the character NUL.")
-        tokens = _tokens(sql)
-        while tokens and tokens[-1].text == ";":
-            tokens.pop()
-        if not tokens:
+        start, stop, found = _read(sql)
+        if start == stop:
             raise QueryError("The statement is empty.", remedy="Send one SELECT.")
-        start = tokens[0].start
-        found = tuple(_places(tokens, sql))
         if len(found) > _PARAMETERS:
             raise QueryError(
                 f"The statement has {len(found)} parameters; the limit is {_PARAMETERS}."
@@ -81,7 +103,7 @@ class Statement:
         if len({place.name.isdecimal() for place in found}) > 1:
             raise QueryError("The statement mixes parameters with and without names.")
         places = tuple(_Place(at - start, end - start, name) for at, end, name in found)
-        return cls(sql[start : tokens[-1].end + 1], places)
+        return cls(sql[start:stop], places)
 
     @property
     def parameters(self) -> list[str]:
@@ -120,7 +142,8 @@ class Statement:
         if values.num_rows != 1:
             raise QueryError(
                 f"{values.num_rows} rows of parameters are bound; a query takes one.",
-                remedy="Call execute once for each row, or pass a list with UNNEST of a text.",
+                remedy="Execute the query once for each row. For a list of values, bind one text"
+                " and split it in the query: WHERE topic IN (SELECT unnest(string_split(?, ','))).",
             )
         if values.num_columns != len(names):
             raise QueryError(
@@ -133,46 +156,66 @@ class Statement:
         return self._filled({name: _literal(column) for name, column in by_name.items()})
 
     def _filled(self, literals: Mapping[str, str]) -> str:
+        # Checked first: a long value may have many places.
+        size = len(self.text) + sum(
+            len(literals[name]) + 2 - (end - start) for start, end, name in self.places
+        )
+        if size > limits.FLIGHT_SQL_CHARACTERS:
+            raise QueryError(
+                f"The statement and its values have {size} characters; the limit is"
+                f" {limits.FLIGHT_SQL_CHARACTERS}."
+            )
         pieces, at = [], 0
         for place in self.places:
             # The brackets keep a minus from joining another one to a comment.
             pieces += [self.text[at : place.start], f" {literals[place.name]} "]
             at = place.end
-        text = "".join([*pieces, self.text[at:]])
-        if len(text) > limits.FLIGHT_SQL_CHARACTERS:
-            raise QueryError(
-                f"The statement and its values have {len(text)} characters; the limit is"
-                f" {limits.FLIGHT_SQL_CHARACTERS}."
-            )
-        return text
+        return "".join([*pieces, self.text[at:]])
 
 
-def _tokens(sql: str) -> list["Token"]:
-    # A broker that answers no query need not import sqlglot.
-    from sqlglot.dialects.duckdb import DuckDB
-    from sqlglot.errors import SqlglotError
+def _read(sql: str) -> tuple[int, int, list[_Place]]:
+    """Return where the statement begins and ends, and its parameters in the order of the text.
 
-    try:
-        return list(DuckDB().tokenize(sql))
-    except SqlglotError as error:
-        raise QueryError("The statement has a text or a comment without an end.") from error
-
-
-def _places(tokens: Sequence["Token"], sql: str) -> Iterator[_Place]:
-    """Yield the parameters in the order of the text."""
-    number = 0
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-        text = sql[token.start : token.end + 1]
-        if text in {"?", "?::"}:  # sqlglot has a token ?::
+    Spaces, comments and semicolons around the statement do not belong to it.
+    """
+    start = stop = at = number = 0
+    found: list[_Place] = []
+    while at < len(sql):
+        token = _TOKEN.match(sql, at)
+        assert token is not None
+        begin, at = token.span()
+        if token.lastgroup == "comment":
+            at = _after_comment(sql, at)
+        if token.lastgroup in {"space", "comment"} or (token.lastgroup == "end" and not stop):
+            continue
+        if token.lastgroup == "open":
+            raise QueryError("The statement has a text without an end.")
+        if token.lastgroup == "parameter":
             number += 1
-            yield _Place(token.start, token.start + 1, str(number))
-        elif text == "$" and after is not None and after.start == token.end + 1:
-            name = sql[after.start : after.end + 1]
-            if not _NAME.fullmatch(name):
-                continue  # no parameter: DuckDB says what is wrong with it
-            if name.isdecimal() and not 1 <= int(name[:9]) <= _PARAMETERS:
-                raise QueryError(f"There is no parameter ${name[:20]}.")
-            yield _Place(token.start, after.end + 1, str(int(name)) if name.isdecimal() else name)
+            name = token.group()[1:]
+            if name[:1].isdecimal():
+                name = _number(name)
+            found.append(_Place(begin, at, name or str(number)))
+        if token.lastgroup != "end":
+            start, stop = start if stop else begin, at
+    return start, stop, found
+
+
+def _after_comment(sql: str, at: int) -> int:
+    """Return the end of a comment, in which there may be others."""
+    depth = 1
+    for mark in _COMMENT.finditer(sql, at):
+        depth += 1 if mark.group() == "/*" else -1
+        if not depth:
+            return mark.end()
+    raise QueryError("The statement has a comment without an end.")
+
+
+def _number(name: str) -> str:
+    digits = name.lstrip("0")
+    if not digits or len(digits) > _PARAMETER_DIGITS or int(digits) > _PARAMETERS:
+        raise QueryError(f"There is no parameter ${name[:20]}: the numbers are 1 to {_PARAMETERS}.")
+    return digits
 
 
 def _literal(column: pa.ChunkedArray) -> str:
@@ -182,19 +225,38 @@ def _literal(column: pa.ChunkedArray) -> str:
         QueryError: values of this type have no literal.
     """
     of_type = column.type
+    plain = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
+    if not any(is_type(plain) for is_type in _BINDABLE):
+        raise _unbindable(of_type)
+    if pa.types.is_decimal(plain) and abs(plain.scale) > _DECIMAL_DIGITS:
+        raise _unbindable(of_type)
     try:
         for is_type, name in _AS_TEXT:
-            if is_type(of_type) and column[0].is_valid:
-                text = column.cast(pa.string())[0].as_py()
-                zoned = "TZ" if getattr(of_type, "tz", None) else ""
+            if is_type(plain) and column[0].is_valid:
+                text = _microseconds(column.cast(plain)).cast(pa.string())[0].as_py()
+                zoned = "TZ" if getattr(plain, "tz", None) else ""
                 return f"{name}{zoned} {literal(text)}"
         value = column[0].as_py()
-    except (pa.ArrowException, ValueError, OverflowError) as error:
+    except (pa.ArrowException, ValueError, ArithmeticError) as error:
         raise QueryError(f"A value of type {of_type} cannot be bound: {error}.") from error
     return _plain_literal(value, of_type)
 
 
+def _microseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert ns to us; an error if digits would be lost."""
+    of_type = times.type
+    if getattr(of_type, "unit", "") != "ns":
+        return times
+    is_time = pa.types.is_time(of_type)
+    return times.cast(pa.time64("us") if is_time else pa.timestamp("us", of_type.tz))
+
+
 def _plain_literal(value: Any, of_type: pa.DataType) -> str:
+    if isinstance(value, str | bytes) and len(value) > limits.FLIGHT_SQL_CHARACTERS:
+        # Before quotes are doubled, or bytes are written as text.
+        raise QueryError(
+            f"A value has {len(value)} characters; the limit is {limits.FLIGHT_SQL_CHARACTERS}."
+        )
     match value:
         case None | str():
             if value and "\0" in value:
@@ -214,8 +276,12 @@ def _plain_literal(value: Any, of_type: pa.DataType) -> str:
             return f"({value:f})"
         case bytes():
             return "'" + "".join(f"\\x{byte:02X}" for byte in value) + "'::BLOB"
-    raise QueryError(
-        f"A value of type {of_type} cannot be bound.",
+    raise _unbindable(of_type)
+
+
+def _unbindable(of_type: pa.DataType) -> QueryError:
+    return QueryError(
+        f"A value of type {str(of_type)[:_SHOWN]} cannot be bound.",
         remedy="Bind numbers, texts, times, bytes or booleans.",
     )
 

@@ -1,4 +1,6 @@
 import datetime as dt
+import tracemalloc
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +22,15 @@ VALUES = [
     dt.datetime(2026, 3, 7, 2, 0, 0, 5),  # noqa: DTZ001 - a time without a zone
     dt.datetime(2026, 3, 7, 2, tzinfo=dt.UTC),
 ]
+
+
+MIB = 1024 * 1024
+
+
+def decimal(scale: int) -> pa.Array:
+    """A decimal with the digit 1."""
+    digits = pa.py_buffer((1).to_bytes(16, "little"))
+    return pa.Array.from_buffers(pa.decimal128(38, scale), 1, [None, digits])
 
 
 def bound(sql: str, **values: Any) -> str:
@@ -59,13 +70,54 @@ def test_numbers_and_names_have_their_values_in_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sql", "values"),
+    [
+        ("SELECT $1,$2", [1, 2]),
+        ("SELECT list_value($a,$b)[1], $b", [1, 2]),
+        ("SELECT $1+0,$2-0", [1, 2]),
+        ("SELECT $1,/* /* $9 */ ? */$2 -- ?", [1, 2]),
+        ("SELECT ?,?::INT", [1, 2]),
+        ("SELECT $1 AS a$9,$2 AS b", [1, 2]),
+        ("SELECT $001,$0002", [1, 2]),
+        ("SELECT $ä,$_2", [1, 2]),
+        ("SELECT ? -- ?\r, ?", [1, 2]),
+        (r"SELECT regexp_matches(e'it\'s ''?', '.')::INT * ?,(?)", [1, 2]),
+        (r"SELECT length('\') * ?,?", [1, 2]),
+        ("SELECT length($_a$ $1 $a$ ' $_a$) * 0 + $1,$2", [1, 2]),
+    ],
+)
+def test_parameters_are_where_duckdb_has_them(sql: str, values: list[int]) -> None:
+    names = Statement.parse(sql).parameters
+
+    assert answer(bound(sql, **dict(zip(names, values, strict=True)))) == values
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("sql", ["SELECT ';'", 'SELECT 1 AS ";"', "SELECT 1;; -- ;"])
+def test_only_semicolons_at_the_end_are_cut_off(sql: str) -> None:
+    assert answer(Statement.parse(sql).text) == answer(sql)
+
+
+def test_a_list_of_parameters_is_refused_before_it_is_read() -> None:
+    sql = "SELECT [" + ",".join("?" * 64_000) + "]"
+
+    with pytest.raises(QueryError, match="64000 parameters"):
+        Statement.parse(sql)
+
+
+@pytest.mark.parametrize(
     ("sql", "why"),
     [
         ("", "empty"),
         (" ; -- nothing", "empty"),
         ("SELECT '\0'", "NUL"),
         ("SELECT 'a", "without an end"),
+        ("SELECT /* /* */", "without an end"),
+        ("SELECT $a$ $b$", "without an end"),
         ("SELECT ?, $a", "mixes"),
+        ("SELECT $1000000000001", r"no parameter \$1"),
+        ("SELECT $1001", r"no parameter \$1001"),
+        ("SELECT $0000000000", r"no parameter \$0"),
         ("SELECT $0", r"no parameter \$0"),
         ("SELECT $99999999999999999999", r"no parameter \$9"),
         ("SELECT " + ", ".join("?" * 1001), "1001 parameters"),
@@ -83,6 +135,12 @@ def test_a_text_that_is_no_statement_is_refused(sql: str, why: str) -> None:
         (pa.table({"a": [1], "b": [2]}), "2 values"),
         (pa.table({}), "0 rows"),
         (pa.table({"a": [1, 2]}), "2 rows"),
+        (pa.table({"a": decimal(-100)}), "decimal"),
+        (pa.table({"a": decimal(2**31 - 1)}), "decimal"),
+        (pa.table({"a": pa.array([1], pa.duration("s"))}), "duration"),
+        (pa.table({"a": pa.array([1], pa.timestamp("ns"))}), "would lose data"),
+        (pa.table({"a": pa.array([1], pa.timestamp("ns", "UTC"))}), "would lose data"),
+        (pa.table({"a": pa.array([1], pa.time64("ns"))}), "would lose data"),
         (pa.table({"a": [[1]]}), "list<"),
         (pa.table({"a": [{"x": 1}]}), "struct<"),
         (pa.table({"a": ["a\0b"]}), "NUL"),
@@ -92,6 +150,72 @@ def test_a_text_that_is_no_statement_is_refused(sql: str, why: str) -> None:
 def test_values_that_do_not_fit_are_refused(values: pa.Table, why: str) -> None:
     with pytest.raises(QueryError, match=why):
         Statement.parse("SELECT ?").bind(values)
+
+
+@pytest.mark.parametrize("sql", ["SELECT ?", "SELECT 1"])
+def test_rows_of_parameters_are_explained(sql: str) -> None:
+    with pytest.raises(QueryError, match=r"once for each row.*string_split"):
+        Statement.parse(sql).bind(pa.table({"a": [1, 2]}))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (
+            pa.array([5_000], pa.timestamp("ns")),
+            dt.datetime(1970, 1, 1, 0, 0, 0, 5),  # noqa: DTZ001
+        ),
+        (pa.array(["a"]).dictionary_encode(), "a"),
+        (
+            pa.array([5], pa.timestamp("us")).dictionary_encode(),
+            dt.datetime(1970, 1, 1, 0, 0, 0, 5),  # noqa: DTZ001
+        ),
+        (pa.array([None], pa.null()), None),
+        (pa.array(["a"], pa.string_view()), "a"),
+        (pa.array([Decimal(100)], pa.decimal128(5, -2)), 100),
+    ],
+)
+def test_a_value_of_another_arrow_type_has_a_literal(value: pa.Array, found: Any) -> None:
+    assert answer(bound_array("SELECT ?", value)) == [found]
+
+
+def bound_array(sql: str, value: pa.Array) -> str:
+    return Statement.parse(sql).bind(pa.table({"a": value}))
+
+
+def peak_of(bind: Callable[[], object]) -> int:
+    """The bytes that Python has for a refused binding at most, beyond those before it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(QueryError):
+            bind()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_value_at_many_places_is_refused_before_it_is_written() -> None:
+    statement = Statement.parse("SELECT " + ", ".join(["$a"] * 1_000))
+    values = pa.table({"a": ["a" * 100_000]})
+
+    assert peak_of(lambda: statement.bind(values)) < MIB
+
+
+@pytest.mark.parametrize("value", ["'" * 2 * MIB, b"a" * 2 * MIB], ids=["text", "bytes"])
+def test_a_long_value_is_refused_before_it_grows(value: object) -> None:
+    statement = Statement.parse("SELECT ?")
+    values = pa.table({"a": [value]})
+
+    assert peak_of(lambda: statement.bind(values)) < 3 * MIB
+
+
+def test_a_list_of_nulls_is_refused_before_it_is_made() -> None:
+    """It takes a few bytes on the wire, however long it is."""
+    nulls = pa.ListArray.from_arrays(pa.array([0, 1_000_000], pa.int32()), pa.nulls(1_000_000))
+    statement = Statement.parse("SELECT ?")
+    values = pa.table({"a": nulls})
+
+    assert peak_of(lambda: statement.bind(values)) < MIB
 
 
 def test_a_statement_with_parameters_needs_values() -> None:
