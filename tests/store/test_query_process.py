@@ -211,6 +211,12 @@ SELECT EXISTS (SELECT t.* FROM in_flight WHERE topic = t.topic) AS e,
     make_timestamp(created_at_ms) FROM topics AS t ORDER BY topic;
 SELECT unnest(keys) AS k, queue_offset FROM messages WHERE queue_offset IN (1, 3) ORDER BY ALL;
 SELECT count(*) AS n FROM messages;
+SELECT main.messages AS row FROM main.messages ORDER BY main.messages.queue_offset;
+SELECT main.messages AS row FROM messages ORDER BY queue_offset;
+SELECT m.queue_offset FROM main.messages AS m WHERE m.queue_offset = 3;
+SELECT queue_offset FROM main.messages WHERE main.messages.queue_offset = 3;
+SELECT messages.* FROM main.messages WHERE main.messages.queue_offset < 3
+    AND messages.queue_offset > 1;
 SELECT 1 AS one, NULL AS nothing, INTERVAL 3 DAY AS i, DATE '2026-03-07' AS d, 1.5 AS x
 """.split(";")
 

@@ -265,8 +265,9 @@ class _Names:
         whole = select is None or id(select) in self._all or self._starred & names
         alias = table.args.get("alias")
         renamed = bool(alias and alias.columns) or table.args.get("pivots")
-        # In `SELECT m FROM messages AS m` the value is a row.
-        if whole or renamed or self._alone & names or _is_natural(table):
+        # In `SELECT m FROM messages AS m` the value is a row, as in `SELECT main.messages FROM …`.
+        rows = self._alone | self._of.get(SCHEMA, set())
+        if whole or renamed or rows & names or _is_natural(table):
             return None
         return self._free.union(*(self._of.get(name, set()) for name in names))
 
@@ -274,6 +275,12 @@ class _Names:
 def _is_natural(table: exp.Table) -> bool:
     select = table.find_ancestor(exp.Select)
     return select is not None and any(join.args.get("method") for join in select.find_all(exp.Join))
+
+
+def _is_column_of(table: exp.Table, column: exp.Column) -> bool:
+    """Return True if a column's text means the same where only the alias of the table is known."""
+    qualifier = column.table.lower()
+    return not column.args.get("db") and qualifier in {"", table.alias_or_name.lower()}
 
 
 def _conditions(table: exp.Table) -> Iterator[exp.Expr]:
@@ -287,7 +294,7 @@ def _conditions(table: exp.Table) -> Iterator[exp.Expr]:
         return
     for each in where.this.flatten() if isinstance(where.this, exp.And) else [where.this]:
         columns = list(each.find_all(exp.Column))
-        own = all(column.table.lower() in {"", table.alias_or_name.lower()} for column in columns)
+        own = all(_is_column_of(table, column) for column in columns)
         if columns and own and all(isinstance(node, _PLAIN) for node in each.walk()):
             yield each
 
