@@ -184,13 +184,12 @@ _BITMASKS: Final = {
     522: 3,
     525: 3,
     526: 1,
-    528: 2,
+    528: 6,  # bits 1 and 2: limited and full outer joins
     533: 0,  # tools need not name the schema
     534: 0,
     535: 0,
     538: 15,
     540: 3,
-    562: 0,
     564: 1,
     567: 2,  # forward only
     568: 0,
@@ -201,8 +200,12 @@ _BITMASKS: Final = {
 _TEXTS: Final = {504: '"', 513: "\\", 514: "", 529: "schema", 530: "", 531: ""}
 _LISTS: Final = range(508, 513)
 _CONVERT: Final = 517
-#: 0: no limit, or unknown.
-_LIMITS: Final = {**dict.fromkeys(range(541, 562), 0), 557: limits.FLIGHT_SQL_CHARACTERS}
+#: 0: no limit, or unknown. The last one is the default isolation: no transactions.
+_LIMITS: Final = {
+    **dict.fromkeys((*range(541, 556), *range(558, 562)), 0),
+    557: limits.FLIGHT_SQL_CHARACTERS,
+    562: 0,
+}
 
 
 @cache

@@ -16,7 +16,7 @@ from pyarrow import flight
 
 from rmq_pipeline import limits
 from rmq_pipeline.broker import Broker
-from rmq_pipeline.flight import sql_messages
+from rmq_pipeline.flight import sql_catalog, sql_messages
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.settings import Settings
 from tests.conftest import Eventually
@@ -428,7 +428,37 @@ def test_facts_about_the_server_are_told(
     assert by_number[3] is True
     assert by_number[504] == '"'
     assert by_number[563] is False
+    assert by_number[528] == 6
     assert connection.adbc_get_info()["vendor_name"] == "rmq_pipeline"
+
+
+#: The kinds of FlightSql.proto's enum SqlInfo, which JDBC's driver casts to without a check.
+KINDS = {
+    "string_value": (*range(3), 504, 513, 514, 529, 530, 531),
+    "bool_value": (
+        *(3, 4, 5, 9, 10, 500, 501, 502, 506, 515, 516, 518, 519, 520, 521, 523, 524, 527, 532),
+        *(536, 537, 539, 556, 563, 565, 566, *range(572, 577)),
+    ),
+    "bigint_value": (*range(541, 556), *range(557, 563)),
+    "int32_bitmask": (
+        *(8, 100, 101, 503, 505, 507, 522, 525, 526, 528, 533, 534, 535, 538, 540, 564),
+        *range(567, 572),
+    ),
+    "string_list": range(508, 513),
+    "int32_to_int32_list_map": (517,),
+}
+
+
+def test_each_fact_has_the_kind_of_the_protocol() -> None:
+    facts = sql_catalog.answer(
+        "CommandGetSqlInfo", sql_messages.new("CommandGetSqlInfo"), views=dict
+    )
+    (values,) = facts["value"].chunks
+    names = [values.type[code].name for code in values.type_codes.to_pylist()]
+
+    found = dict(zip(facts["info_name"].to_pylist(), names, strict=True))
+
+    assert found == {number: kind for kind, numbers in KINDS.items() for number in numbers}
 
 
 @pytest.mark.parametrize(
