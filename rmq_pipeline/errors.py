@@ -327,6 +327,13 @@ class BusyError(RocketMQError):
     remedy = "Wait and retry."
 
 
+class QueryPostponedError(QueryError, BusyError):
+    """A query found no turn or was stopped for other work of the broker; it may be repeated."""
+
+    code = 42900
+    remedy = "Wait and retry."
+
+
 class LiteSubscriptionQuotaError(BusyError):
     """A client has as many lite topics as it may have."""
 

@@ -262,6 +262,12 @@ class UnsupportedError(errors.RequestError):
     """The endpoint does not have this operation."""
 
 
+class CancelledError(errors.RequestError):
+    """Another call has cancelled the query."""
+
+    remedy = "Ask for a new ticket to run the query again."
+
+
 log = logging.getLogger(__name__)
 
 _SERVICE: Final = "arrow.flight.protocol.FlightService"
@@ -296,6 +302,7 @@ _CODES: Final = (
     (errors.BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.NotFoundError, grpc.StatusCode.NOT_FOUND),
     (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    (CancelledError, grpc.StatusCode.CANCELLED),
     (errors.RequestError, grpc.StatusCode.INVALID_ARGUMENT),
 )
 

@@ -15,9 +15,15 @@ import pyarrow.compute as pc
 
 from rmq_pipeline import limits
 from rmq_pipeline.access import Principal
-from rmq_pipeline.errors import NotFoundError, RequestError, RocketMQError
+from rmq_pipeline.errors import NotFoundError, QueryError, RequestError, RocketMQError
 from rmq_pipeline.flight import framing, sql_catalog, sql_messages
-from rmq_pipeline.flight.service import Caller, Room, SqlCall, UnsupportedError
+from rmq_pipeline.flight.service import (
+    Caller,
+    CancelledError,
+    Room,
+    SqlCall,
+    UnsupportedError,
+)
 from rmq_pipeline.flight.sql_statement import Handles, Opened, Statement
 from rmq_pipeline.tables import check_readable
 
@@ -175,9 +181,14 @@ class SqlEndpoint:
     def _run(self, call: Caller, opened: Opened) -> pa.Table:
         cancelled = threading.Event()
         with self._cancellable(opened.id, cancelled):
-            found = self._asked.ask(
-                _Cancellable(call, cancelled), "sql", args={"query": opened.text}
-            )
+            try:
+                found = self._asked.ask(
+                    _Cancellable(call, cancelled), "sql", args={"query": opened.text}
+                )
+            except QueryError as error:
+                if cancelled.is_set():
+                    raise CancelledError("The query was cancelled by CancelFlightInfo.") from error
+                raise
         assert isinstance(found, pa.Table)
         return found
 

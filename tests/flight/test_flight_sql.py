@@ -514,7 +514,7 @@ def test_a_query_ends_by_its_flight_info(
     def run() -> None:
         try:
             client.do_get(info.endpoints[0].ticket).read_all()
-        except pa.ArrowInvalid as error:
+        except flight.FlightCancelledError as error:
             said.append(error)
 
     def cancel(other: flight.FlightClient) -> Any:
@@ -533,10 +533,32 @@ def test_a_query_ends_by_its_flight_info(
         assert cancel(other) == 1
         thread.join(30)
 
-        assert "stopped" in str(said[0])
+        assert "cancelled by CancelFlightInfo" in str(said[0])
         eventually(lambda: running(broker) == 0)
         with pytest.raises(KeyError, match="not running"):
             cancel(other)
+
+
+def test_a_query_that_is_stopped_for_the_broker_may_be_repeated(
+    client: flight.FlightClient, broker: Broker, eventually: Eventually
+) -> None:
+    (end,) = client.get_flight_info(of_query(ENDLESS)).endpoints
+    said: list[Exception] = []
+
+    def run() -> None:
+        try:
+            client.do_get(end.ticket).read_all()
+        except pa.ArrowInvalid as error:
+            said.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: running(broker) == 1)
+    broker._engine.database.stop_queries()
+    thread.join(30)
+
+    assert "needed its memory or a checkpoint. Wait and retry." in str(said[0])
+    assert "RESOURCE_EXHAUSTED" in str(said[0])
 
 
 def test_a_broker_that_stops_refuses_queries(broker: Broker) -> None:

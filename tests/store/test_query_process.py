@@ -10,7 +10,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.errors import QueryError
+from rmq_pipeline.errors import QueryError, QueryPostponedError
 from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.events import Kind
@@ -92,7 +92,9 @@ def test_it_ends_at_its_limit_and_holds_nothing_up(
     assert database.query("SELECT count(*) AS n FROM messages", timeout_s=3).num_rows == 1
     database.checkpoint()
     dispatch(database, [messages(message(2, 1, 0))])
-    with pytest.raises(QueryError, match=r"has waited 0\.1 s for other queries in processes"):
+    with pytest.raises(
+        QueryPostponedError, match=r"has waited 0\.1 s for other queries in processes"
+    ):
         database.query(FOREVER, timeout_s=0.1)
     began = time.monotonic()
     for thread, said in running:

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import QueryError, StorageError
+from rmq_pipeline.errors import QueryError, QueryPostponedError, StorageError
 from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.query import runner
@@ -170,7 +170,7 @@ def test_a_query_without_a_turn_says_so(database: Database, eventually: Eventual
     running = [run_in_thread(database, ENDLESS) for _ in range(2)]
     eventually(database._queries._free.empty)
 
-    with pytest.raises(QueryError, match="has waited"):
+    with pytest.raises(QueryPostponedError, match="has waited"):
         database.query("SELECT 1", timeout_s=0.1)
 
     database._queries.stop()

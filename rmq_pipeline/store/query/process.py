@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import QueryError
+from rmq_pipeline.errors import QueryError, QueryPostponedError
 from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.statements import named, quoted
 
@@ -41,7 +41,6 @@ _CONFIG: Final = {
 }
 #: Interval at which a query checks for its caller.
 LOOK_S: Final = 0.5
-LATER: Final = "Wait and retry."
 SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 
 
@@ -52,7 +51,14 @@ def limit_error(timeout_s: float) -> QueryError:
 
 def abandoned_error() -> QueryError:
     """Return the error of a query whose caller has gone."""
-    return QueryError("The query was stopped: its caller has gone.", remedy=LATER)
+    return QueryPostponedError("The query was stopped: its caller has gone.")
+
+
+def stopped_error() -> QueryError:
+    """Return the error of a query that was interrupted for the broker."""
+    return QueryPostponedError(
+        "The query was stopped: the broker needed its memory or a checkpoint."
+    )
 
 
 def read_batches(reader: Iterable[pa.RecordBatch], *, most_bytes: int) -> list[pa.RecordBatch]:
@@ -102,14 +108,13 @@ class QueryProcesses:
             if limit.is_abandoned():
                 raise abandoned_error()
             if limit.deadline.is_over:
-                raise QueryError(
-                    f"The query has waited {limit.timeout_s:g} s for other queries in processes.",
-                    remedy=LATER,
+                raise QueryPostponedError(
+                    f"The query has waited {limit.timeout_s:g} s for other queries in processes."
                 )
         try:
             with self._lock:
                 if self._closed:
-                    raise QueryError("The broker closes the home.", remedy=LATER)
+                    raise QueryPostponedError("The broker closes the home.")
                 process = _start(self._limits, limit)
                 self._running.add(process)
             try:
@@ -126,7 +131,7 @@ class QueryProcesses:
         with self._lock:
             copying = [process for process in self._running if process.phase == "copying"]
         for process in copying:
-            process.kill("The query was stopped: the broker needed its memory or a checkpoint.")
+            process.kill(stopped_error())
 
     def close(self) -> None:
         """Kill all running processes, and start no more."""
@@ -134,7 +139,7 @@ class QueryProcesses:
             self._closed = True
             running = list(self._running)
         for process in running:
-            process.kill("The query was stopped: the broker closes the home.")
+            process.kill(QueryPostponedError("The query was stopped: the broker closes the home."))
 
 
 @dataclass
@@ -229,9 +234,9 @@ class QueryProcess:
                 raise EOFError("an answer was followed by an error")
             return pa.Table.from_batches(batches, schema=reader.schema)
 
-    def kill(self, why: str, *, remedy: str = LATER) -> None:
-        """Kill the process; pending calls raise QueryError with this text."""
-        self._killed = self._killed or QueryError(why, remedy=remedy)
+    def kill(self, error: QueryError) -> None:
+        """Kill the process; pending calls raise this error."""
+        self._killed = self._killed or error
         self._process.kill()
 
     def end(self) -> None:
@@ -250,8 +255,7 @@ class QueryProcess:
         while not self._ended.wait(min(self._limit.deadline.left_s, LOOK_S)):
             is_late = self._limit.deadline.is_over
             if is_late or self._limit.is_abandoned():
-                error = limit_error(self._limit.timeout_s) if is_late else abandoned_error()
-                self.kill(error.message, remedy=error.remedy)
+                self.kill(limit_error(self._limit.timeout_s) if is_late else abandoned_error())
                 return
 
     def _source(
@@ -350,8 +354,8 @@ def _start(limits: QueryLimits, limit: Limit) -> QueryProcess:
     try:
         return QueryProcess(limits, limit)
     except OSError as error:
-        raise QueryError(
-            f"The query needs a process of its own, which did not start: {error}.", remedy=LATER
+        raise QueryPostponedError(
+            f"The query needs a process of its own, which did not start: {error}."
         ) from error
 
 

@@ -10,18 +10,18 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import QueryError
+from rmq_pipeline.errors import QueryError, QueryPostponedError
 from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.store.connection import is_short_of_memory
 from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.query.process import (
-    LATER,
     LOOK_S,
     Limit,
     QueryProcesses,
     abandoned_error,
     limit_error,
     read_batches,
+    stopped_error,
 )
 from rmq_pipeline.store.statements import named, view_macros
 
@@ -141,10 +141,7 @@ class QueryRunner:
                 raise limit_error(limit.timeout_s) from error
             if limit.is_abandoned():
                 raise abandoned_error() from error
-            raise QueryError(
-                "The query was stopped: the broker needed its memory or a checkpoint.",
-                remedy=LATER,
-            ) from error
+            raise stopped_error() from error
         except duckdb.Error as error:
             if is_short_of_memory(error):
                 raise QueryError(
@@ -170,9 +167,8 @@ class QueryRunner:
                 if limit.is_abandoned():
                     raise abandoned_error() from None
                 if limit.deadline.is_over:
-                    raise QueryError(
-                        f"The query has waited {limit.timeout_s:g} s for other queries.",
-                        remedy=LATER,
+                    raise QueryPostponedError(
+                        f"The query has waited {limit.timeout_s:g} s for other queries."
                     ) from None
 
     def stop(self) -> None:
