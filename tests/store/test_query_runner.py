@@ -10,7 +10,7 @@ from rmq_pipeline.errors import QueryError, QueryPostponedError, StorageError
 from rmq_pipeline.limits import MIB, QueryLimits
 from rmq_pipeline.store.database import Database
 from rmq_pipeline.store.query import runner
-from rmq_pipeline.store.query.process import Limit
+from rmq_pipeline.store.query.process import Limit, Line
 from tests.conftest import Eventually
 from tests.store.conftest import OpenDatabase
 from tests.store.rows import dispatch, message, messages
@@ -72,6 +72,52 @@ def test_a_query_that_waits_for_its_turn_ends_when_its_caller_has_gone(database:
 
     for cursor in queries:
         database._queries._free.put(cursor)
+
+
+def test_queries_get_their_turns_in_the_order_of_their_arrival(eventually: Eventually) -> None:
+    line, served = Line("other queries"), list[str]()
+    is_free, limit = threading.Event(), Limit(60, Deadline(60), lambda: False)
+
+    def wait(name: str) -> None:
+        # Only the first one looks, in vain until a turn is free.
+        served.append(line.wait(lambda wait_s: name if is_free.wait(wait_s) else None, limit))
+
+    threads = []
+    for n, name in enumerate("abc", 1):
+        threads.append(threading.Thread(target=wait, args=(name,)))
+        threads[-1].start()
+        eventually(lambda n=n: len(line._waiting) == n)
+    is_free.set()
+    for thread in threads:
+        thread.join(30)
+
+    assert served == ["a", "b", "c"]
+    assert not line._waiting
+
+
+def test_a_query_that_gives_up_lets_the_next_one_look() -> None:
+    line, limit = Line("other queries"), Limit(60, Deadline(60), lambda: False)
+    over = Limit(0, Deadline(0), lambda: False)
+
+    with pytest.raises(QueryPostponedError, match="has waited 0 s for other queries"):
+        line.wait(lambda _: None, over)
+
+    assert line.wait(lambda _: "turn", limit) == "turn"
+
+
+@pytest.mark.parametrize(
+    "sql", [ENDLESS, f"SELECT regexp_matches('a', i::text) FROM ({ENDLESS}) t(i)"]
+)
+def test_a_query_keeps_its_limit_when_its_caller_is_unknown(
+    database: Database, sql: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def is_abandoned() -> bool:
+        raise ValueError("the call is over")
+
+    with pytest.raises(QueryError, match="did not end within 1 s"):
+        database.query(sql, timeout_s=1, is_abandoned=is_abandoned)
+
+    assert "cannot tell" in caplog.text
 
 
 def test_a_limit_that_is_over_before_the_query_begins_holds(database: Database) -> None:

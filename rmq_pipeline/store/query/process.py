@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -39,6 +40,7 @@ _CONFIG: Final = {
     "python_enable_replacements": False,
     "temp_directory": "",
 }
+_Turn = TypeVar("_Turn")
 #: Interval at which a query checks for its caller.
 LOOK_S: Final = 0.5
 SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
@@ -87,12 +89,55 @@ class Limit(NamedTuple):
     is_abandoned: Callable[[], bool]
 
 
+class Line:
+    """Queries that wait for a turn, in the order of their arrival.
+
+    Each looks for its caller now and then; one that looks does not lose its place to a newcomer.
+    """
+
+    def __init__(self, others: str) -> None:
+        """Create an empty line; ``others`` names in an error what has the turns."""
+        self._others = others
+        self._lock = threading.Lock()
+        #: Set for the first one.
+        self._waiting: deque[threading.Event] = deque()
+
+    def wait(self, take: Callable[[float], _Turn | None], limit: Limit) -> _Turn:
+        """Return the turn that ``take`` returns within a number of seconds, else None.
+
+        Raises:
+            QueryPostponedError: the caller has gone, or no turn was free until the time limit.
+        """
+        is_first = threading.Event()
+        with self._lock:
+            self._waiting.append(is_first)
+            self._waiting[0].set()
+        try:
+            while True:
+                if is_first.wait(min(limit.deadline.left_s, LOOK_S)):
+                    turn = take(min(limit.deadline.left_s, LOOK_S))
+                    if turn is not None:
+                        return turn
+                if limit.is_abandoned():
+                    raise abandoned_error()
+                if limit.deadline.is_over:
+                    raise QueryPostponedError(
+                        f"The query has waited {limit.timeout_s:g} s for {self._others}."
+                    )
+        finally:
+            with self._lock:
+                self._waiting.remove(is_first)
+                if self._waiting:
+                    self._waiting[0].set()
+
+
 class QueryProcesses:
     """Starts one process per query, at most ``most`` at the same time."""
 
     def __init__(self, limits: QueryLimits, most: int) -> None:
         self._limits = limits
         self._turns = threading.Semaphore(most)
+        self._line = Line("other queries in processes")
         self._lock = threading.Lock()
         self._running: set[QueryProcess] = set()
         self._closed = False
@@ -104,13 +149,7 @@ class QueryProcesses:
         Raises:
             QueryError: other queries occupied all processes until the time limit.
         """
-        while not self._turns.acquire(timeout=min(limit.deadline.left_s, LOOK_S)):
-            if limit.is_abandoned():
-                raise abandoned_error()
-            if limit.deadline.is_over:
-                raise QueryPostponedError(
-                    f"The query has waited {limit.timeout_s:g} s for other queries in processes."
-                )
+        self._line.wait(lambda wait_s: self._turns.acquire(timeout=wait_s) or None, limit)
         try:
             with self._lock:
                 if self._closed:

@@ -1,5 +1,6 @@
 """Runs checked queries on their own connections, limited in time, memory and result size."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,13 +11,14 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import QueryError, QueryPostponedError
+from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.store.connection import is_short_of_memory
 from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.query.process import (
     LOOK_S,
     Limit,
+    Line,
     QueryProcesses,
     abandoned_error,
     limit_error,
@@ -24,6 +26,8 @@ from rmq_pipeline.store.query.process import (
     stopped_error,
 )
 from rmq_pipeline.store.statements import named, view_macros
+
+log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
 #: Interval of interruptions: DuckDB loses an interruption that arrives between two statements.
@@ -62,6 +66,7 @@ class QueryRunner:
         self.macros = view_macros()
         self._processes = QueryProcesses(limits, len(cursors))
         self._free: queue.LifoQueue[duckdb.DuckDBPyConnection] = queue.LifoQueue()
+        self._line = Line("other queries")
         for cursor in cursors:
             cursor.execute(named("limit_operators", size=f"'{operator_bytes}B'"))
             self._free.put(cursor)
@@ -86,7 +91,7 @@ class QueryRunner:
             QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
                 than the limits allow, or it was stopped to free memory or for a checkpoint.
         """
-        limit = Limit(timeout_s, Deadline(timeout_s), is_abandoned)
+        limit = Limit(timeout_s, Deadline(timeout_s), _guarded(is_abandoned))
         if self._is_interruptible(sql):
             return self._in_turn(lambda cursor: self._answer(cursor, sql), limit)
         from rmq_pipeline.store.query.analysis import readings
@@ -160,16 +165,13 @@ class QueryRunner:
 
     def _turn(self, limit: Limit) -> duckdb.DuckDBPyConnection:
         """Wait for a free cursor."""
-        while True:
-            try:
-                return self._free.get(timeout=min(limit.deadline.left_s, LOOK_S))
-            except queue.Empty:
-                if limit.is_abandoned():
-                    raise abandoned_error() from None
-                if limit.deadline.is_over:
-                    raise QueryPostponedError(
-                        f"The query has waited {limit.timeout_s:g} s for other queries."
-                    ) from None
+
+        def take(wait_s: float) -> duckdb.DuckDBPyConnection | None:
+            with suppress(queue.Empty):
+                return self._free.get(timeout=wait_s)
+            return None
+
+        return self._line.wait(take, limit)
 
     def stop(self) -> None:
         """Interrupt all running queries, and wait up to 5 s each for their memory to be freed."""
@@ -234,6 +236,19 @@ class QueryRunner:
             except queue.Empty:
                 if deadline.is_over:
                     return None
+
+
+def _guarded(is_abandoned: Callable[[], bool]) -> Callable[[], bool]:
+    """Return the function with False in place of an error, which would end the query's limits."""
+
+    def is_surely_abandoned() -> bool:
+        try:
+            return is_abandoned()
+        except Exception:
+            log.exception("a query cannot tell whether its caller is there")
+            return False
+
+    return is_surely_abandoned
 
 
 def _interrupt(cursor: duckdb.DuckDBPyConnection, ended: threading.Event, *, limit: Limit) -> None:
