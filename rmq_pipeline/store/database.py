@@ -225,12 +225,20 @@ class Database:
         analysis.check(sql, views, macros=self._queries.macros)
         return self._columns(sql, views=views, is_abandoned=is_abandoned)
 
-    def views(self) -> Mapping[str, pa.Schema]:
-        """Return the columns of each view that a query may read, by name."""
+    def views(self, *, is_abandoned: Callable[[], bool] = lambda: False) -> Mapping[str, pa.Schema]:
+        """Return the columns of each view that a query may read, by name.
+
+        Raises:
+            QueryError: as ``query``.
+        """
         if not self._views:  # opening the home has made them, and nothing changes them
             names = self._view_names()
             self._views = {
-                name: self._columns(named("all_of", source=quoted(name)).rstrip(";"), views=names)
+                name: self._columns(
+                    named("all_of", source=quoted(name)).rstrip(";"),
+                    views=names,
+                    is_abandoned=is_abandoned,
+                )
                 for name in names
             }
         return self._views

@@ -201,7 +201,7 @@ class Reading(Opened):
 
         The macros of moments, such as ``lag_at``, are not listed.
         """
-        return self._engine.database.views()
+        return self._engine.database.views(is_abandoned=waiting.caller())
 
 
 def _places(offsets: Mapping[int, int]) -> pa.Table:
