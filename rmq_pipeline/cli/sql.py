@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from rmq_pipeline.cli.output import (
     rows_of,
     show_rows,
 )
-from rmq_pipeline.errors import RequestError, TopicNotFoundError
+from rmq_pipeline.errors import IllegalOffsetError, RequestError, TopicNotFoundError
 from rmq_pipeline.limits import FIND_BYTES, QUERY_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 #: Topic, queue and offset.
 _Place: TypeAlias = tuple[str, int, int]
-_PLACE: Final = ("topic", "queue_id", "queue_offset")
+#: Columns that say more about the place and the message of a row.
+_DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
+_MESSAGE_ID: Final = "message_id"
+_TOPIC_ID: Final = "topic_id"
 #: Messages of one result, and of one read: bodies of 4 MiB stay below FIND_BYTES.
 _BODIES: Final = 10_000
 _READ_ROWS: Final = 16
@@ -64,21 +67,13 @@ def sql(
     condemned is quarantined_groups by its earlier name, for one release.
     """
     form = "json" if as_json else format
-    if output is not None and form not in _WRITERS:
-        raise RequestError(
-            f"--output cannot be used with format {form}.",
-            remedy=f"{'Omit --json, and add' if as_json else 'Add'} --format csv or parquet.",
-        )
-    if form == "parquet" and output is None and sys.stdout.isatty():
-        raise RequestError(
-            "Parquet cannot be printed on a terminal.", remedy="Give --output, or redirect stdout."
-        )
+    _check(form, output=output, body=body, as_json=as_json)
     timeout = seconds(timeout, "--timeout")
     text = stdin().read() if query == "-" else query
     with connected(home, flight) as client:
         answer = client.sql(text, timeout_s=timeout)
         if body:
-            answer = with_bodies(client, answer, form=form)
+            answer = with_bodies(client, answer)
     if form in _WRITERS:
         _write(answer, form, output=output)
         return
@@ -92,53 +87,91 @@ def sql(
         show_rows(rows, as_json=False, empty="No rows.")
 
 
+def _check(form: Format, *, output: Path | None, body: bool, as_json: bool) -> None:
+    """Refuse options that do not fit together, before the query runs."""
+    if output is not None and form not in _WRITERS:
+        raise RequestError(
+            f"--output cannot be used with format {form}.",
+            remedy=f"{'Omit --json, and add' if as_json else 'Add'} --format csv or parquet.",
+        )
+    if form == "parquet" and output is None and sys.stdout.isatty():
+        raise RequestError(
+            "Parquet cannot be printed on a terminal.", remedy="Give --output, or redirect stdout."
+        )
+    if body and form == "csv":
+        raise RequestError(
+            "--body cannot be used with format csv: a body is bytes.",
+            remedy="Use --format json or parquet.",
+        )
+
+
 def _told(body: bytes | None, *, as_json: bool) -> dict[str, str | None]:
     if body is None:
         return {"body": None}
     return body_fields(body) if as_json else {"body": body_line(body)}
 
 
-def with_bodies(client: "Client", answer: "pa.Table", *, form: Format) -> "pa.Table":
+def with_bodies(client: "Client", answer: "pa.Table") -> "pa.Table":
     """Append the bodies of the messages that the rows of a result name by their place.
 
-    It reads each topic as ``client.read`` does, so the caller needs the right to read its messages.
-    The body is null where the place is null, or has no message any more.
+    It reads each topic as ``client.read`` does, so the caller needs the rights to describe it and
+    to read its messages. The body is null where the place is null or has no message any more, and
+    where the row's message_id or topic_id is another one than that of the message.
 
     Raises:
-        RequestError: the result has no places, a column ``body``, or too many rows or bytes; or
-            the format has no bytes.
+        RequestError: the result has no places, a column ``body``, or too many rows or bytes.
     """
     import pyarrow as pa
 
-    if form == "csv":
-        raise RequestError(
-            "--body cannot be used with format csv: a body is bytes.",
-            remedy="Use --format json or parquet.",
-        )
-    places = _places(answer)
-    bodies: dict[_Place, bytes] = {}
+    rows = _rows_by_place(client, answer)
+    ids = _column(answer, _MESSAGE_ID)
+    bodies: list[bytes | None] = [None] * answer.num_rows
     size = 0
-    for topic, queue_id, start, stop in _retained(client, places):
-        for offset in range(start, stop, _READ_ROWS):
-            page = client.read(topic, queue_id, offset=offset, limit=min(_READ_ROWS, stop - offset))
-            for message in page.select(["queue_offset", "body"]).to_pylist():
-                bodies[topic, queue_id, message["queue_offset"]] = message["body"]
-            size += page["body"].nbytes
+    for span in _spans(sorted(rows)):
+        for place, message_id, body in _messages(client, span):
+            # A body counts once per row: the result has it that often.
+            size += len(body) * len(rows[place])
             if size > FIND_BYTES:
                 raise RequestError(
                     f"The bodies of the result have more than {FIND_BYTES >> 20} MiB.",
                     remedy="Add WHERE or LIMIT to the query, or read the topic's segments.",
                 )
-    found = [None if place is None else bodies.get(place) for place in places]
-    return answer.append_column("body", pa.array(found, pa.binary()))
+            for row in rows[place]:
+                if ids is None or ids[row] == message_id:
+                    bodies[row] = body
+    return answer.append_column("body", pa.array(bodies, pa.binary()))
+
+
+def _rows_by_place(client: "Client", answer: "pa.Table") -> dict[_Place, list[int]]:
+    """Return the rows of each place that still has a message of the row's topic."""
+    topics: dict[str, dict[str, Any] | None] = {}
+    topic_ids = None if _DEAD_LETTER_TOPIC in answer.column_names else _column(answer, _TOPIC_ID)
+    rows: dict[_Place, list[int]] = {}
+    for row, place in enumerate(_places(answer)):
+        if place is None:
+            continue
+        topic, queue_id, offset = place
+        if topic not in topics:
+            topics[topic] = _described(client, topic)
+        described = topics[topic]
+        if described is None:
+            continue
+        if topic_ids is not None and topic_ids[row] != described["topic_id"]:
+            continue  # the row is of a deleted topic of this name
+        low, high = _bounds(described, queue_id)
+        if low <= offset < high:
+            rows.setdefault(place, []).append(row)
+    return rows
 
 
 def _places(answer: "pa.Table") -> "list[_Place | None]":
     """Return the place that each row names; None: a part of it is null."""
     names = answer.column_names
-    if "body" in names or any(names.count(name) != 1 for name in _PLACE):
+    topic = _DEAD_LETTER_TOPIC if _DEAD_LETTER_TOPIC in names else "topic"
+    needed = (topic, "queue_id", "queue_offset")
+    if "body" in names or any(names.count(name) != 1 for name in needed):
         raise RequestError(
-            f"--body needs the columns {', '.join(_PLACE)} once, and no column body; the result has"
+            f"--body needs the columns {', '.join(needed)} once, and no column body; the result has"
             f" {', '.join(names)}.",
             remedy="Name these columns in the query. The view messages has them.",
         )
@@ -147,7 +180,7 @@ def _places(answer: "pa.Table") -> "list[_Place | None]":
             f"--body reads at most {_BODIES} messages; the result has {answer.num_rows} rows.",
             remedy="Add WHERE or LIMIT to the query.",
         )
-    columns = (answer.column(name).to_pylist() for name in _PLACE)
+    columns = (answer.column(name).to_pylist() for name in needed)
     places: list[_Place | None] = []
     for topic, queue_id, offset in zip(*columns, strict=True):
         place = (topic, queue_id, offset)
@@ -163,34 +196,61 @@ def _places(answer: "pa.Table") -> "list[_Place | None]":
     return places
 
 
-def _retained(
-    client: "Client", places: "Iterable[_Place | None]"
-) -> "Iterator[tuple[str, int, int, int]]":
-    """Yield the offsets [start, stop) of the places that still have a message, by queue."""
-    bounds: dict[str, dict[int, tuple[int, int]]] = {}
-    last: tuple[str, int, int, int] | None = None
-    for topic, queue_id, offset in sorted({place for place in places if place is not None}):
-        if topic not in bounds:
-            bounds[topic] = _bounds(client, topic)
-        low, high = bounds[topic].get(queue_id, (0, 0))
-        if not low <= offset < high:
-            continue
-        if last is not None and last[:2] == (topic, queue_id) and last[3] == offset:
-            last = (topic, queue_id, last[2], offset + 1)
-            continue
-        if last is not None:
-            yield last
-        last = (topic, queue_id, offset, offset + 1)
-    if last is not None:
-        yield last
+def _column(answer: "pa.Table", name: str) -> list[Any] | None:
+    return answer.column(name).to_pylist() if name in answer.column_names else None
 
 
-def _bounds(client: "Client", topic: str) -> dict[int, tuple[int, int]]:
+def _described(client: "Client", topic: str) -> dict[str, Any] | None:
     try:
-        queues = client.describe_topic(topic)["offsets"]
+        return client.describe_topic(topic)
     except TopicNotFoundError:  # a topic that was deleted has no messages
-        return {}
-    return {each["queue_id"]: (each["min_offset"], each["max_offset"]) for each in queues}
+        return None
+
+
+def _bounds(described: dict[str, Any], queue_id: int) -> tuple[int, int]:
+    """Return the retained offsets [low, high) of a queue; an unknown queue has none."""
+    for each in described["offsets"]:
+        if each["queue_id"] == queue_id:
+            return each["min_offset"], each["max_offset"]
+    return 0, 0
+
+
+def _spans(places: list[_Place]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield ranges of offsets [start, stop) of a queue that cover the sorted places."""
+    span: tuple[str, int, int, int] | None = None
+    for topic, queue_id, offset in places:
+        if span is not None and (span[0], span[1], span[3]) == (topic, queue_id, offset):
+            span = (topic, queue_id, span[2], offset + 1)
+            continue
+        if span is not None:
+            yield span
+        span = (topic, queue_id, offset, offset + 1)
+    if span is not None:
+        yield span
+
+
+def _messages(
+    client: "Client", span: tuple[str, int, int, int]
+) -> Iterator[tuple[_Place, str, bytes]]:
+    """Yield place, message_id and body of the messages of a span that are still there."""
+    topic, queue_id, start, stop = span
+    while start < stop:
+        limit = min(_READ_ROWS, stop - start)
+        try:
+            page = client.read(topic, queue_id, offset=start, limit=limit)
+        except TopicNotFoundError:
+            return
+        except IllegalOffsetError:
+            # Messages have expired since the topic was described.
+            described = _described(client, topic)
+            low, _ = (0, 0) if described is None else _bounds(described, queue_id)
+            if low <= start:
+                return  # the topic was deleted, and perhaps created again
+            start = low
+            continue
+        for message in page.select(["queue_offset", _MESSAGE_ID, "body"]).to_pylist():
+            yield (topic, queue_id, message["queue_offset"]), message[_MESSAGE_ID], message["body"]
+        start += limit
 
 
 def _write(answer: "pa.Table", form: str, *, output: Path | None) -> None:

@@ -1,14 +1,22 @@
 """``rmq sql``."""
 
 import io
+import json
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from tests.cli.conftest import Rmq
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.cli.sql import with_bodies
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.flight.client import Client
+from tests.broker.sealed_home import messages, open_broker, seal_all
+from tests.cli.conftest import Name, Rmq
+from tests.cli.test_dead_letters import make_dead_letters
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
 #: What has arguments is no view: state as of a moment, and files_of.
@@ -215,7 +223,13 @@ def test_bodies_go_to_parquet_as_bytes(rmq: Rmq, topic: str, tmp_path: Path) -> 
             [],
             "reads at most 10000 messages; the result has 10001 rows",
         ),
-        ("SELECT 1", ["--format", "csv"], "cannot be used with format csv"),
+        (
+            "SELECT 'a' AS dead_letter_topic, 0 AS queue_id",
+            [],
+            "--body needs the columns dead_letter_topic",
+        ),
+        # The format is checked before the query is parsed.
+        ("SELECT", ["--format", "csv"], "cannot be used with format csv"),
     ],
 )
 def test_bodies_of_no_places_are_refused(rmq: Rmq, query: str, flags: list[str], said: str) -> None:
@@ -223,3 +237,96 @@ def test_bodies_of_no_places_are_refused(rmq: Rmq, query: str, flags: list[str],
 
     assert told.code != 0
     assert said in told.err
+
+
+def test_a_dead_letter_has_its_own_body(rmq: Rmq, topic: str, group: str) -> None:
+    assert rmq("send", topic, "--body", "acknowledged").code == 0
+    assert rmq("receive", topic, group, "--ack").code == 0
+    make_dead_letters(rmq, topic, group, "dead")
+
+    query = f"FROM dead_letters WHERE consumer_group = '{group}'"
+    [found] = rmq("sql", query, "--body", "--json").json
+
+    assert (found["origin_queue_offset"], found["queue_offset"]) == (1, 0)
+    assert found["body"] == "dead"
+
+
+def test_a_scheduled_message_has_no_body(rmq: Rmq, name: Name) -> None:
+    topic = name("later")
+    assert rmq("topic", "create", topic, "--type", "mixed", "--queues", "1").code == 0
+    assert rmq("send", topic, "--body", "now").code == 0
+    sent = rmq("send", topic, "--body", "later", "--delay-level", "18")
+    assert sent.code == 0, sent.err
+
+    # In SCHEDULE_TOPIC_XXXX it may have the place that another message has in the topic.
+    place = "0 AS queue_id, 0 AS queue_offset"
+    query = f"SELECT * REPLACE ({place}) FROM scheduled WHERE topic = '{topic}'"
+    found = rmq("sql", query, "--body", "--json").json
+
+    assert [row["body"] for row in found] == [None]
+
+
+def test_a_topic_made_again_lends_no_bodies_to_the_rows_of_the_deleted_one(
+    rmq: Rmq, topic: str
+) -> None:
+    def made() -> tuple[int, str]:
+        assert rmq("send", topic, "--body", "x").code == 0
+        [row] = rmq("sql", f"FROM topics WHERE topic = '{topic}'", "--json").json
+        [message] = rmq("sql", f"FROM messages WHERE topic = '{topic}'", "--json").json
+        return row["topic_id"], message["message_id"]
+
+    old, old_message = made()
+    assert rmq("topic", "delete", topic, "--force").code == 0
+    assert rmq("topic", "create", topic, "--queues", "1").code == 0
+    new, new_message = made()
+
+    for column, before, now in (
+        ("topic_id", str(old), str(new)),
+        ("message_id", f"'{old_message}'", f"'{new_message}'"),
+    ):
+        rows = f"('{topic}', 0, 0, {before}), ('{topic}', 0, 0, {now}), ('{topic}', 0, 0, NULL)"
+        query = f"SELECT * FROM (VALUES {rows}) AS p(topic, queue_id, queue_offset, {column})"
+        found = rmq("sql", query, "--body", "--json").json
+        assert [row["body"] for row in found] == [None, "x", None]
+
+
+def test_the_limit_of_bytes_counts_a_body_once_a_row(rmq: Rmq, topic: str) -> None:
+    line = json.dumps({"body": "x" * (1 << 20)}).encode()
+    assert rmq("send", topic, "--file", "-", stdin=line).code == 0
+    query = f"SELECT '{topic}' AS topic, 0 AS queue_id, 0 AS queue_offset FROM range("
+
+    many = rmq("sql", f"{query}65)", "--body")
+    fit = rmq("sql", f"{query}64)", "--body", "--format", "parquet").out
+
+    assert many.code == 1
+    assert "more than 64 MiB" in many.err
+    assert pq.read_table(io.BytesIO(fit))["body"].null_count == 0
+
+
+class Expiring:
+    """A client between whose two calls the messages of a topic expire."""
+
+    def __init__(self, broker: Broker, clock: ManualClock) -> None:
+        self.broker, self.clock, self.read = broker, clock, broker.read
+
+    def describe_topic(self, topic: str) -> Any:
+        described = self.broker.describe_topic(topic)
+        self.clock.advance(3_600_000)
+        self.broker.expire()
+        return described
+
+
+def test_a_message_that_expires_before_it_is_read_has_no_body(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
+        broker.create_topic("orders", queues=1, retention_ms=1_000)
+        broker.send("orders", messages(2))
+        seal_all(broker)
+        clock.advance(3_600_000)
+        broker.send("orders", messages(1, start=2))
+        places = broker.sql("SELECT topic, queue_id, queue_offset FROM messages ORDER BY ALL")
+
+        found = with_bodies(cast("Client", Expiring(broker, clock)), places)
+
+    assert places.num_rows == 3
+    assert found["body"].to_pylist() == [None, None, b"2:"]
