@@ -402,9 +402,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = offsets.from_json(start)
         held = self._held()
         offsets.check_deleted(held, begun, options=self._options)
-        end = {topic: found.ends() for topic, found in held.items()}
-        if self._target is not None:
-            end = {topic: found for topic, found in self._target.items() if topic in end}
+        end = self._ends(held)
         first = {topic: self._first(held[topic], begun.get(topic)) for topic in end}
         # Spark has checkpointed ``start``, so the messages before it are in the sink.
         self._report(begun)
@@ -463,6 +461,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _held(self) -> dict[str, TopicBounds]:
         return offsets.subscribed(self._broker(), self._options)
+
+    def _ends(self, held: Mapping[str, TopicBounds]) -> dict[str, Offsets]:
+        """Return the offsets up to which the query reads now."""
+        if self._target is None:
+            return {topic: found.ends() for topic, found in held.items()}
+        ends = {}
+        for topic, found in held.items():
+            if topic not in self._target:
+                continue  # it was created after the query began
+            if self._target[topic].topic_id != found.topic_id:
+                # The topic was created again; offsets of its predecessor mean nothing in it.
+                self._target[topic] = found.ends()
+            wanted = self._target[topic].at
+            # A checkpoint after the end would skip the messages that come there.
+            last = {q: min(wanted[q], high) for q, (_, high) in found.bounds.items() if q in wanted}
+            ends[topic] = Offsets(found.topic_id, last)
+        return ends
 
     def _first(self, held: TopicBounds, begun: Offsets | None) -> Offsets:
         """Return the next offsets of a topic: the end of the last batch, or the first retained."""
