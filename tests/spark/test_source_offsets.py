@@ -10,10 +10,16 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.errors import ForbiddenError
+from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
-from rmq_pipeline.spark.source.options import for_stream
+from rmq_pipeline.spark.source.offsets import subscribed
+from rmq_pipeline.spark.source.options import for_batch, for_stream
 from rmq_pipeline.spark.source.reader import QueuePartition, StreamReader
 from tests.broker.sealed_home import messages, open_broker
+
+TOKEN = "token-of-the-home"
+PASSWORD = "ann-password"
 
 
 @pytest.fixture
@@ -60,3 +66,30 @@ def test_a_topic_made_again_during_a_query_is_read_to_the_end_that_it_then_has(
     assert [[(piece.start, piece.end) for piece in each] for each in pieces] == [[(0, 5)]]
     # The query ends here; the next one reads the 80 messages.
     assert last == second
+
+
+def test_a_pattern_that_matches_a_topic_of_others_is_refused_with_its_name(
+    broker: Broker,
+) -> None:
+    broker.create_topic("salaries", queues=1)
+    broker.create_user("ann", password=PASSWORD)
+    broker.put_policy("ann", resource="cluster:*", actions="list")
+    broker.put_policy("ann", resource="topic:orders", actions=["get", "sub"])
+    server = FlightServer(broker, token=TOKEN, access=broker.access)
+    ann = Client(server.address, user="ann", password=PASSWORD, retry_s=0)
+
+    def of(pattern: str) -> set[str]:
+        options = {"endpoint": server.address, "subscribePattern": pattern}
+        return set(subscribed(ann, for_batch(options)))
+
+    try:
+        narrow = of("ord.*")
+        with pytest.raises(ForbiddenError) as refused:
+            of(".*s")
+    finally:
+        ann.close()
+        server.shutdown()
+
+    assert narrow == {"orders"}
+    assert "Topic salaries matches the subscribePattern '.*s'" in refused.value.message
+    assert "Narrow the pattern" in refused.value.remedy

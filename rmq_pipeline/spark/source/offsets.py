@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from rmq_pipeline.errors import (
+    ForbiddenError,
     IllegalOffsetError,
     RequestError,
     RocketMQError,
@@ -61,6 +62,7 @@ def subscribed(client: Client, options: ReadOptions) -> dict[str, TopicBounds]:
 
     Raises:
         TopicNotFoundError: a topic that ``subscribe`` names does not exist.
+        ForbiddenError: the user may not read a topic that the pattern matches.
     """
     if options.pattern is None:
         return {topic: known(client, topic) for topic in options.topics}
@@ -68,8 +70,20 @@ def subscribed(client: Client, options: ReadOptions) -> dict[str, TopicBounds]:
     for topic in client.list_topics()["name"].to_pylist():
         if matches(options.pattern, topic):
             with suppress(TopicNotFoundError):  # it was deleted meanwhile
-                found[topic] = TopicBounds.of(client, topic)
+                found[topic] = _matched(client, topic, pattern=options.pattern)
     return found
+
+
+def _matched(client: Client, topic: str, *, pattern: str) -> TopicBounds:
+    """Return the bounds of a topic that a pattern matches."""
+    try:
+        return TopicBounds.of(client, topic)
+    except ForbiddenError as error:
+        raise ForbiddenError(
+            f"Topic {topic} matches the subscribePattern {pattern!r}: {error.message}",
+            remedy="Narrow the pattern, or let an administrator grant the rights:"
+            f" `rmq acl allow USER topic:{topic} --actions get,sub`.",
+        ) from error
 
 
 def known(client: Client, topic: str) -> TopicBounds:
