@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import dagster as dg
 
@@ -33,6 +33,8 @@ REPEAT_S: Final = 3_600.0
 AWAY_S: Final = 30.0
 
 Latest = Callable[[dg.AssetCheckKey], Any]
+#: A result of a check, new or as Dagster stores it.
+_Found: TypeAlias = dg.AssetCheckResult | dg.AssetCheckEvaluation
 
 
 @dataclass
@@ -152,6 +154,8 @@ class _Tick:
             said = self._said(watched, check)
             if self._is_due(watched, check, said=said):
                 yield from self._report(watched, check, found=_evaluated(check, client), said=said)
+            elif said is not None and self._is_outdated(watched, said):
+                yield _event(watched, check, found=said.found)
 
     def down(
         self, watched: Watched, down: Down, *, client: Client | None = None
@@ -172,9 +176,7 @@ class _Tick:
         said = event.event_specific_data if event else None
         if record is None or not isinstance(said, dg.AssetCheckEvaluation):
             return None  # no result yet, or only one planned by a run
-        down = said.metadata.get(DOWN)
-        kind = "" if down is None else str(down.value)
-        return _Said(record.create_timestamp, said.passed, said.severity, kind)
+        return _Said(record.create_timestamp, said)
 
     def _is_due(self, watched: Watched, check: Check, *, said: "_Said | None") -> bool:
         looked_at_s = self.memory.looked_at_s.get(_name(watched, check), 0.0)
@@ -190,20 +192,10 @@ class _Tick:
         said: "_Said | None",
     ) -> Iterator[dg.AssetCheckEvaluation]:
         self.memory.looked_at_s[_name(watched, check)] = self.now_s
-        kind = found.metadata.get(DOWN)
-        now = _Said(
-            self.now_s, found.passed, found.severity, "" if kind is None else str(kind.value)
-        )
+        now = _Said(self.now_s, found)
         if said is not None and now.repeats(said) and not self._is_outdated(watched, said):
             return
-        yield dg.AssetCheckEvaluation(
-            asset_key=watched.key,
-            check_name=check.name,
-            passed=found.passed,
-            severity=found.severity,
-            description=found.description,
-            metadata=found.metadata,
-        )
+        yield _event(watched, check, found=found)
 
     def _is_outdated(self, watched: Watched, said: "_Said") -> bool:
         """Return True if Dagster shows the check as not evaluated: a materialization came since."""
@@ -224,17 +216,37 @@ def _evaluated(check: Check, client: Client) -> dg.AssetCheckResult:
 
 @dataclass(frozen=True)
 class _Said:
-    """Content of an evaluation."""
+    """An evaluation and its time."""
 
     at_s: float
-    passed: bool
-    severity: dg.AssetCheckSeverity
-    down: str
+    found: _Found
+
+    @property
+    def down(self) -> str:
+        """The kind of a result that reports something as down; else empty."""
+        kind = self.found.metadata.get(DOWN)
+        return "" if kind is None else str(kind.value)
 
     def repeats(self, other: "_Said") -> bool:
         """Return True if this evaluation adds nothing to the other one."""
-        same = (self.passed, self.severity, self.down) == (other.passed, other.severity, other.down)
+        same = (
+            self.found.passed == other.found.passed
+            and self.found.severity == other.found.severity
+            and self.down == other.down
+        )
         return same and self.at_s - other.at_s < REPEAT_S
+
+
+def _event(watched: Watched, check: Check, *, found: _Found) -> dg.AssetCheckEvaluation:
+    """Return the report of a new result, or of a stored one again."""
+    return dg.AssetCheckEvaluation(
+        asset_key=watched.key,
+        check_name=check.name,
+        passed=found.passed,
+        severity=found.severity,
+        description=found.description,
+        metadata=found.metadata,
+    )
 
 
 def _name(watched: Watched, check: Check) -> str:
