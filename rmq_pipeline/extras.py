@@ -10,7 +10,7 @@ from rmq_pipeline.errors import OperatorError
 MODULES: Final = MappingProxyType(
     {
         "broker": ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry"),
-        "dagster": ("dagster", "dagster_webserver", "isal"),
+        "dagster": ("dagster", "dagster_webserver", "isal", "watchfiles"),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "spark": ("pyspark", "dagster_pyspark", "pandas"),
         "ui": ("jinja2", "starlette", "uvicorn"),

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -33,6 +33,7 @@ from rmq_pipeline.errors import NotFoundError, OperatorError, RequestError, Rock
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
     from rmq_pipeline.flight.flags import Listening, Values
+    from rmq_pipeline.orchestration.dev_server import DevServer
     from rmq_pipeline.orchestration.project import CodeLocation
 
 Module = Annotated[
@@ -62,6 +63,13 @@ Ui = Annotated[
         "if it is taken.",
     ),
 ]
+Reload = Annotated[
+    bool,
+    typer.Option(
+        "--reload",
+        help="Load the project again when its code changes. Ends its runs; the next ones continue.",
+    ),
+]
 #: In place of an address: serve no page.
 NO_PAGE: Final = "none"
 DEMO_MODULE: Final = "examples.flights.demo"
@@ -89,6 +97,7 @@ def up(
     ] = None,
     module: Module = None,
     working_directory: WorkingDirectory = None,
+    reload: Reload = False,
     settings: SettingsFile = None,
     set_: SetSettings = None,
     log_level: LogLevel = None,
@@ -99,7 +108,6 @@ def up(
     Dagster does the broker's background work, and its sensors start the consumers. The page shows
     topics, groups and messages, now and as of any moment.
     """
-    from rmq_pipeline import logs
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight import flags
 
@@ -122,9 +130,11 @@ def up(
         listening = replace(listening, flight=DEFAULT_FLIGHT)
     # Dagster's processes must find the broker through its home: a restart may change the port.
     os.environ.pop("RMQ_FLIGHT", None)
-    code = CodeLocation.find(module, working_directory)
+    code = _checked(CodeLocation.find(module, working_directory), reload=reload)
     folder = _dagster_home(dagster_home, home=where, code=code)
-    _run(where, listening, settings=values, folder=folder, port=port, code=code, ui=ui)
+    _run(
+        where, listening, settings=values, folder=folder, port=port, code=code, ui=ui, reload=reload
+    )
 
 
 def _dagster_home(given: Path | None, *, home: Path, code: "CodeLocation") -> Path:
@@ -145,6 +155,7 @@ def _run(
     port: int,
     code: "CodeLocation",
     ui: str | None,
+    reload: bool = False,
 ) -> None:
     """Run all until Ctrl-C, or until the broker cannot be restarted.
 
@@ -156,6 +167,7 @@ def _run(
         port: the port of Dagster's UI; 0 picks a free one.
         code: the code that Dagster loads.
         ui: the address of the page; None: the default one, or another if it is taken.
+        reload: load the code again when its files change.
     """
     from rmq_pipeline.cli.supervisor import Supervisor
     from rmq_pipeline.flight.process import Interruption
@@ -179,15 +191,32 @@ def _run(
             show_message(_loaded(code))
             show_message(f"Dagster  {dagster.url}   DAGSTER_HOME {folder}")
             page = _page(ui, home=home, insecure=listening.insecure, dagster_url=dagster.url)
-            show_message("Ctrl-C stops all.")
             watch = FailureWatch(
                 folder, url=dagster.url, tell=show_message, code_since_s=dagster.code_since_s
             )
-            with watch, page:
+            with watch, page, _reloading(dagster, code, home=home) if reload else nullcontext():
+                show_message("Ctrl-C stops all.")
                 interruption.wait()
             show_message("Stopping …")
     if failures:
         raise failures[0]
+
+
+def _reloading(
+    dagster: "DevServer", code: "CodeLocation", *, home: Path
+) -> AbstractContextManager[object]:
+    from rmq_pipeline.orchestration.code_reload import CodeReload, Sources
+
+    sources = Sources(code.folder, ignored=[home, dagster.dagster_home])
+    return CodeReload(dagster, sources, tell=show_message)
+
+
+def _checked(code: "CodeLocation", *, reload: bool) -> "CodeLocation":
+    if reload and not code.is_project:
+        raise RequestError(
+            "There is no project to reload.", remedy="Name its module with -m, or omit --reload."
+        )
+    return code
 
 
 def _check_page(address: str | None) -> None:

@@ -38,6 +38,7 @@ _AT_THE_CODE_SERVER: Final = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
+_WITH_A_PROCESS: Final = tuple(status.value for status in _AT_THE_CODE_SERVER)
 _NOT_OVER: Final = (
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
@@ -92,6 +93,8 @@ class DevServer:
         }
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
+        #: Held by the thread that ends or starts children.
+        self._changing = threading.Lock()
         self._watcher = threading.Thread(target=self._keep_alive, name="dagster-watch", daemon=True)
         self._lock: IO[str] | None = None
         self._sockets: Path | None = None
@@ -143,6 +146,73 @@ class DevServer:
         self._watcher.start()
         return self
 
+    def reload_code(self, *, over: threading.Event, timeout_s: float = 90.0) -> None:
+        """End the runs under way (they become canceled), and load the code again.
+
+        The daemon is stopped meanwhile, so that it starts no run. Messages that a run had not
+        settled are redelivered to the next one.
+
+        Args:
+            over: set to stop waiting.
+            timeout_s: how long the new code may take to load.
+
+        Raises:
+            DagsterStartError: the new code server does not answer.
+        """
+        with self._changing:
+            if self._stopping.is_set():
+                return
+            self._end("daemon")
+            self._end_runs(_WITH_A_PROCESS)
+            self._end("code_server")
+            _report_lost_runs(self.dagster_home)
+            try:
+                self._spawn("code_server")
+                self._wait(lambda: over.is_set() or self._serves_code(), timeout_s)
+            finally:
+                self._spawn("daemon")
+
+    def check_code(self, *, over: threading.Event, timeout_s: float = 120.0) -> str:
+        """Load the code in a new process; return why it cannot be loaded, or an empty text.
+
+        Args:
+            over: set to give up.
+            timeout_s: how long it may take.
+        """
+        command = ["definitions", "validate", "--log-level", "error"]
+        command += ["-m", self._code.module, "-d", str(self._code.folder)]
+        # A file: a process that the code starts could keep a pipe open.
+        with tempfile.TemporaryFile() as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "dagster", *command],
+                cwd=self.dagster_home,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            deadline = Deadline(timeout_s)
+            while child.poll() is None and not deadline.is_over and not over.is_set():
+                over.wait(0.1)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip()
+        if deadline.is_over:
+            return f"It was not loaded within {timeout_s:g} s.\n{said}".strip()
+        return said or "Dagster ended without an error." if child.returncode else ""
+
+    def _end(self, name: str) -> None:
+        child = self._children[name]
+        self._signal(name, signal.SIGTERM)
+        _wait_gone([child], PROCESSES_END_S)
+        self._signal(name, signal.SIGKILL)
+        child.wait()
+        # No restart, and no error that it has ended.
+        del self._children[name]
+
     def stop(self) -> None:
         """End all runs (they become canceled), then all processes. Idempotent."""
         if self._stopping.is_set():
@@ -150,6 +220,10 @@ class DevServer:
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
+        with self._changing:
+            self._end_all()
+
+    def _end_all(self) -> None:
         # Stop the daemon first, so that no new runs are started.
         self._signal("daemon", signal.SIGTERM)
         self._end_runs()
@@ -259,6 +333,8 @@ class DevServer:
                     raise DagsterStartError(
                         f"Dagster's {name} ended with {child.returncode}: {self.log_path(name)}."
                     )
+            if self._stopping.is_set():
+                return
             if deadline.is_over:
                 raise DagsterStartError(f"Dagster was not ready after {timeout_s:.0f} s.")
             self._stopping.wait(0.1)
@@ -277,16 +353,20 @@ class DevServer:
 
     def _keep_alive(self) -> None:
         while not self._stopping.wait(1.0):
-            for name, child in list(self._children.items()):
-                code = child.poll()
-                if code is None:
-                    continue
-                try:
-                    self._restart(name, code)
-                except (OSError, RuntimeError):
-                    # For example too many processes or open files, or a full disk: the next attempt
-                    # may succeed, and no other process watches the child.
-                    LOG.warning("a child is not restarted", extra={"child": name}, exc_info=True)
+            with self._changing:
+                self._restart_dead()
+
+    def _restart_dead(self) -> None:
+        for name, child in list(self._children.items()):
+            code = child.poll()
+            if code is None:
+                continue
+            try:
+                self._restart(name, code)
+            except (OSError, RuntimeError):
+                # For example too many processes or open files, or a full disk: the next attempt
+                # may succeed, and no other process watches the child.
+                LOG.warning("a child is not restarted", extra={"child": name}, exc_info=True)
 
     def _restart(self, name: str, code: int) -> None:
         LOG.warning("restarting", extra={"child": name, "exit_code": code})
@@ -296,12 +376,12 @@ class DevServer:
         self._spawn(name)
         self.restarts += 1
 
-    def _end_runs(self) -> None:
+    def _end_runs(self, statuses: tuple[str, ...] = UNFINISHED) -> None:
         deadline = Deadline(RUNS_END_S)
         asked: set[str] = set()
         with contextlib.suppress(OSError, ValueError):
             while not deadline.is_over:
-                running = [run["runId"] for run in self.graphql.runs(statuses=UNFINISHED)]
+                running = [run["runId"] for run in self.graphql.runs(statuses=statuses)]
                 if not running:
                     return
                 if new := [run_id for run_id in running if run_id not in asked]:
