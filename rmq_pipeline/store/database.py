@@ -255,7 +255,8 @@ class Database:
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> pa.Schema:
         return self._queries.run(
-            named("columns_of", query=sql),
+            # A line of its own: the query may end in a comment.
+            named("columns_of", query=f"(\n{sql}\n)"),
             views=views,
             timeout_s=QUERY_TIMEOUT_S,
             is_abandoned=is_abandoned,

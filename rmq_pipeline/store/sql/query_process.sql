@@ -9,10 +9,8 @@ SELECT json_serialize_sql($sql);
 SELECT * FROM "{source}";
 
 -- name: columns_of
--- In: "{query}", a SELECT without a semicolon. Out: its columns, and no rows.
-SELECT * FROM (
-"{query}"
-) LIMIT 0;
+-- In: "{query}", a SELECT in brackets. Out: its columns, and no rows.
+SELECT * FROM "{query}" LIMIT 0;
 
 -- name: copied_rows
 -- In: "{columns}", "{source}", and "{condition}" that its rows fulfil. Out: these rows.
