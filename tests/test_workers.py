@@ -41,7 +41,9 @@ def test_make_names_the_files_of_tests_that_run_alone() -> None:
     marked = {
         str(file.relative_to(ROOT))
         for file in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"^(?:@|pytestmark = .*| {4})pytest\.mark\.alone\b", file.read_text(), re.MULTILINE)
+        if re.search(
+            r"^(?:@|pytestmark = .*| {4})pytest\.mark\.alone\b", file.read_text(), re.MULTILINE
+        )
     }
 
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
