@@ -32,7 +32,7 @@ TABLES = {
 GIVEN = {"files": ["nowhere.parquet"], "differ": False}
 #: Of a query for columns, and of one that runs in a process of its own.
 COPIED = {
-    "query": "SELECT 1",
+    "query": "(SELECT 1)",
     "source": "store.topics",
     "columns": "name",
     "alias": "a",
