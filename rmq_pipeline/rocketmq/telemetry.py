@@ -179,9 +179,10 @@ class Telemetry:
         reply = TelemetryCommand(
             status=OK, settings=agreed(settings, client, context=self._context)
         )
-        await stream.send(reply)
         if client.language == _NODE:
+            # Before the first send: the times count from before the client has its settings.
             self._send_again(reply, stream)
+        await stream.send(reply)
         if client.topics:  # checks may be waiting for this producer
             self._checks.look()
 
