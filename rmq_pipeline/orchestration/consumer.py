@@ -390,7 +390,7 @@ class spark_consumer(Declaration):  # noqa: N801 - read as a decorator
             sinks: SinkResource,
             spark: LazyPySparkResource,
         ) -> Materialized:
-            prepare_environment()
+            prepare_environment(spark.spark_config)
             in_spark = partial(run_spark_window, spark=lambda: spark.spark_session)
             yield from hold(context, config=config, broker=broker, sinks=sinks, run_window=in_spark)
 

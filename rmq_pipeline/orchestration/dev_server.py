@@ -87,7 +87,8 @@ class DevServer:
             **(env or {}),
             "DAGSTER_HOME": str(self.dagster_home),
             "DAGSTER_DISABLE_TELEMETRY": "1",
-            # A run with an unsupervised Spark would ask the network for this machine's address.
+            # A run that starts a local Spark by itself would ask the network for this machine's
+            # address. Sessions on a cluster ignore it (spark.session.prepare_environment).
             "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
             SESSION: str(self.dagster_home),
         }

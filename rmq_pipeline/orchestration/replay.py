@@ -202,7 +202,7 @@ def _asset(consumer: Consumer) -> dg.AssetsDefinition:
         sinks: SinkResource,
         spark: LazyPySparkResource,
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        prepare_environment()
+        prepare_environment(spark.spark_config)
         task = _ReplayRun(context, config.tagged(context.run.tags), spec=spec, sinks=sinks)
         try:
             with broker.client() as client:

@@ -27,7 +27,7 @@ from rmq_pipeline.orchestration.windows import (
     run_upkeep_window,
 )
 from rmq_pipeline.spark.merging import merge_all, merge_one
-from rmq_pipeline.spark.session import prepare_environment
+from rmq_pipeline.spark.session import is_local, prepare_environment
 
 log = logging.getLogger(__name__)
 
@@ -239,10 +239,10 @@ def _compact_asset() -> dg.AssetsDefinition:
         spark: LazyPySparkResource,
     ) -> Iterator[dg.MaterializeResult[Any]]:
         def session() -> Any:
-            prepare_environment()
+            prepare_environment(spark.spark_config)
             return spark.spark_session
 
-        job = compaction(session)
+        job = compaction(session, shares_files=is_local(spark.spark_config))
         result = run_window(context, job, config=config, broker=broker)
         if not result.yielded_to:
             yield dg.MaterializeResult(metadata=_archive_metadata(job, result, broker=broker))
@@ -251,14 +251,19 @@ def _compact_asset() -> dg.AssetsDefinition:
 
 
 def compaction(
-    session: Callable[[], Any], *, spark_bytes: int = limits.COMPACT_SPARK_BYTES
+    session: Callable[[], Any],
+    *,
+    spark_bytes: int = limits.COMPACT_SPARK_BYTES,
+    shares_files: bool = True,
 ) -> UpkeepJob:
     """Return the compaction job; it merges in this process, or through Spark if there is much.
 
-    If Spark does not start, this process merges everything.
+    If Spark does not start, or its tasks cannot read the archive, this process merges everything.
 
     Args:
         session: starts Spark.
+        shares_files: tasks read the files of this machine. Otherwise they merge only an archive
+            at the URI of a file system.
         spark_bytes: Spark is used above this size of the planned input.
     """
     spark = _LazySpark(session)
@@ -266,7 +271,8 @@ def compaction(
     def call(client: Client, *, wait_ms: int, window: Fence) -> Report:  # noqa: ARG001
         plans = client.plan_compaction(limit_bytes=8 * spark_bytes)
         large = sum(plan["bytes"] for plan in plans) > spark_bytes
-        started = spark.start() if large else None
+        readable = shares_files or all("://" in plan["root"] for plan in plans)
+        started = spark.start() if large and readable else None
         if started is None:
             # In small slices, because the window's lease is renewed after each slice.
             plans = plans[: 1 + _within(plans, limits.COMPACT_TARGET_BYTES)]

@@ -2,7 +2,7 @@
 
 A table of any columns travels as Arrow IPC: a small one inside the row, a large one as a file that
 the other side maps into memory. No column is converted to Spark's types, and large tables do not
-pass through the JVM.
+pass through the JVM. If driver and tasks share no folder, every table travels inside the row.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-#: Largest table inside a row; about 5,000 messages of 200 bytes.
+#: Largest table inside a row where files can be used instead; about 5,000 messages of 200 bytes.
 INLINE_BYTES: Final = 1 << 20
 
 
@@ -67,9 +67,15 @@ ANSWER: Final = pa.schema(
 ANSWER_DDL: Final = "part int, kind string, name string, payload binary, path string"
 
 
-def pack(table: pa.Table, folder: Path, *, label: str) -> PackedTable:
-    """Encode a table for the transport; both sides must reach ``folder``."""
-    if table.nbytes <= INLINE_BYTES:
+def pack(table: pa.Table, folder: Path | None, *, label: str) -> PackedTable:
+    """Encode a table for the transport.
+
+    Args:
+        table: of any columns.
+        folder: a folder that both sides reach; None: there is none.
+        label: start of the name of a file.
+    """
+    if folder is None or table.nbytes <= INLINE_BYTES:
         buffer = pa.BufferOutputStream()
         _write(table, buffer)
         return PackedTable(buffer.getvalue().to_pybytes(), None)

@@ -3,6 +3,7 @@
 The job of a micro-batch passes each part to the handler in ``mapInArrow`` and stages its sink file.
 """
 
+import re
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling import sink, window
 from rmq_pipeline.handling.executor import Work
 from rmq_pipeline.handling.group_walk import Rules, rare_collections, walk
@@ -43,6 +45,7 @@ from rmq_pipeline.spark.arrow_transport import (
     to_batch,
     unpack,
 )
+from rmq_pipeline.spark.session import shares_files
 from rmq_pipeline.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -52,6 +55,12 @@ if TYPE_CHECKING:
 __all__ = ["BatchReport", "ConsumerSpec", "WindowReport", "run_window"]
 
 _WORKER_DIED: Final = "Python worker exited unexpectedly"
+#: In the traceback of a task that cannot load the handler, or this library.
+_NO_MODULE: Final = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_MODULE_REMEDY: Final = (
+    "Install rmq_pipeline and the project in the Python environment of the workers, or name their"
+    " wheels in spark.submit.pyFiles of spark-defaults.conf."
+)
 #: Up to this many messages a second task costs more than it saves.
 ROWS_PER_TASK: Final = 500
 
@@ -61,8 +70,8 @@ class BatchJob:
     """Constants of a micro-batch for all its tasks."""
 
     rules: Rules
-    #: A folder that driver and tasks reach, for tables too large for a row.
-    handoff: Path
+    #: A folder that driver and tasks reach, for tables too large for a row; None: there is none.
+    handoff: Path | None
     sink: Path | None
     epoch: int
     batch: int
@@ -73,6 +82,7 @@ def run_job(spark: "SparkSession", parts: list[Given], *, job: BatchJob) -> Batc
 
     Raises:
         WorkerDiedError: a Python worker died; any of its messages may be the cause.
+        RequestError: the workers cannot import the handler.
         RuntimeError: a part has no answer, or several.
     """
 
@@ -90,6 +100,10 @@ def run_job(spark: "SparkSession", parts: list[Given], *, job: BatchJob) -> Batc
         # Classic Spark and Spark Connect raise different classes, but with the same words.
         if _WORKER_DIED in str(error):
             raise WorkerDiedError("The Python worker died.") from error
+        if lacking := _NO_MODULE.search(str(error)):
+            raise RequestError(
+                f"The Spark workers have no module {lacking[1]}.", remedy=_MODULE_REMEDY
+            ) from error
         raise
     answered = sorted(a.part for a in found if a.kind == EXCEPTIONS)
     if answered != [given_part.part for given_part in parts]:
@@ -126,12 +140,9 @@ class SparkEngine:
     It asks for the session when the first batch comes.
     """
 
-    def __init__(
-        self, spark: "Callable[[], SparkSession]", *, parallelism: int, handoff: Path | None
-    ) -> None:
+    def __init__(self, spark: "Callable[[], SparkSession]", *, parallelism: int) -> None:
         self._spark = spark
         self._parallelism = parallelism
-        self._parent = handoff
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
@@ -173,8 +184,7 @@ class SparkEngine:
         """Return a function that runs the Spark job; ``stopping`` does not interrupt it."""
         spark = self._spark()
         number = work.batch.number
-        folder = self._handoff() / f"{work.epoch}-{number}"
-        folder.mkdir()
+        folder = self._handoff(work) if shares_files(spark) else None
         parts = _packed_parts(work, folder)
         this = BatchJob(work.rules, folder, sink=work.sink, epoch=work.epoch, batch=number)
 
@@ -183,20 +193,25 @@ class SparkEngine:
                 return run_job(spark, parts, job=this)
             finally:
                 # Tables that are still mapped stay readable after their files are deleted.
-                shutil.rmtree(folder, ignore_errors=True)
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
 
         return run
 
-    def _handoff(self) -> Path:
-        """Return the folder for tables too large for a row; created on first use."""
+    def _handoff(self, work: Work) -> Path:
+        """Create the folder of a micro-batch for tables too large for a row."""
         if self._folder is None:
-            if self._parent is not None:
-                self._parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="rmq-", dir=self._parent))
-        return self._folder
+            # Below the sink there is space for them.
+            parent = None if work.sink is None else work.sink / "_handoff"
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="rmq-", dir=parent))
+        folder = self._folder / f"{work.epoch}-{work.batch.number}"
+        folder.mkdir()
+        return folder
 
 
-def _packed_parts(work: Work, folder: Path) -> list[Given]:
+def _packed_parts(work: Work, folder: Path | None) -> list[Given]:
     """Return the input of each part's task."""
     given = []
     for part, (messages, state) in enumerate(work.batch.given(work.state)):
@@ -213,7 +228,6 @@ def run_window(
     *,
     spark: "Callable[[], SparkSession]",
     parallelism: int = 2,
-    handoff: Path | None = None,
     **terms: Unpack[window.Terms],
 ) -> WindowReport:
     """Run a window of ``handling.window`` that handles a group's messages in Spark.
@@ -223,9 +237,7 @@ def run_window(
         verbs: flight.client.Client, or the broker itself.
         spark: returns the session; called once the first message has been received.
         parallelism: tasks of a micro-batch.
-        handoff: a folder that driver and tasks reach; None: below the sink, or a temporary one.
         terms: see handling.window.Terms.
     """
-    parent = handoff or (spec.sink / "_handoff" if spec.sink else None)
-    with SparkEngine(spark, parallelism=parallelism, handoff=parent) as engine:
+    with SparkEngine(spark, parallelism=parallelism) as engine:
         return window.run_window(spec, verbs, engine=engine, **terms)

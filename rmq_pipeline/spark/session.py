@@ -1,5 +1,6 @@
 """The Spark session of a window: small and local by default, with any master on request."""
 
+import logging
 import os
 import re
 import shutil
@@ -14,16 +15,13 @@ from rmq_pipeline.checked_parquet import SPARK_OPTION
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL_MASTER: Final = "local[2]"
+log = logging.getLogger(__name__)
 
-#: Settings of every session; the caller's settings override them.
+LOCAL_MASTER: Final = "local[2]"
+_LOOPBACK: Final = "127.0.0.1"
+
+#: Settings of every session, on a cluster too; the caller's settings override them.
 SETTINGS: Final = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.worker.reuse": "true",
     # A worker that crashes prints its traceback.
     "spark.python.worker.faulthandler.enabled": "true",
@@ -31,7 +29,6 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # For the data source's option pushFilters.
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     # Otherwise Spark splits a small table into a task per core, and separates a part from its
     # state.
@@ -39,8 +36,24 @@ SETTINGS: Final = {
     "spark.sql.catalogImplementation": "in-memory",
     # Spark checks the page checksums of Parquet files.
     f"spark.hadoop.{SPARK_OPTION}": "true",
+}
+#: Settings of a session on this machine, in addition.
+LOCAL_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
     # Fast start: the serial collector, and no second compiler for short plans.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
+}
+#: Settings of a session on a cluster, in addition. The others are those of spark-defaults.conf.
+CLUSTER_SETTINGS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    # A task is sent with its messages: at most a batch of limits.BATCH_BYTES.
+    "spark.rpc.message.maxSize": "512",
 }
 #: The oldest Java that Spark 4 supports.
 OLDEST_JAVA: Final = 17
@@ -55,12 +68,23 @@ _JAVA_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the Spark settings for a window, with ``overrides`` applied."""
-    chosen = {"spark.master": LOCAL_MASTER, **SETTINGS, **(overrides or {})}
-    if not chosen["spark.master"].startswith("local"):
-        for name in ("spark.driver.host", "spark.driver.bindAddress"):
-            if name not in (overrides or {}):
-                del chosen[name]
-    return chosen
+    named = {"spark.master": LOCAL_MASTER, **(overrides or {})}
+    place = LOCAL_SETTINGS if is_local(named) else CLUSTER_SETTINGS
+    return {**SETTINGS, **place, **named}
+
+
+def is_local(chosen: Mapping[str, str]) -> bool:
+    """Return True if these settings of a session make its tasks run on this machine."""
+    if "spark.remote" in chosen:
+        return False
+    return chosen.get("spark.master", LOCAL_MASTER).startswith("local")
+
+
+def shares_files(session: "SparkSession") -> bool:
+    """Return True if the tasks of a session certainly read the files of this machine."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        return False  # its server may be anywhere
+    return (session.sparkContext.master or "").startswith("local")
 
 
 def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "SparkSession":
@@ -72,21 +96,32 @@ def start(overrides: Mapping[str, str] | None = None, *, name: str = "rmq") -> "
 
     from rmq_pipeline.spark.source import register
 
-    prepare_environment()
+    chosen = settings(overrides)
+    prepare_environment(chosen)
     builder = SparkSession.builder.appName(name)
-    for key, value in settings(overrides).items():
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     started = builder.getOrCreate()
     register(started)
     return started
 
 
-def prepare_environment() -> None:
-    """Make Spark's local workers use this Python and its modules, and bind to the loopback.
+def prepare_environment(chosen: Mapping[str, str] | None = None) -> None:
+    """Set the environment of a driver: its address, and this Python and its modules for workers.
 
-    Spark reads these settings from the environment only. Variables that are set already win.
+    Spark reads these settings from the environment only. Variables that are set already win, except
+    a loopback address for a cluster on other machines: its executors would connect to themselves.
+
+    Args:
+        chosen: settings of the session; None: those of a local one.
     """
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local(chosen or {}):
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    elif not _is_on_loopback((chosen or {}).get("spark.master", "")):
+        address = os.environ.get("SPARK_LOCAL_IP", "")
+        if address.startswith("127."):
+            log.info("SPARK_LOCAL_IP=%s is ignored: other machines cannot reach it.", address)
+            del os.environ["SPARK_LOCAL_IP"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     installed = {
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -99,6 +134,11 @@ def prepare_environment() -> None:
     ]
     if extra:
         os.environ["PYTHONPATH"] = os.pathsep.join([*known, *extra])
+
+
+def _is_on_loopback(master: str) -> bool:
+    host = master.partition("://")[2].rpartition(":")[0]
+    return host == "localhost" or host.startswith("127.")
 
 
 def _within(path: str, folders: set[str]) -> bool:

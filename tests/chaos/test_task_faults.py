@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.flight.server import FlightServer
 from tests.free_address import free_address
-from tests.spark.cluster import ROOT, Cluster
+from tests.spark.cluster import Cluster, run_windows
 from tests.spark.sink_home import bodies_in, counting, next_window, on_disk, opened
 
 if TYPE_CHECKING:
@@ -92,17 +89,3 @@ def assert_each_row_once(
         assert next_window(broker, folder, fault) == len(unnamed), fault
         assert on_disk(folder) == named, fault
         assert bodies_in(folder) == sent, fault
-
-
-def run_windows(**how: Any) -> list[dict[str, Any]]:
-    """Windows in a process of its own; their reports."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.window_process", json.dumps(how)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

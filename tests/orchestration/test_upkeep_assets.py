@@ -102,8 +102,9 @@ def test_merging_says_what_became_of_what(
     assert offsets_in(by_manifest(home)) == offsets_in(by_glob(home)) == kept(broker)
 
 
-def test_what_is_much_is_merged_without_spark_where_it_does_not_start(
-    broker: Broker, client: Client
+@pytest.mark.parametrize(("shares_files", "starts"), [(True, 1), (False, 0)])
+def test_what_is_much_is_merged_without_spark_where_it_does_not_start_or_cannot_read(
+    broker: Broker, client: Client, shares_files: bool, starts: int
 ) -> None:
     fill(broker)
     before, asked = everything(broker), []
@@ -112,13 +113,13 @@ def test_what_is_much_is_merged_without_spark_where_it_does_not_start(
         asked.append(1)
         raise RuntimeError("Java gateway process exited before sending its port number.")
 
-    job = compaction(no_java, spark_bytes=1)
+    job = compaction(no_java, spark_bytes=1, shares_files=shares_files)
     epoch = client.open_window(job.window, owner="test", duration_ms=60_000)["epoch"]
     reports: list[Report] = []
     while not reports or job.work_of(reports[-1]):
         reports.append(job.call(client, wait_ms=0, window=(job.window, epoch)))
 
-    assert len(asked) == 1
+    assert len(asked) == starts
     assert not any(report["spark"] for report in reports)
     assert sum(report["compactions"] for report in reports) >= 2
     assert client.compact()["compactions"] == 0

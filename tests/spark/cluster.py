@@ -3,12 +3,14 @@
 Spark tries a task again on a cluster only, and begins a copy of a slow one on another host only.
 """
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyspark
 
@@ -23,10 +25,23 @@ _HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 
 
 class Cluster:
-    """A context manager; ``master`` is its address."""
+    """A context manager; ``master`` is its address.
 
-    def __init__(self, folder: Path, *, address: str) -> None:
+    Args:
+        folder: of its logs and its workers' files.
+        address: of the master.
+        workers: the address of each, and the command that runs others on its host.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        address: str,
+        workers: Mapping[str, Sequence[str]] = dict.fromkeys(_HOSTS, ()),
+    ) -> None:
         self._folder = folder
+        self._workers = workers
         self.master = f"spark://{address}"
         self._host, _, self._port = address.partition(":")
         self._stack = ExitStack()
@@ -34,9 +49,9 @@ class Cluster:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)
         self._start("master", "Master", host=self._host, more=["--port", self._port])
-        for host in _HOSTS:
+        for host, run in self._workers.items():
             where = ["--work-dir", str(self._folder / host), "--cores", "1", "--memory", "1g"]
-            self._start(host, "Worker", host=host, more=[*where, self.master])
+            self._start(host, "Worker", host=host, more=[*where, self.master], run=run)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,11 +73,14 @@ class Cluster:
             "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
         }
 
-    def _start(self, name: str, what: str, *, host: str, more: list[str]) -> None:
+    def _start(
+        self, name: str, what: str, *, host: str, more: list[str], run: Sequence[str] = ()
+    ) -> None:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
         java = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _SHORT_LIVED}
         process = subprocess.Popen(
             [
+                *run,
                 str(_CLASS),
                 f"org.apache.spark.deploy.{what.lower()}.{what}",
                 *("--host", host, "--webui-port", "0", *more),
@@ -73,3 +91,18 @@ class Cluster:
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.terminate)
+
+
+def run_windows(environment: Mapping[str, str] | None = None, **how: Any) -> list[dict[str, Any]]:
+    """Windows in a process of its own (window_process), with these variables; their reports."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.window_process", json.dumps(how)],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

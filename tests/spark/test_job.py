@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from rmq_pipeline import schema
+from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling import sink
 from rmq_pipeline.handling.batch import cut
 from rmq_pipeline.handling.executor import Work
@@ -56,7 +59,7 @@ def received(groups: list[str], bodies: list[bytes]) -> pa.Table:
 
 
 def worked(spark: SparkSession, work: Work) -> BatchResult:
-    with SparkEngine(lambda: spark, parallelism=2, handoff=None) as engine:
+    with SparkEngine(lambda: spark, parallelism=2) as engine:
         return engine.task(work, Event())()
 
 
@@ -107,3 +110,18 @@ def test_each_part_is_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> 
 
     sink.publish_manifest(tmp_path / "sink", result.files)
     assert sorted(sink.read_sink(tmp_path / "sink")["body"].to_pylist()) == [b"0", b"1"]
+
+
+def test_workers_without_the_module_of_the_handler_are_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("only_the_driver_has_this")
+    exec("def handle(messages, state):\n    raise AssertionError", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (batch,) = cut(received(["g"], [b"x"]), number=0, batches=1, parts=1, ordered=False)
+    rules = Rules(module.handle, ordered=False)
+
+    with pytest.raises(RequestError, match="have no module only_the_driver_has_this") as raised:
+        worked(spark, Work(rules, batch, None, sink=None, epoch=1))
+
+    assert "spark.submit.pyFiles" in str(raised.value)

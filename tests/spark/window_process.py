@@ -7,7 +7,7 @@ prints the report of each window as a line of JSON.
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ def run(
     Args:
         flight: the broker's address.
         settings: of Spark.
-        windows: topic, group, sink, handler (module:function) and owner of each, and bounds as
-            ``run_window`` takes them.
+        windows: topic, group, handler (module:function) and owner of each, perhaps its sink and
+            the topics that it publishes to, and bounds as ``run_window`` takes them.
         ready: a file to make once Spark is up; then a line of input is waited for.
     """
     from rmq_pipeline.flight.client import Client
@@ -36,15 +36,25 @@ def run(
     with Client(flight) as client:
         for window in windows:
             spec = _spec(
-                **{name: window.pop(name) for name in ("topic", "group", "sink")},
+                **{name: window.pop(name) for name in ("topic", "group")},
                 handler=window.pop("handler"),
+                sink=window.pop("sink", None),
+                publishes=window.pop("publishes", ()),
                 max_batch=window.pop("max_batch", 100_000),
             )
             report = run_window(spec, client, spark=lambda: spark, **window)
             yield dataclasses.asdict(report)
 
 
-def _spec(*, topic: str, group: str, sink: str, handler: str, max_batch: int) -> Any:
+def _spec(
+    *,
+    topic: str,
+    group: str,
+    handler: str,
+    sink: str | None,
+    publishes: Sequence[str],
+    max_batch: int,
+) -> Any:
     from rmq_pipeline.spark.consumer import ConsumerSpec
     from tests.spark.handlers import SINK
 
@@ -54,9 +64,10 @@ def _spec(*, topic: str, group: str, sink: str, handler: str, max_batch: int) ->
         topic=topic,
         group=group,
         handler=getattr(import_module(module), name),
-        sink=Path(sink),
-        sink_schema=SINK,
-        sink_offsets=True,
+        sink=None if sink is None else Path(sink),
+        sink_schema=None if sink is None else SINK,
+        sink_offsets=sink is not None,
+        publishes=tuple(publishes),
         max_batch=max_batch,
     )
 
