@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from rmq_pipeline import limits
+from rmq_pipeline import limits, tracing
 from rmq_pipeline.consumer.message_queue import MessageQueue
 from rmq_pipeline.consumer.received_message import ReceivedMessage
 from rmq_pipeline.text import said_by
@@ -275,18 +275,43 @@ class Calling:
         began = time.perf_counter()
         error: BaseException | None = None
         said: Result | str | None = None
+        span = self._span(messages) if tracing.is_on() else tracing.NONE
         try:
-            said = self._listener(messages, context)
+            with span.current():
+                said = self._listener(messages, context)
         except BaseException as raised:  # noqa: BLE001 - even sys.exit: these messages have failed
             error = raised
         took_ms = (time.perf_counter() - began) * 1000
         error = checked(context) or error
         answer = self._understood(said, error, took_ms=took_ms)
         if answer.status is not Status.SUCCESS:
+            span.failed(answer.error_type, answer.reason, error=answer.error)
             self._tell(messages, answer)
+        span.end()
         if call is not None:
             self._hooks.after(replace(call, status=answer.status, error=error, took_ms=took_ms))
         return answer
+
+    def _span(self, messages: Sequence[ReceivedMessage]) -> tracing.Span:
+        """Begin the span of a call."""
+        first = messages[0]
+        attributes: dict[str, Any] = {"messaging.destination.partition.id": str(first.queue_id)}
+        if len(messages) == 1:
+            attributes |= {
+                "messaging.message.id": first.message_id,
+                "messaging.message.body.size": first.size,
+                "messaging.rocketmq.message.group": first.message_group,
+                "messaging.rocketmq.message.tag": first.tag,
+                "messaging.rocketmq.message.keys": first.keys or None,
+                "rmq.delivery_attempt": first.delivery_attempt,
+            }
+        return tracing.begin_call(
+            first.topic,
+            group=self._group,
+            properties=(message.properties for message in messages),
+            messages=len(messages),
+            attributes=attributes,
+        )
 
     def _understood(
         self, said: Result | str | None, error: BaseException | None, *, took_ms: float

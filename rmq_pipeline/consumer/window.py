@@ -274,7 +274,8 @@ class ThreadEngine:
         def handled(messages: pa.Table, state: pa.Table | None) -> WalkResult:
             if stopping.is_set():
                 raise CancelledError
-            return walk(messages, state, rules=work.rules)
+            with work.span.current():
+                return walk(messages, state, rules=work.rules)
 
         def walk_all() -> BatchResult:
             parts = work.batch.given(work.state)

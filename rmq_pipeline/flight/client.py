@@ -14,7 +14,7 @@ from typing import Any, Self
 import pyarrow as pa
 from typing_extensions import override
 
-from rmq_pipeline import limits
+from rmq_pipeline import limits, tracing
 from rmq_pipeline.errors import BrokerUnavailableError, RequestError
 from rmq_pipeline.flight import process, wire
 from rmq_pipeline.flight.connection import Connection, Target
@@ -273,6 +273,29 @@ class Client(Verbs):
         """Create a producer of transactions that answers its group's checks; close it first."""
         return Producer(self, producer_group, checker=checker, topics=topics)
 
+    @override
+    def send(self, topic: str, messages: pa.Table) -> pa.Table:
+        """Store messages, all or none; see ``Verbs.send``. In a traced program it has a span."""
+        span, carrying = tracing.begin_send(topic, messages)
+        with span:
+            return super().send(topic, carrying)
+
+    @override
+    def send_half(
+        self,
+        topic: str,
+        messages: pa.Table,
+        *,
+        producer_group: str,
+        immunity_ms: int | None = None,
+    ) -> pa.Table:
+        """Store half messages; see ``Verbs.send_half``. In a traced program it has a span."""
+        span, carrying = tracing.begin_send(topic, messages)
+        with span:
+            return super().send_half(
+                topic, carrying, producer_group=producer_group, immunity_ms=immunity_ms
+            )
+
     def send_async(self, topic: str, messages: pa.Table) -> "Future[pa.Table]":
         """Store messages in the background, in call order; the future has the result of ``send``.
 
@@ -282,7 +305,14 @@ class Client(Verbs):
             BrokerUnavailableError: this client is closed.
         """
         future: Future[pa.Table] = Future()
-        self._background().put(topic, messages, future=future)
+        # Begun here: the sending thread has another current span.
+        span, carrying = tracing.begin_send(topic, messages)
+        future.add_done_callback(span.end_with)
+        try:
+            self._background().put(topic, carrying, future=future)
+        except BaseException as error:
+            span.ended_by(error)
+            raise
         return future
 
     def send_one_way(self, topic: str, messages: pa.Table) -> None:
@@ -291,12 +321,14 @@ class Client(Verbs):
         Raises:
             BrokerUnavailableError: this client is closed.
         """
-        self._background().put(topic, messages, future=None)
+        span, carrying = tracing.begin_send(topic, messages)
+        with span:
+            self._background().put(topic, carrying, future=None)
 
     def _background(self) -> Sender:
         with self._lock:
             if self._closed:
                 raise BrokerUnavailableError("This client is closed.", remedy="Make a new client.")
             if self._sender is None:
-                self._sender = Sender(self.send)
+                self._sender = Sender(super().send)  # these messages have their spans
             return self._sender

@@ -14,6 +14,7 @@ import pyarrow as pa
 from rmq_pipeline.handling.batch import Batch
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.results import BatchResult
+from rmq_pipeline.tracing import NONE, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Work:
     #: The previous window was never closed. A message may have killed its process, and must not
     #: kill the process of this window.
     is_suspect: bool = False
+    #: Covers the batch from here to its settle; the current span of each call of the handler.
+    span: Span = NONE
 
 
 class Engine(Protocol):
@@ -72,6 +75,7 @@ class Pending:
     #: On the monotonic clock.
     received_at: float
     _result: "Future[tuple[BatchResult, float]]"
+    span: Span = NONE
 
     @property
     def done(self) -> bool:
@@ -120,7 +124,7 @@ class Executor:
     def submit(self, work: Work, *, received_at: float) -> Pending:
         """Queue a micro-batch."""
         task = self._engine.task(work, self._stopping)
-        return Pending(work.batch, received_at, self._thread.submit(_timed, task))
+        return Pending(work.batch, received_at, self._thread.submit(_timed, task), work.span)
 
 
 def _timed(task: Callable[[], BatchResult]) -> tuple[BatchResult, float]:

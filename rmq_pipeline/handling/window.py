@@ -5,15 +5,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Required, TypedDict
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from rmq_pipeline import durable_files
+from rmq_pipeline import durable_files, tracing
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import (
     BrokerUnavailableError,
@@ -276,7 +276,7 @@ class Window:
             try:
                 # The engine may still be writing files: after this block they are complete, and can
                 # be deleted.
-                with Executor(self._engine) as executor:
+                with self._spans(), Executor(self._engine) as executor:
                     self.ended = yield from self._batches(executor)
             except FencedError:
                 self._lease.lose()
@@ -289,6 +289,18 @@ class Window:
             if self._lease.lost or not self._reopened():
                 self.ended = "fenced"
                 return
+
+    @contextmanager
+    def _spans(self) -> Iterator[None]:
+        """End the spans of the batches that are left in flight when the block ends."""
+        try:
+            yield
+        finally:
+            for pending in self._pending:
+                pending.span.failed(
+                    "not_settled", "The window ended before this batch was settled."
+                )
+                pending.span.end()
 
     def _reopened(self) -> bool:
         try:
@@ -361,6 +373,7 @@ class Window:
         if spec.state is not None:
             groups = batch.message_groups()
             state = self._verbs.keyed_state(spec.group, spec.topic, message_groups=groups)
+        span = tracing.begin_batch(batch.received, topic=spec.topic, group=spec.group)
         work = Work(
             self._rules,
             batch,
@@ -368,22 +381,28 @@ class Window:
             sink=spec.sink,
             epoch=self._lease.epoch,
             is_suspect=self._lease.follows_unclosed,
+            span=span,
         )
-        return executor.submit(work, received_at=received_at)
+        try:
+            return executor.submit(work, received_at=received_at)
+        except BaseException as error:
+            span.ended_by(error)
+            raise
 
     def _settle_next(self, executor: Executor) -> Iterator[BatchReport]:
         pending = self._pending[0]
         try:
-            result, work_s = self._result(pending)
-            batch = pending.batch
-            self._pace.handled(
-                batch.received.num_rows,
-                work_s,
-                failed=result.not_done(),
-                parts=batch.parts,
-                share=max(result.shares().values()),
-            )
-            report = self._settle(pending, result, work_s=work_s)
+            with pending.span:
+                result, work_s = self._result(pending)
+                batch = pending.batch
+                self._pace.handled(
+                    batch.received.num_rows,
+                    work_s,
+                    failed=result.not_done(),
+                    parts=batch.parts,
+                    share=max(result.shares().values()),
+                )
+                report = self._settle(pending, result, work_s=work_s)
         except (WorkerDiedError, TooMuchError) as error:
             logger.warning("settled in parts name=%s why=%s", self._spec.name, error)
             alone = self._failed_alone
@@ -433,8 +452,9 @@ class Window:
                 break
             again = self._submitted(half, executor, received_at=pending.received_at)
             try:
-                result, work_s = self._result(again)
-                report = self._settle(again, result, work_s=work_s)
+                with again.span:
+                    result, work_s = self._result(again)
+                    report = self._settle(again, result, work_s=work_s)
             except (WorkerDiedError, TooMuchError) as another:
                 failed = yield from self._isolate(again, executor, error=another)
             else:
@@ -460,14 +480,15 @@ class Window:
         outcomes = pending.batch.outcomes(result.exceptions, run_id=self._lease.owner)
         fence, number = self._lease.fence, pending.batch.number
         try:
-            answer = settle(
-                self._verbs,
-                self._spec,
-                outcomes=outcomes,
-                result=result,
-                fence=fence,
-                number=number,
-            )
+            with pending.span.publishing(result.publish) as publish:
+                answer = settle(
+                    self._verbs,
+                    self._spec,
+                    outcomes=outcomes,
+                    result=replace(result, publish=publish),
+                    fence=fence,
+                    number=number,
+                )
         except ReceiptHandleError as error:
             raise LostError(str(error)) from error
         except TooMuchError:
@@ -476,7 +497,7 @@ class Window:
         self._publication.add(result.files, version=int(answer.get("sink_version", 0)))
         self._idle = Deadline(self._bounds.idle_s)
         messages = pending.batch.received.num_rows
-        return BatchReport(
+        report = BatchReport(
             epoch=fence[1],
             number=number,
             messages=messages,
@@ -493,6 +514,8 @@ class Window:
             work_s=work_s,
             failures=pending.batch.failures(result.exceptions),
         )
+        pending.span.settled(report)
+        return report
 
 
 def _rules(spec: ConsumerSpec, verbs: Verbs) -> Rules:

@@ -7,6 +7,7 @@ process.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import dagster as dg
 import pyarrow as pa
 
-from rmq_pipeline import extras, logs
+from rmq_pipeline import extras, logs, tracing
 from rmq_pipeline.consumer.window import run_window as run_python_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
@@ -48,6 +49,8 @@ from rmq_pipeline.spark.session import prepare_environment
 Materialized = Iterator[dg.MaterializeResult[Any]]
 SPARK_TAG: Final = "rmq/spark"
 PYTHON_TAG: Final = "rmq/python"
+#: Tag of a traced run: the id of its trace.
+TRACE_TAG: Final = "rmq/trace_id"
 
 
 class ConsumerConfig(dg.Config):
@@ -313,18 +316,20 @@ def _hold(
     """Run one window of a consumer's asset."""
     logs.set_up_library()
     key = asset_key(spec.group)
-    with broker.client() as client:
+    with tracing.exporting(), broker.client() as client:
         watch = ConsumerWatch(context, client, spec=spec, key=key)
         declared.ensure(client)
-        report = run_window(
-            _placed(spec, sinks=sinks, config=config),
-            client,
-            owner=context.run.run_id,
-            idle_s=config.idle_seconds,
-            length_s=config.seconds,
-            on_batch=watch.batch,
-            parallelism=config.parallelism or declared.parallelism,
-        )
+        # The span ends before anything is yielded: Dagster may go on in another context.
+        with _traced(context, spec, key=key):
+            report = run_window(
+                _placed(spec, sinks=sinks, config=config),
+                client,
+                owner=context.run.run_id,
+                idle_s=config.idle_seconds,
+                length_s=config.seconds,
+                on_batch=watch.batch,
+                parallelism=config.parallelism or declared.parallelism,
+            )
         if report.yielded_to:
             say_yielded(context, key, to=report.yielded_to)
         else:
@@ -335,6 +340,26 @@ def _hold(
                     context, client, group=spec.group, topic=declared.topic
                 )
             yield dg.MaterializeResult(metadata=watch.metadata(report))
+
+
+@contextmanager
+def _traced(
+    context: dg.AssetExecutionContext, spec: ConsumerSpec, *, key: dg.AssetKey
+) -> Iterator[None]:
+    """Make a span of the window, and tag the run with its trace."""
+    run_id = context.run.run_id
+    about = {
+        "dagster.run_id": run_id,
+        "dagster.job_name": context.run.job_name,
+        "dagster.asset_key": key.to_user_string(),
+        "messaging.system": "rocketmq",
+        "messaging.destination.name": spec.topic,
+        "messaging.consumer.group.name": spec.group,
+    }
+    with tracing.window(spec.name, about) as span:
+        if span.trace_id is not None:
+            context.instance.add_run_tags(run_id, {TRACE_TAG: span.trace_id})
+        yield
 
 
 def _declared_metadata(spec: ConsumerSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline import limits, schema
+from rmq_pipeline import limits, schema, tracing
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError, StorageError, TopicNotFoundError
@@ -164,7 +164,10 @@ class TestBroker:
             RequestError: a message is invalid.
             TopicNotFoundError: there is no topic of this name.
         """
-        return self.broker.send(self._topic(topic), self._table(messages, delay))
+        name, table = self._topic(topic), self._table(messages, delay)
+        span, carrying = tracing.begin_send(name, table)
+        with span:
+            return self.broker.send(name, carrying)
 
     def prepare(
         self,
@@ -185,8 +188,10 @@ class TestBroker:
         Returns:
             schema.SENT_HALF, row for row.
         """
-        table = self._table(messages, None)
-        return self.broker.send_half(self._topic(topic), table, producer_group=producer_group)
+        name, table = self._topic(topic), self._table(messages, None)
+        span, carrying = tracing.begin_send(name, table)
+        with span:
+            return self.broker.send_half(name, carrying, producer_group=producer_group)
 
     def check(self, checker: TransactionChecker) -> dict[str, int]:
         """Call a checker for the half messages whose check is due, and do as it says.

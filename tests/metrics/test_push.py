@@ -1,18 +1,11 @@
 """A collector that speaks OTLP gets the same figures as a scrape."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
@@ -24,55 +17,10 @@ from rmq_pipeline.metrics.declared import METRICS, Samples
 from rmq_pipeline.metrics.push import Push, url_of
 from rmq_pipeline.settings import Settings
 from tests.metrics.samples import bodies, counted, work
+from tests.tracing.collector import Collector
 from tests.waiting import until
 
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
-
-
-class Collector:
-    """A server that keeps the requests that it was sent."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.paths: list[str] = []
-        self.status = 200
-        came = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                came.paths.append(self.path)
-                raw = self.rfile.read(int(self.headers["Content-Length"]))
-                came.requests.append(ExportMetricsServiceRequest.FromString(raw))
-                answer = ExportMetricsServiceResponse().SerializeToString()
-                self.send_response(came.status)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Stay silent."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-    def values(self) -> dict[tuple[str, frozenset[tuple[str, str]]], tuple[str, float]]:
-        """Kind and value by name and attributes, as the last request has them."""
-        found = {}
-        for metric in self.requests[-1].resource_metrics[0].scope_metrics[0].metrics:
-            kind = metric.WhichOneof("data")
-            for point in getattr(metric, kind).data_points:
-                value = getattr(point, point.WhichOneof("value"))
-                labels = frozenset((a.key, a.value.string_value) for a in point.attributes)
-                found[metric.name, labels] = (kind, float(value))
-        return found
 
 
 @pytest.fixture
