@@ -1,10 +1,13 @@
 """Settings of a broker; the defaults are in limits.py."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rmq_pipeline import limits
+
+#: Characters of URLs that mean nothing in HTML or in the template itself.
+_OF_URLS: Final = r"[A-Za-z0-9._~:/?#@!$&()*+,;=%-]"
 
 
 class Settings(BaseModel):
@@ -59,6 +62,13 @@ class Settings(BaseModel):
     #: and the interval. It needs the extra otel.
     otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^/\s]+\S*$")
     otlp_interval_s: float = Field(60.0, ge=1.0, le=3600.0)
+    #: Address of a trace, with {trace_id} in it, for links of the web page and `rmq trace`. Only
+    #: characters of URLs, without quotes: it stands in HTML.
+    trace_url: str | None = Field(
+        None,
+        max_length=500,
+        pattern=rf"^https?://[A-Za-z0-9.:\[\]-]+/{_OF_URLS}*\{{trace_id\}}{_OF_URLS}*$",
+    )
     #: Maximum number of clients connected to the gRPC endpoint, and of their receives under way.
     grpc_clients: int = Field(limits.GRPC_CLIENTS, ge=1)
     grpc_receives: int = Field(limits.GRPC_RECEIVES, ge=1)

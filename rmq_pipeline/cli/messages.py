@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -452,12 +452,33 @@ def trace(
     """
     with connected(home, flight) as client:
         rows = rows_of(client.sql(select("cli_trace", message_id=message_id)))
-    if not rows:
-        raise MessageNotFoundError(f"No message has the id {message_id}.")
+        if not rows:
+            raise MessageNotFoundError(f"No message has the id {message_id}.")
+        rows = _with_trace(client, rows)
     if sink is not None:
         rows += _rows_in(sink, rows)
     told = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     show_rows(rows, as_json=as_json, columns=told, empty="")
+
+
+def _with_trace(client: "Client", rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the columns trace_id and trace_url: the OpenTelemetry trace in which it was sent."""
+    from rmq_pipeline.tracing import trace_id_of, trace_url
+
+    stored = [row for row in rows if row["what"] in ("stored", "scheduled") and row["topic"]]
+    trace_id = template = None
+    for place in stored[-1:]:
+        # Without the right to read the message, or to see the settings, the columns stay empty.
+        with suppress(RocketMQError):
+            read = client.read(
+                place["topic"], place["queue_id"], offset=place["queue_offset"], limit=1
+            )
+            properties = dict(read["properties"][0].as_py() or ()) if read.num_rows else {}
+            trace_id = trace_id_of(properties)
+            template = client.status()["settings"].get("trace_url") if trace_id else None
+    told = {"trace_id": trace_id, "trace_url": trace_url(template, trace_id)}
+    none = dict.fromkeys(told)
+    return [{**row, **(told if stored and row is stored[-1] else none)} for row in rows]
 
 
 def _rows_in(sink: Path, stations: list[dict[str, Any]]) -> list[dict[str, Any]]:

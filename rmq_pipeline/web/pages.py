@@ -198,6 +198,7 @@ def message(client: Client, query: Query) -> Content:
     state = _state(client, query)
     message_id = query.name("message_id")
     steps = state.life(message_id)
+    stored = state.stored(steps)
     return _content(
         message_id,
         state,
@@ -205,7 +206,8 @@ def message(client: Client, query: Query) -> Content:
         page="message",
         message_id=message_id,
         steps=steps,
-        message=state.stored(steps),
+        message=stored,
+        trace=state.trace(stored),
         sink_rows=state.sink_rows(message_id),
     )
 

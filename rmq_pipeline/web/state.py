@@ -9,6 +9,7 @@ from typing import Any, Final
 from rmq_pipeline.errors import IllegalOffsetError, NotFoundError, RocketMQError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.store.statements import select
+from rmq_pipeline.tracing import trace_id_of, trace_url
 
 Row = dict[str, Any]
 
@@ -306,6 +307,17 @@ class State:
             return {"missing": str(error)}
         rows = _plain(read.to_pylist())
         return rows[0] if rows else {"missing": "The message is not stored any more."}
+
+    def trace(self, message: Mapping[str, Any]) -> Row:
+        """Return id and url of the trace in which a message was sent, each None if unknown.
+
+        Only a user who may see the broker's settings gets the url.
+        """
+        trace_id, template = trace_id_of(message.get("properties") or {}), None
+        if trace_id is not None:
+            with suppress(RocketMQError):
+                template = self._client.status()["settings"].get("trace_url")
+        return {"id": trace_id, "url": trace_url(template, trace_id)}
 
 
 def _stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
