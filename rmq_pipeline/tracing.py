@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
@@ -100,7 +101,13 @@ class Span:
         self._span.set_attribute("error.type", speakable(error_type))
         self._span.set_status(Status(StatusCode.ERROR, speakable(reason)))
         if error is not None:
-            self._span.record_exception(error)
+            self._tell(error_type, said_by(error), stack=_traceback(error))
+
+    def _tell(self, error_type: str, message: str, *, stack: str) -> None:
+        """Add the event of an exception: record_exception fails if the text of an error does."""
+        said = {"type": error_type, "message": message, "stacktrace": stack}
+        event = {f"exception.{name}": speakable(text) for name, text in said.items()}
+        self._span.add_event("exception", event)
 
     def ended_by(self, error: BaseException) -> None:
         """End the span with an error as its failure."""
@@ -119,9 +126,7 @@ class Span:
         self._span.set_attributes({f"rmq.{name}": n for name, n in counts.items() if n})
         told = report.failures[:_MOST_FAILURES]
         for each in told:
-            said = {"type": each.error_type, "message": each.reason, "stacktrace": each.traceback}
-            event = {f"exception.{name}": speakable(text or "") for name, text in said.items()}
-            self._span.add_event("exception", event)
+            self._tell(each.error_type, each.reason, stack=each.traceback or "")
         if failed := sum(counts.values()):
             kind = told[0].error_type if told else max(counts, key=lambda name: counts[name])
             self.failed(kind, f"{failed} of {report.messages} messages failed")
@@ -156,6 +161,13 @@ class Span:
         span, self._span = self._span, None
         if span is not None:
             span.end()
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))[-limits.TRACEBACK_LENGTH :]
+    except Exception:  # noqa: BLE001 - formatting a foreign error may raise anything
+        return ""
 
 
 _NOTHING: Final = nullcontext()
@@ -216,8 +228,9 @@ def begin_send(topic: str, messages: Any) -> tuple[Span, Any]:
         return NONE, messages
     from opentelemetry.trace import SpanKind
 
-    attributes = _attributes("send", str(topic), messages=messages.num_rows)
-    span = tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+    named = speakable(str(topic))
+    attributes = _attributes("send", named, messages=messages.num_rows)
+    span = tracer.start_span(f"send {named}", kind=SpanKind.PRODUCER, attributes=attributes)
     return Span(span), _carrying(messages, span.get_span_context())
 
 
@@ -398,7 +411,7 @@ def _contexts(properties: pa.MapArray) -> pa.Table:
     return pa.table(looked_up, names=["parent", "state"]).filter(pc.is_valid(looked_up[0]))
 
 
-def _links(contexts: Iterable[tuple[str, str | None]]) -> "list[Link]":
+def _links(contexts: Iterable[tuple[str | None, str | None]]) -> "list[Link]":
     from opentelemetry import trace
 
     found: list[Link] = []
@@ -409,9 +422,9 @@ def _links(contexts: Iterable[tuple[str, str | None]]) -> "list[Link]":
     return found
 
 
-def _context(parent: str, state: str | None) -> "SpanContext | None":
+def _context(parent: str | None, state: str | None) -> "SpanContext | None":
     """Return the context that a message has; None if its text is none."""
-    if not _is_parent(parent):
+    if parent is None or not _is_parent(parent):
         return None
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

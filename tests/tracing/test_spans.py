@@ -238,6 +238,42 @@ def test_a_failed_call_is_a_failed_span(client: Client, t: str, traces: Collecto
     assert failed.trace_id == done.trace_id
 
 
+@pytest.mark.parametrize(
+    "properties", [{"TRACE_CONTEXT": None}, {"TRACE_CONTEXT": OTHER, "tracestate": None}]
+)
+def test_a_property_of_null_is_no_error(traces: Collector, properties: Any) -> None:
+    span = tracing.begin_call("t", group="g", properties=[properties], messages=1, attributes={})
+    span.end()
+
+    links = [OTHER_PLACE] if properties["TRACE_CONTEXT"] else []
+    assert traces.span("process t").links == links
+    column = pa.array([list(properties.items()), None, []], schema.PROPERTIES)
+    assert len(tracing.links(pa.table({"properties": column}))) == len(links)
+
+
+class MuteError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+def test_an_error_without_a_text_fails_its_call_alone(
+    client: Client, t: str, traces: Collector
+) -> None:
+    def fail(messages: Any, _context: Any) -> str:
+        if messages[0].body == b"0":
+            raise MuteError
+        return "success"
+
+    client.send(t, bodies(2))
+    consumed(client, fail, 3)
+
+    until(lambda: len(traces.spans("process t")) == 3)
+    kinds = [span.attributes.get("error.type") for span in traces.spans("process t")]
+    assert sorted(map(str, kinds)) == ["MuteError", "MuteError", "None"]
+
+
 def test_a_call_with_several_messages_is_linked_with_each_producer(
     client: Client, t: str, traces: Collector
 ) -> None:
