@@ -139,11 +139,10 @@ def production() -> dict[str, Any]:
 
 
 def _cluster(master: str | None) -> dict[str, str]:
-    if master and master.startswith("sc://"):
-        # A Spark Connect server has its own settings; a client may only set the address.
-        return {"spark.remote": master}
-    chosen = {"spark.master": master} if master else {}
-    return settings(chosen)
+    if not master:
+        return settings()
+    is_connect = master.startswith("sc://")
+    return settings({"spark.remote" if is_connect else "spark.master": master})
 
 
 def resources_of(deployment: str | None = None) -> dict[str, Any]:

@@ -67,7 +67,12 @@ _JAVA_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def settings(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the Spark settings for a window, with ``overrides`` applied."""
+    """Return the Spark settings for a window, with ``overrides`` applied.
+
+    A Spark Connect server has settings of its own: with spark.remote there are no others.
+    """
+    if overrides and "spark.remote" in overrides:
+        return dict(overrides)
     named = {"spark.master": LOCAL_MASTER, **(overrides or {})}
     place = LOCAL_SETTINGS if is_local(named) else CLUSTER_SETTINGS
     return {**SETTINGS, **place, **named}

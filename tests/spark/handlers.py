@@ -92,3 +92,8 @@ def placed(messages: pa.Table, _: pa.Table) -> Outcome:
     step = pa.nulls(messages.num_rows, pa.int64())
     rows = messages.select(["message_group", "body", "born_at_ms", "queue_id", "queue_offset"])
     return Outcome(rows=rows.add_column(2, "step", step))
+
+
+def echoed(messages: pa.Table, _: pa.Table) -> Outcome:
+    """Published again: each message."""
+    return Outcome(publish={"later": messages.select(["body"])})
