@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, SpanContext, Tracer, TracerProvider
 
 log = logging.getLogger(__name__)
+
+Bools = npt.NDArray[np.bool_]
 
 #: Property of a message: its W3C traceparent, as RocketMQ's own clients send it.
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
@@ -46,6 +49,8 @@ _SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.36.0"
 #: Failures of a batch that its span tells, one of each kind.
 _MOST_FAILURES: Final = 8
 _NO_TRACE: Final = "0" * 32
+#: Free bytes a row that a batch with contexts leaves: the broker adds columns before it measures.
+_SLACK_BYTES: Final = 64
 #: The protocol of the exporter that the extra otel installs.
 _PROTOCOL: Final = "http/protobuf"
 
@@ -256,7 +261,7 @@ def _carrying(messages: pa.Table, context: "SpanContext") -> pa.Table:
     if state := context.trace_state.to_header():
         added[TRACE_STATE] = state
     size = sum(len(name) + len(value) for name, value in added.items())
-    if messages.nbytes + n * size > limits.BATCH_BYTES:
+    if messages.nbytes + n * (size + _offsets_bytes(added) + _SLACK_BYTES) > limits.BATCH_BYTES:
         return messages
     names = {"properties", "tag", "keys"} & set(messages.column_names)
     try:
@@ -264,11 +269,19 @@ def _carrying(messages: pa.Table, context: "SpanContext") -> pa.Table:
     except (pa.ArrowException, ValueError, KeyError):  # the broker says what is wrong with it
         return messages
     own = held.pop("properties", None)
-    made = _constant(added, n) if own is None else _added(own, added, size=size, others=held)
+    stays = _stays(own, held, n=n, size=size, count=len(added))
+    if stays.all():
+        return messages
+    made = _added(own, added, stays=stays)
     field = schema.SEND.field("properties")
     if own is None:
         return messages.append_column(field, made)
     return messages.set_column(messages.column_names.index(field.name), field, made)
+
+
+def _offsets_bytes(added: Mapping[str, str]) -> int:
+    """Return the bytes of Arrow's offsets for a row: of the row, its names and its values."""
+    return np.dtype(np.int32).itemsize * (1 + 2 * len(added))
 
 
 def _constant(added: Mapping[str, str], n: int) -> pa.MapArray:
@@ -277,22 +290,36 @@ def _constant(added: Mapping[str, str], n: int) -> pa.MapArray:
     return one if n == 1 else one.take(pa.array(np.zeros(n, np.int64)))
 
 
-def _added(
-    own: pa.MapArray, added: Mapping[str, str], *, size: int, others: Mapping[str, pa.Array]
-) -> pa.MapArray:
-    """Return properties with more; rows stay as they are with a context, or near the limits."""
-    n = len(own)
-    if own.null_count == n:
-        return _constant(added, n)
-    sizes = _bytes(own.offsets, own.keys) + _bytes(own.offsets, own.items)
+def _stays(
+    own: pa.MapArray | None, others: Mapping[str, pa.Array], *, n: int, size: int, count: int
+) -> Bools:
+    """Return True for the rows that have a context or state, or too little free space for one."""
+    sizes = np.full(n, size, np.int64)
+    stays = np.zeros(n, np.bool_)
     if "tag" in others:
         sizes += pc.fill_null(pc.binary_length(others["tag"]), 0).to_numpy()
     if "keys" in others:
         sizes += _bytes(others["keys"].offsets, others["keys"].values)
-    stays = pc.is_valid(pc.map_lookup(own, TRACE_CONTEXT, "first")).to_numpy(zero_copy_only=False)
-    stays |= sizes + size > limits.PROPERTY_BYTES
-    stays |= np.diff(own.offsets.to_numpy()) + len(added) > limits.PROPERTY_COUNT
-    made = with_properties(own, {name: pa.repeat(text, n) for name, text in added.items()})
+    if own is not None:
+        sizes += _bytes(own.offsets, own.keys) + _bytes(own.offsets, own.items)
+        stays |= np.diff(own.offsets.to_numpy()) + count > limits.PROPERTY_COUNT
+        for name in (TRACE_CONTEXT, TRACE_STATE):
+            if pc.any(pc.equal(own.keys, name)).as_py():  # a lookup in each row is slow
+                found = pc.map_lookup(own, name, "first")
+                stays |= pc.is_valid(found).to_numpy(zero_copy_only=False)
+    stays |= sizes > limits.PROPERTY_BYTES
+    return stays
+
+
+def _added(own: pa.MapArray | None, added: Mapping[str, str], *, stays: Bools) -> pa.MapArray:
+    """Return properties with more, except in the rows that stay as they are."""
+    n = len(stays)
+    if own is None:
+        own = pa.nulls(n, schema.PROPERTIES)
+    if own.null_count == n:
+        made = _constant(added, n)
+    else:
+        made = with_properties(own, {name: pa.repeat(text, n) for name, text in added.items()})
     if not stays.any():
         return made
     rows = np.where(stays, np.arange(n), n + np.arange(n))
@@ -301,6 +328,8 @@ def _added(
 
 def _bytes(bounds: pa.Array, texts: pa.Array) -> Int64s:
     """Return the bytes of the texts of each list."""
+    if not len(texts):  # an empty array may have no buffer of offsets
+        return np.zeros(len(bounds) - 1, np.int64)
     found: Int64s = np.diff(offsets_of(texts)[bounds.to_numpy()]).astype(np.int64)
     return found
 

@@ -481,11 +481,14 @@ class Window:
         fence, number = self._lease.fence, pending.batch.number
         try:
             with pending.span.publishing(result.publish) as publish:
+                traced = replace(result, publish=publish)
+                # A context must not make a result too large that was not.
+                fits = max(traced.shares().values()) <= 1
                 answer = settle(
                     self._verbs,
                     self._spec,
                     outcomes=outcomes,
-                    result=replace(result, publish=publish),
+                    result=traced if fits else result,
                     fence=fence,
                     number=number,
                 )
