@@ -278,7 +278,11 @@ class Client(Verbs):
         """Store messages, all or none; see ``Verbs.send``. In a traced program it has a span."""
         span, carrying = tracing.begin_send(topic, messages)
         with span:
-            return super().send(topic, carrying)
+            return self._send(topic, carrying)
+
+    def _send(self, topic: str, messages: pa.Table) -> pa.Table:
+        """Store messages that have a span already."""
+        return super().send(topic, messages)
 
     @override
     def send_half(
@@ -330,5 +334,5 @@ class Client(Verbs):
             if self._closed:
                 raise BrokerUnavailableError("This client is closed.", remedy="Make a new client.")
             if self._sender is None:
-                self._sender = Sender(super().send)  # these messages have their spans
+                self._sender = Sender(self._send)
             return self._sender
