@@ -1,13 +1,13 @@
-"""OpenTelemetry spans of producers, consumers and windows; no other module imports its trace API.
+"""OpenTelemetry spans of producers, consumers and windows, and links between them.
 
 Nothing is done, and no package is imported, unless the process has a tracer provider: its own, or
-the one that ``exporting`` makes from OpenTelemetry's environment variables. Attributes and names
-are those of OpenTelemetry's semantic conventions for messaging.
+the one that ``span_export`` makes from OpenTelemetry's environment variables. Attributes and names
+are those of OpenTelemetry's semantic conventions for messaging, as far as they apply. An error of
+OpenTelemetry is logged; it never fails a send, a call or a window.
 """
 
 import functools
 import logging
-import os
 import re
 import sys
 import traceback
@@ -44,15 +44,42 @@ MOST_LINKS: Final = 128
 _STATE_LENGTH: Final = 512
 _PARENT: Final = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 _is_parent: Final = re.compile(_PARENT).fullmatch
+#: Kinds of errors that were logged.
+_logged: Final[set[type[BaseException]]] = set()
+_TRACE_ID: Final = (3, 35)
+_SPAN_ID: Final = (36, 52)
+_KEY: Final = r"[a-z][-_0-9a-z*/]{0,255}|[a-z0-9][-_0-9a-z*/]{0,240}@[a-z][-_0-9a-z*/]{0,13}"
+_VALUE: Final = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_is_member: Final = re.compile(f"(?:{_KEY})=(?:{_VALUE})").fullmatch
+#: Maximum number of members of a tracestate, by W3C.
+_STATE_MEMBERS: Final = 32
 _SCOPE: Final = "rmq_pipeline"
 _SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.36.0"
-#: Failures of a batch that its span tells, one of each kind.
-_MOST_FAILURES: Final = 8
+#: Maximum number of failures of a batch that are events of its span, one of each kind.
+_FAILURES: Final = 8
 _NO_TRACE: Final = "0" * 32
 #: Free bytes a row that a batch with contexts leaves: the broker adds columns before it measures.
 _SLACK_BYTES: Final = 64
-#: The protocol of the exporter that the extra otel installs.
-_PROTOCOL: Final = "http/protobuf"
+
+
+class _Guard:
+    """A block whose errors are logged: a faulty processor or sampler must not fail traced work."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if kind is not None and kind not in _logged and issubclass(kind, Exception):
+            _logged.add(kind)  # a faulty processor raises at each span
+            log.error(
+                "OpenTelemetry failed; further errors of this kind are not logged.", exc_info=error
+            )
+        return isinstance(error, Exception)
 
 
 class Span:
@@ -101,12 +128,13 @@ class Span:
         """Give the span the status of a failure."""
         if self._span is None:
             return
-        from opentelemetry.trace import Status, StatusCode
+        with _GUARD:
+            from opentelemetry.trace import Status, StatusCode
 
-        self._span.set_attribute("error.type", speakable(error_type))
-        self._span.set_status(Status(StatusCode.ERROR, speakable(reason)))
-        if error is not None:
-            self._tell(error_type, said_by(error), stack=_traceback(error))
+            self._span.set_attribute("error.type", speakable(error_type))
+            self._span.set_status(Status(StatusCode.ERROR, speakable(reason)))
+            if error is not None:
+                self._tell(error_type, said_by(error), stack=_traceback(error))
 
     def _tell(self, error_type: str, message: str, *, stack: str) -> None:
         """Add the event of an exception: record_exception fails if the text of an error does."""
@@ -128,10 +156,11 @@ class Span:
         if self._span is None:
             return
         counts = {name: getattr(report, name) for name in ("retried", "dead_lettered", "parked")}
-        self._span.set_attributes({f"rmq.{name}": n for name, n in counts.items() if n})
-        told = report.failures[:_MOST_FAILURES]
-        for each in told:
-            self._tell(each.error_type, each.reason, stack=each.traceback or "")
+        told = report.failures[:_FAILURES]
+        with _GUARD:
+            self._span.set_attributes({f"rmq.{name}": n for name, n in counts.items() if n})
+            for each in told:
+                self._tell(each.error_type, each.reason, stack=each.traceback or "")
         if failed := sum(counts.values()):
             kind = told[0].error_type if told else max(counts, key=lambda name: counts[name])
             self.failed(kind, f"{failed} of {report.messages} messages failed")
@@ -165,7 +194,8 @@ class Span:
         """End the span; a second call does nothing."""
         span, self._span = self._span, None
         if span is not None:
-            span.end()
+            with _GUARD:
+                span.end()
 
 
 def _traceback(error: BaseException) -> str:
@@ -175,6 +205,7 @@ def _traceback(error: BaseException) -> str:
         return ""
 
 
+_GUARD: Final = _Guard()
 _NOTHING: Final = nullcontext()
 NONE: Final = Span()
 
@@ -186,12 +217,13 @@ def _tracer() -> "Tracer | None":
     """
     if sys.modules.get("opentelemetry.trace") is None:
         return None
-    from opentelemetry import trace
+    with _GUARD:
+        from opentelemetry import trace
 
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        return None
-    return _tracer_of(provider)
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+            return _tracer_of(provider)
+    return None
 
 
 @functools.lru_cache(maxsize=2)
@@ -218,25 +250,33 @@ def _attributes(operation: str, topic: str, *, messages: int) -> dict[str, Any]:
 
 
 def begin_send(topic: str, messages: Any) -> tuple[Span, Any]:
-    """Begin the span of a send, and return the messages with its context in each.
+    """Begin the span of a send, and return the messages with its context.
 
     Args:
         topic: the topic.
         messages: schema.SEND; a message with a context of its own keeps it.
     """
+    span, carrying = NONE, messages
     tracer = _tracer()
-    if tracer is None:
-        return NONE, _with_current(messages)
-    if isinstance(messages, pa.RecordBatch):
-        messages = pa.Table.from_batches([messages])
-    if not isinstance(messages, pa.Table):  # the broker refuses it
-        return NONE, messages
-    from opentelemetry.trace import SpanKind
+    with _GUARD:
+        if tracer is None:
+            carrying = _with_current(messages)
+        elif isinstance(messages, pa.Table | pa.RecordBatch):  # the broker refuses others
+            table = _table(messages)
+            from opentelemetry.trace import SpanKind
 
-    named = speakable(str(topic))
-    attributes = _attributes("send", named, messages=messages.num_rows)
-    span = tracer.start_span(f"send {named}", kind=SpanKind.PRODUCER, attributes=attributes)
-    return Span(span), _carrying(messages, span.get_span_context())
+            named = speakable(str(topic))
+            attributes = _attributes("send", named, messages=table.num_rows)
+            begun = tracer.start_span(
+                f"send {named}", kind=SpanKind.PRODUCER, attributes=attributes
+            )
+            span = Span(begun)
+            carrying = _carrying(table, begun.get_span_context())
+    return span, carrying
+
+
+def _table(messages: pa.Table | pa.RecordBatch) -> pa.Table:
+    return messages if isinstance(messages, pa.Table) else pa.Table.from_batches([messages])
 
 
 def _with_current(messages: Any) -> Any:
@@ -355,16 +395,18 @@ def begin_batch(messages: pa.Table, *, topic: str, group: str) -> Span:
     tracer = _tracer()
     if tracer is None:
         return NONE
-    from opentelemetry.trace import SpanKind
+    with _GUARD:
+        from opentelemetry.trace import SpanKind
 
-    attributes = _attributes("process", topic, messages=messages.num_rows)
-    attributes["messaging.consumer.group.name"] = group
-    if messages.num_rows == 1:
-        attributes["messaging.message.id"] = messages["message_id"][0].as_py()
-    span = tracer.start_span(
-        f"process {topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links(messages)
-    )
-    return Span(span)
+        attributes = _attributes("process", topic, messages=messages.num_rows)
+        attributes["messaging.consumer.group.name"] = group
+        if messages.num_rows == 1:
+            attributes["messaging.message.id"] = messages["message_id"][0].as_py()
+        begun = tracer.start_span(
+            f"process {topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=links(messages)
+        )
+        return Span(begun)
+    return NONE
 
 
 def begin_call(
@@ -377,8 +419,9 @@ def begin_call(
 ) -> Span:
     """Begin the span of a call of a listener.
 
-    Of one message, it is a child of the producer's span, and linked with it. Of several, it is
-    linked with each producer's span, and a child of the current one.
+    The span of a call with one message is a child of the producer's span, and has a link to it.
+    The span of a call with several messages is a child of the current span, and has a link to
+    each producer's span.
 
     Args:
         topic: the topic.
@@ -390,25 +433,24 @@ def begin_call(
     tracer = _tracer()
     if tracer is None:
         return NONE
-    from opentelemetry import trace
+    with _GUARD:
+        from opentelemetry import trace
 
-    contexts = dict.fromkeys(
-        (each[TRACE_CONTEXT], each.get(TRACE_STATE)) for each in properties if TRACE_CONTEXT in each
-    )
-    found = _links(contexts)
-    parent = None
-    if messages == 1 and found and not trace.get_current_span().get_span_context().is_valid:
-        parent = trace.set_span_in_context(trace.NonRecordingSpan(found[0].context))
-    named = _attributes("process", topic, messages=messages)
-    given = {name: value for name, value in attributes.items() if value is not None}
-    span = tracer.start_span(
-        f"process {topic}",
-        context=parent,
-        kind=trace.SpanKind.CONSUMER,
-        attributes={**named, "messaging.consumer.group.name": group, **given},
-        links=found,
-    )
-    return Span(span)
+        found = _links((each.get(TRACE_CONTEXT), each.get(TRACE_STATE)) for each in properties)
+        parent = None
+        if messages == 1 and found:
+            parent = trace.set_span_in_context(trace.NonRecordingSpan(found[0].context))
+        named = _attributes("process", topic, messages=messages)
+        given = {name: value for name, value in attributes.items() if value is not None}
+        begun = tracer.start_span(
+            f"process {topic}",
+            context=parent,
+            kind=trace.SpanKind.CONSUMER,
+            attributes={**named, "messaging.consumer.group.name": group, **given},
+            links=found,
+        )
+        return Span(begun)
+    return NONE
 
 
 def links(messages: pa.Table) -> "list[Link]":
@@ -423,7 +465,11 @@ def links(messages: pa.Table) -> "list[Link]":
     if not found:
         return []
     both = pa.concat_tables(found).group_by(["parent", "state"], use_threads=False).aggregate([])
-    first = both.filter(pc.match_substring_regex(both["parent"], _PARENT)).slice(0, MOST_LINKS)
+    right = both.filter(pc.match_substring_regex(both["parent"], _PARENT))
+    for start, stop in (_TRACE_ID, _SPAN_ID):  # RE2 has no lookahead to refuse zeros
+        ids = pc.utf8_slice_codeunits(right["parent"], start, stop)
+        right = right.filter(pc.not_equal(ids, "0" * (stop - start)))
+    first = right.slice(0, MOST_LINKS)
     return _links(zip(first["parent"].to_pylist(), first["state"].to_pylist(), strict=True))
 
 
@@ -441,29 +487,42 @@ def _contexts(properties: pa.MapArray) -> pa.Table:
 
 
 def _links(contexts: Iterable[tuple[str | None, str | None]]) -> "list[Link]":
+    """Return links to the distinct contexts that are valid, at most MOST_LINKS."""
     from opentelemetry import trace
 
-    found: list[Link] = []
-    for parent, state in contexts:
-        context = _context(parent, state)
-        if context is not None and len(found) < MOST_LINKS:
-            found.append(trace.Link(context))
-    return found
+    found: dict[tuple[str | None, str | None], Link] = {}
+    for each in contexts:
+        if len(found) == MOST_LINKS:
+            break
+        context = None if each in found else _parsed(*each)
+        if context is not None:
+            found[each] = trace.Link(context)
+    return list(found.values())
 
 
-def _context(parent: str | None, state: str | None) -> "SpanContext | None":
-    """Return the context that a message has; None if its text is none."""
+def _parsed(parent: str | None, state: str | None) -> "SpanContext | None":
+    """Return the context that a message has; None if its text is no traceparent."""
     if parent is None or not _is_parent(parent):
         return None
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier = {"traceparent": parent}
-    if state and len(state) <= _STATE_LENGTH:
+    if state and _is_state(state):
         carrier["tracestate"] = state
     within = TraceContextTextMapPropagator().extract(carrier)
     found = trace.get_current_span(within).get_span_context()
     return found if found.is_valid else None
+
+
+def _is_state(text: str) -> bool:
+    """Return True for a tracestate of W3C; OpenTelemetry logs the text of any other."""
+    members = [each.strip(" \t") for each in text[: _STATE_LENGTH + 1].split(",")]
+    return (
+        len(text) <= _STATE_LENGTH
+        and len(members) <= _STATE_MEMBERS
+        and all(not each or _is_member(each) for each in members)
+    )
 
 
 # ------------------------------------------------------------------------------------- windows
@@ -476,65 +535,11 @@ def window(name: str, attributes: Mapping[str, str]) -> Iterator[Span]:
     if tracer is None:
         yield NONE
         return
-    span = Span(tracer.start_span(f"window {name}", attributes=attributes))
+    span = NONE
+    with _GUARD:
+        span = Span(tracer.start_span(f"window {name}", attributes=attributes))
     with span, span.current():
         yield span
-
-
-@contextmanager
-def exporting() -> Iterator[None]:
-    """Export the spans of a block as OpenTelemetry's environment variables say.
-
-    A tracer provider that the process has already, wins. At the end of the block all spans are
-    exported: the process of a run may exit at once.
-    """
-    _provide()
-    try:
-        yield
-    finally:
-        _flush()
-
-
-def _flush() -> None:
-    if is_on():
-        from opentelemetry import trace
-
-        flush = getattr(trace.get_tracer_provider(), "force_flush", None)
-        if flush is not None:
-            flush()
-
-
-def _provide() -> None:
-    """Set the tracer provider that the environment wants, unless the process has one."""
-    asked = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    is_off = _variable("OTEL_SDK_DISABLED").lower() == "true"
-    exporter = _variable("OTEL_TRACES_EXPORTER") or "otlp"
-    if not any(map(_variable, asked)) or is_off or exporter != "otlp" or is_on():
-        return
-    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol = next(filter(None, map(_variable, names)), _PROTOCOL)
-    if protocol != _PROTOCOL:
-        log.warning("Spans are not exported by %s. Set %s=%s.", protocol, names[1], _PROTOCOL)
-        return
-    try:
-        from opentelemetry import trace
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        log.warning("Spans are not exported: %s. Install rmq_pipeline[otel].", error)
-        return
-    resource = Resource.create()
-    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-        resource = resource.merge(Resource({"service.name": _SCOPE}))
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-
-
-def _variable(name: str) -> str:
-    return os.environ.get(name, "").strip()
 
 
 # --------------------------------------------------------------------------------------- pages

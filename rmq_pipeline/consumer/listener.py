@@ -272,10 +272,20 @@ class Calling:
         if self._hooks:
             call = Call(self._group, context.queue, messages)
             self._hooks.before(call)
+        with self._span(messages) if tracing.is_on() else tracing.NONE as span:
+            answer, error = self._answer(messages, context, span=span)
+        if call is not None:
+            ended = replace(call, status=answer.status, error=error, took_ms=answer.took_ms)
+            self._hooks.after(ended)
+        return answer
+
+    def _answer(
+        self, messages: Sequence[ReceivedMessage], context: Context, *, span: tracing.Span
+    ) -> tuple[Answer, BaseException | None]:
+        """Return the answer of the listener, and the error that it raised."""
         began = time.perf_counter()
         error: BaseException | None = None
         said: Result | str | None = None
-        span = self._span(messages) if tracing.is_on() else tracing.NONE
         try:
             with span.current():
                 said = self._listener(messages, context)
@@ -287,10 +297,7 @@ class Calling:
         if answer.status is not Status.SUCCESS:
             span.failed(answer.error_type, answer.reason, error=answer.error)
             self._tell(messages, answer)
-        span.end()
-        if call is not None:
-            self._hooks.after(replace(call, status=answer.status, error=error, took_ms=took_ms))
-        return answer
+        return answer, error
 
     def _span(self, messages: Sequence[ReceivedMessage]) -> tracing.Span:
         """Begin the span of a call."""

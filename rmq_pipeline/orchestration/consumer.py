@@ -4,6 +4,7 @@
 process.
 """
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import dagster as dg
 import pyarrow as pa
 
-from rmq_pipeline import extras, logs, tracing
+from rmq_pipeline import extras, logs, span_export, tracing
 from rmq_pipeline.consumer.window import run_window as run_python_window
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.group import OnFailure
@@ -45,6 +46,8 @@ from rmq_pipeline.orchestration.upkeep_assets import (
 from rmq_pipeline.spark import session
 from rmq_pipeline.spark.consumer import run_window as run_spark_window
 from rmq_pipeline.spark.session import prepare_environment
+
+log = logging.getLogger(__name__)
 
 Materialized = Iterator[dg.MaterializeResult[Any]]
 SPARK_TAG: Final = "rmq/spark"
@@ -316,7 +319,7 @@ def _hold(
     """Run one window of a consumer's asset."""
     logs.set_up_library()
     key = asset_key(spec.group)
-    with tracing.exporting(), broker.client() as client:
+    with span_export.exporting(), broker.client() as client:
         watch = ConsumerWatch(context, client, spec=spec, key=key)
         declared.ensure(client)
         # The span ends before anything is yielded: Dagster may go on in another context.
@@ -358,7 +361,10 @@ def _traced(
     }
     with tracing.window(spec.name, about) as span:
         if span.trace_id is not None:
-            context.instance.add_run_tags(run_id, {TRACE_TAG: span.trace_id})
+            try:
+                context.instance.add_run_tags(run_id, {TRACE_TAG: span.trace_id})
+            except Exception:  # a tag must not fail the window
+                log.warning("run %s has no tag of its trace", run_id, exc_info=True)
         yield
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from opentelemetry import trace
 
-from rmq_pipeline import tracing
+from rmq_pipeline import span_export, tracing
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
@@ -137,7 +137,7 @@ def test_the_environment_can_ask_for_no_spans(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    with tracing.exporting():
+    with span_export.exporting():
         assert not tracing.is_on()
 
 
@@ -146,7 +146,7 @@ def test_a_provider_of_the_program_wins(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
 
-    with tracing.exporting(), tracing.window("mine", {}):
+    with span_export.exporting(), tracing.window("mine", {}):
         assert trace.get_tracer_provider() is provider
 
     assert traces.span("window mine").service != "rmq_pipeline"
@@ -159,7 +159,7 @@ def test_the_service_has_the_name_of_the_environment(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop")
 
-    with tracing.exporting(), tracing.window("mine", {}):
+    with span_export.exporting(), tracing.window("mine", {}):
         pass
 
     assert collector.span("window mine").service == "shop"
@@ -182,14 +182,14 @@ PROGRAM = """
 import sys
 {before}
 import pyarrow as pa
-from rmq_pipeline import tracing
+from rmq_pipeline import span_export, tracing
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.consumer.window import run_window
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.handling.spec import ConsumerSpec
 
-with tracing.exporting(), tracing.window("w", {{}}) as span, Client({address!r}) as client:
+with span_export.exporting(), tracing.window("w", {{}}) as span, Client({address!r}) as client:
     assert span.trace_id is None
     table = pa.table({{"body": [b"x"]}})
     client.send("orders", table)
