@@ -32,7 +32,7 @@ class Seen:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What a link to it has."""
+        """Trace id and span id, as a link to the span has them."""
         return self.trace_id, self.span_id
 
 

@@ -87,12 +87,12 @@ def test_a_run_is_the_parent_of_its_batches_and_has_a_tag(
         ran = run(orders, tmp_path, instance, declared(decorator), **more)
 
     sent, window = traces.span("send orders"), traces.span("window billing")
-    batch, onward = traces.span("process orders"), traces.span("send invoices")
+    batch, invoices = traces.span("process orders"), traces.span("send invoices")
     assert window.attributes["dagster.run_id"] == ran.run_id
     assert window.attributes["dagster.asset_key"] == "billing"
     assert ran.tags[TRACE_TAG] == window.trace_id
     assert (batch.trace_id, batch.parent_id, batch.links) == (*window.place, [sent.place])
-    assert (onward.trace_id, onward.parent_id) == batch.place
+    assert (invoices.trace_id, invoices.parent_id) == batch.place
     assert sent.trace_id != window.trace_id
 
 

@@ -124,16 +124,29 @@ def test_vendors_state_goes_with_the_context(client: Client, t: str, properties:
     assert dict(link.context.trace_state) == {"vendor": "1", "other": "2"}
 
 
-@pytest.mark.parametrize("made", [pa.Table.to_batches, lambda table: [table.slice(1, 2)]])
-@pytest.mark.usefixtures("provider")
-def test_batches_and_slices_carry_it(
-    client: Client, t: str, properties: Stored, made: Callable[..., Any]
+@pytest.mark.parametrize(
+    ("made", "rows"),
+    [
+        (lambda table: table.to_batches()[0], slice(None)),
+        (lambda table: table.slice(1, 4), slice(1, 5)),
+        (lambda table: table.to_batches()[0].slice(1, 4), slice(1, 5)),
+        (lambda table: pa.concat_tables([table.slice(0, 3), table.slice(3)]), slice(None)),
+        (lambda table: pa.concat_tables([table.slice(1, 2), table.slice(4, 2)]), [1, 2, 4, 5]),
+    ],
+    ids=["batch", "slice", "slice of a batch", "chunks", "chunks of slices"],
+)
+def test_batches_slices_and_chunks_carry_it(
+    client: Client, t: str, traces: Collector, properties: Stored, made: Any, rows: Any
 ) -> None:
-    (table,) = made(bodies(4, [{"a": "b"}] * 4))
+    own = [{"a": "0"}, None, {"a": "2", "b": "x"}, {}, {"TRACE_CONTEXT": OTHER}, {"c": "5"}]
 
-    client.send(t, table)
+    client.send(t, made(bodies(len(own), own)))
 
-    assert [set(each) for each in properties(t)] == [{"a", "TRACE_CONTEXT"}] * table.num_rows
+    ours = {"TRACE_CONTEXT": properties(t)[0]["TRACE_CONTEXT"]}
+    wanted = [{**ours, **(each or {})} for each in own]
+    sent = wanted[rows] if isinstance(rows, slice) else [wanted[i] for i in rows]
+    assert properties(t) == sent
+    assert ours["TRACE_CONTEXT"][3:52] == "-".join(traces.span("send t").place)
 
 
 def test_a_refused_send_is_a_failed_span(client: Client, traces: Collector) -> None:
@@ -159,6 +172,18 @@ def test_sends_in_the_background_belong_to_the_span_that_asked(
     asked = [traces.span(name).trace_id for name in ("one", "two")]
     assert [each["TRACE_CONTEXT"][3:35] for each in properties(t)] == asked
     assert [span.trace_id for span in traces.spans("send t")] == asked
+
+
+def test_a_refused_send_in_the_background_is_a_failed_span(
+    client: Client, traces: Collector
+) -> None:
+    with pytest.raises(TopicNotFoundError):
+        client.send_async("nowhere", bodies(1)).result(60)
+
+    until(lambda: len(traces.spans("send nowhere")) == 1)
+    found = traces.span("send nowhere")
+    assert found.attributes["error.type"] == "TopicNotFoundError"
+    assert found.failure is not None
 
 
 def test_half_messages_carry_it(client: Client, traces: Collector) -> None:
@@ -188,7 +213,7 @@ def test_without_a_provider_a_foreign_context_is_passed_on(
 
 
 def consumed(client: Client, listener: Callable[..., Any], n: int, **options: Any) -> None:
-    """Have a listener called until it was given so many messages."""
+    """Have a listener called until it was given n messages."""
     given: list[Any] = []
 
     def hear(messages: Any, context: Any) -> Any:
@@ -319,9 +344,9 @@ Run = Callable[..., WindowReport]
 @pytest.fixture
 def run(client: Client, t: str) -> Run:
     def once(handler: Handler, **settings: Any) -> WindowReport:
-        client.ensure_topic("onward", queues=1)
+        client.ensure_topic("published", queues=1)
         spec = ConsumerSpec(
-            name="g", topic=t, group="g", handler=handler, publishes=("onward",), **settings
+            name="g", topic=t, group="g", handler=handler, publishes=("published",), **settings
         )
         return run_window(spec, client, owner="me", idle_s=0.3, parallelism=2)
 
@@ -330,7 +355,7 @@ def run(client: Client, t: str) -> Run:
 
 def forward(messages: pa.Table, _state: pa.Table) -> Outcome:
     trace.get_tracer("user").start_span("look up").end()
-    return Outcome(publish={"onward": messages.select(["body"])})
+    return Outcome(publish={"published": messages.select(["body"])})
 
 
 def test_a_batch_is_linked_with_its_producers_and_is_the_parent_of_its_work(
@@ -354,9 +379,11 @@ def test_a_batch_is_linked_with_its_producers_and_is_the_parent_of_its_work(
     assert batch.attributes["messaging.batch.message_count"] == 4
     assert batch.failure is None
     assert {span.parent_id for span in traces.spans("look up")} == {batch.span_id}
-    onward = traces.span("send onward")
-    assert (onward.parent_id, onward.kind) == (batch.span_id, "PRODUCER")
-    assert {p["TRACE_CONTEXT"][3:52] for p in properties("onward")} == {"-".join(onward.place)}
+    published = traces.span("send published")
+    assert (published.parent_id, published.kind) == (batch.span_id, "PRODUCER")
+    assert {p["TRACE_CONTEXT"][3:52] for p in properties("published")} == {
+        "-".join(published.place)
+    }
 
 
 @pytest.mark.usefixtures("provider")
@@ -398,16 +425,19 @@ def test_failures_of_a_batch_are_told_by_its_span(
 
 
 def test_a_batch_that_is_not_settled_has_a_failed_span(
-    client: Client, t: str, run: Run, traces: Collector
+    client: Client, t: str, run: Run, traces: Collector, properties: Stored
 ) -> None:
-    def take_over(_messages: pa.Table, _state: pa.Table) -> Outcome:
+    def take_over(messages: pa.Table, _state: pa.Table) -> Outcome:
         client.open_window("consumer/g", owner="other", duration_ms=60_000, takeover=True)
-        return Outcome()
+        return Outcome(publish={"published": messages.select(["body"])})
 
     client.send(t, bodies(1))
 
     assert run(take_over).ended == "fenced"
 
-    (batch,) = traces.spans("process t")
-    assert batch.attributes["error.type"] in ("FencedError", "not_settled")
-    assert batch.failure is not None
+    batch, published = traces.span("process t"), traces.span("send published")
+    for span in (batch, published):
+        assert span.attributes["error.type"] == "FencedError"
+        assert span.failure is not None
+    assert published.parent_id == batch.span_id
+    assert properties("published") == []
