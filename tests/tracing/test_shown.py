@@ -85,3 +85,39 @@ def test_a_message_leads_to_its_trace(address: str, request: pytest.FixtureReque
 def test_a_template_is_a_url_with_a_place(url: str) -> None:
     with pytest.raises(RequestError, match="trace_url"):
         checked({"trace_url": url})
+
+
+PASSWORD = "correct-horse-battery"
+
+
+@pytest.mark.parametrize(
+    ("policies", "sees"),
+    [
+        ({"cluster:*": ["get"]}, ""),
+        ({"cluster:*": ["get"], "topic:t": ["sub"]}, "id and link"),
+        ({"topic:t": ["get", "sub"]}, "refused"),
+    ],
+)
+def test_a_trace_needs_get_on_the_cluster_and_sub_on_the_topic(
+    home: Path, policies: dict[str, list[str]], sees: str
+) -> None:
+    settings = Settings(reserve_bytes=1 << 20, log_file_bytes=8 << 20, trace_url=URL)
+    with Broker.open(home, upkeep="none", settings=settings) as broker:
+        broker.create_topic("t", queues=1)
+        own = pa.array([[("TRACE_CONTEXT", CONTEXT)]], schema.PROPERTIES)
+        broker.send("t", pa.table({"body": [b"x"], "message_id": ["m"], "properties": own}))
+        broker.create_user("root", password=PASSWORD, type="super")
+        broker.create_user("ann", password=PASSWORD)
+        for resource, actions in policies.items():
+            broker.put_policy("ann", resource=resource, actions=actions)
+        with (
+            FlightServer(broker, access=broker.access) as server,
+            PageServer(Where(server.address).connect, "127.0.0.1:0") as page,
+        ):
+            visitor = Visitor(page.url)
+            visitor.sign_in("ann", PASSWORD)
+            answer = visitor.get("/messages/m")
+
+    assert (answer.status == 403) == (sees == "refused")
+    assert (f"Trace {TRACE}" in answer.text) == (sees == "id and link")
+    assert (f"jaeger.example/trace/{TRACE}" in answer.html) == (sees == "id and link")
