@@ -11,6 +11,7 @@ MODULES: Final = MappingProxyType(
     {
         "broker": ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry"),
         "dagster": ("dagster", "dagster_webserver", "isal", "watchfiles"),
+        "objects": ("obstore",),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "spark": ("pyspark", "dagster_pyspark", "pandas"),
         "ui": ("jinja2", "starlette", "uvicorn"),

@@ -30,6 +30,8 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+    from tests.object_store import ObjectStore
+
 # A shared machine of two cores says little about one example's time.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
@@ -236,3 +238,16 @@ def home(tmp_path: Path) -> Path:
 def eventually() -> Eventually:
     """Wait until a condition holds, for what another process does; fails after ``within_s``."""
     return until
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An S3 server, which this process and its children reach by their environment."""
+    from tests.object_store import ObjectStore
+
+    store = ObjectStore(tmp_path_factory.mktemp("object_store"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        yield store
+    store.stop()

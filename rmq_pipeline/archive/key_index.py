@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.message import Int64s, hash64
+from rmq_pipeline.storage.root import Root
 
 SCHEMA: Final = pa.schema([("hash", pa.uint32()), ("row_group", pa.uint16())])
 _RUNS: Final = b"runs"

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment, topic_folder
 from rmq_pipeline.archive.segment_file import place, show, sync_shown
 from rmq_pipeline.durable_files import DamagedFileError
 from rmq_pipeline.errors import StorageError
+from rmq_pipeline.storage.root import Root
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.archive import key_index
-from rmq_pipeline.archive.root import LocalRoot, Root, opened
 from rmq_pipeline.archive.segment import (
     HIDDEN,
     INDEX,
@@ -32,6 +31,9 @@ from rmq_pipeline.archive.segment import (
     topic_folder,
 )
 from rmq_pipeline.errors import CorruptLogError, StorageError
+from rmq_pipeline.storage.local import LocalRoot
+from rmq_pipeline.storage.place import opened
+from rmq_pipeline.storage.root import Root
 
 _GROUP_BYTES: Final = 1 << 20
 #: Estimated bytes of a row besides its body.

@@ -295,8 +295,8 @@ def verify(
     *,
     home: Home = None,
     sink: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Check the files of this sink instead of a home."),
+        str | None,
+        typer.Option(metavar="DIR", help="Check the files of this sink, a folder or URI."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -306,9 +306,17 @@ def verify(
     """
     from rmq_pipeline.broker.work import verification
     from rmq_pipeline.endpoint import default_home
+    from rmq_pipeline.storage.local import LocalRoot
+    from rmq_pipeline.storage.place import at
+    from rmq_pipeline.storage.root import address_of
 
-    where = (sink or home or default_home()).absolute()
-    found = _with_progress(verification.verify_sink(where) if sink else verification.verify(where))
+    place = at(address_of(sink or home or default_home()))
+    if isinstance(place, LocalRoot):
+        place = LocalRoot(place.folder.absolute())
+    where = str(place)
+    found = _with_progress(
+        verification.verify_sink(place) if sink else verification.verify(Path(where))
+    )
     damaged = [
         {"file": each.path, "kind": each.kind, "damage": each.damage, "remedy": each.remedy}
         for each in found
@@ -318,7 +326,7 @@ def verify(
     size = sum(each.bytes for each in found)
     if as_json:
         of_kinds = dict(sorted(counts.items()))
-        facts = {"place": str(where), "files": len(found), "bytes": size, "kinds": of_kinds}
+        facts = {"place": where, "files": len(found), "bytes": size, "kinds": of_kinds}
         print_json({**facts, "damaged": damaged})
     else:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))

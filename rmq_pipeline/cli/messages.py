@@ -439,8 +439,10 @@ def trace(
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID")],
     *,
     sink: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Also show the message's rows in this sink."),
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Also show the message's rows in this sink, or its URI."
+        ),
     ] = None,
     home: Home = None,
     flight: Flight = None,
@@ -481,7 +483,7 @@ def _with_trace(client: "Client", rows: list[dict[str, Any]]) -> list[dict[str, 
     return [{**row, **(told if stored and row is stored[-1] else none)} for row in rows]
 
 
-def _rows_in(sink: Path, stations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows_in(sink: str, stations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a history row for each sink row of the message, from the sink's current files."""
     from rmq_pipeline.lake.rows import rows_of_message
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 from rmq_pipeline.handling.batch import Batch
 from rmq_pipeline.handling.group_walk import Rules
 from rmq_pipeline.handling.results import BatchResult
+from rmq_pipeline.storage.root import Address
 from rmq_pipeline.tracing import NONE, Span
 
 
@@ -25,7 +25,7 @@ class Work:
     batch: Batch
     #: State of its message groups; None if the consumer keeps no state, or no group has any.
     state: pa.Table | None
-    sink: Path | None
+    sink: Address | None
     #: The window's epoch.
     epoch: int
     #: The previous window was never closed. A message may have killed its process, and must not

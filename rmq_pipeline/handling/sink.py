@@ -4,19 +4,19 @@ Tasks stage files under unique final names; a file counts once a settle has name
 the manifest (``lake.manifest``). A sink belongs to one consumer group.
 """
 
-import os
 import uuid
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_pipeline import checked_parquet, durable_files
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.publication import sweep
 from rmq_pipeline.lake.readers import sink_table
+from rmq_pipeline.storage.place import Place, at
+from rmq_pipeline.storage.root import Root
 
 #: Name prefix of a window's files; a window deletes only unnamed files with this prefix.
 PART: Final = "part"
@@ -26,7 +26,7 @@ OFFSETS: Final = ("queue_id", "queue_offset")
 
 
 def stage(
-    sink: Path,
+    sink: Place,
     rows: pa.Table,
     *,
     partition_time: str,
@@ -50,15 +50,15 @@ def stage(
         schema.SINK_FILE, one row per file; none of them counts yet.
     """
     of_batch = None if messages is None else offset_ranges(messages)
-    staged = []
+    root, staged = at(sink), []
     for hour, part in _by_hour(rows, partition_time):
         name = f"{prefix}-{epoch:06}-{batch:06}-{uuid.uuid4().hex[:12]}"
         known = all(column in part.column_names for column in OFFSETS)
         offsets = offset_ranges(part) if known and messages is not None else of_batch
-        staged.append({**_write(sink, part, hour=hour, name=name), "offsets": offsets})
+        staged.append({**_write(root, part, hour=hour, name=name), "offsets": offsets})
     # Sync the sink too: a concurrent task may have created a folder and not yet synced it.
-    for folder in {(sink / str(f["path"])).parent for f in staged} | ({sink} if staged else set()):
-        durable_files.sync(folder)
+    if staged:
+        root.sync_folders({str(f["path"]).rpartition("/")[0] for f in staged})
     return manifest.as_files(staged)
 
 
@@ -97,20 +97,15 @@ def _by_hour(rows: pa.Table, partition_time: str) -> Iterator[tuple[np.int64, pa
         yield hour, ordered.slice(start, stop - start)
 
 
-def _write(sink: Path, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str, Any]:
+def _write(sink: Root, rows: pa.Table, *, hour: np.int64, name: str) -> dict[str, Any]:
     partition = str(np.datetime64(int(hour), "h"))
     path = f"hour={partition}/{name}.parquet"
-    whole = sink / path
-    durable_files.make_folder(whole.parent)
-    with whole.open("xb") as file:
-        checked_parquet.write(rows, file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
+    sink.create_folder(f"hour={partition}")
+    size = sink.write(path, lambda file: checked_parquet.write(rows, file, compression="zstd"))
     return {"path": path, "rows": rows.num_rows, "bytes": size, "partition": partition}
 
 
-def publish_manifest(sink: Path, files: pa.Table) -> None:
+def publish_manifest(sink: Place, files: pa.Table) -> None:
     """Publish exactly these files, unless a later version is already published.
 
     Args:
@@ -129,7 +124,7 @@ def publish_manifest(sink: Path, files: pa.Table) -> None:
 
 
 def delete_unnamed(
-    sink: Path, files: pa.Table, *, epoch: int, kept: Collection[str] = ()
+    sink: Place, files: pa.Table, *, epoch: int, kept: Collection[str] = ()
 ) -> list[str]:
     """Delete files that windows before ``epoch`` staged and no settle named.
 
@@ -146,13 +141,13 @@ def delete_unnamed(
     return sweep(sink, prefix=PART, epoch=epoch, kept=named)
 
 
-def sink_files(sink: Path) -> pa.Table:
+def sink_files(sink: Place) -> pa.Table:
     """Return the files in the sink's manifest as schema.SINK_FILE; none without a manifest."""
     return manifest.read(sink).files
 
 
 def read_sink(
-    sink: Path, *, sink_schema: pa.Schema | None = None, columns: list[str] | None = None
+    sink: Place, *, sink_schema: pa.Schema | None = None, columns: list[str] | None = None
 ) -> pa.Table:
     """Return the published rows; see ``lake.readers.sink_table``."""
     return sink_table(sink, columns=columns, sink_schema=sink_schema)

@@ -1,7 +1,6 @@
 """Definition of a consumer: its topic, its handler, its state and its sink."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ from rmq_pipeline.errors import FilterExpressionError, TableSchemaError
 from rmq_pipeline.filter.expression import compile_filter
 from rmq_pipeline.handling.handler import Handler, with_origin_columns
 from rmq_pipeline.idempotency import Key
+from rmq_pipeline.storage.root import Address, address_of
 
 DEFAULT_BATCH_ROWS: Final = 100_000
 
@@ -28,8 +28,8 @@ class ConsumerSpec:
     order_by: Literal["message_group"] | None = None
     #: Columns of a message group's state; the handler receives them as nullable.
     state: pa.Schema | None = None
-    #: Folder of the sink, used by this group only, and the columns of its rows.
-    sink: Path | None = None
+    #: Folder of the sink or its URI, used by this group only, and the columns of its rows.
+    sink: Address | None = None
     sink_schema: pa.Schema | None = None
     #: Sink column, ms since 1970 or a timestamp, whose hour is the row's partition.
     partition_time: str = "born_at_ms"
@@ -55,6 +55,8 @@ class ConsumerSpec:
             raise ValueError(f"Consumer {self.name} keeps state, so it needs order_by.")
         if (self.sink is None) != (self.sink_schema is None):
             raise ValueError(f"Consumer {self.name} needs a sink and its schema, or neither.")
+        if self.sink is not None:
+            object.__setattr__(self, "sink", address_of(self.sink))
         if self.sink_offsets:
             if self.sink_schema is None:
                 raise ValueError(f"Consumer {self.name} has sink_offsets, but no sink.")

@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Required, TypedDict
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from rmq_pipeline import durable_files, tracing
+from rmq_pipeline import tracing
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import (
     BrokerUnavailableError,
@@ -47,6 +46,8 @@ from rmq_pipeline.lake.publication import (
     publish_version,
     replaced_files,
 )
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address
 from rmq_pipeline.verb import Window as Fence
 from rmq_pipeline.verbs import Verbs
 
@@ -163,11 +164,11 @@ class Publication:
     """The published files of a group's sink; does nothing without a sink."""
 
     def __init__(
-        self, verbs: Verbs, *, group: str, folder: Path | None, columns: pa.Schema | None = None
+        self, verbs: Verbs, *, group: str, folder: Address | None, columns: pa.Schema | None = None
     ) -> None:
         self._verbs = verbs
         self._group = group
-        self._folder = folder
+        self._folder = None if folder is None else at(folder)
         self._columns = columns
 
     def finish_previous(self, *, epoch: int) -> int:
@@ -177,7 +178,8 @@ class Publication:
         """
         if self._folder is None:
             return 0
-        durable_files.make_folder(self._folder)
+        self._folder.create_folder()
+        self._folder.check_put_if_absent()
         named = publish(self._verbs, self._group, sink=self._folder, columns=self._columns)
         replaced = replaced_files(self._verbs, self._group, grace_ms=GRACE_MS)
         kept = [path for path, over in replaced.items() if not over]

@@ -6,21 +6,19 @@ rewritten only a few times. Once the hour is quiet, all its small files are merg
 
 import hashlib
 import logging
-import os
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_pipeline import checked_parquet, durable_files
+from rmq_pipeline import checked_parquet
 from rmq_pipeline.errors import OperatorError, SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.manifest import named_below, within
+from rmq_pipeline.lake.manifest import checked, named_below
 from rmq_pipeline.lake.publication import (
     GRACE_MS,
     delete_replaced,
@@ -31,6 +29,8 @@ from rmq_pipeline.lake.publication import (
     sweep,
 )
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.storage.place import Place, at
+from rmq_pipeline.storage.root import Root
 from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
@@ -156,19 +156,19 @@ def _cut(partition: str, files: Sequence[dict[str, Any]], *, target_bytes: int) 
         yield Merge(partition, chosen)
 
 
-def is_due(verbs: Verbs, group: str, *, sink: Path, rules: Rules = DEFAULT) -> bool:
+def is_due(verbs: Verbs, group: str, *, sink: Place, rules: Rules = DEFAULT) -> bool:
     """Return whether there are files to merge or to delete."""
     if plan(verbs.sink_files(group), rules=rules):
         return True
-    replaced = replaced_files(verbs, group, grace_ms=rules.grace_ms)
-    return any(over and within(sink, path).exists() for path, over in replaced.items())
+    root, replaced = at(sink), replaced_files(verbs, group, grace_ms=rules.grace_ms)
+    return any(over and root.exists(checked(root, path)) for path, over in replaced.items())
 
 
 def compact(
     verbs: Verbs,
     group: str,
     *,
-    sink: Path,
+    sink: Place,
     window: tuple[str, int],
     rules: Rules = DEFAULT,
     going_on: Callable[[], bool] = lambda: True,
@@ -235,56 +235,58 @@ def _count(done: Compacted, merge: Merge, *, staged: pa.Table) -> None:
     done.bytes_after += made["bytes"]
 
 
-def stage(sink: Path, merge: Merge, *, epoch: int) -> pa.Table:
+def stage(sink: Place, merge: Merge, *, epoch: int) -> pa.Table:
     """Write the rows of several files to one, in order, and sync it; one row of schema.SINK_FILE.
 
     Raises:
         DamagedSinkError: a file is damaged; it is named, and no merged file is left.
         ValueError: the files hold more or fewer rows than the broker listed.
     """
-    folder = within(sink, merge.paths[0]).parent
-    whole = folder / f"{PREFIX}-{epoch:06}-{uuid.uuid4().hex[:12]}.parquet"
+    root = at(sink)
+    folder = checked(root, merge.paths[0]).rpartition("/")[0]
+    whole = f"{folder}/{PREFIX}-{epoch:06}-{uuid.uuid4().hex[:12]}.parquet"
     expected = sum(file["rows"] for file in merge.files)
     try:
-        rows = _write(whole, [within(sink, path) for path in merge.paths])
+        rows = _write(root, whole, paths=[checked(root, path) for path in merge.paths])
         if rows != expected:
             raise ValueError(
-                f"{len(merge.files)} files of {folder} have {rows} rows, not {expected}."
+                f"{len(merge.files)} files of {root}/{folder} have {rows} rows, not {expected}."
             )
     except BaseException:
-        whole.unlink(missing_ok=True)
+        root.delete(whole)
         raise
-    durable_files.sync(folder)
+    root.sync_folders([folder])
     described = {
-        "path": str(whole.relative_to(sink)),
+        "path": whole,
         "rows": rows,
-        "bytes": whole.stat().st_size,
+        "bytes": root.size(whole),
         "partition": merge.partition,
         "offsets": _united([file["offsets"] for file in merge.files]),
     }
     return manifest.as_files([described])
 
 
-def _write(whole: Path, paths: Sequence[Path]) -> int:
-    schemas = [_schema(path) for path in paths]
+def _write(sink: Root, whole: str, *, paths: Sequence[str]) -> int:
+    schemas = [_schema(sink, path) for path in paths]
     united = pa.unify_schemas(schemas, promote_options="permissive")
     rows = 0
-    with whole.open("xb") as file:
-        with checked_parquet.writer(file, united, compression="zstd") as writer:
-            for group in _row_groups(paths, united):
-                writer.write_table(group, row_group_size=max(1, group.num_rows))
-                rows += group.num_rows
-        file.flush()
-        os.fsync(file.fileno())
+    with (
+        sink.create(whole) as file,
+        checked_parquet.writer(file, united, compression="zstd") as writer,
+    ):
+        for group in _row_groups(sink, paths, united=united):
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            rows += group.num_rows
+    sink.sync(whole)
     return rows
 
 
-def _row_groups(paths: Sequence[Path], united: pa.Schema) -> Iterator[pa.Table]:
+def _row_groups(sink: Root, paths: Sequence[str], *, united: pa.Schema) -> Iterator[pa.Table]:
     """Yield all rows in order, in tables of about 64 MiB."""
     gathered: list[pa.Table] = []
     size = 0
     for path in paths:
-        for batch in _batches(path):
+        for batch in _batches(sink, path):
             gathered.append(pa.Table.from_batches([batch]))
             size += batch.nbytes
             if size >= _GROUP_BYTES:
@@ -294,27 +296,28 @@ def _row_groups(paths: Sequence[Path], united: pa.Schema) -> Iterator[pa.Table]:
         yield _one(gathered, united)
 
 
-def _schema(path: Path) -> pa.Schema:
+def _schema(sink: Root, path: str) -> pa.Schema:
     try:
-        return pq.read_schema(path)
+        with sink.open(path) as file:
+            return pq.read_schema(file)
     except (OSError, ValueError) as error:  # Arrow's errors, and UnicodeDecodeError
-        _raise_damage(path, error)
+        _raise_damage(sink, path, error=error)
         raise
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _batches(sink: Root, path: str) -> Iterator[pa.RecordBatch]:
     try:
-        with checked_parquet.open_file(path) as file:
+        with sink.open(path) as source, checked_parquet.open_file(source) as file:
             yield from file.iter_batches()
     except (OSError, pa.ArrowException) as error:
-        _raise_damage(path, error)
+        _raise_damage(sink, path, error=error)
         raise
 
 
-def _raise_damage(path: Path, error: Exception) -> None:
+def _raise_damage(sink: Root, path: str, *, error: Exception) -> None:
     """Raise DamagedSinkError, unless the system failed: such an error has a number."""
     if not isinstance(error, OSError) or error.errno is None:
-        raise DamagedSinkError(f"{path} is damaged: {error}.") from error
+        raise DamagedSinkError(f"{sink}/{path} is damaged: {error}.") from error
 
 
 def _one(tables: list[pa.Table], united: pa.Schema) -> pa.Table:

@@ -18,12 +18,10 @@ and the next publication replaces them.
 
 import contextlib
 import logging
-import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +30,9 @@ import pyarrow.parquet as pq
 from rmq_pipeline import checked_parquet, durable_files, schema
 from rmq_pipeline.clock import SystemClock
 from rmq_pipeline.lake import delta
+from rmq_pipeline.storage.local import UNFINISHED, LocalRoot
+from rmq_pipeline.storage.place import Place, at
+from rmq_pipeline.storage.root import Address, Root
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,18 @@ def fault_of(path: str) -> str | None:
     return None
 
 
-def within(sink: Path, path: str) -> Path:
-    """Return the absolute path of a sink file.
+def within(sink: Place, path: str) -> Address:
+    """Return the address of a sink file, for other readers.
+
+    Raises:
+        ValueError: as for ``checked``.
+    """
+    root = at(sink)
+    return root.location(checked(root, path))
+
+
+def checked(sink: Root, path: str) -> str:
+    """Return the path of a sink file, if it is one.
 
     Raises:
         ValueError: the path leads out of the sink, by its name or by a link to another folder.
@@ -66,10 +77,8 @@ def within(sink: Path, path: str) -> Path:
     fault = fault_of(path)
     if fault is not None:
         raise ValueError(f"{path!r} is not a valid path in the sink {sink}: {fault}.")
-    whole = sink / path
-    if not whole.parent.resolve().is_relative_to(sink.resolve()):
-        raise ValueError(f"{path!r} leads out of the sink {sink} through a link.")
-    return whole
+    sink.check_inside(path)
+    return path
 
 
 def named_below(files: pa.Table, *, sink: object) -> pa.Table:
@@ -106,8 +115,7 @@ _FILES_PER_VERSION: Final = 16
 _MOST_VERSIONS: Final = 1_000
 #: At least this many versions are readable.
 KEPT_VERSIONS: Final = 192
-#: Ending of files that are being written, and after how long their publisher is dead.
-_UNFINISHED: Final = ".tmp"
+#: The publisher of a file that is being written is dead after this long.
 _UNFINISHED_MS: Final = 3_600_000
 #: Name of the folders of format 2.
 _OLD_FOLDER: Final = "_manifest"
@@ -160,26 +168,20 @@ class _Listing:
 class _Log:
     """The files of a sink's Delta log."""
 
-    sink: Path
+    sink: Root
 
-    @property
-    def folder(self) -> Path:
-        return self.sink / LOG
-
-    def file(self, number: int, ending: str) -> Path:
-        return self.folder / f"{number:020}.{ending}"
+    def file(self, number: int, ending: str) -> str:
+        return f"{LOG}/{number:020}.{ending}"
 
     def listing(self) -> _Listing:
         found: dict[str, list[int]] = {_CHECKPOINT: [], _COMMIT: []}
         unfinished = []
-        # Each micro-batch lists the log: paths would cost three times as much as names.
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self.folder):  # noqa: PTH208
-                version, _, ending = name.partition(".")
-                if ending in found and version.isdigit():
-                    found[ending].append(int(version))
-                elif name.endswith(_UNFINISHED):
-                    unfinished.append(name)
+        for name in self.sink.names(LOG):
+            version, _, ending = name.partition(".")
+            if ending in found and version.isdigit():
+                found[ending].append(int(version))
+            elif name.endswith(UNFINISHED):
+                unfinished.append(name)
         return _Listing(sorted(found[_CHECKPOINT]), frozenset(found[_COMMIT]), unfinished)
 
     def snapshot(self) -> Snapshot | None:
@@ -205,14 +207,17 @@ class _Log:
         return delta.table_in(self._checkpoint(listing.number))
 
     def _checkpoint(self, number: int) -> pa.Table:
-        return checked_parquet.read(self.file(number, _CHECKPOINT))
+        with self.sink.open(self.file(number, _CHECKPOINT)) as file:
+            return checked_parquet.read(file)
 
     def _changes(self, number: int) -> delta.Changes:
         path = self.file(number, _COMMIT)
         try:
-            return delta.changes_in(path.read_bytes())
+            return delta.changes_in(self.sink.read(path))
         except (ValueError, KeyError, TypeError) as error:
-            raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
+            raise durable_files.DamagedFileError(
+                f"{self.sink}/{path} is damaged: {error}."
+            ) from error
 
     def commit(self, number: int, *, add: pa.Table, remove: Iterable[str], **about: Any) -> bool:
         """Write a commit; return False if another publisher has written one of this number.
@@ -224,39 +229,24 @@ class _Log:
             about: other arguments of ``delta.commit``.
         """
         content = delta.commit(_sized(add, self.sink), remove, at_ms=_now_ms(), **about)
-        return self._link(self.file(number, _COMMIT), lambda path: path.write_bytes(content))
+        return self.sink.put_if_absent(self.file(number, _COMMIT), content)
 
     def checkpoint(self, known: Snapshot) -> None:
         """Write a checkpoint of a state, unless there is one."""
         assert known.table is not None
         rows = delta.checkpoint(_sized(known.files, self.sink), at_ms=_now_ms(), table=known.table)
-        self._link(
-            self.file(known.number, _CHECKPOINT),
-            lambda path: checked_parquet.write(rows, path, compression="zstd"),
-        )
-
-    def _link(self, path: Path, fill: Callable[[Path], object]) -> bool:
-        """Write a file that must not exist yet, atomically and durably; return False if it does."""
-        # Readers of Delta tables ignore names that begin with a dot.
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}")
-        try:
-            fill(temporary)
-            durable_files.sync(temporary)
-            path.hardlink_to(temporary)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-            # The other publisher may not have synced the name yet.
-            durable_files.sync(self.folder)
-        return True
+        buffer = pa.BufferOutputStream()
+        checked_parquet.write(rows, buffer, compression="zstd")
+        content = buffer.getvalue().to_pybytes()
+        self.sink.put_if_absent(self.file(known.number, _CHECKPOINT), content)
 
     def is_checkpoint_due(self, listing: _Listing, number: int) -> bool:
         """Return True if many versions follow the last checkpoint; more, if it is large."""
         versions = number - listing.base
         if versions < CHECKPOINT_VERSIONS or not listing.checkpoints:
             return versions >= CHECKPOINT_VERSIONS
-        rows: int = pq.read_metadata(self.file(listing.base, _CHECKPOINT)).num_rows
+        with self.sink.open(self.file(listing.base, _CHECKPOINT)) as file:
+            rows: int = pq.read_metadata(file).num_rows
         return versions >= min(rows // _FILES_PER_VERSION, _MOST_VERSIONS)
 
     def tidy(self) -> None:
@@ -267,33 +257,31 @@ class _Log:
         for ending, numbers in ((_CHECKPOINT, listing.checkpoints), (_COMMIT, listing.commits)):
             for number in numbers:
                 if number < needed:
-                    self.file(number, ending).unlink(missing_ok=True)
-        for name in listing.unfinished:
-            path = self.folder / name
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime * 1000 < _now_ms() - _UNFINISHED_MS:
-                    path.unlink()
+                    self.sink.delete(self.file(number, ending))
+        unfinished = [f"{LOG}/{name}" for name in listing.unfinished]
+        self.sink.delete_unfinished(unfinished, before_ms=_now_ms() - _UNFINISHED_MS)
 
 
-def read(sink: Path) -> Snapshot:
+def read(sink: Place) -> Snapshot:
     """Return the current files; NOTHING if there is no manifest.
 
     Raises:
         ValueError: a newer version of this library wrote the manifest.
         FileNotFoundError: the log was deleted.
     """
+    root = at(sink)
     for looks_left in reversed(range(_LOOKS)):
         try:
-            found = _read(sink)
+            found = _read(root)
         except FileNotFoundError:
             if not looks_left:
                 raise
         else:
-            return Snapshot(found.version, named_below(found.files, sink=sink), found.table)
+            return Snapshot(found.version, named_below(found.files, sink=root), found.table)
     raise AssertionError("unreachable")
 
 
-def known(sink: Path) -> Snapshot:
+def known(sink: Place) -> Snapshot:
     """Return what a publisher goes on from: the current files, or nothing if the log was deleted.
 
     Raises:
@@ -305,7 +293,7 @@ def known(sink: Path) -> Snapshot:
         return NOTHING
 
 
-def _read(sink: Path) -> Snapshot:
+def _read(sink: Root) -> Snapshot:
     pointer = _pointer(sink)
     known = _Log(sink).snapshot()
     if known is not None:
@@ -313,7 +301,7 @@ def _read(sink: Path) -> Snapshot:
     if pointer is None:
         return NOTHING
     if pointer["format"] == FORMAT:
-        raise FileNotFoundError(f"{sink / LOG} is missing.")
+        raise FileNotFoundError(f"{sink}/{LOG} is missing.")
     return _read_old(sink, pointer)
 
 
@@ -335,11 +323,13 @@ def _with_changes(
     return pa.concat_tables([files, as_files(list(added.values()))])
 
 
-def _read_old(sink: Path, pointer: dict[str, Any]) -> Snapshot:
+def _read_old(sink: Root, pointer: dict[str, Any]) -> Snapshot:
     """Read a manifest of format 1, one file, or of format 2, a log of another form."""
     if "folder" not in pointer:
         return Snapshot(0, as_files(pointer["files"]))
-    folder = sink / pointer["folder"]
+    if not isinstance(sink, LocalRoot):
+        raise durable_files.DamagedFileError(f"{sink}/{NAME} is of a local sink.")
+    folder = sink.folder / pointer["folder"]
     found: dict[str, list[int]] = {"checkpoint": [], "json": []}
     for path in folder.iterdir():
         number, _, ending = path.name.partition(".")
@@ -353,20 +343,22 @@ def _read_old(sink: Path, pointer: dict[str, Any]) -> Snapshot:
     changes = []
     while version + 1 in found["json"]:
         version += 1
-        entry = _load(folder / f"{version:020}.json")
+        entry = _load(sink, f"{pointer['folder']}/{version:020}.json")
         changes.append((entry["add"], entry["remove"]))
     # A publisher that replaces it renames the folder before it deletes a file.
     folder.stat()
     return Snapshot(version, _with_changes(files, changes))
 
 
-def _delete_old(sink: Path) -> None:
+def _delete_old(sink: Root) -> None:
     """Delete the folders of format 2; also those that a killed publisher left."""
-    for folder in sink.glob(f"{_OLD_FOLDER}-*"):
-        gone = sink / f".{_OLD_FOLDER}.{uuid.uuid4().hex[:8]}"
+    if not isinstance(sink, LocalRoot):
+        return
+    for folder in sink.folder.glob(f"{_OLD_FOLDER}-*"):
+        gone = sink.folder / f".{_OLD_FOLDER}.{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(FileNotFoundError):
             folder.rename(gone)
-    for folder in sink.glob(f".{_OLD_FOLDER}.*"):
+    for folder in sink.folder.glob(f".{_OLD_FOLDER}.*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -376,7 +368,7 @@ def as_files(described: list[dict[str, Any]]) -> pa.Table:
 
 
 def publish(
-    sink: Path, listed: pa.Table, *, known: Snapshot, columns: pa.Schema | None = None
+    sink: Place, listed: pa.Table, *, known: Snapshot, columns: pa.Schema | None = None
 ) -> bool:
     """Make the manifest list exactly the broker's files; repeating the call is harmless.
 
@@ -384,23 +376,28 @@ def publish(
     version, or has a newer one, and one commit replaces all its files.
 
     Args:
-        sink: the sink's folder.
+        sink: the sink's folder, which exists.
         listed: the result of ``sink_files``.
         known: the manifest, read before ``sink_files`` was called.
         columns: of the rows; None: those of a listed file.
 
     Returns:
         False if another publisher was faster: read both again, and repeat the call.
+
+    Raises:
+        StorageRootError: the sink's file system cannot decide which of two publishers is faster.
     """
     version = version_of(listed)
     files = listed.select(schema.SINK_FILE.names).cast(schema.SINK_FILE)
-    log = _Log(sink)
-    durable_files.make_folder(log.folder)
+    root = at(sink)
+    log = _Log(root)
+    root.create_folder(LOG)
     now = log.snapshot()
     if now is None:
-        identity = str(uuid.uuid5(uuid.NAMESPACE_URL, sink.resolve().as_uri()))
+        root.check_put_if_absent()
+        identity = str(uuid.uuid5(uuid.NAMESPACE_URL, root.uri))
         made = delta.Metadata(identity, _now_ms())
-        table = made.with_columns(columns or _columns_of(sink, files))
+        table = made.with_columns(columns or _columns_of(root, files))
         is_ours = _go_to(log, Snapshot(version, files, table), now=Snapshot(-1, NOTHING.files))
     else:
         assert now.table is not None
@@ -409,7 +406,7 @@ def publish(
         is_stranger = known.version > version or (
             known.version == version and _paths(known.files) != _paths(files)
         )
-        table = now.table.with_columns(columns or _columns_of(sink, files))
+        table = now.table.with_columns(columns or _columns_of(root, files))
         if is_stranger:
             if now.number != known.number:
                 return False
@@ -452,13 +449,13 @@ def _finish(log: _Log) -> None:
         )
     pointer = _pointer(log.sink)
     if pointer is None or pointer["format"] < FORMAT:
-        durable_files.replace(log.sink / NAME, durable_files.dump_json({"format": FORMAT}))
+        log.sink.replace(NAME, durable_files.dump_json({"format": FORMAT}))
     _delete_old(log.sink)
     log.tidy()
 
 
 def record(
-    sink: Path,
+    sink: Place,
     version: int,
     *,
     add: pa.Table,
@@ -480,7 +477,8 @@ def record(
         True if readers see the version; False if an earlier one is missing, so that nothing was
         written.
     """
-    log, removed = _Log(sink), list(remove)
+    root, removed = at(sink), list(remove)
+    log = _Log(root)
     for _ in range(_LOOKS):
         listing = log.listing()
         if listing.number < 0:
@@ -490,7 +488,7 @@ def record(
         if number != listing.number + 1:
             return number <= listing.number
         # The rows of a compaction have the columns of older files.
-        table = known if is_rearranged else known.with_columns(columns or _columns_of(sink, add))
+        table = known if is_rearranged else known.with_columns(columns or _columns_of(root, add))
         if log.commit(
             number,
             add=add,
@@ -515,17 +513,18 @@ def _now_ms() -> int:
     return SystemClock().now_ms()
 
 
-def _columns_of(sink: Path, files: pa.Table) -> pa.Schema:
+def _columns_of(sink: Root, files: pa.Table) -> pa.Schema:
     """Return the columns of one of these files; none if there is no such file."""
     for path in files["path"].slice(max(0, files.num_rows - 1)).to_pylist():
         try:
-            return pq.read_schema(within(sink, path))
+            with sink.open(checked(sink, path)) as file:
+                return pq.read_schema(file)
         except (OSError, ValueError, pa.ArrowException) as error:
             logger.info("columns unknown file=%s why=%s", path, error)
     return pa.schema([])
 
 
-def _sized(files: pa.Table, sink: Path) -> pa.Table:
+def _sized(files: pa.Table, sink: Root) -> pa.Table:
     """Fill in sizes that the broker does not know: without its size no engine reads a file."""
     if not files["bytes"].null_count:
         return files
@@ -533,7 +532,7 @@ def _sized(files: pa.Table, sink: Path) -> pa.Table:
     for file in described:
         if file["bytes"] is None:
             with contextlib.suppress(OSError, ValueError):
-                file["bytes"] = within(sink, file["path"]).stat().st_size
+                file["bytes"] = sink.size(checked(sink, file["path"]))
     return as_files(described)
 
 
@@ -546,18 +545,18 @@ def _missing_in(known: pa.Table, files: pa.Table) -> list[bool]:
     return [path not in paths for path in files["path"].to_pylist()]
 
 
-def _pointer(sink: Path) -> dict[str, Any] | None:
+def _pointer(sink: Root) -> dict[str, Any] | None:
     try:
-        pointer = _load(sink / NAME)
+        pointer = _load(sink, NAME)
     except FileNotFoundError:
         return None
     if pointer["format"] > FORMAT:
-        raise ValueError(f"{sink / NAME} was written by a newer version.")
+        raise ValueError(f"{sink}/{NAME} was written by a newer version.")
     return pointer
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(sink: Root, path: str) -> dict[str, Any]:
     try:
-        return durable_files.load_json(path.read_bytes())
+        return durable_files.load_json(sink.read(path))
     except ValueError as error:
-        raise durable_files.DamagedFileError(f"{path} is damaged: {error}.") from error
+        raise durable_files.DamagedFileError(f"{sink}/{path} is damaged: {error}.") from error

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from rmq_pipeline.errors import BusyError, SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.manifest import named_below, within
+from rmq_pipeline.lake.manifest import checked, named_below
+from rmq_pipeline.storage.place import Place, at
 from rmq_pipeline.verbs import Verbs
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ GRACE_MS: Final = 10 * 60_000
 _TRIES: Final = 20
 
 
-def publish(verbs: Verbs, group: str, *, sink: Path, columns: pa.Schema | None = None) -> pa.Table:
+def publish(verbs: Verbs, group: str, *, sink: Place, columns: pa.Schema | None = None) -> pa.Table:
     """Write the broker's current list to the manifest, and return the list.
 
     Args:
@@ -31,14 +31,14 @@ def publish(verbs: Verbs, group: str, *, sink: Path, columns: pa.Schema | None =
         listed = named_below(verbs.sink_files(group), sink=sink)
         if manifest.publish(sink, listed, known=known, columns=columns):
             return listed
-    raise BusyError(f"Other publishers of the sink {sink} were faster {_TRIES} times.")
+    raise BusyError(f"Other publishers of the sink {at(sink)} were faster {_TRIES} times.")
 
 
 def publish_version(
     verbs: Verbs,
     group: str,
     *,
-    sink: Path,
+    sink: Place,
     version: int,
     add: pa.Table,
     remove: Sequence[str],
@@ -59,7 +59,7 @@ def replace(
     verbs: Verbs,
     group: str,
     *,
-    sink: Path,
+    sink: Place,
     replacement_id: str,
     add: pa.Table,
     remove: Sequence[str],
@@ -116,15 +116,15 @@ def replace(
     return answer
 
 
-def delete_staged(sink: Path, staged: pa.Table, *, named: Sequence[str]) -> None:
+def delete_staged(sink: Place, staged: pa.Table, *, named: Sequence[str]) -> None:
     """Delete staged files except those in ``named``."""
-    kept = set(named)
+    root, kept = at(sink), set(named)
     for path in staged["path"].to_pylist():
         if path not in kept:
-            within(sink, path).unlink(missing_ok=True)
+            root.delete(checked(root, path))
 
 
-def sweep(sink: Path, *, prefix: str, epoch: int, kept: Collection[str]) -> list[str]:
+def sweep(sink: Place, *, prefix: str, epoch: int, kept: Collection[str]) -> list[str]:
     """Delete files that dead windows staged and no settle named.
 
     Args:
@@ -136,19 +136,19 @@ def sweep(sink: Path, *, prefix: str, epoch: int, kept: Collection[str]) -> list
     Returns:
         The paths deleted, relative to the sink.
     """
-    kept = set(kept)
+    root, kept = at(sink), set(kept)
     unnamed = [
         path
-        for path in sink.glob(f"hour=*/{prefix}-*.parquet")
-        if str(path.relative_to(sink)) not in kept and _epoch_of(path) < epoch
+        for path in root.matching(f"hour=*/{prefix}-*.parquet")
+        if path not in kept and _epoch_of(path) < epoch
     ]
     for path in unnamed:
-        path.unlink(missing_ok=True)
-    return [str(path.relative_to(sink)) for path in unnamed]
+        root.delete(path)
+    return unnamed
 
 
-def _epoch_of(path: Path) -> int:
-    epoch = path.name.split("-")[1]
+def _epoch_of(path: str) -> int:
+    epoch = path.rpartition("/")[2].split("-")[1]
     return int(epoch) if epoch.isdigit() else 0
 
 
@@ -165,17 +165,20 @@ def listed_at_ms(listed: pa.Table) -> int:
     return int(listed.schema.metadata[b"at_ms"])
 
 
-def delete_replaced(verbs: Verbs, group: str, *, sink: Path, grace_ms: int = GRACE_MS) -> list[str]:
+def delete_replaced(
+    verbs: Verbs, group: str, *, sink: Place, grace_ms: int = GRACE_MS
+) -> list[str]:
     """Delete removed files whose grace is over, once the manifest no longer lists them.
 
     Returns:
         The paths that were deleted.
     """
     counting = set(publish(verbs, group, sink=sink)["path"].to_pylist())
+    root = at(sink)
     deleted = []
     for path, over in replaced_files(verbs, group, grace_ms=grace_ms).items():
-        if over and path not in counting and within(sink, path).exists():
-            within(sink, path).unlink(missing_ok=True)
+        if over and path not in counting and root.exists(checked(root, path)):
+            root.delete(path)
             deleted.append(path)
     if deleted:
         logger.info("replaced files deleted group=%s files=%d", group, len(deleted))

@@ -1,6 +1,5 @@
 """Rows of one message, in sinks whose rows name their message."""
 
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -9,11 +8,12 @@ import pyarrow.parquet as pq
 
 from rmq_pipeline import checked_parquet
 from rmq_pipeline.lake import manifest
+from rmq_pipeline.storage.place import Place, at
 
 _PLACE: Final = ("queue_id", "queue_offset")
 
 
-def rows_of_message(sink: Path | str, *, queue_id: int, queue_offset: int) -> pa.Table | None:
+def rows_of_message(sink: Place, *, queue_id: int, queue_offset: int) -> pa.Table | None:
     """Return the current rows of a message, with the file of each in the column ``path``.
 
     Reads only the files and row groups whose offset ranges include the message.
@@ -21,11 +21,14 @@ def rows_of_message(sink: Path | str, *, queue_id: int, queue_offset: int) -> pa
     Returns:
         None if the files that may hold the message have no queue_id and queue_offset.
     """
-    parts = []
-    for file in manifest.read(Path(sink)).files.to_pylist():
+    root, parts = at(sink), []
+    for file in manifest.read(root).files.to_pylist():
         if not _may_hold(file["offsets"], queue_id, offset=queue_offset):
             continue
-        with checked_parquet.open_file(Path(sink) / file["path"]) as opened:
+        with (
+            root.open(manifest.checked(root, file["path"])) as source,
+            checked_parquet.open_file(source) as opened,
+        ):
             names = set(opened.schema_arrow.names)
             if not names.issuperset(_PLACE):
                 continue

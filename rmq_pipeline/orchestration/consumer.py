@@ -254,7 +254,7 @@ class Declaration(ABC):
             handler=handler,
             order_by=self.order_by,
             state=self.state,
-            sink=None if self.sink is None else Path(self.sink),
+            sink=self.sink,
             sink_schema=self.sink_schema,
             partition_time=self.partition_time,
             sink_offsets=self.sink_offsets,

@@ -29,6 +29,7 @@ from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.publishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
+from rmq_pipeline.storage.root import shown
 
 #: Tag ``rmq/replay_mode`` sets ``mode``, and so on: the dialog of a backfill offers only tags.
 TAG_PREFIX: Final = "rmq/replay_"
@@ -256,13 +257,22 @@ class _ReplayRun:
         return metadata(report)
 
     def _folder(self) -> Path:
-        return self._sinks.folder(Path("_replays")) / identifier(self._spec.group)
+        return self._local(f"_replays/{identifier(self._spec.group)}")
+
+    def _local(self, name: str) -> Path:
+        folder = self._sinks.folder(name)
+        if isinstance(folder, str):
+            raise dg.Failure(
+                f"A replay works in local folders, and {shown(folder)} is none.",
+                allow_retries=False,
+            )
+        return folder
 
     def _plan(self) -> ReplayPlan:
         config = self.config
         # A dry run accepts the config of the real replay, but needs less of it.
         dry = config.mode == "dry_run"
-        side = self._sinks.folder(Path(config.side_sink)) if config.side_sink and not dry else None
+        side = self._local(config.side_sink) if config.side_sink and not dry else None
         return ReplayPlan(
             spec=self._spec,
             from_ms=self._from_ms,

@@ -16,6 +16,7 @@ from rmq_pipeline.endpoint import default_home
 from rmq_pipeline.extras import lacking
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.spark.session import settings
+from rmq_pipeline.storage.root import Address, address_of, below
 
 __all__ = ["BrokerResource", "LazyPySparkResource", "SinkResource", "resources_of", "sinks_root"]
 
@@ -88,7 +89,7 @@ class BrokerResource(dg.ConfigurableResource["BrokerResource"]):
 
 
 class SinkResource(dg.ConfigurableResource["SinkResource"]):
-    """The parent folder of all sinks."""
+    """The parent folder of all sinks: a path, or a URI such as ``s3://bucket/sinks``."""
 
     #: Default: RMQ_SINKS, else ``sinks`` in the broker's home.
     root: str | None = None
@@ -100,15 +101,15 @@ class SinkResource(dg.ConfigurableResource["SinkResource"]):
         """Return the maximum messages of a micro-batch; 0: as the consumer declares."""
         return self.micro_batch or int(os.environ.get("RMQ_MICRO_BATCH") or 0)
 
-    def folder(self, name: Path) -> Path:
-        """Return the folder of a sink; an absolute path is unchanged."""
-        return sinks_root(self.root) / name
+    def folder(self, name: str | Path) -> Address:
+        """Return the folder of a sink; an absolute path or a URI is unchanged."""
+        return below(sinks_root(self.root), name)
 
 
-def sinks_root(root: str | None = None) -> Path:
+def sinks_root(root: str | None = None) -> Address:
     """Return the folder of all sinks: ``root``, else RMQ_SINKS, else ``sinks`` in the home."""
     named = root or os.environ.get("RMQ_SINKS")
-    return Path(named) if named else default_home() / "sinks"
+    return address_of(named) if named else default_home() / "sinks"
 
 
 DEPLOYMENTS: Final = ("local", "production")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 import dagster as dg
@@ -10,7 +9,7 @@ import dagster as dg
 from rmq_pipeline.errors import BusyError, NotFoundError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.window_lease import WindowLease
-from rmq_pipeline.lake import compaction
+from rmq_pipeline.lake import compaction, manifest
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.backoff import Backoff, skip_reason
 from rmq_pipeline.orchestration.consumer import Consumer
@@ -25,6 +24,8 @@ from rmq_pipeline.orchestration.upkeep_assets import (
     say_yielded,
     window_tags,
 )
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address
 
 NAME: Final = "compact_sinks"
 WINDOW: Final = f"{GROUP}/{NAME}"
@@ -97,7 +98,7 @@ def compact_sinks_asset(consumers: Sequence[Consumer]) -> dg.AssetsDefinition:
     return compact_sinks
 
 
-def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple[str, Path]]:
+def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple[str, Address]]:
     """Yield each group with a sink, and the sink's folder."""
     for consumer in consumers:
         if consumer.spec.sink is not None:
@@ -105,10 +106,10 @@ def _sinks(consumers: Sequence[Consumer], sinks: SinkResource) -> Iterator[tuple
 
 
 def _compacted(
-    client: Client, group: str, *, folder: Path, lease: WindowLease, rules: compaction.Rules
+    client: Client, group: str, *, folder: Address, lease: WindowLease, rules: compaction.Rules
 ) -> compaction.Compacted | None:
     """Compact a sink; return None if the group or the sink does not exist yet."""
-    if not folder.is_dir():
+    if not at(folder).exists(manifest.NAME):
         return None
     try:
         return compaction.compact(
@@ -182,8 +183,8 @@ def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDe
     return compact_sinks
 
 
-def _is_due(client: Client, group: str, *, folder: Path) -> bool:
+def _is_due(client: Client, group: str, *, folder: Address) -> bool:
     try:
-        return folder.is_dir() and compaction.is_due(client, group, sink=folder)
+        return at(folder).exists(manifest.NAME) and compaction.is_due(client, group, sink=folder)
     except NotFoundError:
         return False

@@ -5,19 +5,24 @@ the other side maps into memory. No column is converted to Spark's types, and la
 pass through the JVM. If driver and tasks share no folder, every table travels inside the row.
 """
 
+import secrets
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address, below, is_uri, split
+
 #: Largest table inside a row where files can be used instead; about 5,000 messages of 200 bytes.
 INLINE_BYTES: Final = 1 << 20
 
 
 class PackedTable(NamedTuple):
-    """A table as Arrow IPC bytes, or as the path of its file."""
+    """A table as Arrow IPC bytes, or as the path or URI of its file."""
 
     payload: bytes | None
     path: str | None
@@ -67,12 +72,12 @@ ANSWER: Final = pa.schema(
 ANSWER_DDL: Final = "part int, kind string, name string, payload binary, path string"
 
 
-def pack(table: pa.Table, folder: Path | None, *, label: str) -> PackedTable:
+def pack(table: pa.Table, folder: Address | None, *, label: str) -> PackedTable:
     """Encode a table for the transport.
 
     Args:
         table: of any columns.
-        folder: a folder that both sides reach; None: there is none.
+        folder: a folder or URI that both sides reach; None: there is none.
         label: start of the name of a file.
     """
     if folder is None or table.nbytes <= INLINE_BYTES:
@@ -80,6 +85,10 @@ def pack(table: pa.Table, folder: Path | None, *, label: str) -> PackedTable:
         _write(table, buffer)
         return PackedTable(buffer.getvalue().to_pybytes(), None)
     # Spark may run a task twice: each attempt writes files of its own.
+    if not isinstance(folder, Path):
+        name = f"{label}-{secrets.token_hex(6)}.arrow"
+        at(folder).write(name, partial(_write, table))
+        return PackedTable(None, str(below(folder, name)))
     with NamedTemporaryFile(
         "wb", dir=folder, prefix=f"{label}-", suffix=".arrow", delete=False
     ) as file:
@@ -89,6 +98,9 @@ def pack(table: pa.Table, folder: Path | None, *, label: str) -> PackedTable:
 
 def unpack(payload: bytes | None, path: str | None) -> pa.Table:
     """Return the table; its bytes are not copied."""
+    if path is not None and is_uri(path):
+        folder, name = split(path)
+        return pa.ipc.open_file(at(folder).load(name)).read_all()
     if path is not None:
         with pa.memory_map(path) as mapped:
             return pa.ipc.open_file(mapped).read_all()

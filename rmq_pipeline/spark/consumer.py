@@ -46,6 +46,7 @@ from rmq_pipeline.spark.arrow_transport import (
     unpack,
 )
 from rmq_pipeline.spark.session import shares_files
+from rmq_pipeline.storage.root import Address
 from rmq_pipeline.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class BatchJob:
     rules: Rules
     #: A folder that driver and tasks reach, for tables too large for a row; None: there is none.
     handoff: Path | None
-    sink: Path | None
+    sink: Address | None
     epoch: int
     batch: int
 
@@ -201,8 +202,8 @@ class SparkEngine:
     def _handoff(self, work: Work) -> Path:
         """Create the folder of a micro-batch for tables too large for a row."""
         if self._folder is None:
-            # Below the sink there is space for them.
-            parent = None if work.sink is None else work.sink / "_handoff"
+            # Below a local sink there is space for them.
+            parent = work.sink / "_handoff" if isinstance(work.sink, Path) else None
             if parent is not None:
                 parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="rmq-", dir=parent))

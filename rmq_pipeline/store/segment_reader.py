@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from rmq_pipeline import schema
 from rmq_pipeline.archive.key_index import KeyIndexes
-from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.archive.segment_file import open_segment, place, read_failure
 from rmq_pipeline.errors import CorruptLogError
 from rmq_pipeline.message import Int64s
+from rmq_pipeline.storage.root import Root
 from rmq_pipeline.store.database import StoredSegments
 
 #: Cache sizes for decoded row groups and for footers of open files.

@@ -15,6 +15,7 @@ from rmq_pipeline.errors import ConflictError, RequestError
 from rmq_pipeline.handling.results import BatchReport
 from rmq_pipeline.handling.sink import sink_files
 from rmq_pipeline.handling.spec import ConsumerSpec
+from rmq_pipeline.lake.manifest import within
 from rmq_pipeline.verbs import Verbs
 
 OWNER: Final = "test kit"
@@ -198,12 +199,12 @@ def sink_rows(spec: ConsumerSpec, *, but: frozenset[str] = frozenset()) -> pa.Ta
         return pa.table({})
     # A file is named for its window's epoch and its batch; its folder for the hour of its rows.
     paths = sorted(_files(spec) - but, key=lambda path: (Path(path).name, path))
-    parts = [checked_parquet.read(str(spec.sink / path)) for path in paths]
+    parts = [checked_parquet.read(str(within(spec.sink, path))) for path in paths]
     return pa.concat_tables(parts) if parts else spec.sink_schema.empty_table()
 
 
 def _files(spec: ConsumerSpec) -> frozenset[str]:
-    if spec.sink is None or not spec.sink.exists():
+    if spec.sink is None:
         return frozenset()
     return frozenset(sink_files(spec.sink)["path"].to_pylist())
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rmq_pipeline import schema
 from rmq_pipeline.archive import key_index
 from rmq_pipeline.archive.key_index import Collector, KeyIndexes
-from rmq_pipeline.archive.root import LocalRoot
 from rmq_pipeline.archive.segment import Segment
+from rmq_pipeline.storage.local import LocalRoot
 
 TEXTS = st.text(max_size=3)
 Rows = list[tuple[str, list[str] | None]]

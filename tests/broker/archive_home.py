@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_pipeline.archive import manifest, root
+from rmq_pipeline.archive import manifest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.archiving import compact, expire
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.storage import place as root
 from tests.broker.sealed_home import MIB, messages, open_broker
 
 #: Segments of about 30 kB each: a few of them are large.

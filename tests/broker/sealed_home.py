@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmq_pipeline import schema
-from rmq_pipeline.archive import manifest, root
+from rmq_pipeline.archive import manifest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.seal import seal
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage import place as root
 from rmq_pipeline.topic import SCHEDULE_TOPIC
 
 MIB = 1 << 20

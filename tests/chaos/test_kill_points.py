@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.archive import manifest, root
+from rmq_pipeline.archive import manifest
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.storage import place as root
 from tests.broker import archive_home
 from tests.chaos.victim import SETTINGS
 from tests.chaos.zygote import Zygote

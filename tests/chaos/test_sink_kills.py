@@ -2,7 +2,8 @@
 
 A run worker is killed (its Spark ends by itself, later), or its JVM (driver and executor), or a
 Python worker of it, or the broker; more messages come in all the while. RMQ_CHAOS_SINK_KILLS sets
-how often something is killed (2), RMQ_CHAOS_SINK_MESSAGES of how many messages (4,000).
+how often something is killed (2), RMQ_CHAOS_SINK_MESSAGES of how many messages (4,000). The sink is
+a folder, and then lies in a bucket of an S3 server.
 """
 
 import json
@@ -29,10 +30,13 @@ from rmq_pipeline.errors import BusyError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.process import serving
 from rmq_pipeline.lake import compaction, readers
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address
 from tests.chaos.floor import pause
 from tests.chaos.zygote import ROOT, Zygote
 from tests.conftest import Eventually
 from tests.free_address import free_address
+from tests.object_store import ObjectStore
 
 pytestmark = [
     pytest.mark.chaos,
@@ -56,7 +60,7 @@ WINDOW: Final = "upkeep/compact_sinks"
 class Runs:
     """Run workers, one at work and one whose Spark is up already, to take its place."""
 
-    def __init__(self, folder: Path, *, address: str, sink: Path) -> None:
+    def __init__(self, folder: Path, *, address: str, sink: Address) -> None:
         self._folder, self._address, self._sink = folder, address, sink
         self._log = (folder / "runs.log").open("wb")
         self._count = 0
@@ -194,11 +198,19 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
     zygote.close()
 
 
+@pytest.fixture(params=["folder", "bucket"])
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
+    if request.param == "folder":
+        return tmp_path / "sink"
+    store: ObjectStore = request.getfixturevalue("object_store")
+    return store.uri("killed")
+
+
 def test_every_message_is_in_the_sink_once_after_kills(
-    zygote: Zygote, home: Path, tmp_path: Path, eventually: Eventually, seed: int
+    zygote: Zygote, home: Path, tmp_path: Path, sink: Address, eventually: Eventually, seed: int
 ) -> None:
     dice, address, began = random.Random(seed), free_address(), time.monotonic()
-    sink, killed = tmp_path / "sink", Counter[str]()
+    killed = Counter[str]()
     broker = zygote.ask(serve=str(home), flight=address)
     eventually(lambda: serving(home))
     with Client(address) as client:
@@ -262,7 +274,7 @@ def acked(client: Client) -> int:
     return int(answer.column(0)[0].as_py() or 0)
 
 
-def sweep(client: Client, sink: Path) -> None:
+def sweep(client: Client, sink: Address) -> None:
     """What the next window and the next compaction do with what dead ones have left."""
     from rmq_pipeline.handling.window import Publication
 
@@ -274,20 +286,22 @@ def sweep(client: Client, sink: Path) -> None:
     compaction.compact(client, GROUP, sink=sink, window=(WINDOW, opened["epoch"]), rules=rules)
 
 
-def compared(sink: Path) -> tuple[int, int]:
+def compared(sink: Address) -> tuple[int, int]:
     """How many messages are not in the sink, and how many rows it has too many."""
     found = Counter(readers.sink_table(sink, columns=["body"])["body"].to_pylist())
     lost = sum(str(n).encode() not in found for n in range(MESSAGES))
     return lost, sum(found.values()) - len(found)
 
 
-def assert_tidy(client: Client, sink: Path) -> None:
+def assert_tidy(client: Client, sink: Address) -> None:
     """Readers see what the broker lists, nothing else is there, and each row is of its message."""
     counting: Any = client.sink_files(GROUP)["path"].to_pylist()
-    assert {str(Path(path).relative_to(sink)) for path in readers.sink_paths(sink)} == set(counting)
-    assert {str(path.relative_to(sink)) for path in sink.glob("hour=*/*")} == set(counting)
-    table = deltalake.DeltaTable(sink)
-    assert {str(Path(uri).relative_to(sink)) for uri in table.file_uris()} == set(counting)
+    below = f"{sink}/"
+    assert {path.removeprefix(below) for path in readers.sink_paths(sink)} == set(counting)
+    assert set(at(sink).matching("hour=*/*")) == set(counting)
+    options = {"AWS_ALLOW_HTTP": "true"} if isinstance(sink, str) else None
+    table = deltalake.DeltaTable(sink, storage_options=options)
+    assert {uri.removeprefix(below) for uri in table.file_uris()} == set(counting)
     assert pl.scan_delta(table).select(pl.len()).collect().item() == MESSAGES
     rows = readers.sink_table(sink, columns=["queue_id", "queue_offset"])
     places = rows.group_by(["queue_id", "queue_offset"]).aggregate([])

@@ -32,11 +32,11 @@ def rows(*numbers: int) -> pa.Table:
     return pa.table([list(numbers), [FIVE_MS + n * HOUR_MS for n in numbers]], schema=ROW)
 
 
-def staged(folder: Path, table: pa.Table, *, batch: int = 0) -> pa.Table:
+def staged(folder: Path | str, table: pa.Table, *, batch: int = 0) -> pa.Table:
     return sink.stage(folder, table, partition_time="born_at_ms", epoch=1, batch=batch)
 
 
-def begun(folder: Path, columns: pa.Schema | None = None) -> None:
+def begun(folder: Path | str, columns: pa.Schema | None = None) -> None:
     nothing = schema.SINK_FILE.empty_table().replace_schema_metadata({"version": "0"})
     manifest.publish(folder, nothing, known=manifest.NOTHING, columns=columns)
 

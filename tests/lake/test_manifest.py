@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,8 @@ import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.lake import manifest
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import StorageRootError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,3 +206,18 @@ def test_what_a_crash_left_unfinished_is_not_read(tmp_path: Path) -> None:
 
 def test_without_a_manifest_there_are_no_files(tmp_path: Path) -> None:
     assert manifest.read(tmp_path / "nowhere").files.equals(schema.SINK_FILE.empty_table())
+
+
+def test_a_file_system_without_hard_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+
+    with pytest.raises(StorageRootError, match="no hard links") as told:
+        at(tmp_path).check_put_if_absent()
+
+    assert "file system with hard links, or an object store" in str(told.value.remedy)
+    assert not list(tmp_path.iterdir())

@@ -64,7 +64,7 @@ def _spec(
         topic=topic,
         group=group,
         handler=getattr(import_module(module), name),
-        sink=None if sink is None else Path(sink),
+        sink=sink,
         sink_schema=None if sink is None else SINK,
         sink_offsets=sink is not None,
         publishes=tuple(publishes),

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline import schema
-from rmq_pipeline.archive import manifest, root
+from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment import Segment, columns_of
 from rmq_pipeline.archive.segment_file import SegmentWriter, show
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.message import hash64
+from rmq_pipeline.storage import place as root
 from rmq_pipeline.store.segment_reader import Segments
 from rmq_pipeline.topic import SCHEDULE_TOPIC, SCHEDULE_TOPIC_ID
 

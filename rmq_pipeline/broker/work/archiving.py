@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 from rmq_pipeline import limits
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.root import Root
 from rmq_pipeline.archive.segment import Segment, topic_folder
 from rmq_pipeline.archive.segment_file import Merger, check, hide, merge, place, show, sync_shown
 from rmq_pipeline.broker.decide.request import CheckFence, Fence
@@ -28,6 +27,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import registering, segments_of
 from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage.root import Root
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark
 from rmq_pipeline.errors import ArchiveError, HomeFormatError, HomeLockedError, OperatorError
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage.place import opened
+from rmq_pipeline.storage.root import Root
 from rmq_pipeline.store.log.log_file import FULL
 from rmq_pipeline.store.log.reserve import Reserve
 

@@ -19,7 +19,6 @@ from rmq_pipeline.access.certificates import CERTIFICATE, FOLDER, KEY, Certifica
 from rmq_pipeline.access.users import FILE_NAME as ACCESS_FILE
 from rmq_pipeline.access.users import Rules
 from rmq_pipeline.archive import key_index, manifest
-from rmq_pipeline.archive.root import Root, opened
 from rmq_pipeline.archive.segment import HIDDEN, INDEX, KEPT, SUFFIX, Segment
 from rmq_pipeline.archive.segment_file import open_segment, place
 from rmq_pipeline.broker.work.engine import SCHEMAS
@@ -28,6 +27,8 @@ from rmq_pipeline.endpoint import FILE_NAME as ENDPOINT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import HomeLockedError, NotFoundError, RocketMQError
 from rmq_pipeline.lake import manifest as sink_manifest
+from rmq_pipeline.storage.place import Place, at, opened
+from rmq_pipeline.storage.root import Root
 from rmq_pipeline.store import history
 from rmq_pipeline.store.log.recovery import damaged_log_files
 from rmq_pipeline.store.stored_state import read_database
@@ -85,28 +86,32 @@ def verify(home: Path) -> Iterator[Verified]:
         os.close(lock)
 
 
-def verify_sink(sink: Path) -> Iterator[Verified]:
+def verify_sink(sink: Place) -> Iterator[Verified]:
     """Read every file of a sink that counts.
 
     Raises:
         NotFoundError: the sink does not exist.
     """
-    if not (sink / sink_manifest.NAME).exists():
-        raise NotFoundError(f"{sink} is not a sink: it has no {sink_manifest.NAME}.")
+    root = at(sink)
+    if not root.exists(sink_manifest.NAME):
+        raise NotFoundError(f"{root} is not a sink: it has no {sink_manifest.NAME}.")
     listed: list[dict[str, Any]] = []
 
-    def read_manifest(_: Path) -> None:
-        listed.extend(sink_manifest.read(sink).files.to_pylist())
+    def read_manifest(_: Root) -> None:
+        listed.extend(sink_manifest.read(root).files.to_pylist())
 
-    size = (sink / sink_manifest.NAME).stat().st_size
-    yield Verified(sink_manifest.NAME, "manifest", size, _damage(read_manifest, sink))
+    size = root.size(sink_manifest.NAME)
+    yield Verified(sink_manifest.NAME, "manifest", size, _damage(read_manifest, root))
     for file in listed:
-        yield Verified(file["path"], "sink", file["bytes"], _damage(_read_part, (sink, file)))
+        yield Verified(file["path"], "sink", file["bytes"], _damage(_read_part, (root, file)))
 
 
-def _read_part(part: tuple[Path, dict[str, Any]]) -> None:
+def _read_part(part: tuple[Root, dict[str, Any]]) -> None:
     sink, listed = part
-    with checked_parquet.open_file(sink / listed["path"]) as file:
+    with (
+        sink.open(sink_manifest.checked(sink, listed["path"])) as source,
+        checked_parquet.open_file(source) as file,
+    ):
         if (rows := checked_parquet.count_rows(file)) != listed["rows"]:
             raise ValueError(f"it has {rows} rows, not {listed['rows']}")
 

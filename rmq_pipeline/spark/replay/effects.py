@@ -13,6 +13,7 @@ from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import publication
+from rmq_pipeline.lake.manifest import within
 from rmq_pipeline.spark import arrow_transport
 from rmq_pipeline.spark.replay import publishing, sinks, tasks
 from rmq_pipeline.spark.replay.plan import OUTCOMES, ReplayPlan, ReplayReport
@@ -274,7 +275,7 @@ class Effects:
             return None
         return differing_rows(
             spark,
-            old=[spec.sink / path for path in old],
+            old=[Path(within(spec.sink, path)) for path in old],
             new=[folder / path for path in new["path"].to_pylist()],
             columns=spec.sink_schema,
         )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.spark.replay.sinks import SideRange, hour_partitions
+from rmq_pipeline.storage.root import is_uri, shown
 
 #: replace: the sink's own partitions; side_sink: another folder; dry_run: only report changes.
 Mode = Literal["replace", "side_sink", "dry_run"]
@@ -63,6 +64,12 @@ class ReplayPlan:
     parallelism: int = 2
 
     def __post_init__(self) -> None:
+        for place in (self.spec.sink, self.folder, self.side_sink):
+            if is_uri(place):
+                raise RequestError(
+                    f"A replay works in local folders, and {shown(place)} is none.",
+                    remedy="Replay where the sinks are in a folder that all tasks reach.",
+                )
         try:
             hour_partitions(self.from_ms, self.to_ms)
         except ValueError as error:

@@ -283,7 +283,7 @@ class Replay:
         plan = self._plan
         if plan.mode == "dry_run" or plan.spec.sink is None:
             return self._scratch / "rows"
-        return plan.side_sink or plan.spec.sink
+        return plan.side_sink or Path(plan.spec.sink)
 
 
 def replay(

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,10 @@ import pyarrow.compute as pc
 
 from rmq_pipeline.errors import RequestError, SinkChangedError
 from rmq_pipeline.lake import manifest
-from rmq_pipeline.lake.manifest import within
+from rmq_pipeline.lake.manifest import checked
+from rmq_pipeline.storage.local import LocalRoot
+from rmq_pipeline.storage.place import Place, at
+from rmq_pipeline.storage.root import Root
 
 HOUR_MS: Final = 3_600_000
 _PREFIX: Final = "replay-"
@@ -37,13 +39,14 @@ def prefix(label: str) -> str:
     return f"{_PREFIX}{label}"
 
 
-def delete_files(folder: Path, files: pa.Table) -> None:
+def delete_files(folder: Place, files: pa.Table) -> None:
     """Delete staged files."""
+    root = at(folder)
     for path in files["path"].to_pylist():
-        within(folder, path).unlink(missing_ok=True)
+        root.delete(checked(root, path))
 
 
-def sweep(folder: Path, *, label: str, counting: Iterable[str]) -> list[str]:
+def sweep(folder: Place, *, label: str, counting: Iterable[str]) -> list[str]:
     """Delete files left by dead attempts of the same replay.
 
     Args:
@@ -54,15 +57,12 @@ def sweep(folder: Path, *, label: str, counting: Iterable[str]) -> list[str]:
     Returns:
         The deleted paths.
     """
-    named = set(counting)
-    left = [
-        path
-        for path in folder.glob(f"hour=*/{prefix(label)}-*.parquet")
-        if str(path.relative_to(folder)) not in named
-    ]
+    root, named = at(folder), set(counting)
+    found = root.matching(f"hour=*/{prefix(label)}-*.parquet")
+    left = [path for path in found if path not in named]
     for path in left:
-        path.unlink(missing_ok=True)
-    return [str(path.relative_to(folder)) for path in left]
+        root.delete(path)
+    return left
 
 
 def hour_partitions(from_ms: int, to_ms: int) -> list[str]:
@@ -112,7 +112,7 @@ class SideRange:
         return f"[{_hour(self.from_ms)}, {_hour(self.to_ms)})"
 
 
-def replaced_files(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bool]:
+def replaced_files(folder: Place, files: pa.Table, *, mine: SideRange) -> list[bool]:
     """Return a mask of the side sink's files that the files of a range replace.
 
     Args:
@@ -134,14 +134,14 @@ def replaced_files(folder: Path, files: pa.Table, *, mine: SideRange) -> list[bo
             max(each.to_ms for each in (mine, *wider)),
         )
         raise RequestError(
-            f"One replay filled the hours {min(map(str, wider))} of the side sink {folder}; the"
+            f"One replay filled the hours {min(map(str, wider))} of the side sink {at(folder)}; the"
             f" range {mine} is only a part of them.",
             remedy=f"Replay {both}, or replay into another folder.",
         )
     return [each is not None and mine.holds(each) for each in ranges]
 
 
-def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
+def _check_names(folder: Place, files: pa.Table, *, mine: SideRange) -> None:
     """Refuse files in hours of a range whose names do not contain their range.
 
     An older version named files by a digest of group and range, which only the same range matches.
@@ -156,13 +156,13 @@ def _check_names(folder: Path, files: pa.Table, *, mine: SideRange) -> None:
     ]
     if unknown:
         raise RequestError(
-            f"The side sink {folder} has {len(unknown)} files in the hours {mine} without a"
+            f"The side sink {at(folder)} has {len(unknown)} files in the hours {mine} without a"
             f" replay's range in their names, such as {unknown[0]}. Their rows could appear twice.",
             remedy="Replay into another folder.",
         )
 
 
-def check_side_sink(folder: Path, mine: SideRange) -> None:
+def check_side_sink(folder: Place, mine: SideRange) -> None:
     """Check that a side sink accepts the rows of a range.
 
     Raises:
@@ -171,7 +171,7 @@ def check_side_sink(folder: Path, mine: SideRange) -> None:
     replaced_files(folder, manifest.read(folder).files, mine=mine)
 
 
-def publish_side_sink(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
+def publish_side_sink(folder: Place, files: pa.Table, *, mine: SideRange) -> int:
     """Publish files in place of the side sink's files of their range.
 
     Args:
@@ -186,28 +186,48 @@ def publish_side_sink(folder: Path, files: pa.Table, *, mine: SideRange) -> int:
         RequestError: the side sink does not accept the files; they were deleted.
         SinkChangedError: another replay of the same range was faster, and deleted the files.
     """
-    with _locked(folder):
-        before = manifest.read(folder)
-        try:
-            gone = pa.array(replaced_files(folder, before.files, mine=mine), pa.bool_())
-        except RequestError:
-            delete_files(folder, files)
-            raise
-        if not all((folder / path).exists() for path in files["path"].to_pylist()):
-            raise SinkChangedError(f"Another replay of {mine} has filled the side sink {folder}.")
-        old = before.files.filter(gone)
-        counting = pa.concat_tables([before.files.filter(pc.invert(gone)), files])
-        listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
-        manifest.publish(folder, listed, known=before)
-        delete_files(folder, old)
-        sweep(folder, label=mine.label, counting=counting["path"].to_pylist())
+    root = at(folder)
+    with _locked(root):
+        while True:
+            before = manifest.read(root)
+            try:
+                gone = pa.array(replaced_files(root, before.files, mine=mine), pa.bool_())
+            except RequestError:
+                delete_files(root, files)
+                raise
+            if not all(root.exists(path) for path in files["path"].to_pylist()):
+                raise SinkChangedError(f"Another replay of {mine} has filled the side sink {root}.")
+            old = before.files.filter(gone)
+            counting = pa.concat_tables([before.files.filter(pc.invert(gone)), files])
+            if _is_published(root, counting, before=before):
+                break
+        delete_files(root, old)
+        if isinstance(root, LocalRoot):
+            # Elsewhere another replay of the range may still be about to publish its files.
+            sweep(root, label=mine.label, counting=counting["path"].to_pylist())
     return int(old.num_rows)
 
 
+def _is_published(root: Root, counting: pa.Table, *, before: manifest.Snapshot) -> bool:
+    """Publish these files behind a version; return False if another replay was faster."""
+    version = before.version + 1
+    listed = counting.replace_schema_metadata({"version": str(version)})
+    if not manifest.publish(root, listed, known=before):
+        return False
+    now = manifest.read(root)
+    # Of a version that another replay has written, ``publish`` writes nothing.
+    mine = set(counting["path"].to_pylist())
+    return now.version > version or set(now.files["path"].to_pylist()) == mine
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / PUBLISH_LOCK).open("ab") as file:
+def _locked(root: Root) -> Iterator[None]:
+    """Serialize publishers of a local folder; elsewhere, the faster one of a version wins."""
+    root.create_folder()
+    if not isinstance(root, LocalRoot):
+        yield
+        return
+    with (root.folder / PUBLISH_LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -8,9 +8,11 @@ import pytest
 
 from rmq_pipeline import errors
 from rmq_pipeline.archive import manifest
-from rmq_pipeline.archive.root import LocalRoot, RemoteRoot, opened
 from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.storage.local import LocalRoot
+from rmq_pipeline.storage.place import opened
+from rmq_pipeline.storage.remote import RemoteRoot
 from tests.broker import archive_home
 from tests.broker.archive_home import HOUR_MS, everything, fill
 

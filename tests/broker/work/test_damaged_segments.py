@@ -13,14 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
-from rmq_pipeline.archive import key_index, root
-from rmq_pipeline.archive.root import LocalRoot
+from rmq_pipeline.archive import key_index
 from rmq_pipeline.archive.segment_file import merge
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import CorruptLogError, StorageError
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage import place as root
+from rmq_pipeline.storage.local import LocalRoot
 
 SETTINGS = Settings(
     log_file_bytes=1 << 20, reserve_bytes=0, seal_after_ms=0, compact_min_inputs=2

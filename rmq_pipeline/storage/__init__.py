@@ -1,0 +1,1 @@
+"""Storage roots: folders of files, local or on another file system."""

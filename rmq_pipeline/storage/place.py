@@ -1,0 +1,55 @@
+"""Which root lies at an address: a local path, or a URI."""
+
+import functools
+import os
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from rmq_pipeline.storage.local import LocalRoot
+from rmq_pipeline.storage.remote import OBJECT_STORES, ObjectRoot, RemoteRoot, has_obstore
+from rmq_pipeline.storage.root import Address, Root, address_of, shown
+
+#: A root, or its address.
+Place: TypeAlias = Root | Address
+
+
+def at(place: Place) -> Root:
+    """Return the root at an address; nothing is created or read.
+
+    Raises:
+        ValueError: pyarrow does not support the URI, or it became a Path.
+    """
+    if isinstance(place, Root):
+        return place
+    address = address_of(place)
+    return LocalRoot(address) if isinstance(address, Path) else _remote(address, os.getpid())
+
+
+def opened(address: str | Path) -> Root:
+    """Open the root at a local path, or at the URI of a pyarrow file system; create its folder.
+
+    Raises:
+        ValueError: pyarrow does not support the URI.
+    """
+    place = address_of(address)
+    root = at(place.absolute() if isinstance(place, Path) else place)
+    root.create_folder()
+    return root
+
+
+@functools.lru_cache(maxsize=64)
+def _remote(address: str, _process: int) -> Root:
+    """Return the root at a URI. A forked process opens its own connections."""
+    try:
+        files, path = pafs.FileSystem.from_uri(address)
+    except pa.ArrowException as error:
+        # The message of pyarrow may repeat the URI with its secrets.
+        why = str(error).replace(address, shown(address))
+        raise ValueError(f"pyarrow cannot open {shown(address)!r}: {why}.") from None
+    if urlsplit(address).scheme in OBJECT_STORES and has_obstore():
+        return ObjectRoot(files, path, address=address)
+    return RemoteRoot(files, path, address=address)
