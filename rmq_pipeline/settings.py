@@ -2,9 +2,10 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from rmq_pipeline import limits
+from rmq_pipeline.storage.root import shown
 
 #: Characters of URLs that mean nothing in HTML or in the template itself.
 _OF_URLS: Final = r"[A-Za-z0-9._~:/?#@!$&()*+,;=%-]"
@@ -85,3 +86,7 @@ class Settings(BaseModel):
     grpc_born_hosts: bool = False
     #: True: the gRPC endpoint creates unknown consumer groups that a client names.
     grpc_create_groups: bool = True
+
+    @field_serializer("archive_root", "otlp_endpoint")
+    def _without_secrets(self, address: str | None) -> str | None:
+        return None if address is None else shown(address)

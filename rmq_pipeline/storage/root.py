@@ -5,6 +5,7 @@ explicitly. On any other file system a closed file is assumed to be durable. The
 sinks lie on roots; ``put_if_absent`` decides which of several writers wins.
 """
 
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -19,6 +20,11 @@ from rmq_pipeline.errors import OperatorError
 
 #: Prefix of the files by which ``check_put_if_absent`` tries a root; readers of tables ignore it.
 _PROBE: Final = ".probe"
+
+#: Stands for a secret in messages.
+HIDDEN: Final = "***"
+#: Names of options of a URI whose values are secrets.
+_SECRET: Final = re.compile("key|secret|token|password|sas|sig|credential", re.IGNORECASE)
 
 #: A local path, or the URI of a folder of another file system.
 Address: TypeAlias = Path | str
@@ -182,15 +188,26 @@ def is_uri(address: object) -> bool:
 
 
 def shown(address: object) -> str:
-    """Return an address for messages: without credentials and the values of its options."""
+    """Return an address for messages, without the secrets of a URI."""
     if not is_uri(address):
         return str(address)
     parts = urlsplit(str(address))
     host = parts.netloc.rpartition("@")[2]
     if host != parts.netloc:
-        host = f"***@{host}"
-    options = "&".join(f"{name}=***" for name, _ in parse_qsl(parts.query))
+        host = f"{HIDDEN}@{host}"
+    options = "&".join(
+        f"{name}={HIDDEN if _SECRET.search(name) or '@' in value else value}"
+        for name, value in parse_qsl(parts.query)
+    )
     return urlunsplit((parts.scheme, host, parts.path, options, ""))
+
+
+def without_credentials(address: str | None) -> str | None:
+    """Return an address without the user and the password of a URI."""
+    if not is_uri(address):
+        return address
+    parts = urlsplit(str(address))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def address_of(named: str | Path) -> Address:
