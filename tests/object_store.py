@@ -102,6 +102,11 @@ class ObjectStore:
         """The URI of a folder."""
         return f"s3://{BUCKET}/{name}"
 
+    def address(self, name: str) -> str:
+        """The URI of a folder with all that opens it."""
+        at = f"scheme=http&endpoint_override={self.endpoint.removeprefix('http://')}"
+        return f"s3://{KEY}:{SECRET}@{BUCKET}/{name}?{at}&region=us-east-1"
+
     def stop(self) -> None:
         """Kill it: what it answered is stored."""
         self._process.kill()

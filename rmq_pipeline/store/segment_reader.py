@@ -36,10 +36,20 @@ class Segments:
     Args:
         root: location of the archive.
         kept_bytes: size of the cache of row groups; the least recently used is evicted first.
+        claim: checks that the root is the home's; None: it was checked.
     """
 
-    def __init__(self, root: Root, *, kept_bytes: int = _GROUPS_BYTES) -> None:
-        self.root = root
+    def __init__(
+        self,
+        root: Root,
+        *,
+        kept_bytes: int = _GROUPS_BYTES,
+        claim: Callable[[], None] | None = None,
+    ) -> None:
+        self.root, self._claim = root, claim
+        #: When a seal could last not reach the root's store, by the broker's clock, and why; None:
+        #: it could.
+        self.away: tuple[int, str] | None = None
         #: Held while segments are written: one seal at a time.
         self.sealing = threading.Lock()
         #: Held while registrations, file names and manifests change.
@@ -68,6 +78,17 @@ class Segments:
         self._groups: _Kept[tuple[Segment, int], pa.RecordBatch] = _Kept(kept_bytes)
         self._files: _Kept[Segment, _File] = _Kept(_FOOTERS_BYTES)
         self._indexes = KeyIndexes(root)
+
+    def claim(self) -> None:
+        """Check that the archive belongs to the home; call it before changing its files.
+
+        Raises:
+            OSError: its store could not be reached at the start, and still cannot.
+            ArchiveError: it belongs to another home.
+        """
+        if self._claim is not None:
+            self._claim()
+            self._claim = None
 
     def load(self, stored: StoredSegments) -> None:
         """Replace all registrations by those of the state tables."""

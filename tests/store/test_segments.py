@@ -78,7 +78,7 @@ def listed(topics: Path, segments: list[Segment]) -> list[dict[str, Any]]:
 
 def opened(topics: Path, segments: Iterable[Segment], **settings: int) -> Segments:
     """Segments as if the log had registered them."""
-    found = Segments(root.opened(topics), **settings)
+    found = Segments(root.opened(topics), **settings)  # type: ignore[arg-type]
     found.add(segments, sealed_to=1)
     return found
 

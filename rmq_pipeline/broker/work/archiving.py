@@ -27,7 +27,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import registering, segments_of
 from rmq_pipeline.errors import CorruptLogError, RequestError, StorageError, StoreFullError
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.storage.root import Root
+from rmq_pipeline.storage.root import Root, is_uri, shown
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.commit_log import FaultPoint
 from rmq_pipeline.topic import HALF_TOPIC_ID, SCHEDULE_TOPIC_ID, Topic
@@ -157,6 +157,7 @@ def compact(
         FencedError: a newer epoch has opened the window; earlier replacements remain.
         StoreFullError: the disk has no space for the large file.
     """
+    engine.segments.claim()
     report = dict.fromkeys(_COUNTS, 0)
     for merger in plan(engine, topic=topic, limit_bytes=limit_bytes):
         if engine.wakeups.closed:
@@ -196,6 +197,7 @@ def replace_segments(
     """
     segments = segments_of(engine)
     step = fault or _no_fault
+    engine.segments.claim()
     with segments.changing:
         counted = segments.of_queue(added.topic_id, added.queue_id)
         if added in counted:
@@ -295,6 +297,7 @@ def expire(
         FencedError: a newer epoch has opened the window; nothing has expired.
     """
     segments, step = segments_of(engine), fault or _no_fault
+    engine.segments.claim()
     report = dict.fromkeys(_EXPIRED, 0)
     now_ms = engine.clock.now_ms()
     engine.submit(CheckFence(window))
@@ -468,6 +471,17 @@ def _is_old(seen: ArchiveStatus, version: int, *, now_ms: int) -> bool:
 def _look(engine: Engine, now_ms: int) -> ArchiveStatus:
     segments = segments_of(engine)
     version = segments.version
+    try:
+        return _looked(engine, now_ms, version=version)
+    except OSError as error:
+        if not is_uri(engine.settings.archive_root):
+            raise
+        log.warning("archive away why=%s", error)
+        return ArchiveStatus(version, now_ms, 0, None)
+
+
+def _looked(engine: Engine, now_ms: int, *, version: int) -> ArchiveStatus:
+    segments = engine.segments
     mergers = plan(engine, topic=None, limit_bytes=limits.COMPACT_SPARK_BYTES)
     moments = []
     for topic in [each.topic for each in list(engine.state.topics.values())]:
@@ -501,4 +515,4 @@ def facts(engine: Engine) -> dict[str, Any]:
             }
         )
     totals = {name: sum(each[name] for each in topics) for name in ("files", "rows", "bytes")}
-    return {"root": segments.root.address, **totals, "topics": topics}
+    return {"root": shown(segments.root.address), **totals, "topics": topics}

@@ -98,7 +98,8 @@ class Engine:
         self.meter = Meter()
         self.offers = Offers()
         self.dead_letter_failures = DeadLetterFailures()
-        self.segments = Segments(archive_of(home, settings.archive_root))
+        root, claim = archive_of(home, settings.archive_root)
+        self.segments = Segments(root, claim=claim)
         #: Last upkeep status of the archive (stored/tending.py).
         self.archive_status: Any = None
         #: Time of the next expiry, after pending messages have held back all old segments.

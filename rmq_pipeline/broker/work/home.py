@@ -5,21 +5,28 @@ Its segments are in the home, or in a root that no other home uses.
 
 import fcntl
 import json
+import logging
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.endpoint import LOCK_FILE, HomeMark
 from rmq_pipeline.errors import ArchiveError, HomeFormatError, HomeLockedError, OperatorError
+from rmq_pipeline.extras import MissingExtraError
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.storage.place import opened
-from rmq_pipeline.storage.root import Root
+from rmq_pipeline.storage.local import UNFINISHED, LocalRoot
+from rmq_pipeline.storage.place import at, opened
+from rmq_pipeline.storage.root import Root, StorageRootError, address_of, shown, without_credentials
 from rmq_pipeline.store.log.log_file import FULL
 from rmq_pipeline.store.log.reserve import Reserve
+
+logger = logging.getLogger(__name__)
 
 FORMAT: Final = 5
 #: Formats that this version reads; opening a home gives it the last one. Versions before format 5
@@ -181,29 +188,35 @@ def note_open(home: Home, settings: Settings) -> None:
             return
 
 
-def archive_of(home: Home, address: str | None) -> Root:
-    """Return the archive of a home.
+def archive_of(home: Home, address: str | None) -> tuple[Root, Callable[[], None] | None]:
+    """Return the archive of a home, and a check that is still to be made; None: it was made.
+
+    The store of the archive may be away when a home opens that has claimed its root before.
 
     Args:
         home: a locked home.
         address: path, or URI of a pyarrow file system; None: in the home.
 
     Raises:
-        ArchiveError: the home's segments are elsewhere, or the root belongs to another home.
+        ArchiveError: the home's segments are elsewhere, the root belongs to another home, or a new
+            home cannot reach it.
     """
     kept = home.path / ARCHIVE_FILE
     known = _known(kept)
+    is_claimed = known is not None
     if known is None:
         known = {"root": address, "id": secrets.token_hex(16)}
-    elif known["root"] != address:
+    elif without_credentials(known["root"]) != without_credentials(address):
         raise ArchiveError(
-            f"{home.path} has its segments in {known['root'] or 'its own folder'},"
-            f" not in {address or 'its own folder'}."
+            f"{home.path} has its segments in {shown(known['root'] or 'its own folder')},"
+            f" not in {shown(address or 'its own folder')}."
         )
-    root = opened(home.topics) if address is None else _marked(address, str(known["id"]))
-    if not kept.exists():
-        durable_files.write_json(kept, known)
-    return root
+    root, claim = opened(home.topics), None
+    if address is not None:
+        root, claim = _marked(address, str(known["id"]), is_claimed=is_claimed)
+    if not is_claimed or known["root"] != address:
+        durable_files.write_json(kept, {**known, "root": address})
+    return root, claim
 
 
 def _known(file: Path) -> dict[str, str | None] | None:
@@ -216,22 +229,48 @@ def _known(file: Path) -> dict[str, str | None] | None:
         raise durable_files.DamagedFileError(f"{file} is damaged: {error}.") from error
 
 
-def _marked(address: str, home_id: str) -> Root:
+def _marked(
+    address: str, home_id: str, *, is_claimed: bool
+) -> tuple[Root, Callable[[], None] | None]:
     try:
-        root = opened(address)
-    except (ValueError, OSError) as error:
-        raise ArchiveError(f"{address} cannot be used: {error}.") from error
+        place = address_of(address)
+        root = at(place.absolute() if isinstance(place, Path) else place)
+    except ValueError as error:
+        raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
+    try:
+        _claim(root, home_id)
+    except OSError as error:
+        if not is_claimed or isinstance(root, LocalRoot) or isinstance(error, FileNotFoundError):
+            raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
+        logger.warning("archive away root=%s why=%s", root, error)
+        return root, partial(_claim, root, home_id)
+    return root, None
+
+
+def _claim(root: Root, home_id: str) -> None:
+    """Check that a root belongs to a home; an empty one belongs to the first that claims it.
+
+    Raises:
+        ArchiveError: it belongs to another home, or has other files.
+        OSError: it cannot be reached.
+    """
+    root.create_folder()
+    if not root.exists(ARCHIVE_MARK):
+        # The file that another home is about to link to the mark's name is no stranger.
+        strangers = [path for path in root.files("") if not path.endswith(UNFINISHED)]
+        if strangers and strangers != [ARCHIVE_MARK]:
+            raise ArchiveError(f"{root} is not empty and not an archive.")
+        mark = durable_files.dump_json({"id": home_id})
+        try:
+            root.put_if_absent(ARCHIVE_MARK, mark)
+        except (StorageRootError, MissingExtraError):
+            # Without conditional puts the last of several homes gets the root.
+            root.replace(ARCHIVE_MARK, mark)
     try:
         owner = durable_files.load_json(root.read(ARCHIVE_MARK))["id"]
-    except FileNotFoundError:
-        if root.folders("") or root.files(""):
-            raise ArchiveError(f"{address} is not empty and not an archive.") from None
-        root.replace(ARCHIVE_MARK, durable_files.dump_json({"id": home_id}))
     except (ValueError, KeyError) as error:
         raise durable_files.DamagedFileError(
-            f"{address}/{ARCHIVE_MARK} is damaged: {error}."
+            f"{root}/{ARCHIVE_MARK} is damaged: {error}."
         ) from error
-    else:
-        if owner != home_id:
-            raise ArchiveError(f"{address} is the archive of another home.")
-    return root
+    if owner != home_id:
+        raise ArchiveError(f"{root} is the archive of another home.")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.reading import segments_of
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES
 from rmq_pipeline.errors import RequestError, StorageError, StoreFullError
+from rmq_pipeline.storage.root import is_uri, shown
 from rmq_pipeline.store.log import log_file, reserve
 from rmq_pipeline.store.log.commit_log import CommitLog, FaultPoint, Section
 from rmq_pipeline.store.segment_reader import Segments
@@ -38,6 +39,8 @@ _SORT_BYTES: Final = 32 * limits.MIB
 _KEPT_FILES: Final = 4
 log = logging.getLogger(__name__)
 _COUNTS: Final = ("segments", "rows", "bytes", "raw_bytes", "event_rows", "dropped_files")
+#: While the archive is away, how long a seal waits until it tries again.
+_RETRY_MS: Final = 30_000
 #: Bytes of log that one frame registers; also the largest segment of a busy queue.
 _TURN_BYTES: Final = 256 * limits.MIB
 #: On a full disk a turn takes 1/8 of the reserve, and at most as much log.
@@ -84,9 +87,16 @@ def reach(engine: Engine, *, squeezed: bool) -> Reach:
     return Reach(now_ms - after_ms // 2 if old else -1, position, stop)
 
 
-def due(engine: Engine) -> dict[str, int | None]:
-    """Return ``next_due_ms``, None if unknown, and ``due``, the bytes of log to seal now."""
+def due(engine: Engine) -> dict[str, Any]:
+    """Return ``next_due_ms``, None if unknown, and ``due``, the bytes of log to seal now.
+
+    While the archive's store is away, ``waits`` says why, and seal is due every 30 seconds.
+    """
     segments = segments_of(engine)
+    if segments.away is not None:
+        at_ms, why = segments.away
+        if engine.clock.now_ms() < at_ms + _RETRY_MS:
+            return {"next_due_ms": at_ms + _RETRY_MS, "due": 0, "waits": why}
     try:
         oldest_ms = _oldest_message_ms(engine, segments)
     except LookupError:  # a seal is dropping this part of the log
@@ -99,6 +109,14 @@ def due(engine: Engine) -> dict[str, int | None]:
         return {"next_due_ms": None, "due": 0}
     at_ms = oldest_ms + engine.settings.seal_after_ms
     return {"next_due_ms": at_ms, "due": unsealed if at_ms <= now_ms else 0}
+
+
+def note_away(engine: Engine, error: Exception) -> None:
+    """Note that the archive's store cannot be reached, unless the archive is a local folder."""
+    address = engine.settings.archive_root
+    if address is not None and is_uri(address):
+        why = f"{shown(address)} cannot be reached: {error}"
+        engine.segments.away = engine.clock.now_ms(), why
 
 
 def _kept_bytes(engine: Engine) -> int:
@@ -191,15 +209,18 @@ def seal(
         whole = engine.submit(RefillReserve(window))
         turns = _Turns(engine, window=window, fault=fault or _no_fault)
         try:
+            engine.segments.claim()
             turns.run(limit_bytes, squeezed=not whole or _free_bytes(engine) < file_bytes)
         except BaseException as error:
             # Files and registrations may differ now: check them at the next seal.
             engine.segments.loaded = engine.segments.tidy = False
             if isinstance(error, OSError | pa.ArrowException):
+                note_away(engine, error)
                 is_full = isinstance(error, OSError) and error.errno in log_file.FULL
                 kind = StoreFullError if is_full else StorageError
                 raise kind(f"Sealing failed: {error}.") from error
             raise
+        engine.segments.away = None
         turns.report.update(event_history.keep(engine, window=window, fault=fault or _no_fault))
         if turns.report["dropped_files"]:
             engine.submit(RefillReserve(window))

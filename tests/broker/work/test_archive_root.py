@@ -1,6 +1,8 @@
 """Segments may be in a root of their own, local or of another file system."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +17,8 @@ from rmq_pipeline.storage.place import opened
 from rmq_pipeline.storage.remote import RemoteRoot
 from tests.broker import archive_home
 from tests.broker.archive_home import HOUR_MS, everything, fill
+from tests.broker.sealed_home import messages
+from tests.object_store import KEY, SECRET, ObjectStore
 
 
 @pytest.mark.parametrize("as_uri", [True, False])
@@ -129,3 +133,77 @@ def test_a_merger_crosses_the_endpoint(tmp_path: Path) -> None:
 
     assert [each.to_json() for each in again] == planned
     assert {plan["root"] for plan in planned} == {str(home / "topics")}
+
+
+def test_one_of_several_homes_gets_an_empty_bucket(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
+    address, barrier = object_store.uri("claimed"), threading.Barrier(4)
+
+    def claim(number: int) -> bool:
+        barrier.wait()
+        try:
+            archive_home.opened(tmp_path / f"home-{number}", archive_root=address).close()
+        except errors.ArchiveError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        claimed = list(pool.map(claim, range(4)))
+
+    assert sum(claimed) == 1
+
+
+def test_a_broker_works_while_the_store_is_away(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store, clock = ObjectStore(tmp_path / "store"), ManualClock()
+    address = store.address("segments")
+    with archive_home.opened(home, clock, archive_root=address) as broker:
+        fill(broker, turns=2)
+    store.stop()
+
+    with archive_home.opened(home, clock, archive_root=address) as broker:
+        broker.send("t", messages(40, start=80, body_bytes=1000))
+        clock.advance(HOUR_MS)
+        with pytest.raises(errors.StorageError, match="Sealing failed"):
+            broker.seal()
+        waiting = broker.due()["jobs"]["seal"]
+        assert "segments?scheme=http" in waiting["waits"]
+        assert "cannot be reached" in waiting["waits"]
+        assert waiting["due"] == 0
+        assert waiting["next_due_ms"] == clock.now_ms() + 30_000
+        assert SECRET not in json.dumps(broker.due())
+        assert SECRET not in json.dumps(broker.status()["settings"])
+        store.start()
+        clock.advance(30_000)
+        assert broker.due()["jobs"]["seal"]["due"] > 0
+
+        broker.seal()
+
+        assert "waits" not in broker.due()["jobs"]["seal"]
+        assert broker.archive()["rows"] == 120
+        assert SECRET not in broker.archive()["root"]
+        assert len(everything(broker)) == 120
+    store.stop()
+
+
+def test_other_credentials_of_a_root_are_no_other_root(
+    home: Path, object_store: ObjectStore
+) -> None:
+    address = object_store.address("rotated")
+    archive_home.opened(home, archive_root=address).close()
+
+    # Without credentials in the URI, those of the environment are used.
+    bare = address.replace(f"{KEY}:{SECRET}@", "")
+    with archive_home.opened(home, archive_root=bare) as broker:
+        assert broker.status()["settings"]["archive_root"] == bare
+    assert SECRET not in (home / "archive.json").read_text()
+
+
+def test_a_new_home_needs_its_store(home: Path) -> None:
+    address = f"s3://key:{SECRET}@bucket/x?scheme=http&endpoint_override=127.0.0.1:1&region=x"
+
+    with pytest.raises(errors.ArchiveError, match="cannot be used") as told:
+        archive_home.opened(home, archive_root=address)
+
+    assert SECRET not in str(told.value)
