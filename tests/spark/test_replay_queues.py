@@ -133,6 +133,7 @@ def test_messages_that_expire_while_they_are_read_are_an_error(tmp_path: Path) -
         Range(topic="t", from_ms=0, to_ms=1, partition_time="stored"), str(tmp_path), {0: 10}
     )
     gone = Stored(str(tmp_path / "gone.parquet"), 0, 0, 10)
+    (tmp_path / "_manifest.json").write_text('{"format": 2, "files": []}')
 
     with pytest.raises(IllegalOffsetError, match="expired during the replay"):
         list(in_range([gone], wanted, columns=["queue_offset"]))

@@ -9,11 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmq_pipeline import schema
+from rmq_pipeline.errors import ArchiveError, IllegalOffsetError
 from rmq_pipeline.spark.arrow_transport import write
 from rmq_pipeline.spark.replay.reading import Wanted, hours_behind, in_range, walked
 from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import PLACE, Range, Stored
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, STRETCH, WARM_UP
+from rmq_pipeline.storage.root import StorageRootError
 
 ROWS_A_GROUP = 10
 COLUMNS = pa.schema([field for field in schema.READ if field.name != "queue_id"])
@@ -143,3 +145,18 @@ def test_the_hours_in_which_a_group_goes_on_are_found(tmp_path: Path) -> None:
 
     assert hours_behind([file], wanted(tmp_path, end=7), ends=ends).tolist() == [0, 3]
     assert hours_behind([file], wanted(tmp_path), ends=ends).tolist() == [0, 3, 9]
+
+
+def test_an_archive_out_of_reach_is_not_said_to_have_expired(tmp_path: Path) -> None:
+    missing = Stored(str(tmp_path / "0.parquet"), 0, 0, 9)
+
+    with pytest.raises(ArchiveError, match=r"no _manifest\.json on this machine"):
+        list(walked([missing], wanted(tmp_path)))
+
+    scratch = Stored("/nowhere/tail.parquet", 0, 0, 9)
+    with pytest.raises(StorageRootError, match="the driver wrote it"):
+        list(walked([scratch], wanted(tmp_path)))
+
+    (tmp_path / "_manifest.json").write_text('{"format": 2, "files": []}')
+    with pytest.raises(IllegalOffsetError, match="Offset 0 of queue 0 has expired"):
+        list(walked([missing], wanted(tmp_path)))

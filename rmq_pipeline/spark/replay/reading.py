@@ -29,8 +29,9 @@ from rmq_pipeline.handling.handler import MESSAGES
 from rmq_pipeline.message import hash64
 from rmq_pipeline.spark.arrow_transport import unpack
 from rmq_pipeline.spark.replay.sinks import HOUR_MS
-from rmq_pipeline.spark.replay.topic_log import Range, Stored, listed
+from rmq_pipeline.spark.replay.topic_log import Range, Stored, check_reachable, listed
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
+from rmq_pipeline.storage.root import StorageRootError, shown
 
 #: Columns of a walk: a handler's message, and its role.
 WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
@@ -148,16 +149,25 @@ def _paths(stored: Stored, root: str) -> list[str]:
 
     Raises:
         IllegalOffsetError: the messages have expired meanwhile.
+        ArchiveError: this process does not reach the archive.
+        StorageRootError: nor the folder of the unsealed messages.
     """
     files, inside = fs.FileSystem.from_uri(stored.path)
     if files.get_file_info(inside).type == fs.FileType.File:
         return [stored.path]
+    if not stored.path.startswith(f"{root}/"):
+        raise StorageRootError(
+            f"{shown(stored.path)} does not exist on this machine; the driver wrote it on its own.",
+            remedy="Place the sinks where the driver and Spark's tasks reach them: a replay's files"
+            " lie there, too.",
+        )
     paths, at = [], stored.base
     for segment in sorted(listed(root), key=lambda each: each.base):
         if segment.queue_id == stored.queue_id and segment.base <= at < segment.end:
             paths.append(f"{root}/{segment.path}")
             at = segment.end
     if at < stored.end:
+        check_reachable(root)
         raise IllegalOffsetError(
             f"Offset {at} of queue {stored.queue_id} has expired during the replay."
         )

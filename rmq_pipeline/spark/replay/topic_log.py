@@ -15,7 +15,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rmq_pipeline import checked_parquet, schema
+from rmq_pipeline.errors import ArchiveError, RequestError
 from rmq_pipeline.flight.client import Client
+from rmq_pipeline.storage.root import HIDDEN, below, is_uri, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -225,8 +227,15 @@ class TopicLog:
         self._client = client
         self.described = client.describe_topic(topic)
         status = client.status()
-        root = status["settings"].get("archive_root") or f"{status['home']}/topics"
-        self.root = f"{root}/{topic}/{self.described['topic_id']}"
+        root = str(status["settings"].get("archive_root") or f"{status['home']}/topics")
+        if HIDDEN in root:
+            raise RequestError(
+                f"The archive's address has credentials: {root}. The broker tells them nobody.",
+                remedy="Give them to the broker and to Spark by environment variables.",
+            )
+        self.root = str(
+            below(root if is_uri(root) else Path(root), f"{topic}/{self.described['topic_id']}")
+        )
         self.segments = listed(self.root)
         self.ends = {queue["queue_id"]: queue["max_offset"] for queue in self.described["offsets"]}
 
@@ -323,6 +332,31 @@ def frame(
     return reduce(lambda one, other: one.unionByName(other), parts) if parts else None
 
 
+def check_reachable(root: str) -> None:
+    """Check that this process reaches the folder of a topic that has segments.
+
+    Raises:
+        ArchiveError: it has no manifest here.
+    """
+    if _manifest_of(root) is None:
+        raise ArchiveError(
+            f"{shown(root)} has no {_MANIFEST} on this machine, though the broker had segments"
+            " there when the replay began.",
+            remedy="Let Spark's tasks reach the broker's archive: a shared folder, or an object"
+            " store (`archive_root`).",
+        )
+
+
+def _manifest_of(root: str) -> dict[str, Any] | None:
+    files, path = fs.FileSystem.from_uri(root)
+    try:
+        with files.open_input_stream(f"{path}/{_MANIFEST}") as stream:
+            found: dict[str, Any] = json.loads(stream.read())
+    except FileNotFoundError:
+        return None
+    return found
+
+
 def listed(root: str) -> list[Segment]:
     """Return the segments in the manifest of a topic; none without a manifest.
 
@@ -332,11 +366,8 @@ def listed(root: str) -> list[Segment]:
     Raises:
         ValueError: a newer version wrote the manifest.
     """
-    files, path = fs.FileSystem.from_uri(root)
-    try:
-        with files.open_input_stream(f"{path}/{_MANIFEST}") as stream:
-            listed = json.loads(stream.read())
-    except FileNotFoundError:
+    listed = _manifest_of(root)
+    if listed is None:
         return []
     if listed["format"] > _MANIFEST_FORMAT:
         raise ValueError(f"{root}/{_MANIFEST} was written by a newer version.")
