@@ -16,7 +16,7 @@ from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.manifest import checked
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.storage.place import Place, at
-from rmq_pipeline.storage.root import Root
+from rmq_pipeline.storage.root import Root, split
 
 #: Files that are read at a time. Opening a small file takes longer than reading it, especially on a
 #: shared file system.
@@ -130,8 +130,10 @@ def spark_frame(
     paths = sink_paths(sink, partitions=partitions)
     if not paths:
         return spark.createDataFrame(_nothing(sink, sink_schema))
-    if not isinstance(at(sink), LocalRoot):
-        return _read_in_tasks(spark, at(sink), paths=_current(at(sink), partitions))
+    root = at(sink)
+    if not isinstance(root, LocalRoot):
+        columns = _united(root, _current(root, partitions))
+        return read_in_tasks(spark, uris=paths, columns=columns)
     # Given single files, Spark makes no partition column from the name of their folder.
     reader = spark.read.option("mergeSchema", "true").option(checked_parquet.SPARK_OPTION, "true")
     return reader.parquet(*paths)
@@ -143,26 +145,30 @@ def _nothing(sink: Place, sink_schema: pa.Schema | None) -> pa.Table:
     return sink_schema.empty_table()
 
 
-def _read_in_tasks(spark: Any, sink: Root, *, paths: list[str]) -> Any:
+def _united(sink: Root, paths: list[str]) -> pa.Schema:
     def schema_of(path: str) -> pa.Schema:
         with sink.open(path) as file:
             return pq.read_schema(file).remove_metadata()
 
     with ThreadPoolExecutor(min(_READERS, len(paths))) as pool:
-        united = pa.unify_schemas(list(pool.map(schema_of, paths)), promote_options="permissive")
+        found = list(pool.map(schema_of, paths))
+    return pa.unify_schemas(found, promote_options="permissive")
+
+
+def read_in_tasks(spark: Any, *, uris: list[str], columns: pa.Schema) -> Any:
+    """Return these columns of files as a DataFrame; the tasks read them with pyarrow."""
+    columns = columns.remove_metadata()
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for path in batch["path"].to_pylist():
-                with sink.open(path) as source, checked_parquet.open_file(source) as file:
+            for folder, name in map(split, batch["uri"].to_pylist()):
+                with at(folder).open(name) as source, checked_parquet.open_file(source) as file:
                     for rows in file.iter_batches():
-                        table = pa.Table.from_batches([rows])
-                        parts = [united.empty_table(), table]
+                        parts = [columns.empty_table(), pa.Table.from_batches([rows])]
                         whole = pa.concat_tables(parts, promote_options="permissive")
-                        yield from whole.select(united.names).cast(united).to_batches()
+                        yield from whole.select(columns.names).cast(columns).to_batches()
 
-    frame = spark.createDataFrame(united.empty_table())
+    frame = spark.createDataFrame(columns.empty_table())
     # Spark makes one task per record batch.
-    listed = pa.table({"path": paths}).to_batches(max_chunksize=-(-len(paths) // _TASKS))
-    given = spark.createDataFrame(pa.Table.from_batches(listed))
-    return given.mapInArrow(read, frame.schema)
+    listed = pa.table({"uri": uris}).to_batches(max_chunksize=-(-len(uris) // _TASKS))
+    return spark.createDataFrame(pa.Table.from_batches(listed)).mapInArrow(read, frame.schema)

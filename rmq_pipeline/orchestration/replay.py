@@ -29,7 +29,7 @@ from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.publishing import TopicPlan, publish_again
 from rmq_pipeline.spark.replay.run import replay
 from rmq_pipeline.spark.session import prepare_environment
-from rmq_pipeline.storage.root import shown
+from rmq_pipeline.storage.root import Address, shown
 
 #: Tag ``rmq/replay_mode`` sets ``mode``, and so on: the dialog of a backfill offers only tags.
 TAG_PREFIX: Final = "rmq/replay_"
@@ -256,14 +256,15 @@ class _ReplayRun:
         report = replay(self._plan(), client, spark=spark, on_progress=self._progress)
         return metadata(report)
 
-    def _folder(self) -> Path:
-        return self._local(f"_replays/{identifier(self._spec.group)}")
+    def _folder(self) -> Address:
+        return self._sinks.folder(f"_replays/{identifier(self._spec.group)}")
 
-    def _local(self, name: str) -> Path:
-        folder = self._sinks.folder(name)
+    def _local_folder(self) -> Path:
+        folder = self._folder()
         if isinstance(folder, str):
             raise dg.Failure(
-                f"A replay works in local folders, and {shown(folder)} is none.",
+                "Spark sorts the messages of mode side_topic in files that it writes itself, so"
+                f" {shown(folder)} is no place for them. Set RMQ_SINKS of this run to a folder.",
                 allow_retries=False,
             )
         return folder
@@ -272,7 +273,7 @@ class _ReplayRun:
         config = self.config
         # A dry run accepts the config of the real replay, but needs less of it.
         dry = config.mode == "dry_run"
-        side = self._local(config.side_sink) if config.side_sink and not dry else None
+        side = self._sinks.folder(config.side_sink) if config.side_sink and not dry else None
         return ReplayPlan(
             spec=self._spec,
             from_ms=self._from_ms,
@@ -299,7 +300,7 @@ class _ReplayRun:
             rate_per_s=config.rate_per_s,
             ttl_ms=config.ttl_ms,
             replay_id=self._replay_id,
-            folder=self._folder(),
+            folder=self._local_folder(),
         )
 
     def _progress(self, what: str, facts: Mapping[str, Any]) -> None:

@@ -107,8 +107,12 @@ def unpack(payload: bytes | None, path: str | None) -> pa.Table:
     return pa.ipc.open_file(pa.py_buffer(payload)).read_all()
 
 
-def write(table: pa.Table, path: Path) -> str:
-    """Write a table to an Arrow file that tasks map into memory; return the path."""
+def write(table: pa.Table, path: Address) -> str:
+    """Write a table to an Arrow file that tasks read; return the path or URI."""
+    if not isinstance(path, Path):
+        folder, name = split(path)
+        at(folder).write(name, partial(_write, table.combine_chunks()))
+        return path
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     return str(path)

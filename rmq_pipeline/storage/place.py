@@ -2,6 +2,10 @@
 
 import functools
 import os
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -11,7 +15,7 @@ import pyarrow.fs as pafs
 
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.storage.remote import OBJECT_STORES, ObjectRoot, RemoteRoot, has_obstore
-from rmq_pipeline.storage.root import Address, Root, address_of, shown
+from rmq_pipeline.storage.root import Address, Root, address_of, below, shown
 
 #: A root, or its address.
 Place: TypeAlias = Root | Address
@@ -53,3 +57,21 @@ def _remote(address: str, _process: int) -> Root:
     if urlsplit(address).scheme in OBJECT_STORES and has_obstore():
         return ObjectRoot(files, path, address=address)
     return RemoteRoot(files, path, address=address)
+
+
+def make_temporary(parent: Address, *, prefix: str) -> Address:
+    """Return a new folder below another one, which is created."""
+    if isinstance(parent, str):
+        return below(parent, f"{prefix}{secrets.token_hex(6)}")
+    parent.mkdir(parents=True, exist_ok=True)
+    # Tasks may run in another working directory.
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
+
+
+def delete_temporary(folder: Address) -> None:
+    """Delete a folder and its files; what cannot be deleted only costs space."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(OSError):
+        at(folder).delete_folder("")

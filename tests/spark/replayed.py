@@ -15,6 +15,8 @@ from rmq_pipeline.settings import Settings
 from rmq_pipeline.spark.consumer import ConsumerSpec, run_window
 from rmq_pipeline.spark.replay.plan import ReplayPlan, ReplayReport
 from rmq_pipeline.spark.replay.run import replay
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import below
 from tests.spark.handlers import SINK, STATE, numbered
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Consumer:
             "handler": numbered,
             "order_by": "message_group",
             "state": STATE,
-            "sink": self.folder / "sink",
+            "sink": below(self.folder, "sink"),
             "sink_schema": SINK,
             "publishes": ("later",),
         }
@@ -84,7 +86,7 @@ class Consumer:
         settings: dict[str, Any] = {
             "mode": "replace",
             "replay_id": "test",
-            "folder": self.folder / "replays",
+            "folder": below(self.folder, "replays"),
             **plan,
         }
         return replay(
@@ -98,14 +100,14 @@ class Consumer:
 
     def rows(self, folder: str = "sink") -> list[tuple[str, int, str]]:
         """What a sink holds: message group, step, body."""
-        found = read_sink(self.folder / folder).to_pylist()
+        found = read_sink(below(self.folder, folder)).to_pylist()
         return sorted((r["message_group"], r["step"], r["body"].decode()) for r in found)
 
     def files(self) -> dict[str, list[tuple[str, bytes]]]:
         """The files that count, by partition, with what is in them."""
         found: dict[str, list[tuple[str, bytes]]] = {}
-        for row in sink_files(self.folder / "sink").to_pylist():
-            content = (self.folder / "sink" / row["path"]).read_bytes()
+        for row in sink_files(below(self.folder, "sink")).to_pylist():
+            content = at(below(self.folder, "sink")).read(row["path"])
             found.setdefault(row["partition"], []).append((row["path"], content))
         return found
 

@@ -14,6 +14,7 @@ from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake import publication
 from rmq_pipeline.lake.manifest import within
+from rmq_pipeline.lake.readers import read_in_tasks
 from rmq_pipeline.spark import arrow_transport
 from rmq_pipeline.spark.replay import publishing, sinks, tasks
 from rmq_pipeline.spark.replay.plan import OUTCOMES, ReplayPlan, ReplayReport
@@ -21,6 +22,8 @@ from rmq_pipeline.spark.replay.reading import Wanted
 from rmq_pipeline.spark.replay.tasks import hours_part
 from rmq_pipeline.spark.replay.topic_log import Range, Settled, Source, dead_lettered
 from rmq_pipeline.spark.replay.walk import FAILED
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address, below, split
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,7 +34,7 @@ COPIES: Final = "copies"
 
 
 def differing_rows(
-    spark: "SparkSession", *, old: list[Path], new: list[Path], columns: pa.Schema
+    spark: "SparkSession", *, old: list[Address], new: list[Address], columns: pa.Schema
 ) -> "DataFrame | None":
     """Return the rows that only one side has: CHANGE, COPIES, and the sink's columns.
 
@@ -61,8 +64,11 @@ def differing_rows(
     )
 
 
-def _read_files(spark: "SparkSession", files: list[Path], *, columns: pa.Schema) -> "DataFrame":
-    read = spark.read.parquet(*(str(file) for file in files))
+def _read_files(spark: "SparkSession", files: list[Address], *, columns: pa.Schema) -> "DataFrame":
+    if isinstance(files[0], str):
+        read: DataFrame = read_in_tasks(spark, uris=[str(file) for file in files], columns=columns)
+    else:
+        read = spark.read.parquet(*(str(file) for file in files))
     return read.select(*(_comparable(read, field) for field in columns))
 
 
@@ -135,16 +141,22 @@ def changed_outcomes(messages: "DataFrame", *, was: pa.Table, now: pa.Table) -> 
     return table.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
 
 
-def write_rows_report(changed: "DataFrame", path: Path) -> Path:
-    """Write differing rows to one Parquet file; return its path.
+def write_rows_report(changed: "DataFrame", path: Address) -> "DataFrame":
+    """Write differing rows to one Parquet file, and return them.
 
     They are sorted by the sink's columns, so a removed row is next to its replacement.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    parts = path.with_suffix(".parts")
     columns = [name for name in changed.columns if name not in {CHANGE, COPIES}]
     in_order = changed.coalesce(1).sortWithinPartitions(*columns, F.desc(CHANGE))
+    if not isinstance(path, Path):
+        folder, name = split(path)
+        found = in_order.toArrow()
+        with at(folder).create(name) as file:
+            checked_parquet.write(found, file)
+        return changed.sparkSession.createDataFrame(found)
+    parts = path.with_suffix(".parts")
     in_order.write.mode("overwrite").parquet(str(parts))
     (part,) = parts.glob("part-*.parquet")
     part.replace(path)
@@ -153,7 +165,7 @@ def write_rows_report(changed: "DataFrame", path: Path) -> Path:
     for left in parts.glob(".*"):
         left.unlink()
     parts.rmdir()
-    return path
+    return changed.sparkSession.read.parquet(str(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +225,8 @@ class Effects:
         client: Client,
         *,
         wanted: Range,
-        target: Path,
-        scratch: Path,
+        target: Address,
+        scratch: Address,
         report: ReplayReport,
     ) -> None:
         self._plan, self._client, self._range = plan, client, wanted
@@ -247,9 +259,10 @@ class Effects:
         in_range = messages.filter(self._range.holds())
         report.outcomes = changed_outcomes(in_range, was=was, now=found.failed)
         if report.outcomes.num_rows:
-            path = plan.folder / f"outcomes-{plan.label}.parquet"
-            checked_parquet.write(report.outcomes, path)
-            report.outcomes_report = str(path)
+            name = f"outcomes-{plan.label}.parquet"
+            with at(plan.folder).create(name) as file:
+                checked_parquet.write(report.outcomes, file)
+            report.outcomes_report = str(below(plan.folder, name))
         changed = self._changed(
             messages.sparkSession,
             old=snapshot.files["path"].to_pylist(),
@@ -258,9 +271,9 @@ class Effects:
         )
         if changed is None:
             return
-        path = write_rows_report(changed, plan.folder / f"rows-{plan.label}.parquet")
+        path = below(plan.folder, f"rows-{plan.label}.parquet")
+        written = write_rows_report(changed, path)
         report.rows_report = str(path)
-        written = messages.sparkSession.read.parquet(str(path))
         column = spec.partition_time
         report.changed = rows_by_hour(written, partition_time=column, added_only=False)
         added = rows_by_hour(written, partition_time=column, added_only=True)
@@ -268,15 +281,15 @@ class Effects:
         report.rows_removed = sum(report.changed.values()) - report.rows_added
 
     def _changed(
-        self, spark: "SparkSession", *, old: list[str], new: pa.Table, folder: Path
+        self, spark: "SparkSession", *, old: list[str], new: pa.Table, folder: Address
     ) -> "DataFrame | None":
         spec = self._plan.spec
         if spec.sink is None or spec.sink_schema is None:
             return None
         return differing_rows(
             spark,
-            old=[Path(within(spec.sink, path)) for path in old],
-            new=[folder / path for path in new["path"].to_pylist()],
+            old=[within(spec.sink, path) for path in old],
+            new=[below(folder, path) for path in new["path"].to_pylist()],
             columns=spec.sink_schema,
         )
 
@@ -357,7 +370,7 @@ class Effects:
                 source.spark,
                 old=[file["path"] for file in files if file["partition"] in hours],
                 new=found.behind,
-                folder=self._scratch / "behind",
+                folder=below(self._scratch, "behind"),
             )
             if changed is not None:
                 report.behind_rows = rows_by_hour(
@@ -380,7 +393,7 @@ class Effects:
         task = partial(
             hours_part,
             wanted=wanted,
-            ends=arrow_transport.write(ends, self._scratch / "ends.arrow"),
+            ends=arrow_transport.write(ends, below(self._scratch, "ends.arrow")),
             scratch=self._scratch,
         )
         found = tasks.run_tasks(source.spark, tasks.by_length(files), task=task)

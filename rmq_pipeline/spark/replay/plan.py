@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow as pa
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.handling.spec import ConsumerSpec
 from rmq_pipeline.spark.replay.sinks import SideRange, hour_partitions
-from rmq_pipeline.storage.root import is_uri, shown
+from rmq_pipeline.storage.root import Address
 
 #: replace: the sink's own partitions; side_sink: another folder; dry_run: only report changes.
 Mode = Literal["replace", "side_sink", "dry_run"]
@@ -50,9 +49,9 @@ class ReplayPlan:
     #: Identity of the replay: work done under an id is not repeated.
     replay_id: str
     #: Folder for reports and for files exchanged by tasks; the driver and Spark must reach it.
-    folder: Path
+    folder: Address
     #: Folder of the side sink; only for mode side_sink.
-    side_sink: Path | None = None
+    side_sink: Address | None = None
     #: Number of calls for a message before its failure is final.
     tries: int = 1
     #: The sink's partitions contain the rows of messages of the same hour, although the names of
@@ -64,12 +63,6 @@ class ReplayPlan:
     parallelism: int = 2
 
     def __post_init__(self) -> None:
-        for place in (self.spec.sink, self.folder, self.side_sink):
-            if is_uri(place):
-                raise RequestError(
-                    f"A replay works in local folders, and {shown(place)} is none.",
-                    remedy="Replay where the sinks are in a folder that all tasks reach.",
-                )
         try:
             hour_partitions(self.from_ms, self.to_ms)
         except ValueError as error:

@@ -7,8 +7,10 @@ Otherwise they are partitioned by message group into files, and each file is sor
 message group that does not fit alone is not sorted: the messages of one queue are already in order.
 """
 
+import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -31,7 +33,8 @@ from rmq_pipeline.spark.arrow_transport import unpack
 from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Stored, check_reachable, listed
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
-from rmq_pipeline.storage.root import StorageRootError, shown
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import Address, StorageRootError, below, is_uri, shown, split
 
 #: Columns of a walk: a handler's message, and its role.
 WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
@@ -394,17 +397,17 @@ GROUP_FILES: Final = pa.schema(
 
 
 def partition(
-    tables: Iterable[pa.Table], *, folder: Path, files: int, depth: int = 0
+    tables: Iterable[pa.Table], *, folder: Address, files: int, depth: int = 0
 ) -> dict[int, GroupFile]:
     """Partition messages into files by message group; each file keeps their order.
 
     Returns:
         Number of the share -> its file; shares without messages are omitted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    root = at(folder)
     by_share: dict[int, GroupFile] = {}
     writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
-    try:
+    with ExitStack() as opened:
         for table in tables:
             which = shares(table, files, depth=depth)
             order = np.argsort(which, kind="stable")
@@ -414,15 +417,13 @@ def partition(
             for share, start, stop in zip(found.tolist(), starts.tolist(), stops, strict=True):
                 if share not in writers:
                     # Unique names, because a repeated attempt of the task writes files of its own.
-                    path = str(folder / f"group-{share}-{secrets.token_hex(8)}.arrow")
-                    by_share[share] = GroupFile(path)
-                    writers[share] = pa.ipc.new_file(path, WALKED)
+                    name = f"group-{share}-{secrets.token_hex(8)}.arrow"
+                    by_share[share] = GroupFile(str(below(folder, name)))
+                    stream = opened.enter_context(root.create(name))
+                    writers[share] = opened.enter_context(pa.ipc.new_file(stream, WALKED))
                 part = ordered.slice(start, stop - start)
                 by_share[share].note(part)
                 writers[share].write_table(part)
-    finally:
-        for writer in writers.values():
-            writer.close()
     return by_share
 
 
@@ -440,11 +441,11 @@ def shares(messages: pa.Table, n: int, *, depth: int = 0) -> Int64s:
 
 
 def tables_of(path: str) -> Iterator[pa.Table]:
-    """Yield the tables that ``partition`` wrote to a file, mapped into memory."""
-    with pa.memory_map(path) as mapped:
-        reader = pa.ipc.open_file(mapped)
-        for i in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(i)])
+    """Yield the tables that ``partition`` wrote to a file, mapped into memory if it is local."""
+    folder, name = split(path) if is_uri(path) else os.path.split(path)
+    reader = pa.ipc.open_file(at(folder).load(name))
+    for i in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(i)])
 
 
 def _by_queue(path: str) -> Iterator[pa.Table]:

@@ -4,8 +4,6 @@ Spark's tasks read the messages from the segments. The group's progress, leases 
 changed. Messages that the handler publishes are sent only if the plan says so.
 """
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +38,8 @@ from rmq_pipeline.spark.replay.walk import (
     find_boundary_state,
     merge_firsts_and_lasts,
 )
+from rmq_pipeline.storage.place import delete_temporary, make_temporary
+from rmq_pipeline.storage.root import Address, below
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ class Replay:
     ) -> None:
         self._plan, self._client, self._spark = plan, client, spark
         self._tell = on_progress
-        self._scratch = Path()
+        self._scratch: Address = Path()
         self.report = ReplayReport(
             mode=plan.mode, replay_id=plan.replay_id, from_ms=plan.from_ms, to_ms=plan.to_ms
         )
@@ -91,13 +91,11 @@ class Replay:
         plan = self._plan
         if plan.mode == "replace" and done_before(plan, self._client, report=self.report):
             return
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        # Tasks may run in another working directory.
-        self._scratch = Path(tempfile.mkdtemp(prefix="replay-", dir=plan.folder)).absolute()
+        self._scratch = make_temporary(plan.folder, prefix="replay-")
         try:
             self._replay()
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            delete_temporary(self._scratch)
         self.report.seconds = time.monotonic() - started
 
     def _replay(self) -> None:
@@ -173,7 +171,7 @@ class Replay:
 
     def _source(self, done: Settled) -> Source:
         stateful = self._plan.spec.state is not None
-        folder = self._scratch / "tail"
+        folder = below(self._scratch, "tail")
         tail = self._log.tail(folder, wanted=self._range, whole=stateful)
         self._tell("reading", {"unsealed_queues": len(tail)})
         return Source(self._spark(), self._log, tail=tail, folder=folder, settled=done)
@@ -249,7 +247,9 @@ class Replay:
 
     def _written(self, table: pa.Table | None, name: str) -> str | None:
         return (
-            None if table is None else arrow_transport.write(table, self._scratch / f"{name}.arrow")
+            None
+            if table is None
+            else arrow_transport.write(table, below(self._scratch, f"{name}.arrow"))
         )
 
     def _assignment(self, boundary: BoundaryState | None, *, wanted: Wanted) -> Assignment:
@@ -278,12 +278,12 @@ class Replay:
             after=self._written(None if boundary is None else boundary.after, "after"),
         )
 
-    def _target(self) -> Path:
+    def _target(self) -> Address:
         """Return the folder of the range's rows."""
         plan = self._plan
         if plan.mode == "dry_run" or plan.spec.sink is None:
-            return self._scratch / "rows"
-        return plan.side_sink or Path(plan.spec.sink)
+            return below(self._scratch, "rows")
+        return plan.side_sink or plan.spec.sink
 
 
 def replay(

@@ -53,6 +53,7 @@ from rmq_pipeline.spark.replay.walk import (
     merge_firsts_and_lasts,
     walk_again,
 )
+from rmq_pipeline.storage.root import Address, below
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,8 +177,8 @@ class Assignment:
     filter_type: str
     #: Folder of the range's files (None if rows are not needed), and folder for files of messages
     #: behind the range.
-    sink: Path | None
-    scratch: Path
+    sink: Address | None
+    scratch: Address
     #: Label in the file names, unique to the replay.
     label: str
     #: Arrow files of message_group and state: before the first message of each group, and after the
@@ -190,7 +191,8 @@ def walk_part(part: Part, this: Assignment) -> list[Answer]:
     """Walk the messages of a part; by message group if the consumer keeps order."""
     found = _messages_of(part, this.wanted)
     task = _Task(this)
-    with TemporaryDirectory(dir=this.scratch) as folder, rare_collections():
+    local = this.scratch if isinstance(this.scratch, Path) else None
+    with TemporaryDirectory(dir=local) as folder, rare_collections():
         if this.replay_rules.rules.ordered:
             found = sort_by_group(found, folder=Path(folder))
         for messages, goes_on in chunks(found):
@@ -198,10 +200,10 @@ def walk_part(part: Part, this: Assignment) -> list[Answer]:
     return task.answers()
 
 
-def partition_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> list[Answer]:
+def partition_part(part: Part, wanted: Wanted, *, files: int, scratch: Address) -> list[Answer]:
     """Partition the messages of a part by message group into files."""
     by_share = partition(
-        walked(list(part.files), wanted), folder=scratch / "group_files", files=files
+        walked(list(part.files), wanted), folder=below(scratch, "group_files"), files=files
     )
     rows = [
         {"share": share, "path": each.path, "first_ms": each.first_ms}
@@ -211,14 +213,14 @@ def partition_part(part: Part, wanted: Wanted, *, files: int, scratch: Path) -> 
     return [Answer(0, "group_files", "", *pack(table, scratch, label="group_files"))]
 
 
-def count_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
+def count_part(part: Part, wanted: Wanted, *, scratch: Address) -> list[Answer]:
     """Count the messages of the range in a part."""
     found = in_range(list(part.files), wanted, columns=["queue_offset"])
     n = pa.table({"n": [sum(table.num_rows for table in found)]})
     return [Answer(0, "count", "", *pack(n, scratch, label="count"))]
 
 
-def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
+def place_part(part: Part, wanted: Wanted, *, scratch: Address) -> list[Answer]:
     """Find the first and last message in the range for each message group of a part."""
     tables = [FIRSTS_AND_LASTS.empty_table()]
     for each in part.files:
@@ -228,7 +230,7 @@ def place_part(part: Part, wanted: Wanted, *, scratch: Path) -> list[Answer]:
     return [Answer(0, "places", "", *pack(merge_firsts_and_lasts(tables), scratch, label="places"))]
 
 
-def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Path) -> list[Answer]:
+def hours_part(part: Part, wanted: Wanted, *, ends: str, scratch: Address) -> list[Answer]:
     """Find the hours behind the range with messages of the groups in ``ends``, an Arrow file."""
     found = hours_behind(list(part.files), wanted, ends=unpack(None, ends))
     return [Answer(0, "hours", "", *pack(pa.table({"hour": found}), scratch, label="hours"))]
@@ -344,7 +346,7 @@ class _Task:
     def _flush(self, role: int) -> None:
         tables, self._rows[role] = self._rows[role], []
         this = self._this
-        folder = this.sink if role == RANGE else this.scratch / "behind"
+        folder = this.sink if role == RANGE else below(this.scratch, "behind")
         if not tables or folder is None:
             return
         files = sink.stage(

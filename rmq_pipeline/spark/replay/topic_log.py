@@ -17,7 +17,9 @@ from pyarrow import fs
 from rmq_pipeline import checked_parquet, schema
 from rmq_pipeline.errors import ArchiveError, RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.storage.root import HIDDEN, below, is_uri, shown
+from rmq_pipeline.lake.readers import read_in_tasks
+from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.root import HIDDEN, Address, below, is_uri, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -262,7 +264,7 @@ class TopicLog:
             begins[segment.queue_id] = max(begins.get(segment.queue_id, 0), segment.end)
         return begins
 
-    def tail(self, folder: Path, *, wanted: Range, whole: bool) -> list[Stored]:
+    def tail(self, folder: Address, *, wanted: Range, whole: bool) -> list[Stored]:
         """Write unsealed messages to files, one folder per queue.
 
         Args:
@@ -291,16 +293,18 @@ class TopicLog:
             if base < end
         ]
 
-    def _queue(self, folder: Path, queue_id: int, *, base: int, end: int) -> Stored:
-        path = folder / f"queue_id={queue_id}" / "tail.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _queue(self, folder: Address, queue_id: int, *, base: int, end: int) -> Stored:
+        name = f"queue_id={queue_id}/tail.parquet"
         columns = pa.schema([f for f in schema.READ if f.name != "queue_id"])
-        with checked_parquet.writer(path, columns, compression="lz4") as file:
+        with (
+            at(folder).create(name) as stream,
+            checked_parquet.writer(stream, columns, compression="lz4") as file,
+        ):
             for offset in range(base, end, _PAGE_ROWS):
                 limit = min(_PAGE_ROWS, end - offset)
                 page = self._client.read(self.topic, queue_id, offset=offset, limit=limit)
                 file.write_table(page.select(columns.names).cast(columns))
-        return Stored(str(path), queue_id, base, end)
+        return Stored(str(below(folder, name)), queue_id, base, end)
 
 
 def frame(
@@ -309,7 +313,7 @@ def frame(
     *,
     segments: list[Segment],
     tail: list[Stored],
-    folder: Path,
+    folder: Address,
 ) -> "DataFrame | None":
     """Return segments and tail as one DataFrame of COLUMNS_DDL; None if there is nothing to read.
 
@@ -328,8 +332,27 @@ def frame(
         base = f"{log.root}/{segment.path}".partition("/queue_id=")[0]
         by_base.setdefault(base, []).append(f"{log.root}/{segment.path}")
     for base, paths in by_base.items():
+        if is_uri(base):
+            parts += _read_in_tasks(spark, paths)
+            continue
         parts.append(reader.option("basePath", base).parquet(*paths))
     return reduce(lambda one, other: one.unionByName(other), parts) if parts else None
+
+
+def _read_in_tasks(spark: "SparkSession", uris: list[str]) -> "list[DataFrame]":
+    """Return a DataFrame of COLUMNS_DDL for each queue: Spark has no file systems for the URIs."""
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    names = [column.split()[0] for column in COLUMNS_DDL.split(", ")][:-1]
+    columns = pa.schema([schema.READ.field(name) for name in names])
+    queues: dict[int, list[str]] = {}
+    for uri in uris:
+        number = uri.partition("/queue_id=")[2].partition("/")[0]
+        queues.setdefault(int(number), []).append(uri)
+    return [
+        read_in_tasks(spark, uris=some, columns=columns).withColumn("queue_id", F.lit(queue_id))
+        for queue_id, some in queues.items()
+    ]
 
 
 def check_reachable(root: str) -> None:
@@ -385,7 +408,7 @@ class Source:
     log: TopicLog
     #: The files, and their folder.
     tail: list[Stored]
-    folder: Path
+    folder: Address
     settled: Settled
 
     def files(self, keep: Callable[[Segment], bool]) -> list[Stored]:
