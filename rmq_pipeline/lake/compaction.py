@@ -29,6 +29,7 @@ from rmq_pipeline.lake.publication import (
     sweep,
 )
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.storage.place import Place, at
 from rmq_pipeline.storage.root import Root
 from rmq_pipeline.verbs import Verbs
@@ -316,8 +317,12 @@ def _batches(sink: Root, path: str) -> Iterator[pa.RecordBatch]:
 
 def _raise_damage(sink: Root, path: str, *, error: Exception) -> None:
     """Raise DamagedSinkError, unless the system failed: such an error has a number."""
-    if not isinstance(error, OSError) or error.errno is None:
-        raise DamagedSinkError(f"{sink}/{path} is damaged: {error}.") from error
+    if isinstance(error, OSError) and error.errno is not None:
+        return
+    if not isinstance(sink, LocalRoot):
+        # An error of a store has no number. A damaged file can be loaded.
+        sink.load(path)
+    raise DamagedSinkError(f"{sink}/{path} is damaged: {error}.") from error
 
 
 def _one(tables: list[pa.Table], united: pa.Schema) -> pa.Table:

@@ -95,16 +95,25 @@ class LocalRoot(Root):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            raise StorageRootError(
-                f"The file system of {self} has no hard links ({error.strerror}), so two writers of"
-                " a file could replace each other's.",
-                remedy="Choose a folder of a file system with hard links, or an object store.",
-            ) from error
+            raise self._without_links() from error
         finally:
             temporary.unlink(missing_ok=True)
             # The other writer may not have synced the name yet.
             durable_files.sync(whole.parent)
         return True
+
+    @override
+    def check_put_if_absent(self) -> None:
+        # A window does this when it starts: nothing is synced.
+        if not self.has_links:
+            raise self._without_links()
+
+    def _without_links(self) -> StorageRootError:
+        return StorageRootError(
+            f"The file system of {self} has no hard links, so two writers of a file could replace"
+            " each other's.",
+            remedy="Choose a folder of a file system with hard links, or an object store.",
+        )
 
     @override
     def names(self, folder: str) -> list[str]:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,6 +23,9 @@ from rmq_pipeline.storage.root import Root, StorageRootError, below
 OBJECT_STORES: Final = MappingProxyType(
     {"s3": "s3", "gs": "gs", "gcs": "gs", "abfs": "az", "abfss": "az"}
 )
+
+#: A call of a store is repeated for as long as this.
+_RETRIES: Final = timedelta(seconds=30)
 
 
 def has_obstore() -> bool:
@@ -195,7 +199,8 @@ class ObjectRoot(RemoteRoot):
         config = _config(self.address) if kind == "s3" else {}
         options: Any = {"allow_http": config.get("endpoint", "").startswith("http://")}
         opened: Any = from_url
-        return opened(f"{kind}://{bucket}", client_options=options, **config)
+        retry = {"max_retries": 5, "retry_timeout": _RETRIES}
+        return opened(f"{kind}://{bucket}", client_options=options, retry_config=retry, **config)
 
     def _key(self, path: str) -> str:
         return self._at(path).partition("/")[2]

@@ -154,3 +154,20 @@ def test_other_file_systems_are_refused() -> None:
         begun("mock:///bucket", ROW)
     with pytest.raises(ValueError, match="was a URI before it became a Path"):
         at(Path("s3://bucket/sink"))
+
+
+def test_a_damaged_file_and_a_store_that_is_away_are_told_apart(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    folder = store.address("damaged")
+    files = [staged(folder, of_hours(0), batch=n).to_pylist()[0] for n in range(2)]
+    merge = compaction.Merge(files[0]["partition"], files)
+    whole = at(folder).read(files[0]["path"])
+    at(folder).replace(files[0]["path"], whole[:-4] + b"XXXX")
+
+    with pytest.raises(compaction.DamagedSinkError, match="is damaged"):
+        compaction.stage(folder, merge, epoch=1)
+    store.stop()
+
+    with pytest.raises(OSError, match=r"(?i)connect") as told:
+        compaction.stage(folder, merge, epoch=1)
+    assert not isinstance(told.value, compaction.DamagedSinkError)
