@@ -369,6 +369,24 @@ class StoreFullError(OperatorError):
     remedy = "Free space, or let seal and expire drop old log files."
 
 
+class LogStoreError(StorageError):
+    """The store of the commit log does not answer; unanswered requests may or may not be stored."""
+
+    remedy = "Check the database of log_store; the broker retries until it answers."
+
+
+class LogFencedError(OperatorError):
+    """Another broker has taken over the commit log; this one stores and answers nothing more."""
+
+    remedy = "Use the broker that leads. This one has ended; start it again after that one."
+
+
+class LogHeldError(OperatorError):
+    """Another broker leads the commit log in the same store."""
+
+    remedy = "Use that broker, or stop it with `rmq stop` on its machine."
+
+
 class CorruptLogError(OperatorError):
     """A frame of the commit log, or a segment, does not match its checksum."""
 

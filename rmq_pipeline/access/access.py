@@ -42,6 +42,8 @@ class Access:
         self._utc_offsets_min = utc_offsets_min
         self._changing = threading.Lock()
         self._unknown_user = User("nobody", secrets.token_hex(16))
+        #: Called with changed rules before they are stored; if it raises, nothing changes.
+        self.share: Callable[[dict[str, Any]], None] = lambda _: None
         #: True while an endpoint listens beyond loopback; the last user cannot be deleted then.
         self.is_required = False
 
@@ -322,6 +324,7 @@ class Access:
 
     def _put(self, rules: Rules) -> None:
         # The file comes first, so that an answered change survives a crash.
+        self.share(rules.to_json())
         write_rules(self._home, rules)
         self._rules = rules
 

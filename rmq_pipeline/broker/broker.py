@@ -35,6 +35,8 @@ from rmq_pipeline.settings import Settings
 
 #: Limit for the broker's own seal: it runs until nothing is due or the broker closes.
 _SEAL_ALL_BYTES = 1 << 50
+#: Verbs about the process, which a broker answers that does not know whether it leads its log.
+_ANY_TIME = frozenset({"ping", "status", "metrics"})
 
 
 class Broker(
@@ -105,6 +107,8 @@ class Broker(
             raise RequestError(f"There is no verb {verb!r}.")
         method = getattr(self, verb)
         signature.check(verb, method, args=args)
+        if verb not in _ANY_TIME:
+            self._engine.check_leads()
         return method(**args)
 
     def wind_down(self) -> None:

@@ -109,6 +109,16 @@ SetSettings = Annotated[
         "Repeatable.",
     ),
 ]
+LogStore = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="URL",
+        help="PostgreSQL database that has the commit log, postgresql://HOST:PORT/NAME without a "
+        "password (PGPASSWORD); none: only the home has it. The same as --set log_store=URL. "
+        "Default: as in the last run, at first none.",
+    ),
+]
 
 _MIB = 1 << 20
 
@@ -138,6 +148,7 @@ def broker(
             "the last run, at first sync."
         ),
     ] = None,
+    log_store: LogStore = None,
     settings: SettingsFile = None,
     set_: SetSettings = None,
     log_level: LogLevel = None,
@@ -163,6 +174,8 @@ def broker(
         insecure=insecure,
     )
     chosen = flags.given(settings, set_ or ())
+    if log_store is not None:
+        chosen = {**(chosen or {}), "log_store": None if log_store == "none" else log_store}
     with without_pandas():
         from rmq_pipeline.serving.serve import serve
 

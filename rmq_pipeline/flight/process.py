@@ -29,6 +29,8 @@ ANY_PORT: Final = "127.0.0.1:0"
 HOME_LOCKED: Final = 75
 #: Exit code of a broker that cannot reopen its store, while a new process can (EX_IOERR).
 STORE_FAILED: Final = 74
+#: Exit code of a broker whose log another broker has taken over (EX_NOPERM).
+LOG_FENCED: Final = 77
 _POLL_S: Final = 0.02
 #: If a start finds the home locked, the next start follows after this delay, which doubles.
 _FIRST_RETRY_S: Final = 0.1

@@ -37,8 +37,10 @@ def check_flags(home: Path, flags: Flags, *, insecure: bool) -> None:
             Also: a TLS address without a certificate or without the gRPC endpoint, or
             certificate files that cannot be used.
     """
+    # The store of the log may have users; ``Endpoints.open`` checks again.
+    may_have_users = has_access_file(home) or flags.settings.get("log_store") is not None
     for address in _addresses(flags):
-        listening(address, guarded=insecure or has_access_file(home))
+        listening(address, guarded=insecure or may_have_users)
     if flags.grpc_tls != NO_ENDPOINT and flags.tls == NO_TLS:
         raise RequestError(
             f"The TLS address {flags.grpc_tls} has no certificate.",

@@ -27,7 +27,7 @@ from rmq_pipeline.flight.flags import (
     Values,
     checked,
 )
-from rmq_pipeline.flight.process import STORE_FAILED, Interruption
+from rmq_pipeline.flight.process import LOG_FENCED, STORE_FAILED, Interruption
 from rmq_pipeline.serving import interpreter
 from rmq_pipeline.serving.connections import ConnectionGuard
 from rmq_pipeline.serving.endpoints import Endpoints, certificate_of, check_flags, import_ahead
@@ -123,7 +123,11 @@ def _announce(broker: Broker, endpoint: Endpoint, *, metrics: str | None) -> Non
     """Publish the endpoint in the home, and print the line that tells that the broker serves."""
     _freeing_reserve(broker, endpoint.write)
     _say_ready(endpoint, metrics=metrics)
-    broker.engine.repair.on_unrepairable = _die
+    engine = broker.engine
+    engine.repair.on_unrepairable = _die
+    engine.on_fenced = lambda why: _leave(endpoint, why)
+    if engine.replication is not None and (fenced := engine.replication.fenced) is not None:
+        _leave(endpoint, fenced.message)
 
 
 def _say_ready(endpoint: Endpoint, *, metrics: str | None) -> None:
@@ -170,6 +174,15 @@ def _die(why: str) -> None:
     log.critical("the store cannot be rebuilt; exiting with code %d: %s", STORE_FAILED, why)
     logging.shutdown()
     os._exit(STORE_FAILED)
+
+
+def _leave(endpoint: Endpoint, why: str) -> None:
+    """End the process at once, because another broker leads the log; nothing is answered."""
+    log.critical("this broker has ended; exiting with code %d: %s", LOG_FENCED, why)
+    with contextlib.suppress(OSError):
+        endpoint.remove()
+    logging.shutdown()
+    os._exit(LOG_FENCED)
 
 
 def _close(broker: Broker) -> bool:

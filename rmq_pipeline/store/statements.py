@@ -17,6 +17,8 @@ from rmq_pipeline.store.events import Delivery, Kind
 
 #: Files that run as a whole.
 _SCRIPTS: Final = ("schema", "views", "history", "delivery_views")
+#: Ending of statements for PostgreSQL, which DuckDB does not parse.
+_POSTGRES: Final = "pgsql"
 _SQL: Final = resources.files("rmq_pipeline.store") / "sql"
 _NUMBERS: Final = {each.name: int(each) for each in (*Kind, *Delivery)}
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -117,15 +119,28 @@ def statements() -> dict[str, str]:
 
 
 @cache
+def of_postgres() -> dict[str, str]:
+    """Return the named statements of a commit log in PostgreSQL."""
+    return _named_in(_SQL / "postgres", without=("schema",), ending=_POSTGRES)
+
+
+def postgres_schema() -> str:
+    """Return the script that creates the tables of a commit log in PostgreSQL."""
+    return (_SQL / "postgres" / f"schema.{_POSTGRES}").read_text()
+
+
+@cache
 def _of_state_tables() -> dict[str, str]:
     return _named_in(_SQL / "tables")
 
 
-def _named_in(folder: Traversable, *, without: Sequence[str] = ()) -> dict[str, str]:
+def _named_in(
+    folder: Traversable, *, without: Sequence[str] = (), ending: str = "sql"
+) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        stem, _, ending = file.name.rpartition(".")
-        if ending != "sql" or stem in without:
+        stem, _, of_file = file.name.rpartition(".")
+        if of_file != ending or stem in without:
             continue
         parts = _NAME.split(_with_numbers(file.read_text()))
         for name, text in zip(parts[1::2], parts[2::2], strict=True):

@@ -28,11 +28,17 @@ from rmq_pipeline.broker.work.membership import Filters, Members
 from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, refusal, text_of
+from rmq_pipeline.broker.work.replicating import Replicated, replicated
 from rmq_pipeline.broker.work.timekeeping import ClockFile
 from rmq_pipeline.broker.work.waiting import Wakeups
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import DispatchBehindError, StorageError, StoreFullError
+from rmq_pipeline.errors import (
+    DispatchBehindError,
+    LogFencedError,
+    StorageError,
+    StoreFullError,
+)
 from rmq_pipeline.message import Int64s, MessageIds
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.connection import HeldError
@@ -79,6 +85,7 @@ class Engine:
         settings: Settings,
         flush: Literal["sync", "async"],
         fault: FaultPoint | None,
+        shared: Replicated | None = None,
     ) -> None:
         self.home = home
         self.clock = clock
@@ -86,6 +93,7 @@ class Engine:
         self.flush = flush
         self._fault = fault
         self.access = Access.open(home.path, utc_offsets_min=settings.grpc_utc_offsets_min)
+        self._share(shared)
         self.ids = MessageIds()
         self.bulk_gate = BulkGate()
         self.wakeups = Wakeups(clock)
@@ -126,7 +134,19 @@ class Engine:
         self.dispatcher = self._dispatcher(commit_log)
         self.repair = Repair()
         self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
+        self.reports["log_store"] = self._report_replication
         self._closing = threading.Event()
+        if self.replication is not None:
+            self.replication.on_fenced = self._fenced
+
+    def _share(self, shared: Replicated | None) -> None:
+        self._shared = shared
+        #: Replication of the log to its store; None: only the home has it.
+        self.replication = shared.replication if shared else None
+        #: Called once, in any thread, when another broker leads the log: this process must end.
+        self.on_fenced: Callable[[str], None] = lambda _: None
+        if shared:
+            self.access.share = shared.share_access
 
     @classmethod
     def open(
@@ -149,12 +169,20 @@ class Engine:
         home = Home.open(path)
         try:
             note_open(home, settings)
-            engine = cls(home, clock, settings=settings, flush=flush, fault=fault)
+            shared = replicated(home, settings)
+        except BaseException:
+            home.note_closed()
+            home.close()
+            raise
+        try:
+            engine = cls(home, clock, settings=settings, flush=flush, fault=fault, shared=shared)
             engine.writer.start()
             engine._start_dispatch(engine.log)
             engine.submit(Found(len(settings.delay_levels_ms)))
             threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
         except BaseException:
+            if shared is not None:
+                shared.replication.close()
             home.note_closed()
             home.close()
             raise
@@ -171,7 +199,8 @@ class Engine:
                 give_up_reserve(self.home.log, self.settings.reserve_bytes)
 
     def _open_log(self) -> CommitLog:
-        return CommitLog.open(
+        shared = self._shared
+        commit_log = CommitLog.open(
             self.home.log,
             schemas=SCHEMAS,
             file_bytes=self.settings.log_file_bytes,
@@ -179,7 +208,30 @@ class Engine:
             flush=self.flush,
             dispatched_position=self.database.dispatched,
             fault=self._fault,
+            replication=self.replication,
+            answered_alone=shared is not None and shared.answered_alone,
         )
+        if shared is not None:
+            shared.met()
+        return commit_log
+
+    def _fenced(self, error: LogFencedError) -> None:
+        """Refuse everything from now on: another broker leads the log."""
+        self.repair.failed(error)
+        self.on_fenced(error.message)
+
+    def _report_replication(self) -> dict[str, Any] | None:
+        return self.replication.report(self.log.end) if self.replication else None
+
+    def check_leads(self) -> None:
+        """Check that no other broker leads the log; free without a store.
+
+        Raises:
+            LogFencedError: another broker leads.
+            LogStoreError: the store does not answer, and the lease is over.
+        """
+        if self.replication is not None:
+            self.replication.check()
 
     def _dispatcher(self, commit_log: CommitLog) -> Dispatcher:
         return Dispatcher(
@@ -260,7 +312,12 @@ class Engine:
         Raises:
             StuckError: DuckDB refuses that frame or an earlier one. Later frames do not matter.
             DispatchBehindError: dispatch takes too long.
+            LogFencedError: another broker leads the log: the state may be old.
         """
+        self.check_leads()
+        self._reach(position)
+
+    def _reach(self, position: int | None = None) -> None:
         if self.flush == "async" and (position is None or position >= self.log.synced):
             self._sync()
         reached = self.log.synced if position is None else position + 1
@@ -282,6 +339,8 @@ class Engine:
             self.repair.wakes.wait(limits.ASYNC_SYNC_MS / 1000)
             self.repair.wakes.clear()
             try:
+                if self.replication is not None and self.replication.fenced is not None:
+                    return
                 if why := self._why_failed():
                     if not self._closing.wait(self.repair.next_attempt_s()):
                         self.writer.rebuild(why)
@@ -403,7 +462,7 @@ class Engine:
     def _dispatch_rest(self) -> None:
         """Dispatch all frames; what DuckDB refuses, or the full disk, the log keeps."""
         try:
-            self.dispatched()
+            self._reach()
         except StuckError:
             pass
         except StorageError as error:
@@ -423,6 +482,8 @@ class Engine:
             with ExitStack() as last:  # the home is unlocked even if another part fails to close
                 last.callback(self.home.close)
                 with ExitStack() as files:
+                    if self.replication is not None:
+                        files.callback(self.replication.close)
                     files.callback(self.database.close)
                     files.callback(self.log.close)
                     files.callback(self.dispatcher.stop)

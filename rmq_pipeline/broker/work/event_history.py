@@ -34,6 +34,8 @@ _FEW_EVENTS: Final = 1_000
 _SMALL_ROWS: Final = 500_000
 _MERGED_FILES: Final = 8
 _MERGED_ROWS: Final = 2_000_000
+#: Entries of the report.
+COUNTS: Final = ("snapshot_rows", "merged_event_rows", "forgotten_files")
 
 
 def keep(engine: Engine, *, window: Fence | None, fault: FaultPoint) -> dict[str, int]:
@@ -48,7 +50,7 @@ def keep(engine: Engine, *, window: Fence | None, fault: FaultPoint) -> dict[str
     Raises:
         FencedError: a newer epoch has opened the window; the written files do not count.
     """
-    report = {"snapshot_rows": 0, "merged_event_rows": 0, "forgotten_files": 0}
+    report = dict.fromkeys(COUNTS, 0)
     steps = _Steps(engine, window=window, fault=fault, report=report)
     try:
         steps.take_snapshot()

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from rmq_pipeline.errors import RocketMQError, StorageError
+from rmq_pipeline.errors import LogFencedError, OperatorError, RocketMQError, StorageError
 from rmq_pipeline.store.dispatch import Stuck
 
 log = logging.getLogger(__name__)
@@ -103,8 +103,10 @@ class Repair:
             }
 
 
-def refusal(why: BaseException) -> StorageError:
-    """Return the error for requests until the store is rebuilt."""
+def refusal(why: BaseException) -> OperatorError:
+    """Return the error for requests until the store is rebuilt, or for ever."""
+    if isinstance(why, LogFencedError):
+        return LogFencedError(why.message)
     return StorageError(
         f"The broker's store has failed and is being rebuilt from disk: {text_of(why)}"
     )

@@ -17,13 +17,13 @@ from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.repair import refusal, text_of
 from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import (
+    LogFencedError,
     MessageBodyTooLargeError,
     RocketMQError,
     StorageError,
     StoreFullError,
 )
 from rmq_pipeline.store.log.commit_log import CommitLog
-from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX
 from rmq_pipeline.store.log.frame_builder import FrameBuilder
 
 __all__ = ["EVENTS", "MESSAGES", "Decision", "Done", "Request", "Writer"]
@@ -508,9 +508,10 @@ class Writer:
         Checked before the decision is applied, because the state has no undo.
         """
         needed = self._frame_bytes + decision.encode()
-        if needed > FRAME_BYTES_MAX:
+        if needed > self.log.frame_bytes_max:
             return MessageBodyTooLargeError(
-                f"The request takes {needed} bytes of one frame; the limit is {FRAME_BYTES_MAX}.",
+                f"The request takes {needed} bytes of one frame; the limit is"
+                f" {self.log.frame_bytes_max}.",
                 remedy="Settle, send or receive fewer messages at a time.",
             )
         if self.log.needs_file(needed) and not self._turns.wait_to_write(frame.number):
@@ -547,6 +548,10 @@ class Writer:
         for pending in frame.pending:
             # Refusals too: they were decided on a state that is not on disk.
             pending.answer, pending.error = None, answer
+        if isinstance(error, LogFencedError):
+            self._fatal = error  # another broker leads: this one never rebuilds and goes on
+        if isinstance(self._fatal, LogFencedError):
+            return
         if frame.log is not self.log or (self._fatal is not None and not self._rebuild_asked):
             return
         self._rebuild_asked = False
@@ -559,6 +564,7 @@ class Writer:
             self._fatal = None
         except Exception as fatal:  # noqa: BLE001 after any error there is no state
             # Its traceback would keep the files of this attempt open.
-            self._fatal = StorageError(text_of(fatal))
+            kind = LogFencedError if isinstance(fatal, LogFencedError) else StorageError
+            self._fatal = kind(text_of(fatal))
         finally:
             self._turns.go_on()

@@ -13,26 +13,26 @@ the disk has space for a whole file and ``refill_reserve`` succeeds. Dispatch an
 space smaller than a file; their work allows old files to be deleted.
 """
 
-import logging
 import secrets
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.errors import StorageError, StoreFullError
-from rmq_pipeline.store.log import frame, log_file, recovery
-from rmq_pipeline.store.log.frame import SectionHeader
+from rmq_pipeline.errors import CorruptLogError, LogFencedError, StorageError, StoreFullError
+from rmq_pipeline.store.log import catching_up, log_file, recovery
+from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX, crc32, unpack_frame_header
 from rmq_pipeline.store.log.frame_builder import FrameBuilder, Payload
-from rmq_pipeline.store.log.log_file import FULL, LogFile
+from rmq_pipeline.store.log.log_file import FULL, Bytes, LogFile
+from rmq_pipeline.store.log.log_store import Stored
 from rmq_pipeline.store.log.recovery import SyncedMark
+from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.reserve import Reserve
-from rmq_pipeline.tables import mended
+from rmq_pipeline.store.log.sections import Section, SectionReader
 
 __all__ = ["CommitLog", "FaultPoint", "Section"]
 
@@ -41,122 +41,6 @@ FaultPoint: TypeAlias = Callable[[str], None]
 
 #: The cache of decoded sections is limited to this size.
 _KEPT_BYTES: Final = 64 << 20
-_LOGGER = logging.getLogger(__name__)
-
-#: Memory of the Python and Arrow objects of a decoded batch, independent of its size.
-_OVERHEAD_BYTES: Final = 8192
-#: After reading this much, release the mapped pages of all files; per file they would add up.
-_MAPPED_BYTES: Final = 32 << 20
-#: Bytes that the kernel maps around a touched page.
-_FAULT_AROUND_BYTES: Final = 64 << 10
-
-
-class Section(NamedTuple):
-    """One Arrow record batch inside a frame."""
-
-    #: Log position; together with a row number it identifies a message permanently.
-    position: int
-    #: 1 messages, 2 events, 3 keyed state.
-    kind: int
-    #: Zero copy over the mapped file.
-    batch: pa.RecordBatch
-
-
-class SectionReader:
-    """Decodes sections and caches them. Thread-safe.
-
-    Args:
-        schemas: schemas of the kinds whose payloads omit the schema.
-        kept_bytes: size of the cache of ``read``; the least recently used section is evicted first.
-    """
-
-    def __init__(self, schemas: Mapping[int, pa.Schema], *, kept_bytes: int) -> None:
-        self._schemas = schemas
-        #: False: all sections were validated before they were written.
-        self.validates = True
-        self._budget_bytes = kept_bytes
-        self._used_bytes = 0
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[Section, int]] = OrderedDict()
-        #: Files read from, and the bytes read since their pages were released. Decoded batches are
-        #: mapped, so a file may be read again at any time.
-        self._mapped: set[LogFile] = set()
-        self._mapped_bytes = 0
-
-    def kept(self, position: int) -> Section | None:
-        """Return the section at a position if it is cached, else None."""
-        with self._lock:
-            found = self._kept.get(position)
-            if found is None:
-                return None
-            self._kept.move_to_end(position)
-            return found[0]
-
-    def read(self, file: LogFile, position: int) -> Section:
-        """Return the section at a position of a file, and cache it.
-
-        Raises:
-            CorruptLogError: no sound section is there.
-        """
-        header = file.section_at(position)
-        section = self._decode(file, header)
-        cost = header.length + _OVERHEAD_BYTES
-        with self._lock:
-            _, before = self._kept.pop(position, (section, 0))
-            self._kept[position] = (section, cost)
-            self._used_bytes += cost - before
-            while self._used_bytes > self._budget_bytes:
-                self._used_bytes -= self._kept.popitem(last=False)[1][1]
-        return section
-
-    def frame(self, file: LogFile, position: int) -> tuple[int, list[Section]]:
-        """Return the end of the frame at a position, and its sections; they are not cached.
-
-        Raises:
-            CorruptLogError: the frame is damaged.
-        """
-        end, headers = file.frame_sections(position)
-        return end, [self._decode(file, header) for header in headers]
-
-    def forget_before(self, position: int) -> None:
-        """Evict the sections before a position, and unmap their files."""
-        with self._lock:
-            for old in [kept for kept in self._kept if kept < position]:
-                self._used_bytes -= self._kept.pop(old)[1]
-        self._mapped = {file for file in tuple(self._mapped) if file.base >= position}
-
-    def _decode(self, file: LogFile, header: SectionHeader) -> Section:
-        payload = file.payload(header)
-        self._mapped.add(file)
-        self._mapped_bytes += header.length + _FAULT_AROUND_BYTES
-        if self._mapped_bytes > _MAPPED_BYTES:
-            self._let_pages_go()
-        try:
-            batch = frame.decode(payload, file.schemas.get(header.kind))
-        except pa.ArrowInvalid as error:
-            raise file.damage(header.position, f"a section that is no Arrow ({error})") from error
-        if self.validates:
-            batch = _mended(batch, header)
-        if (schema := self._schemas.get(header.kind)) is not None:
-            batch = frame.completed(batch, schema)
-        return Section(header.position, header.kind, batch)
-
-    def _let_pages_go(self) -> None:
-        self._mapped_bytes = 0
-        for file in tuple(self._mapped):
-            file.release()
-
-
-def _mended(batch: pa.RecordBatch, header: SectionHeader) -> pa.RecordBatch:
-    """Replace damaged values: older versions stored tables without validating them on send."""
-    try:
-        batch.validate(full=True)
-    except pa.ArrowException as error:
-        whole = mended(batch)
-        if whole is not batch:
-            _LOGGER.warning("the section at %d has damaged values: %s", header.position, error)
-        return whole
-    return batch
 
 
 class CommitLog:
@@ -171,8 +55,10 @@ class CommitLog:
         reserve_bytes: int,
         sync_commits: bool,
         fault: FaultPoint | None,
+        replication: Replication | None = None,
     ) -> None:
         self._folder = folder
+        self._replication = replication
         #: Schemas of the kinds whose payloads omit the schema.
         self.schemas = dict(schemas)
         self._file_bytes = log_file.whole_pages(file_bytes)
@@ -201,6 +87,8 @@ class CommitLog:
         flush: Literal["sync", "async"] = "sync",
         dispatched_position: int = 0,
         fault: FaultPoint | None = None,
+        replication: Replication | None = None,
+        answered_alone: bool = False,
     ) -> Self:
         """Open the log of a folder, or create it.
 
@@ -211,9 +99,13 @@ class CommitLog:
         Args:
             schemas: the kinds with a fixed schema; sections of other kinds contain theirs.
             dispatched_position: the start of the first frame that was not dispatched.
+            replication: to the log's store, which this broker leads; None: the files are all.
+            answered_alone: see ``catching_up.meet``.
 
         Raises:
             CorruptLogError: a frame is damaged or missing; the error names the place.
+            LogStoreError: the store does not answer.
+            LogFencedError: another broker leads.
             HomeFormatError: a newer version wrote the log.
             StoreFullError: the log is new, and its first file does not fit on the disk.
             StorageError: the disk failed.
@@ -227,9 +119,12 @@ class CommitLog:
                 reserve_bytes=reserve_bytes,
                 sync_commits=flush == "sync",
                 fault=fault,
+                replication=replication,
             )
             try:
                 log._recover(dispatched_position)
+                if replication is not None:
+                    log._meet(replication, dispatched_position, answered_alone=answered_alone)
             except BaseException:
                 log._let_go()
                 raise
@@ -241,6 +136,13 @@ class CommitLog:
     def first(self) -> int:
         """Position of the first retained frame."""
         return self._files[0].base
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Length of the longest frame that the log takes."""
+        if self._replication is None:
+            return FRAME_BYTES_MAX
+        return min(FRAME_BYTES_MAX, self._replication.store.frame_bytes_max)
 
     @property
     def validates(self) -> bool:
@@ -301,18 +203,17 @@ class CommitLog:
         """
         self._check()
         if not taken.length:
+            if self._replication is not None:
+                self._replication.check()
             return
         if taken.start != self.end or taken.start + taken.length > self._files[-1].capacity_end:
             raise self._break("Writing to the commit log", ValueError("a frame without its place"))
         self._step("before_write")
         try:
-            self._files[-1].write_whole(
-                taken.buffers(synced=self.synced),
-                position=taken.start,
-                length=taken.length,
-                dsync=self._sync_commits,
-                halfway=(lambda: self._step("half_written")) if self._fault else None,
-            )
+            if self._replication is None:
+                self._write_here(taken, taken.buffers(synced=self.synced))
+            else:
+                self._replicate(self._replication, taken)
         except OSError as error:
             broken, full = self._break("Writing to the commit log", error), error.errno in FULL
             raise (StoreFullError("The disk is full.") if full else broken) from error
@@ -320,6 +221,24 @@ class CommitLog:
         self.end += taken.length
         if self._sync_commits:
             self.synced = self.end
+
+    def _write_here(self, taken: FrameBuilder, buffers: Sequence[Bytes]) -> None:
+        self._files[-1].write_whole(
+            buffers,
+            position=taken.start,
+            length=taken.length,
+            dsync=self._sync_commits,
+            halfway=(lambda: self._step("half_written")) if self._fault else None,
+        )
+
+    def _replicate(self, replication: Replication, taken: FrameBuilder) -> None:
+        """Write a frame to the store and to the file; both get the same bytes."""
+        data = b"".join(taken.buffers(synced=min(self.synced, replication.confirmed)))
+        try:
+            replication.write(taken.start, data, local=lambda: self._write_here(taken, [data]))
+        except (LogFencedError, StorageError) as error:
+            self._broken = error.message
+            raise
 
     def needs_file(self, frame_bytes: int) -> bool:
         """Return True if a frame of this length would go to a new file."""
@@ -447,12 +366,91 @@ class CommitLog:
         files = recovery.open_files(self._folder, schemas=self.schemas)
         if not files:
             recovery.check_new(self._folder, dispatched_position=dispatched_position)
-            files = [self._create_first(secrets.randbits(32))]
+            store = self._replication.store if self._replication is not None else None
+            files = [self._create_first(store.seed if store else secrets.randbits(32))]
         self._files = tuple(files)
         self._reader.validates = not recovery.is_validated(self._folder, seed=files[0].seed)
         end = recovery.sound_end(files, dispatched_position=dispatched_position, mark=self._mark)
         self.end = self.synced = end
         self.building = FrameBuilder(self.schemas, seed=files[0].seed, start=end)
+
+    # ------------------------------------------------- comparing the files with the log's store
+
+    def _meet(
+        self, replication: Replication, dispatched_position: int, *, answered_alone: bool
+    ) -> None:
+        if (seed := self._files[0].seed) != replication.store.seed:
+            raise CorruptLogError(
+                f"{self._folder} has another log than {replication.store.address}: their seeds are"
+                f" {seed} and {replication.store.seed}.",
+                remedy="Use the store of this home, or an empty home for this store.",
+            )
+        failed_from = replication.begin_meeting()
+        end = catching_up.meet(
+            self,
+            replication.store,
+            failed_from=failed_from,
+            answered_alone=answered_alone,
+            dispatched=dispatched_position,
+        )
+        self.building = FrameBuilder(self.schemas, seed=seed, start=end)
+        replication.go_on(end)
+
+    def confirmed(self) -> int:
+        """Return the position up to which the store surely had the log: the last header says so."""
+        for file in reversed(self._files):
+            if file.base < self.end:
+                header = recovery.ending_at(file, self.end)
+                return 0 if header is None else min(header.synced, header.position)
+        return self.end
+
+    def stored_at(self, position: int) -> Stored | None:
+        """Return position, length and CRC of the frame at a position; None if none begins there."""
+        try:
+            file = self.file_of(position)
+        except LookupError:
+            return None
+        header = file.frame_at(position)
+        if header is None:
+            return None
+        return Stored(position, header.length, crc32(file.copy(position, position + header.length)))
+
+    def bytes_at(self, frame: Stored) -> bytes:
+        """Return the bytes of a frame."""
+        return self.file_of(frame.position).copy(frame.position, frame.end)
+
+    def take_over(self, position: int, frame: bytes) -> None:
+        """Write a frame of the store at the end; ``sync`` puts it on disk.
+
+        Raises:
+            CorruptLogError: it is not the frame of this log at this position.
+            StoreFullError: the disk is full.
+        """
+        header = unpack_frame_header(
+            memoryview(frame), 0, position=position, seed=self._files[-1].seed
+        )
+        if header is None or header.length != len(frame) or position != self.end:
+            raise CorruptLogError(f"The store has no frame of this log at position {position}.")
+        self.building = FrameBuilder(self.schemas, seed=self._files[-1].seed, start=position)
+        self.make_room(frame_bytes=len(frame), use_reserve=True)
+        self._files[-1].write_whole(
+            [frame], position=position, length=len(frame), dsync=False, halfway=None
+        )
+        self.end += len(frame)
+
+    def cut(self, position: int) -> None:
+        """Drop the frames of the last file from a position on.
+
+        Raises:
+            CorruptLogError: the position is in an older file.
+        """
+        if position < self._files[-1].base:
+            raise CorruptLogError(f"Position {position} is not in the last file of the log.")
+        # The mark first: with an older end it would claim that answered frames are missing.
+        self._mark.write(position)
+        self._mark.sync()
+        self._files[-1].zero(position, self.end)
+        self.end = self.synced = position
 
     def _create_first(self, seed: int) -> LogFile:
         recovery.mark_validated(self._folder, seed=seed)

@@ -256,7 +256,7 @@ def _check_dispatched(file: LogFile, end: int, *, mark: SyncedMark) -> None:
 
     An accepted loss stays accepted: until new frames are written, each start finds the same gap.
     """
-    if end in (file.base, mark.accepted) or _ending_at(file, end) is not None:
+    if end in (file.base, mark.accepted) or ending_at(file, end) is not None:
         return
     sound = file.base
     while (header := file.frame_at(sound)) is not None and sound + header.length <= end:
@@ -269,7 +269,7 @@ def _check_dispatched(file: LogFile, end: int, *, mark: SyncedMark) -> None:
     mark.accept(end)
 
 
-def _ending_at(file: LogFile, end: int) -> FrameHeader | None:
+def ending_at(file: LogFile, end: int) -> FrameHeader | None:
     """Return the frame that ends at a position; None if there is none."""
     reach = _LOOK_BACK_BYTES
     while True:

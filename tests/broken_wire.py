@@ -1,0 +1,88 @@
+"""A TCP proxy that loses answers: the server has done what it was asked, and nobody hears of it."""
+
+import contextlib
+import socket
+import threading
+from typing import Self
+
+
+class BrokenWire:
+    """Forwards connections to a server until it is told to lose an answer, or to cut them all."""
+
+    def __init__(self, server: str) -> None:
+        host, _, port = server.rpartition(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._losing = threading.Event()
+        self._is_cut = threading.Event()
+        #: Answers lost so far.
+        self.lost = 0
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def lose_next_answer(self) -> None:
+        """Drop the next bytes of the server, and the connection with them."""
+        self._losing.set()
+
+    def cut(self) -> None:
+        """End all connections, and refuse new ones until ``mend``."""
+        self._is_cut.set()
+        for pair in self._pairs:
+            _shut(*pair)
+
+    def mend(self) -> None:
+        """Take connections again."""
+        self._is_cut.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._is_cut.is_set():
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(self._server)
+            except OSError:
+                client.close()
+                continue
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._pairs.append((client, server))
+            for source, sink, answers in ((client, server, False), (server, client, True)):
+                threading.Thread(
+                    target=self._forward,
+                    args=(source, sink),
+                    kwargs={"answers": answers},
+                    daemon=True,
+                ).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, *, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if answers and self._losing.is_set():
+                    self._losing.clear()
+                    self.lost += 1
+                    break
+                sink.sendall(data)
+        _shut(source, sink)
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
