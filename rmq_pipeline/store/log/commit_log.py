@@ -16,7 +16,7 @@ space smaller than a file; their work allows old files to be deleted.
 import secrets
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias
 
@@ -27,7 +27,7 @@ from rmq_pipeline.errors import CorruptLogError, LogFencedError, StorageError, S
 from rmq_pipeline.store.log import catching_up, log_file, recovery
 from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX, crc32, unpack_frame_header
 from rmq_pipeline.store.log.frame_builder import FrameBuilder, Payload
-from rmq_pipeline.store.log.log_file import FULL, Bytes, LogFile
+from rmq_pipeline.store.log.log_file import FULL, LogFile
 from rmq_pipeline.store.log.log_store import Stored
 from rmq_pipeline.store.log.recovery import SyncedMark
 from rmq_pipeline.store.log.replication import Replication
@@ -210,10 +210,16 @@ class CommitLog:
             raise self._break("Writing to the commit log", ValueError("a frame without its place"))
         self._step("before_write")
         try:
-            if self._replication is None:
-                self._write_here(taken, taken.buffers(synced=self.synced))
-            else:
+            if self._replication is not None:
                 self._replicate(self._replication, taken)
+            else:
+                self._files[-1].write_whole(
+                    taken.buffers(synced=self.synced),
+                    position=taken.start,
+                    length=taken.length,
+                    dsync=self._sync_commits,
+                    halfway=(lambda: self._step("half_written")) if self._fault else None,
+                )
         except OSError as error:
             broken, full = self._break("Writing to the commit log", error), error.errno in FULL
             raise (StoreFullError("The disk is full.") if full else broken) from error
@@ -222,20 +228,21 @@ class CommitLog:
         if self._sync_commits:
             self.synced = self.end
 
-    def _write_here(self, taken: FrameBuilder, buffers: Sequence[Bytes]) -> None:
-        self._files[-1].write_whole(
-            buffers,
-            position=taken.start,
-            length=taken.length,
-            dsync=self._sync_commits,
-            halfway=(lambda: self._step("half_written")) if self._fault else None,
-        )
-
     def _replicate(self, replication: Replication, taken: FrameBuilder) -> None:
         """Write a frame to the store and to the file; both get the same bytes."""
         data = b"".join(taken.buffers(synced=min(self.synced, replication.confirmed)))
+
+        def local() -> None:
+            self._files[-1].write_whole(
+                [data],
+                position=taken.start,
+                length=len(data),
+                dsync=self._sync_commits,
+                halfway=(lambda: self._step("half_written")) if self._fault else None,
+            )
+
         try:
-            replication.write(taken.start, data, local=lambda: self._write_here(taken, [data]))
+            replication.write(taken.start, data, local=local)
         except (LogFencedError, StorageError) as error:
             self._broken = error.message
             raise

@@ -50,27 +50,22 @@ def open_broker(tmp_path: Path, database: str) -> Iterator[Open]:
 
     yield open_it
     for broker in opened:
-        let_go(broker)
+        wake(broker)
         broker.close()
 
 
-def let_go(broker: Broker) -> None:
-    """Let a broker that a test has stopped go on."""
-    if (replication := broker.engine.replication) is not None:
-        replication.__dict__.pop("_renew", None)
-
-
 def stop(broker: Broker) -> None:
-    """Keep a broker from renewing its lease, as SIGSTOP does."""
+    """Keep a broker from renewing its lease or asking for it, as SIGSTOP does."""
     replication = broker.engine.replication
     assert replication is not None
-    renew = replication._renew
+    replication._renew = lambda **_: None  # type: ignore[method-assign]
 
-    def renew_for_answers(*, only_if_over: bool = False) -> None:
-        if only_if_over:
-            renew(only_if_over=True)
 
-    replication._renew = renew_for_answers  # type: ignore[method-assign]
+def wake(broker: Broker) -> None:
+    """Let it go on, as SIGCONT does."""
+    replication = broker.engine.replication
+    if replication is not None and replication.__dict__.pop("_renew", None):
+        replication._fresh_until = 0.0
 
 
 def prepare(broker: Broker) -> None:
@@ -185,6 +180,7 @@ def test_a_leader_that_wakes_up_late_answers_nothing(
     told = threading.Event()
     first.engine.on_fenced = lambda _: told.set()
     second = open_broker("second")
+    wake(first)
 
     for ask in (
         lambda: send(first, "of the old leader"),
@@ -210,6 +206,7 @@ def test_a_read_alone_finds_out_that_another_leads(open_broker: Open) -> None:
     send(first, "a")
     stop(first)
     open_broker("second")
+    wake(first)
 
     with pytest.raises(LogFencedError):
         bodies(first)
