@@ -1,5 +1,6 @@
 """Brokers whose commit log is in PostgreSQL: one leads, its successor has all that was answered."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -284,6 +285,38 @@ def test_a_store_that_is_away_means_refusals_and_then_goes_on(
         broker.close()
 
     assert bodies(open_broker("second")) == ["before", "after", "later"]
+
+
+def test_a_server_that_crashes_and_comes_back_keeps_all_answers(
+    open_broker: Open, postgres: PostgresServer
+) -> None:
+    broker = open_broker(log_timeout_ms=300)
+    prepare(broker)
+    answered: list[str] = []
+    tried, over = [0], threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            tried[0] += 1
+            if sends(broker, body := f"{tried[0]:05}"):
+                answered.append(body)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    until(lambda: len(answered) > 10)
+    postgres.stop(signal.SIGQUIT)
+    before, refused = len(answered), tried[0] - len(answered)
+    until(lambda: tried[0] - len(answered) > refused + 1)
+    postgres.start()
+    until(lambda: len(answered) > before + 10)
+    over.set()
+    writing.join(60)
+
+    found = bodies(broker)
+    assert found == sorted(set(found))
+    assert set(answered) <= set(found)
+    broker.close()
+    assert bodies(open_broker("second")) == found
 
 
 def sends(broker: Broker, body: str) -> bool:
