@@ -182,11 +182,14 @@ def share(nodeid: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL server, which the tests of a run share; each takes a database of its own."""
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, which the tests of a run share; each takes a database of its own.
+
+    Not in pytest's folder: each start of pytest closes that to other users than its own.
+    """
     from tests.postgres_server import PostgresServer
 
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server = PostgresServer(Path(tempfile.mkdtemp(prefix="postgres-")))
     yield server
     server.stop()
 
