@@ -33,7 +33,7 @@ def open_store(database: str) -> Iterator[Open]:
     opened: list[PostgresStore] = []
 
     def open_it(address: str = database, *, claim: bool = True) -> PostgresStore:
-        opened.append(PostgresStore(address, timeout_s=2.0, lease_s=LEASE_S))
+        opened.append(PostgresStore(address, timeout_s=2.0, lease_s=LEASE_S, home_format=1))
         opened[-1].look()
         if claim:
             opened[-1].claim(seconds=5.0)
@@ -235,7 +235,8 @@ def test_an_address_of_something_else_is_refused(address: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    store = PostgresStore("postgresql://rmq@127.0.0.1:1/log", timeout_s=1.0, lease_s=LEASE_S)
+    address = "postgresql://rmq@127.0.0.1:1/log"
+    store = PostgresStore(address, timeout_s=1.0, lease_s=LEASE_S, home_format=1)
 
     with pytest.raises(LogStoreError, match=r"127\.0\.0\.1:1/log cannot be reached"):
         store.look()
@@ -267,6 +268,16 @@ def test_tables_of_another_version_are_refused(
     postgres.execute(change, url=database)
 
     with pytest.raises(HomeFormatError, match="of another version"):
+        open_store()
+
+
+def test_a_log_that_a_home_of_a_newer_format_led_is_refused(
+    open_store: Open, postgres: PostgresServer, database: str
+) -> None:
+    open_store().close()
+    postgres.execute("UPDATE rmq_log.store SET home_format = 2", url=database)
+
+    with pytest.raises(HomeFormatError, match="a home of format 2"):
         open_store()
 
 

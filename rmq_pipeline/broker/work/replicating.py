@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rmq_pipeline import durable_files, extras
 from rmq_pipeline.access import users
-from rmq_pipeline.broker.work.home import Home
+from rmq_pipeline.broker.work.home import FORMAT, Home
 from rmq_pipeline.errors import OperatorError, RequestError
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log import log_file
@@ -76,7 +76,9 @@ def replicated(home: Home, settings: Settings) -> Replicated | None:
     from rmq_pipeline.store.log.postgres_store import PostgresStore
 
     lease_s, timeout_s = settings.log_lease_ms / 1000, settings.log_timeout_ms / 1000
-    store = PostgresStore(settings.log_store, timeout_s=timeout_s, lease_s=lease_s)
+    store = PostgresStore(
+        settings.log_store, timeout_s=timeout_s, lease_s=lease_s, home_format=FORMAT
+    )
     store.look()
     if known is not None and known["store"] != store.id:
         store.close()

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from rmq_pipeline.errors import CorruptLogError, LogStoreError
 from rmq_pipeline.store.log.frame import crc32
-from rmq_pipeline.store.log.log_store import LogStore, Stored
+from rmq_pipeline.store.log.log_store import Layout, LogStore, Stored
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,12 @@ class LocalLog(Protocol):
         """Return the bytes of a frame."""
         ...
 
-    def take_over(self, position: int, frame: bytes) -> None:
-        """Write a frame of the store at the end."""
+    def layout_at(self, position: int) -> Layout:
+        """Return the layout of the frame at a position, or of the next frame at the end."""
+        ...
+
+    def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
+        """Write a frame of the store at the end, in a file of its layout."""
         ...
 
     def cut(self, position: int) -> None:
@@ -109,7 +113,18 @@ def meet(
         _push(local, store, start=end)
     elif local.end < end:
         _pull(local, store)
+    _tell_layout(store, local.layout_at(local.end))  # of the frames that this process will write
     return local.end
+
+
+def _tell_layout(store: LogStore, layout: Layout) -> None:
+    """Store the layout of the frames from its start on, unless they are like those before."""
+    if not layout.is_as(_layout_at(store.layouts(), layout.start)):
+        store.put_layout(layout)
+
+
+def _layout_at(layouts: list[Layout], position: int) -> Layout | None:
+    return next((each for each in reversed(layouts) if each.start <= position), None)
 
 
 def _parting(local: LocalLog, store: LogStore, *, start: int) -> int | None:
@@ -123,11 +138,7 @@ def _parting(local: LocalLog, store: LogStore, *, start: int) -> int | None:
         if stored.position >= local.end:
             return None
         if stored.position != at:
-            raise LogStoreError(
-                f"The store {store.address} has no frame at position {at}, but one at"
-                f" {stored.position}.",
-                remedy="Restore the database of log_store from its standby or its backup.",
-            )
+            raise _unsound(store, f"no frame at position {at}, but one at {stored.position}")
         if local.stored_at(at) != stored:
             return at
         at = stored.end
@@ -148,20 +159,25 @@ def _check_unanswered(
 
 
 def _push(local: LocalLog, store: LogStore, *, start: int) -> None:
-    at = start
+    at, layout = start, None
     while at < local.end:
         frame = local.stored_at(at)
         if frame is None:
             raise DivergedLogError(f"No frame of the home begins at {at}, where the store ends.")
+        if not local.layout_at(at).is_as(layout):
+            _tell_layout(store, layout := local.layout_at(at))
         store.append(at, local.bytes_at(frame))
         at = frame.end
     log.info("the store has the log of the home: from=%d to=%d", start, at)
 
 
 def _pull(local: LocalLog, store: LogStore) -> None:
-    start, unsynced = local.end, 0
+    start, unsynced, layouts = local.end, 0, store.layouts()
     for stored, frame in _dense(store, start):
-        local.take_over(stored.position, frame)
+        layout = _layout_at(layouts, stored.position)
+        if layout is None:
+            raise _unsound(store, f"no layout of the frame at position {stored.position}")
+        local.take_over(stored.position, frame, layout)
         unsynced += len(frame)
         if unsynced >= _SYNC_BYTES:
             local.sync()
@@ -175,9 +191,13 @@ def _dense(store: LogStore, start: int) -> Iterator[tuple[Stored, bytes]]:
     at = start
     for stored, frame in store.frames(start):
         if stored.position != at or crc32(frame) != stored.crc:
-            raise LogStoreError(
-                f"The store {store.address} has no sound frame at position {at}.",
-                remedy="Restore the database of log_store from its standby or its backup.",
-            )
+            raise _unsound(store, f"no sound frame at position {at}")
         at = stored.end
         yield stored, frame
+
+
+def _unsound(store: LogStore, what: str) -> LogStoreError:
+    return LogStoreError(
+        f"The store {store.address} has {what}.",
+        remedy="Restore the database of log_store from its standby or its backup.",
+    )

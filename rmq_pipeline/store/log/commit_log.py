@@ -23,12 +23,25 @@ from typing import Final, Literal, Self, TypeAlias
 import pyarrow as pa
 
 from rmq_pipeline import durable_files
-from rmq_pipeline.errors import CorruptLogError, LogFencedError, StorageError, StoreFullError
+from rmq_pipeline.errors import (
+    CorruptLogError,
+    HomeFormatError,
+    LogFencedError,
+    StorageError,
+    StoreFullError,
+)
 from rmq_pipeline.store.log import catching_up, log_file, recovery
-from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX, crc32, unpack_frame_header
+from rmq_pipeline.store.log.frame import (
+    FRAME_BYTES_MAX,
+    VERSION,
+    crc32,
+    fingerprint,
+    unpack_frame_header,
+    written_schemas,
+)
 from rmq_pipeline.store.log.frame_builder import FrameBuilder, Payload
 from rmq_pipeline.store.log.log_file import FULL, LogFile
-from rmq_pipeline.store.log.log_store import Stored
+from rmq_pipeline.store.log.log_store import Layout, Stored
 from rmq_pipeline.store.log.recovery import SyncedMark
 from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.reserve import Reserve
@@ -426,11 +439,19 @@ class CommitLog:
         """Return the bytes of a frame."""
         return self.file_of(frame.position).copy(frame.position, frame.end)
 
-    def take_over(self, position: int, frame: bytes) -> None:
+    def layout_at(self, position: int) -> Layout:
+        """Return the layout of the frame at a position, or of the next frame at the end."""
+        if position >= self.end:
+            return Layout(position, VERSION, fingerprint(self.schemas))
+        file = self.file_of(position)
+        return Layout(position, file.version, file.fingerprint)
+
+    def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
         """Write a frame of the store at the end; ``sync`` puts it on disk.
 
         Raises:
             CorruptLogError: it is not the frame of this log at this position.
+            HomeFormatError: it has columns that this version does not know.
             StoreFullError: the disk is full.
         """
         header = unpack_frame_header(
@@ -439,7 +460,10 @@ class CommitLog:
         if header is None or header.length != len(frame) or position != self.end:
             raise CorruptLogError(f"The store has no frame of this log at position {position}.")
         self.building = FrameBuilder(self.schemas, seed=self._files[-1].seed, start=position)
-        self.make_room(frame_bytes=len(frame), use_reserve=True)
+        last = self._files[-1]
+        like_last = (last.version, last.fingerprint) == (layout.version, layout.fingerprint)
+        if not like_last or position + len(frame) > last.capacity_end:
+            self._roll(len(frame), use_reserve=True, layout=layout)
         self._files[-1].write_whole(
             [frame], position=position, length=len(frame), dsync=False, halfway=None
         )
@@ -468,19 +492,40 @@ class CommitLog:
             recovery.unmark_validated(self._folder)
             raise
 
-    def _create(self, size: int, *, seed: int) -> LogFile:
+    def _create(self, size: int, *, seed: int, layout: Layout | None = None) -> LogFile:
+        version, schemas = VERSION, self.schemas
+        if layout is not None:
+            version, schemas = layout.version, self._schemas_of(layout)
         return LogFile.create(
-            self._folder, base=self.end, size=size, seed=seed, schemas=self.schemas
+            self._folder,
+            base=self.end,
+            size=size,
+            seed=seed,
+            schemas=schemas,
+            version=version,
+            is_current=version == VERSION and schemas == self.schemas,
         )
 
-    def _roll(self, frame_bytes: int, *, use_reserve: bool) -> None:
+    def _schemas_of(self, layout: Layout) -> dict[int, pa.Schema]:
+        found = None
+        if layout.version <= VERSION:
+            found = written_schemas(layout.fingerprint, self.schemas)
+        if found is None:
+            raise HomeFormatError(
+                f"The log's store has frames from position {layout.start} on that were written"
+                " with other columns, which this version of rmq_pipeline does not know.",
+                remedy="Use the version of rmq_pipeline that wrote them, or a newer one.",
+            )
+        return dict(found)
+
+    def _roll(self, frame_bytes: int, *, use_reserve: bool, layout: Layout | None = None) -> None:
         """Continue in a new file; sync the old one, as only the last file may have a torn end."""
         if self.building.start != self.end:
             raise ValueError("A frame before the first one of a file is not written yet.")
         self._step("before_roll")
         self.sync()
         try:
-            made = self._next_file(frame_bytes, use_reserve=use_reserve)
+            made = self._next_file(frame_bytes, use_reserve=use_reserve, layout=layout)
         except OSError as error:
             raise self._break("Making a log file", error) from error
         with self._files_lock:
@@ -491,17 +536,17 @@ class CommitLog:
             self._files = (*kept, made)
         self._step("rolled")
 
-    def _next_file(self, frame_bytes: int, *, use_reserve: bool) -> LogFile:
+    def _next_file(self, frame_bytes: int, *, use_reserve: bool, layout: Layout | None) -> LogFile:
         needed, seed = log_file.size_for(frame_bytes), self._files[-1].seed
         try:
-            return self._create(max(self._file_bytes, needed), seed=seed)
+            return self._create(max(self._file_bytes, needed), seed=seed, layout=layout)
         except StoreFullError:
             if not use_reserve:
                 raise
         # Rounded down, so that the files drawn from the reserve never exceed its size.
         size = max(needed, self._reserve.draw_bytes // log_file.PAGE_BYTES * log_file.PAGE_BYTES)
         self._reserve.draw(size)
-        return self._create(size, seed=seed)
+        return self._create(size, seed=seed, layout=layout)
 
     def file_of(self, position: int) -> LogFile:
         """Return the file that contains a position; it stays readable after it is dropped."""

@@ -89,9 +89,13 @@ class LogFile:
         base: int,
         descriptor: int,
         schemas: Mapping[int, pa.Schema],
+        version: int = frame.VERSION,
         is_current: bool = True,
     ) -> None:
         self.path = path
+        #: Version of the format, and fingerprint of the columns, in the file's header.
+        self.version = version
+        self.fingerprint = frame.fingerprint(schemas)
         #: Schemas of the payloads that omit theirs. Those of an older file have fewer columns.
         self.schemas = schemas
         #: False: an older version wrote it; new frames go to another file.
@@ -109,7 +113,15 @@ class LogFile:
 
     @classmethod
     def create(
-        cls, folder: Path, *, base: int, size: int, seed: int, schemas: Mapping[int, pa.Schema]
+        cls,
+        folder: Path,
+        *,
+        base: int,
+        size: int,
+        seed: int,
+        schemas: Mapping[int, pa.Schema],
+        version: int = frame.VERSION,
+        is_current: bool = True,
     ) -> Self:
         """Create a file of ``size`` bytes and sync it with its name; replaces one of the same name.
 
@@ -118,22 +130,46 @@ class LogFile:
             OSError: creation failed for another reason.
         """
         return descriptors.with_reserve(
-            lambda: cls._create(folder, base=base, size=size, seed=seed, schemas=schemas)
+            lambda: cls._create(
+                folder,
+                base=base,
+                size=size,
+                seed=seed,
+                schemas=schemas,
+                version=version,
+                is_current=is_current,
+            )
         )
 
     @classmethod
     def _create(
-        cls, folder: Path, *, base: int, size: int, seed: int, schemas: Mapping[int, pa.Schema]
+        cls,
+        folder: Path,
+        *,
+        base: int,
+        size: int,
+        seed: int,
+        schemas: Mapping[int, pa.Schema],
+        version: int,
+        is_current: bool,
     ) -> Self:
         path = path_of(folder, base)
         unfinished = path.with_suffix(UNFINISHED_SUFFIX)
-        header = frame.FileHeader(frame.VERSION, seed, base, frame.fingerprint(schemas))
+        header = frame.FileHeader(version, seed, base, frame.fingerprint(schemas))
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             allocate(descriptor, start=0, stop=size)
             os.pwrite(descriptor, frame.pack_file_header(header), 0)
             durable_files.publish(unfinished, path)
-            return cls(path, seed=seed, base=base, descriptor=descriptor, schemas=schemas)
+            return cls(
+                path,
+                seed=seed,
+                base=base,
+                descriptor=descriptor,
+                schemas=schemas,
+                version=version,
+                is_current=is_current,
+            )
         except BaseException:
             os.close(descriptor)
             unfinished.unlink(missing_ok=True)
@@ -169,6 +205,7 @@ class LogFile:
                 base=header.base,
                 descriptor=descriptor,
                 schemas=written,
+                version=header.version,
                 is_current=header.version == frame.VERSION and written == dict(schemas),
             )
         except BaseException:

@@ -26,6 +26,18 @@ class Stored(NamedTuple):
         return self.position + self.length
 
 
+class Layout(NamedTuple):
+    """Version and columns of the frames from a position on: what a log file's header says."""
+
+    start: int
+    version: int
+    fingerprint: bytes
+
+    def is_as(self, other: "Layout | None") -> bool:
+        """Return True if frames of both are read alike."""
+        return other is not None and self[1:] == other[1:]
+
+
 class LogStore(Protocol):
     """One log outside the home. All methods raise LogStoreError if the store does not answer.
 
@@ -45,7 +57,11 @@ class LogStore(Protocol):
     frame_bytes_max: int
 
     def look(self) -> None:
-        """Connect, and read which log this is; leads nothing."""
+        """Connect, and read which log this is; leads nothing.
+
+        Raises:
+            HomeFormatError: the tables, or a home that led, are of a newer version.
+        """
         ...
 
     def claim(self, *, seconds: float) -> None:
@@ -105,6 +121,18 @@ class LogStore(Protocol):
 
     def frames(self, start: int) -> Iterator[tuple[Stored, bytes]]:
         """Yield the same frames with their bytes, which match their CRC."""
+        ...
+
+    def layouts(self) -> list[Layout]:
+        """Return the layouts of the frames, in order; each holds until the next one starts."""
+        ...
+
+    def put_layout(self, layout: Layout) -> None:
+        """Store the layout of the frames that are appended from its start on.
+
+        Raises:
+            LogFencedError: another broker has begun to lead.
+        """
         ...
 
     def trim(self, before: int) -> None:

@@ -29,7 +29,7 @@ from rmq_pipeline.errors import (
 )
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.log.frame import crc32
-from rmq_pipeline.store.log.log_store import Stored
+from rmq_pipeline.store.log.log_store import Layout, Stored
 from rmq_pipeline.store.statements import of_postgres, postgres_schema
 
 FORMAT: Final = 1
@@ -79,13 +79,14 @@ class PostgresStore:
 
     frame_bytes_max = _FRAME_BYTES_MAX
 
-    def __init__(self, address: str, *, timeout_s: float, lease_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, lease_s: float, home_format: int) -> None:
         """Prepare the store; ``claim`` connects.
 
         Args:
             address: URL without a password.
             timeout_s: longest wait for the server, in addition to the time of large frames.
             lease_s: time after the last renewal at which another broker may lead.
+            home_format: format of this broker's home, which says how the frames are applied.
         """
         self.address = check_address(address)
         self.id = ""
@@ -93,6 +94,7 @@ class PostgresStore:
         self.epoch = 0
         self._timeout_s = timeout_s
         self._lease_s = lease_s
+        self._home_format = home_format
         #: Name of this broker in the store, a new one in each process.
         self._writer = secrets.token_hex(16)
         self._connection: psycopg.Connection[Any] | None = None
@@ -105,6 +107,8 @@ class PostgresStore:
     def look(self) -> None:
         """See LogStore."""
         self._connect()
+        with self._answering():
+            self._check_home_format(self._one("log_store").home_format)
 
     def claim(self, *, seconds: float) -> None:
         """See LogStore."""
@@ -122,19 +126,18 @@ class PostgresStore:
         self.abandon()
         self._connect()
         with self._answering(), self._now.transaction():
-            _, writer = self._one("log_lock_store")
-            if writer != self._writer:
+            if self._one("log_lock_store").writer != self._writer:
                 raise self._fenced()
-            (self.epoch,) = self._one("log_lead", writer=self._writer)
+            self._lead()
 
     def _try_to_lead(self) -> Any:
         """Begin to lead and return None, or return the running lease of another broker."""
         with self._answering(), self._now.transaction():
-            self._one("log_lock_store")
+            self._check_home_format(self._one("log_lock_store").home_format)
             held = self._one("log_held_lease")
             if held.runs and held.writer != self._writer:
                 return held
-            (self.epoch,) = self._one("log_lead", writer=self._writer)
+            self._lead()
             self._run(
                 "log_take_lease",
                 writer=self._writer,
@@ -142,6 +145,19 @@ class PostgresStore:
                 lease_ms=round(self._lease_s * 1000),
             )
         return None
+
+    def _lead(self) -> None:
+        """Take a new epoch, in a transaction that has the store's row."""
+        numbers = {"writer": self._writer, "home_format": self._home_format}
+        (self.epoch,) = self._one("log_lead", **numbers)
+
+    def _check_home_format(self, found: int) -> None:
+        if found > self._home_format:
+            raise HomeFormatError(
+                f"The commit log in {self.address} was written by a home of format {found}; this"
+                f" version has format {self._home_format}.",
+                remedy="Use the version of rmq_pipeline that led last, or a newer one.",
+            )
 
     def renew(self) -> bool:
         """See LogStore."""
@@ -310,6 +326,18 @@ class PostgresStore:
                 )
             yield Stored(position, len(frame), crc), frame
 
+    def layouts(self) -> list[Layout]:
+        """See LogStore."""
+        with self._answering():
+            return [Layout(*row) for row in self._run("log_layouts").fetchall()]
+
+    def put_layout(self, layout: Layout) -> None:
+        """See LogStore."""
+        with self._answering():
+            done = self._run("log_put_layout", **layout._asdict(), epoch=self.epoch)
+        if done.rowcount != 1:
+            raise self._fenced()
+
     def trim(self, before: int) -> None:
         """See LogStore."""
         with self._answering():
@@ -402,7 +430,7 @@ class PostgresStore:
         if not self._one("log_server").is_made:
             self._now.execute(postgres_schema())
             made = {"format": FORMAT, "id": secrets.token_hex(16), "seed": secrets.randbits(32)}
-            self._run("log_begin_store", **made)
+            self._run("log_begin_store", **made, home_format=self._home_format)
             self._run("log_begin_lease")
         try:
             found = self._one("log_store")

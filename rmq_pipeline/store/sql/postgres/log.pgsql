@@ -26,9 +26,9 @@ SELECT
 SELECT pg_advisory_xact_lock(7264116250718497089);
 
 -- name: log_begin_store
--- Takes format, id, seed.
-INSERT INTO rmq_log.store (format, id, seed, epoch, writer)
-VALUES (%(format)s, %(id)s, %(seed)s, 0, '')
+-- Takes format, home_format, id, seed.
+INSERT INTO rmq_log.store (format, home_format, id, seed, epoch, writer)
+VALUES (%(format)s, %(home_format)s, %(id)s, %(seed)s, 0, '')
 ON CONFLICT DO NOTHING;
 
 -- name: log_begin_lease
@@ -38,13 +38,13 @@ VALUES ('', '', '-infinity', 0)
 ON CONFLICT DO NOTHING;
 
 -- name: log_store
--- Returns format, id, seed, epoch and writer of the store.
-SELECT format, id, seed, epoch, writer
+-- Returns format, home_format, id, seed, epoch and writer of the store.
+SELECT format, home_format, id, seed, epoch, writer
 FROM rmq_log.store;
 
 -- name: log_lock_store
--- Returns epoch and writer; until the transaction ends nobody appends or begins to lead.
-SELECT epoch, writer
+-- Returns writer and home_format; until the transaction ends no broker appends or begins to lead.
+SELECT writer, home_format
 FROM rmq_log.store
 FOR UPDATE;
 
@@ -59,9 +59,12 @@ SELECT
 FROM rmq_log.lease;
 
 -- name: log_lead
--- Takes writer; returns the new epoch.
+-- Takes writer, home_format; returns the new epoch.
 UPDATE rmq_log.store
-SET epoch = epoch + 1, writer = %(writer)s
+SET
+    epoch = epoch + 1,
+    writer = %(writer)s,
+    home_format = greatest(home_format, %(home_format)s)
 RETURNING epoch;
 
 -- name: log_take_lease
@@ -129,6 +132,23 @@ SELECT position, crc, frame
 FROM rmq_log.frames
 WHERE position BETWEEN %(first)s AND %(last)s
 ORDER BY position;
+
+-- name: log_layouts
+-- Returns start, version and fingerprint of the layouts.
+SELECT start, version, fingerprint
+FROM rmq_log.layouts
+ORDER BY start;
+
+-- name: log_put_layout
+-- Takes start, version, fingerprint, epoch; stores nothing if the epoch is over. A layout at the
+-- same start has no frame yet: it is of a leader that died before its first one.
+INSERT INTO rmq_log.layouts (start, version, fingerprint)
+SELECT %(start)s, %(version)s, %(fingerprint)s
+FROM rmq_log.store
+WHERE epoch = %(epoch)s
+FOR SHARE
+ON CONFLICT (start) DO UPDATE SET
+version = excluded.version, fingerprint = excluded.fingerprint;
 
 -- name: log_trim
 -- Takes before, epoch.

@@ -2,12 +2,14 @@
 -- transaction that finds them missing.
 CREATE SCHEMA IF NOT EXISTS rmq_log;
 
--- One row: which log this is, and who may append to it.
+-- One row: which log this is, and who may append to it. format is that of these tables,
+-- home_format the highest one of the homes that led.
 -- Written by a broker that begins to lead; the row lock orders it and appends of its predecessor.
 -- Never goes.
 CREATE TABLE rmq_log.store (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     format integer NOT NULL,
+    home_format integer NOT NULL,
     id text NOT NULL,
     seed bigint NOT NULL,
     epoch bigint NOT NULL,
@@ -35,6 +37,16 @@ CREATE TABLE rmq_log.frames (
     writer text NOT NULL,
     crc bigint NOT NULL,
     frame bytea NOT NULL
+);
+
+-- A row says how to read the frames from a position on: the version and the fingerprint of the
+-- columns in the header of a log file.
+-- Written by a leader before its first frame, if they differ from those of the frames before.
+-- Never goes.
+CREATE TABLE rmq_log.layouts (
+    start bigint PRIMARY KEY,
+    version integer NOT NULL,
+    fingerprint bytea NOT NULL
 );
 
 -- A row is a file of the home that the next leader needs, such as the access rules.
