@@ -1,14 +1,44 @@
 """Settings of a broker; the defaults are in limits.py."""
 
 from typing import Annotated, Final, Literal
+from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
 
 from rmq_pipeline import limits
+from rmq_pipeline.errors import RequestError
 from rmq_pipeline.storage.root import shown
 
 #: Characters of URLs that mean nothing in HTML or in the template itself.
 _OF_URLS: Final = r"[A-Za-z0-9._~:/?#@!$&()*+,;=%-]"
+
+
+#: Names of the parameters of libpq that are secrets.
+LIBPQ_SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
+
+
+def check_log_store(address: str) -> str:
+    """Return the address of the log's database; no error shows it, as it may have a password.
+
+    Raises:
+        RequestError: it is not an address of PostgreSQL, or has a password.
+    """
+    scheme, separator, rest = address.partition("://")
+    if scheme not in {"postgresql", "postgres"} or not separator:
+        raise RequestError(
+            "The setting log_store is no address of PostgreSQL.",
+            remedy="Use postgresql://HOST:PORT/DATABASE.",
+        )
+    # libpq reads a password up to an @, whatever is in it, and takes # for a character of names.
+    user, at, _ = rest.rpartition("@")
+    named = {name for name, _ in parse_qsl(rest.partition("?")[2], keep_blank_values=True)}
+    if "#" in rest or (at and ":" in user) or LIBPQ_SECRETS & named:
+        raise RequestError(
+            "The setting log_store has a password, or a character (#, or : and @) that may begin"
+            " one; settings are shown.",
+            remedy="Leave it out, and set PGPASSWORD or PGPASSFILE for the broker.",
+        )
+    return address
 
 
 class Settings(BaseModel):
@@ -45,7 +75,7 @@ class Settings(BaseModel):
     archive_root: str | None = None
     #: URL of the PostgreSQL database that has the commit log, without a password; None: only the
     #: home has it. It needs the extra postgres. See docs/replication.md.
-    log_store: str | None = None
+    log_store: Annotated[str, AfterValidator(check_log_store)] | None = None
     #: sync: a send is answered once home and store have it; async: once the home has it.
     replication: Literal["sync", "async"] = "sync"
     #: With async: bytes that only the home may have before sends wait, and are then refused.

@@ -174,9 +174,8 @@ def given(file: Path | None = None, pairs: Sequence[str] = ()) -> dict[str, Any]
 
 def _value(text: str) -> Any:
     """Parse a number, or a list with or without brackets; anything else is text."""
-    if "," in text and not text.startswith("["):
-        text = f"[{text}]"
+    listed = f"[{text}]" if "," in text and not text.startswith("[") else text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {listed}")["value"]
     except tomllib.TOMLDecodeError:
         return text

@@ -65,7 +65,7 @@ def start(
 
     Raises:
         MissingExtraError: the extra ``broker`` is not installed.
-        RequestError: a setting in that file is invalid.
+        RequestError: a setting in that file is invalid, or log_store is.
         HomeLockedError: a process without an endpoint keeps the home open.
         OperatorError: the broker did not start; the message contains the end of its log.
     """
@@ -75,6 +75,8 @@ def start(
     extras.check("broker")
     if settings is None:
         settings = flags.given()
+    elif "log_store" in settings:  # others are checked by the process, whose command line has them
+        flags.checked({"log_store": settings["log_store"]})
     durable_files.make_folder(home)
     log_file = home / LOG_FILE
     log_start = log_file.stat().st_size if log_file.exists() else 0

@@ -85,3 +85,43 @@ def test_a_home_keeps_what_was_given_until_it_is_released(tmp_path: Path) -> Non
     assert both == Flags(upkeep="none", settings={"seal_after_ms": 5, "reserve_bytes": 8})
     assert one.settings == {"reserve_bytes": 8}
     assert flags.checked(one.settings) == Settings(reserve_bytes=8)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://rmq:secret@127.0.0.1/log",
+        "postgresql://rmq:sec#secret@127.0.0.1/log",
+        "postgresql://rmq:sec?secret@127.0.0.1/log",
+        "postgresql://rmq:sec/secret@127.0.0.1/log",
+        "postgresql://127.0.0.1/log?password=secret",
+        "postgresql://127.0.0.1/log?pass%77ord=secret",
+        "postgresql://127.0.0.1/log#?password=secret",
+        "postgresql://127.0.0.1/log?user=a&sslpassword=secret",
+    ],
+)
+def test_a_password_of_the_logs_database_is_refused_and_not_shown(address: str) -> None:
+    for ask in (
+        lambda: flags.checked({"log_store": address}),
+        lambda: flags.given(pairs=[f"log_store={address}"]),
+    ):
+        with pytest.raises(RequestError, match="PGPASSWORD") as refused:
+            ask()
+
+        assert "secret" not in str(refused.value)
+        assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "host=127.0.0.1", "s3://bucket/log", "http://[x"],
+)
+def test_an_address_of_something_else_is_refused(address: str) -> None:
+    with pytest.raises(RequestError, match="postgresql://"):
+        flags.checked({"log_store": address})
+
+
+def test_an_address_of_several_hosts_is_taken_whole() -> None:
+    address = "postgresql://db1:5432,db2/rmq?target_session_attrs=read-write"
+
+    assert flags.given(pairs=[f"log_store={address}"]) == {"log_store": address}

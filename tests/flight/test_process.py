@@ -266,3 +266,10 @@ def test_interrupted_broker_leaves_cleanly(home: Path) -> None:
     assert rest == ""
     assert broker.returncode == 0, said
     assert Endpoint.read(home) is None
+
+
+def test_a_password_in_log_store_never_reaches_a_command_line(home: Path) -> None:
+    with pytest.raises(errors.RequestError, match="PGPASSWORD"):
+        process.start(home, settings={"log_store": "postgresql://rmq:sec#ret@127.0.0.1/log"})
+
+    assert not home.exists()

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
 from rmq_pipeline.errors import (
@@ -28,12 +28,12 @@ from rmq_pipeline.errors import (
     RequestError,
 )
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.settings import LIBPQ_SECRETS, check_log_store
 from rmq_pipeline.store.log.frame import crc32
 from rmq_pipeline.store.log.log_store import Layout, Stored
 from rmq_pipeline.store.statements import of_postgres, postgres_schema
 
 FORMAT: Final = 1
-SCHEMES: Final = ("postgresql", "postgres")
 _APPEND: Final = b"rmq_append"
 _TAKEN: Final = b"23505"  # unique_violation
 #: Number of headers that one query reads, and of bytes of frames.
@@ -47,28 +47,17 @@ _LOOK_S: Final = 0.1
 _SLOWEST: Final = 4 * MIB
 
 
-def check_address(address: str) -> str:
-    """Return the address of a database as it may be shown.
-
-    Raises:
-        RequestError: it is not an address of PostgreSQL, or has a password.
-    """
+def _checked(address: str) -> str:
+    """Check an address as the settings do, and by libpq, which connects with it."""
+    check_log_store(address)
     try:
-        parts = urlsplit(address)
-        named = dict(parse_qsl(parts.query, keep_blank_values=True))
-        has_secret = bool(parts.password) or bool({"password", "sslpassword"} & named.keys())
-    except ValueError:
+        named = conninfo_to_dict(address)
+    except psycopg.Error:  # its text may have the password
+        named = {"password": None}
+    if LIBPQ_SECRETS & named.keys():
         raise RequestError(
-            "The setting log_store is not a URL.", remedy="Use postgresql://HOST:PORT/DATABASE."
-        ) from None
-    if has_secret:
-        raise RequestError(
-            "The setting log_store has a password, and settings are shown.",
-            remedy="Leave it out, and set PGPASSWORD or PGPASSFILE for the broker.",
-        )
-    if parts.scheme not in SCHEMES:
-        raise RequestError(
-            f"The setting log_store has the scheme {parts.scheme!r}.",
+            "The setting log_store has an address that PostgreSQL does not understand, or a"
+            " password.",
             remedy="Use postgresql://HOST:PORT/DATABASE.",
         )
     return address
@@ -88,7 +77,7 @@ class PostgresStore:
             lease_s: time after the last renewal at which another broker may lead.
             home_format: format of this broker's home, which says how the frames are applied.
         """
-        self.address = check_address(address)
+        self.address = _checked(address)
         self.id = ""
         self.seed = 0
         self.epoch = 0
