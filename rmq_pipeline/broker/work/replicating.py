@@ -61,8 +61,8 @@ def replicated(home: Home, settings: Settings) -> Replicated | None:
         if known is not None:
             raise OtherLogError(
                 f"The log of {home.path} is in a store, and log_store is not set.",
-                remedy="Start with --log ADDRESS. To go on without the store, for ever, delete"
-                f" {STORE_FILE} in the home.",
+                remedy="Start with --log ADDRESS. A home that went on alone would begin a second"
+                " history.",
             )
         return None
     if settings.archive_root is not None:
