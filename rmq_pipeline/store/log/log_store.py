@@ -140,7 +140,10 @@ class LogStore(Protocol):
         ...
 
     def renew(self) -> bool:
-        """Renew the lease; return False if another broker has begun to lead."""
+        """Renew the lease; return False if another broker has begun to lead.
+
+        A connection that does not answer is given up after half a lease.
+        """
         ...
 
     def file(self, name: str) -> bytes | None:

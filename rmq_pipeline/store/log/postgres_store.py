@@ -152,7 +152,7 @@ class PostgresStore:
         """See LogStore."""
         with self._lease_lock:
             try:
-                found = self._on_lease("log_renew_lease", writer=self._writer)
+                found = self._on_lease("log_renew_lease", within_s=self._lease_s / 2)
                 return found.fetchone() is not None
             except psycopg.Error as error:
                 self._close_lease()
@@ -163,19 +163,24 @@ class PostgresStore:
         with self._lease_lock:
             for _ in range(2):  # the connection of the last renewal may be gone
                 try:
-                    self._on_lease("log_release_lease", writer=self._writer)
+                    self._on_lease("log_release_lease")
                     break
                 except psycopg.Error:
                     self._close_lease()
             self._close_lease()
         self.abandon()
 
-    def _on_lease(self, statement: str, /, **parameters: Any) -> "psycopg.Cursor[Any]":
+    def _on_lease(
+        self, statement: str, /, *, within_s: float | None = None, **parameters: Any
+    ) -> "psycopg.Cursor[Any]":
         """Run a statement on the connection of the lease; the caller holds its lock."""
         if self._lease_connection is None:
             self._lease_connection = self._connected()
-        with _limited(self._lease_connection, self._timeout_s):
-            return self._lease_connection.execute(of_postgres()[statement], parameters)
+        limit_s = min(self._timeout_s, within_s or self._timeout_s)
+        with _limited(self._lease_connection, limit_s):
+            return self._lease_connection.execute(
+                of_postgres()[statement], {"writer": self._writer, **parameters}
+            )
 
     def _close_lease(self) -> None:
         connection, self._lease_connection = self._lease_connection, None

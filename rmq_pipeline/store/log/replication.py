@@ -59,7 +59,12 @@ class Replication:
         self._timeout_s = timeout_s
         self._behind_bytes = behind_bytes
         self._fresh_until = 0.0
-        self._renewing = threading.Lock()
+        #: Guards the outcome of renewals; only one thread renews, and callers wait for it.
+        self._lease = threading.Condition(threading.Lock())
+        self._is_asked = False
+        self._renewals = 0
+        self._failed_until = 0.0
+        self._lease_failure = ""
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         #: Frames for the thread that appends, and what has gone wrong there.
@@ -84,49 +89,90 @@ class Replication:
     # ---------------------------------------------------------------------------------- the lease
 
     def check(self) -> None:
-        """Check that no other broker can have begun to lead; asks the store after a lost lease.
+        """Check that no other broker can have begun to lead.
+
+        After a lost lease, wait for one renewal, at most a lease long. A failed renewal refuses
+        later callers at once, until the next one is due.
 
         Raises:
             LogFencedError: another broker leads.
-            LogStoreError: the store does not answer, so nobody can tell.
+            LogStoreError: the store does not answer, so another broker may lead.
         """
         if self.fenced is not None:
             raise self.fenced
-        if time.monotonic() >= self._fresh_until:
-            self._renew(only_if_over=True)
+        if not self.lease_runs:
+            self._wait_for_lease()
 
-    def _renew(self, *, only_if_over: bool = False) -> None:
-        with self._renewing:
-            # Measured before the question: the server's lease ends later than this one.
-            began = time.monotonic()
-            if only_if_over and began < self._fresh_until:
-                return  # another thread has just asked
-            leads = self.store.renew()
-            if leads:
-                self._fresh_until = began + self._lease_s
-        if not leads:
+    @property
+    def lease_runs(self) -> bool:
+        """Return True while no other broker can lead, as far as the last renewal tells."""
+        return time.monotonic() < self._fresh_until
+
+    def _wait_for_lease(self) -> None:
+        with self._lease:
+            if time.monotonic() >= self._failed_until and not self._closing.is_set():
+                before = self._renewals
+                self._is_asked = True
+                self._lease.notify_all()
+                self._lease.wait_for(
+                    lambda: self.fenced is not None or self._renewals > before,
+                    min(self._timeout_s, self._lease_s),
+                )
+            if self.fenced is not None:
+                raise self.fenced
+            if not self.lease_runs:
+                raise LogStoreError(
+                    f"The lease of the commit log in {self.store.address} is over:"
+                    f" {self._lease_failure or 'it was not renewed in time.'}"
+                )
+
+    def _renew(self) -> None:
+        # Measured before the question: the server's lease ends later than this one.
+        began = time.monotonic()
+        if not self.store.renew():
             error = LogFencedError(
                 f"Another broker has begun to lead the commit log in {self.store.address}."
             )
             self.fence(error)
             raise error
+        self._fresh_until = began + self._lease_s
 
     def _keep_lease(self) -> None:
-        while not self._closing.wait(self._lease_s / _RENEWALS):
+        while self._next_renewal():
+            failure = ""
             try:
                 self._renew()
             except LogFencedError:
                 return
             except LogStoreError as error:
-                log.warning("The lease of the commit log was not renewed: %s", error.message)
-            except Exception:  # without this thread every answer would ask the store
+                failure = error.message
+                log.warning("The lease of the commit log was not renewed: %s", failure)
+            except Exception as error:  # without this thread no answer is possible
+                failure = repr(error)
                 log.exception("The lease of the commit log was not renewed.")
+            with self._lease:
+                self._lease_failure = failure
+                if failure:
+                    self._failed_until = time.monotonic() + self._lease_s / _RENEWALS
+                self._renewals += 1
+                self._lease.notify_all()
+
+    def _next_renewal(self) -> bool:
+        """Return True when a renewal is due or asked for; False once this closes."""
+        with self._lease:
+            self._lease.wait_for(
+                lambda: self._is_asked or self._closing.is_set(), self._lease_s / _RENEWALS
+            )
+            self._is_asked = False
+            return not self._closing.is_set()
 
     def fence(self, error: LogFencedError) -> None:
         """Refuse everything from now on: another broker leads."""
         with self._changed:
             first, self.fenced = self.fenced is None, self.fenced or error
             self._changed.notify_all()
+        with self._lease:
+            self._lease.notify_all()
         if first:
             log.critical("Another broker leads: %s", error.message)
             self.on_fenced(error)
@@ -322,7 +368,7 @@ class Replication:
             "epoch": self.store.epoch,
             "confirmed": self.confirmed,
             "behind_bytes": max(0, end - self.confirmed),
-            "lease_runs": time.monotonic() < self._fresh_until,
+            "lease_runs": self.lease_runs,
             "failing": self._failure or None,
         }
 
@@ -335,6 +381,8 @@ class Replication:
             left = self._waiting_bytes
             self._closing.set()
             self._changed.notify_all()
+        with self._lease:
+            self._lease.notify_all()
         if left:
             log.warning("The store lacks the last %d bytes; the next start adds them.", left)
         for thread in self._threads:
