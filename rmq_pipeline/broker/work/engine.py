@@ -108,7 +108,7 @@ class Engine:
         self.dead_letter_failures = DeadLetterFailures()
         root, claim = archive_of(home, settings.archive_root)
         self.segments = Segments(root, claim=claim)
-        #: Last upkeep status of the archive (stored/tending.py).
+        #: Last upkeep status of the archive (archiving.py).
         self.archive_status: Any = None
         #: Time of the next expiry, after pending messages have held back all old segments.
         self.held_until_ms = 0
@@ -133,11 +133,14 @@ class Engine:
         )
         self.dispatcher = self._dispatcher(commit_log)
         self.repair = Repair()
-        self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
-        self.reports["log_store"] = self._report_replication
+        self._add_reports()
         self._closing = threading.Event()
         if self.replication is not None:
             self.replication.on_fenced = self._fenced
+
+    def _add_reports(self) -> None:
+        self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
+        self.reports["log_store"] = self._report_replication
 
     def _share(self, shared: Replicated | None) -> None:
         self._shared = shared
