@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +63,21 @@ class PostgresServer:
         with psycopg.connect(url or self.url(), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def waiting_for_a_standby(self) -> Iterator[None]:
+        """All commits wait for a standby that is not there, until someone cancels the wait."""
+        self._set_standbys("'absent'")
+        try:
+            yield
+        finally:
+            self._set_standbys("DEFAULT")
+
+    def _set_standbys(self, names: str) -> None:
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = {names}")
+        self.execute("SELECT pg_reload_conf()")
+        expected = [("" if names == "DEFAULT" else names.strip("'"),)]
+        until(lambda: self.execute("SHOW synchronous_standby_names") == expected)
 
     def start(self) -> None:
         """Start the server; return when it takes connections."""

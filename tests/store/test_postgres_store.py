@@ -18,6 +18,7 @@ from rmq_pipeline.store.log.log_store import Stored
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
+from tests.waiting import until
 
 LEASE_S = 0.3
 Open = Callable[..., PostgresStore]
@@ -149,6 +150,42 @@ def test_a_late_append_of_a_dropped_connection_stores_nothing(
 
     assert done.rowcount == 0
     assert store.epoch == epoch + 1
+
+
+def test_a_commit_that_only_the_primary_has_is_in_doubt(
+    open_store: Open, postgres: PostgresServer
+) -> None:
+    store = open_store()
+    store.append(0, b"a" * 64)
+    cancel = (
+        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+        " WHERE wait_event = 'SyncRep' AND application_name LIKE 'rmq_pipeline%'"
+    )
+
+    with postgres.waiting_for_a_standby():
+        store.begin(64, b"b" * 64)
+        until(lambda: postgres.execute(cancel))
+        with pytest.raises(LogStoreError, match="canceling wait for synchronous replication"):
+            store.finish()
+
+    store.settle(64, b"b" * 64)
+    assert [found.position for found in store.headers(0)] == [0, 64]
+
+
+@pytest.mark.parametrize("setting", ["local", "remote_write"])
+def test_a_commit_that_a_standby_may_lack_is_refused(
+    open_store: Open, postgres: PostgresServer, database: str, setting: str
+) -> None:
+    name = database.rpartition("/")[2]
+    postgres.execute(f"ALTER DATABASE {name} SET synchronous_commit = {setting}")
+
+    with (
+        postgres.waiting_for_a_standby(),
+        pytest.raises(LogStoreError, match=f"synchronous_commit = {setting}"),
+    ):
+        open_store()
+
+    open_store()  # without standbys it is as durable as on
 
 
 def test_the_lease_keeps_others_out_while_it_is_renewed(open_store: Open) -> None:

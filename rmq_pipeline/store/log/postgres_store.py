@@ -47,6 +47,26 @@ _LOOK_S: Final = 0.1
 _SLOWEST: Final = 4 * MIB
 
 
+class _Connection(psycopg.Connection[Any]):
+    """A connection that remembers warnings.
+
+    A commit whose wait for the synchronous standby was cancelled is only local: the server says so
+    by a warning, and reports success.
+    """
+
+    warning: str | None = None
+
+    def note(self, said: psycopg.errors.Diagnostic) -> None:
+        """Remember a warning."""
+        if said.severity_nonlocalized == "WARNING":
+            self.warning = said.message_primary or "a warning"
+
+    def check_warning(self) -> None:
+        """Raise what has been warned of."""
+        if self.warning is not None:
+            raise psycopg.OperationalError(self.warning)
+
+
 def _checked(address: str) -> str:
     """Check an address as the settings do, and by libpq, which connects with it."""
     check_log_store(address)
@@ -86,10 +106,10 @@ class PostgresStore:
         self._home_format = home_format
         #: Name of this broker in the store, a new one in each process.
         self._writer = secrets.token_hex(16)
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: _Connection | None = None
         self._under_way: tuple[int, int, bytes] | None = None
         self._lease_lock = threading.Lock()
-        self._lease_connection: psycopg.Connection[Any] | None = None
+        self._lease_connection: _Connection | None = None
 
     # ------------------------------------------------------------------------------- leadership
 
@@ -214,6 +234,7 @@ class PostgresStore:
         position, crc, frame = self._under_way
         try:
             result = self._result(time.monotonic() + self._timeout_s + len(frame) / _SLOWEST)
+            self._now.check_warning()  # then the frame may not be on the standby: in doubt
         except (psycopg.Error, OSError) as error:
             raise self._lost(error) from error
         self._under_way = None
@@ -348,6 +369,8 @@ class PostgresStore:
         with self._lease_lock:
             try:
                 done = self._on_lease("log_put_file", name=name, content=content, epoch=self.epoch)
+                assert self._lease_connection is not None, "the statement has run on it"
+                self._lease_connection.check_warning()
             except psycopg.Error as error:
                 self._close_lease()
                 raise self._failed(error) from error
@@ -357,14 +380,14 @@ class PostgresStore:
     # ------------------------------------------------------------------------------- connection
 
     @property
-    def _now(self) -> "psycopg.Connection[Any]":
+    def _now(self) -> _Connection:
         if self._connection is None:
             raise LogStoreError(f"The broker has no connection to {self.address}.")
         return self._connection
 
-    def _connected(self) -> "psycopg.Connection[Any]":
+    def _connected(self) -> _Connection:
         timeout_ms = str(max(1, round(self._timeout_s * 1000)))
-        connection = psycopg.connect(
+        connection = _Connection.connect(
             self.address,
             autocommit=True,
             row_factory=namedtuple_row,
@@ -372,6 +395,7 @@ class PostgresStore:
             tcp_user_timeout=timeout_ms,
             application_name="rmq_pipeline commit log",
         )
+        connection.add_notice_handler(connection.note)
         try:
             with _limited(connection, self._timeout_s):
                 connection.execute(of_postgres()["log_session"], {"timeout": timeout_ms})
@@ -394,6 +418,7 @@ class PostgresStore:
                 self._check_server()
                 with self._now.transaction():
                     self._make()
+                self._now.check_warning()
                 self._prepare()
         except psycopg.Error as error:
             raise self._lost(error) from error
@@ -417,6 +442,12 @@ class PostgresStore:
                     f"{self.address} has {name} = off: it may lose what it has confirmed.",
                     remedy=f"Set {name} = on for this database or user, and start again.",
                 )
+        if server.standbys and server.synchronous_commit in {"local", "remote_write"}:
+            raise LogStoreError(
+                f"{self.address} has standbys and synchronous_commit ="
+                f" {server.synchronous_commit}: they may lack what it has confirmed.",
+                remedy="Set synchronous_commit = on for this database or user, and start again.",
+            )
 
     def _make(self) -> None:
         """Make the tables if there are none, and read which log they hold."""
@@ -467,6 +498,7 @@ class PostgresStore:
         try:
             with _limited(self._now, self._timeout_s + size / _SLOWEST):
                 yield
+            self._now.check_warning()
         except psycopg.Error as error:
             raise self._lost(error) from error
 

@@ -6,6 +6,7 @@
 -- of the catalog sees tables that another session has just made; to_regclass may not.
 SELECT
     current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('synchronous_standby_names') AS standbys,
     current_setting('fsync') AS fsync,
     pg_is_in_recovery() AS is_standby,
     EXISTS (
@@ -15,8 +16,10 @@ SELECT
     current_database() AS database;
 
 -- name: log_session
--- Sets limits in ms, so that a stopped process holds no lock for long. Takes timeout.
+-- Sets limits in ms, so that a stopped process holds no lock for long, and keeps the checked
+-- durability if the server's settings change. Takes timeout.
 SELECT
+    set_config('synchronous_commit', current_setting('synchronous_commit'), false) AS commits,
     set_config('idle_in_transaction_session_timeout', %(timeout)s, false) AS idle,
     set_config('lock_timeout', %(timeout)s, false) AS locks,
     set_config('search_path', 'rmq_log', false) AS path;
