@@ -186,8 +186,9 @@ class Replication:
 
         Raises:
             LogFencedError: another broker leads; the frame is not in the log.
-            LogStoreError: the store did not confirm the frame in time, or is too far behind.
-            OSError: the local write failed; the store may have the frame.
+            LogStoreError: the store may have the frame: it did not confirm it in time, the local
+                write failed, or another broker leads meanwhile. Or the store is too far behind.
+            OSError: the local write failed, and the store lacks the frame.
         """
         if self.mode == "async":
             self.check()
@@ -210,20 +211,31 @@ class Replication:
         except LogFencedError as error:
             self.fence(error)
             raise
-        except OSError:
+        except OSError as error:
             self.store.abandon()
-            raise
+            raise LogStoreError(
+                f"The frame at position {position} was not written locally, and the store may have"
+                f" it: {error}.",
+                remedy="Check the disk; the broker rebuilds its state from the commit log.",
+            ) from error
         self.confirmed = position + len(frame)
 
     def _settle(self, position: int, frame: bytes, *, why: LogStoreError) -> None:
-        """Retry a frame at its position until it is stored, or the time is over."""
+        """Retry a frame at its position until it is stored, or the time is over.
+
+        Raises:
+            LogStoreError: the store may have the frame, also if another broker leads by now.
+        """
         give_up_at, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
         while True:
             try:
                 self.store.settle(position, frame)
             except LogFencedError as error:
                 self.fence(error)
-                raise
+                raise LogStoreError(
+                    f"{error.message} The log may have the frame at position {position}.",
+                    remedy="Ask the broker that leads.",
+                ) from error
             except LogStoreError as error:
                 why = error
             else:
@@ -297,11 +309,9 @@ class Replication:
             self._failure = why.message
             try:
                 self._settle(position, frame, why=why)
-            except LogFencedError:
-                return False
             except LogStoreError as error:
                 why = error
-                if self._closing.is_set():
+                if self._closing.is_set() or self.fenced is not None:
                     return False
                 if self._paused:  # the log is opened again, and leaves its frames again
                     return True

@@ -1,5 +1,6 @@
 """Brokers whose commit log is in PostgreSQL: one leads, its successor has all that was answered."""
 
+import errno
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from rmq_pipeline.errors import (
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.catching_up import DivergedLogError
+from rmq_pipeline.store.log.log_file import LogFile
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
@@ -258,6 +260,45 @@ def test_a_lost_answer_doubles_nothing(
 
         assert bodies(broker) == [f"{number}" for number in range(10)]
         assert wire.lost >= 5
+
+
+def test_a_lost_answer_and_another_leader_leave_a_send_in_doubt(
+    open_broker: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_broker()
+    prepare(first)
+    stop(first)
+    replication = first.engine.replication
+    assert replication is not None
+    finish = replication.store.finish
+
+    def finish_and_lose_the_answer() -> None:
+        finish()
+        replication.store.abandon()
+        open_broker("second")
+        raise LogStoreError("The answer was lost.")
+
+    monkeypatch.setattr(replication.store, "finish", finish_and_lose_the_answer)
+    with pytest.raises(StorageError, match="may have"):
+        send(first, "a")
+
+    with pytest.raises(LogFencedError):
+        first.read("orders", queue_id=0, offset=0, limit=1)
+
+
+def test_a_full_disk_after_the_append_leaves_a_send_in_doubt(
+    open_broker: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_broker()
+    prepare(first)
+    send(first, "a")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(LogFile, "write_whole", fail)
+    with pytest.raises(StorageError, match="may have"):
+        send(first, "b")
 
 
 def test_a_store_that_is_away_means_refusals_and_then_goes_on(
