@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -224,6 +225,23 @@ def test_files_are_handed_on(open_store: Open) -> None:
     first.close()
 
     assert open_store().file("access.json") == b"{2}"
+
+
+def test_a_file_is_handed_on_while_a_new_epoch_is_taken(open_store: Open) -> None:
+    store, over = open_store(), threading.Event()
+
+    def put() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            store.put_file("access.json", b"%d" % number)
+
+    with ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(put)
+        for _ in range(20):
+            store.reclaim()
+        over.set()
+        putting.result()
 
 
 def test_trim_deletes_whole_frames(open_store: Open) -> None:

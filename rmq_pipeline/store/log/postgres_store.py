@@ -356,7 +356,7 @@ class PostgresStore:
     def trim(self, before: int) -> None:
         """See LogStore."""
         with self._answering():
-            self._run("log_trim", before=before, epoch=self.epoch)
+            self._run("log_trim", before=before, writer=self._writer)
 
     def file(self, name: str) -> bytes | None:
         """See LogStore."""
@@ -368,7 +368,7 @@ class PostgresStore:
         """See LogStore."""
         with self._lease_lock:
             try:
-                done = self._on_lease("log_put_file", name=name, content=content, epoch=self.epoch)
+                done = self._on_lease("log_put_file", name=name, content=content)
                 assert self._lease_connection is not None, "the statement has run on it"
                 self._lease_connection.check_warning()
             except psycopg.Error as error:

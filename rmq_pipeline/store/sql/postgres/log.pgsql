@@ -154,11 +154,11 @@ ON CONFLICT (start) DO UPDATE SET
 version = excluded.version, fingerprint = excluded.fingerprint;
 
 -- name: log_trim
--- Takes before, epoch.
+-- Takes before, writer.
 DELETE FROM rmq_log.frames
 WHERE
     position + length <= %(before)s
-    AND EXISTS (SELECT 1 FROM rmq_log.store AS leader WHERE leader.epoch = %(epoch)s);
+    AND EXISTS (SELECT 1 FROM rmq_log.store AS leader WHERE leader.writer = %(writer)s);
 
 -- name: log_file
 -- Takes name; returns its content.
@@ -167,10 +167,11 @@ FROM rmq_log.files
 WHERE name = %(name)s;
 
 -- name: log_put_file
--- Takes name, content, epoch; stores nothing if the epoch is over.
+-- Takes name, content, writer; stores nothing if another writer leads. Not the epoch: the thread of
+-- the appends may be taking a new one.
 INSERT INTO rmq_log.files (name, content)
 SELECT %(name)s, %(content)s
 FROM rmq_log.store
-WHERE epoch = %(epoch)s
+WHERE writer = %(writer)s
 FOR SHARE
 ON CONFLICT (name) DO UPDATE SET content = excluded.content;
