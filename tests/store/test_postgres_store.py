@@ -338,3 +338,14 @@ def test_two_that_make_the_tables_at_once_make_one_log(open_store: Open) -> None
 
     assert len({store.id for store in found}) == 1
     assert len(found) == len(makers)
+
+
+def test_a_user_without_rights_is_not_told_of_another_version(
+    open_store: Open, postgres: PostgresServer, database: str
+) -> None:
+    open_store().close()
+    name = f"other_{database.rpartition('/')[2]}"
+    postgres.execute(f"CREATE USER {name}; GRANT USAGE ON SCHEMA rmq_log TO {name}", url=database)
+
+    with pytest.raises(LogStoreError, match="permission denied"):
+        open_store(database.replace("rmq@", f"{name}@"))

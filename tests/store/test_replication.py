@@ -85,6 +85,26 @@ def test_a_lease_that_was_lost_and_renewed_lets_readers_go_on(
         until(lambda: not refuses(replication))
 
 
+def test_async_goes_on_after_an_error_of_another_kind(
+    start: Start, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokenWire(postgres.address) as wire:
+        replication = start(wire, mode="async")
+
+        def fail(*_: object) -> None:
+            raise ValueError("a fault")
+
+        monkeypatch.setattr(replication.store, "append", fail)
+        monkeypatch.setattr(replication.store, "settle", fail)
+        replication.write(0, b"a" * 64, local=lambda: None)
+        until(lambda: "a fault" in (replication.report(64)["failing"] or ""))
+
+        monkeypatch.undo()
+
+        until(lambda: replication.report(64)["behind_bytes"] == 0)
+        assert replication.report(64)["failing"] is None
+
+
 def refuses(replication: Replication) -> bool:
     try:
         replication.check()

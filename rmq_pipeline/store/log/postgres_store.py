@@ -36,6 +36,8 @@ from rmq_pipeline.store.statements import of_postgres, postgres_schema
 FORMAT: Final = 1
 _APPEND: Final = b"rmq_append"
 _TAKEN: Final = b"23505"  # unique_violation
+#: undefined_table, undefined_column, datatype_mismatch.
+_OTHER_TABLES: Final = frozenset({b"42P01", b"42703", b"42804"})
 #: Number of headers that one query reads, and of bytes of frames.
 _HEADERS: Final = 10_000
 _READ_BYTES: Final = 32 * MIB
@@ -472,7 +474,8 @@ class PostgresStore:
         result = self._now.pgconn.prepare(_APPEND, of_postgres()["log_append"].encode())
         if result.status != pq.ExecStatus.COMMAND_OK:
             said = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
-            raise self._other_format(said)
+            state = result.error_field(pq.DiagnosticField.SQLSTATE)
+            raise self._other_format(said) if state in _OTHER_TABLES else self._lost(said)
 
     def _other_format(self, what: str) -> HomeFormatError:
         return HomeFormatError(

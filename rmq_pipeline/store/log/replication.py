@@ -265,7 +265,7 @@ class Replication:
             self._changed.notify_all()
 
     def _append_waiting(self) -> None:
-        """Append the frames that ``write`` has left, in order; an append is retried for ever."""
+        """Append the frames that ``write`` has left, in order; a failed append is retried."""
         try:
             while (found := self._next()) is not None:
                 if not self._append_one(*found):
@@ -283,8 +283,8 @@ class Replication:
         except LogFencedError as error:
             self.fence(error)
             return False
-        except LogStoreError as error:
-            return self._appended_late(position, frame, why=error)
+        except Exception as error:  # noqa: BLE001 without this thread sends are refused
+            return self._appended_late(position, frame, why=_as_log_store_error(error))
         return True
 
     def _next(self) -> tuple[int, bytes] | None:
@@ -309,8 +309,8 @@ class Replication:
             self._failure = why.message
             try:
                 self._settle(position, frame, why=why)
-            except LogStoreError as error:
-                why = error
+            except Exception as error:  # noqa: BLE001 as above
+                why = _as_log_store_error(error)
                 if self._closing.is_set() or self.fenced is not None:
                     return False
                 if self._paused:  # the log is opened again, and leaves its frames again
@@ -398,3 +398,10 @@ class Replication:
         for thread in self._threads:
             thread.join(self._timeout_s)
         self.store.close()
+
+
+def _as_log_store_error(error: Exception) -> LogStoreError:
+    if isinstance(error, LogStoreError):
+        return error
+    log.error("An append to the log's store failed.", exc_info=error)
+    return LogStoreError(f"An append to the log's store failed: {error!r}.")
