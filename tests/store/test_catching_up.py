@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.errors import HomeFormatError
+from rmq_pipeline.errors import HomeFormatError, StorageError
 from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.log import recovery
 from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Replication
 from tests.postgres_server import PostgresServer
@@ -125,3 +127,44 @@ def test_frames_that_only_an_older_home_has_are_stored_with_its_columns(
 
     expected = [{"a": 1, "b": None}, {"a": 2, "b": None}, {"a": 3, "b": "x"}]
     assert rows(open_log("third", NEW)) == expected
+
+
+@pytest.mark.parametrize("schema", [OLD, NEW], ids=["same", "newer"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_power_cut_while_a_home_catches_up_is_mended_by_the_next_start(
+    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: pa.Schema, large: bool
+) -> None:
+    first = open_log("first", OLD)
+    write(first, a=[0])
+    open_log("second", OLD)  # has the first frame
+    first, ends = open_log("first", OLD), []
+    for number in range(1, 5):
+        write(first, a=[number] * (100_000 if large else 1))
+        ends.append(first.end)
+    expected = len(rows(first))
+    open_log("third", OLD)  # ends the first one
+
+    def cut(_: CommitLog) -> None:
+        raise OSError("a power cut")
+
+    with monkeypatch.context() as during:
+        during.setattr(CommitLog, "sync", cut)
+        during.setattr(CommitLog, "close", CommitLog._let_go)
+        with pytest.raises(StorageError, match="a power cut"):
+            open_log("second", schema)
+    damage(tmp_path / "second", ends)  # the next frames reached the disk
+
+    again = open_log("second", schema)
+
+    assert len(rows(again)) == expected
+    assert not (tmp_path / "second" / recovery.PULLING_FILE).exists()
+
+
+def damage(home: Path, ends: list[int]) -> None:
+    """Overwrite the second frame that was taken over, if a file has it."""
+    for path in home.glob("*.log"):
+        at = FILE_HEADER_BYTES + ends[0] - int(path.stem)
+        if FILE_HEADER_BYTES <= at < path.stat().st_size:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes(ends[1] - ends[0]))

@@ -12,6 +12,7 @@ from the header of the last local frame on can differ from the store.
 
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from rmq_pipeline.errors import CorruptLogError, LogStoreError
@@ -58,6 +59,10 @@ class LocalLog(Protocol):
 
     def layout_at(self, position: int) -> Layout:
         """Return the layout of the frame at a position, or of the next frame at the end."""
+        ...
+
+    def pulling(self) -> AbstractContextManager[None]:
+        """Mark what ``take_over`` writes as incomplete until the block ends."""
         ...
 
     def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
@@ -173,16 +178,17 @@ def _push(local: LocalLog, store: LogStore, *, start: int) -> None:
 
 def _pull(local: LocalLog, store: LogStore) -> None:
     start, unsynced, layouts = local.end, 0, store.layouts()
-    for stored, frame in _dense(store, start):
-        layout = _layout_at(layouts, stored.position)
-        if layout is None:
-            raise _unsound(store, f"no layout of the frame at position {stored.position}")
-        local.take_over(stored.position, frame, layout)
-        unsynced += len(frame)
-        if unsynced >= _SYNC_BYTES:
-            local.sync()
-            unsynced = 0
-    local.sync()
+    with local.pulling():
+        for stored, frame in _dense(store, start):
+            layout = _layout_at(layouts, stored.position)
+            if layout is None:
+                raise _unsound(store, f"no layout of the frame at position {stored.position}")
+            local.take_over(stored.position, frame, layout)
+            unsynced += len(frame)
+            if unsynced >= _SYNC_BYTES:
+                local.sync()
+                unsynced = 0
+        local.sync()
     log.info("the home has the log of the store: from=%d to=%d", start, local.end)
 
 

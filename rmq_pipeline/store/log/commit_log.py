@@ -17,6 +17,7 @@ import secrets
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias
 
@@ -383,6 +384,7 @@ class CommitLog:
             self._let_go()
 
     def _recover(self, dispatched_position: int) -> None:
+        recovery.drop_pulled(self._folder, schemas=self.schemas)
         files = recovery.open_files(self._folder, schemas=self.schemas)
         if not files:
             recovery.check_new(self._folder, dispatched_position=dispatched_position)
@@ -445,6 +447,10 @@ class CommitLog:
             return Layout(position, VERSION, fingerprint(self.schemas))
         file = self.file_of(position)
         return Layout(position, file.version, file.fingerprint)
+
+    def pulling(self) -> AbstractContextManager[None]:
+        """Mark what ``take_over`` writes as incomplete until the block ends."""
+        return recovery.pulling(self._folder, start=self.end)
 
     def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
         """Write a frame of the store at the end; ``sync`` puts it on disk.

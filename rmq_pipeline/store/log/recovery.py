@@ -11,7 +11,7 @@ import logging
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,8 @@ _LOGGER = logging.getLogger(__name__)
 MARK_FILE: Final = "synced"
 #: File in the log's folder: every section of the log was validated before it was written.
 VALIDATED_FILE: Final = "validated"
+#: File in the log's folder: frames from a position on are being taken over from the log's store.
+PULLING_FILE: Final = "pulling.json"
 _MAGIC: Final = b"RMQSYNC1"
 _ACCEPTED: Final = b"RMQLOST1"
 _MARK: Final = struct.Struct("<8sQQ")
@@ -152,6 +154,51 @@ def is_validated(folder: Path, *, seed: int) -> bool:
     except (OSError, ValueError):
         return False
     return found.get("seed") == seed
+
+
+@contextmanager
+def pulling(folder: Path, *, start: int) -> Iterator[None]:
+    """Mark frames from a position on as taken over from the store, until all are on disk.
+
+    Their headers say what another home had synced. After a power cut such a frame would be taken
+    for damage, so ``drop_pulled`` drops them all, and the store delivers them again.
+    """
+    path = folder / PULLING_FILE
+    durable_files.replace(path, durable_files.dump_json({"start": start}))
+    yield
+    path.unlink()
+    durable_files.sync(folder)
+
+
+def drop_pulled(folder: Path, *, schemas: Mapping[int, pa.Schema]) -> None:
+    """Drop the frames of a ``pulling`` that has not ended.
+
+    Raises:
+        CorruptLogError: the mark or a file header is damaged.
+    """
+    path = folder / PULLING_FILE
+    try:
+        start = int(durable_files.load_json(path.read_bytes())["start"])
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError) as error:
+        raise CorruptLogError(
+            f"{path} is damaged: {error}.", remedy="Start with an empty home."
+        ) from error
+    files = sorted(folder.glob(f"*{log_file.SUFFIX}"))
+    kept = [file for file in files if int(file.stem) <= start]
+    for file in files[len(kept) :]:
+        file.unlink()
+    if kept:
+        last = LogFile.open(kept[-1], schemas=schemas)
+        try:
+            last.zero(start, max(start, last.written_end(start)))
+        finally:
+            last.finish()
+    durable_files.sync(folder)
+    path.unlink()
+    durable_files.sync(folder)
+    _LOGGER.warning("dropped frames that were not taken over completely: position=%d", start)
 
 
 class LostLogError(CorruptLogError):
