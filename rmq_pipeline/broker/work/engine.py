@@ -348,6 +348,8 @@ class Engine:
                     if not self._closing.wait(self.repair.next_attempt_s()):
                         self.writer.rebuild(why)
                     continue
+                if self.replication is not None and not self.replication.lease_runs:
+                    continue  # a refused check would make the writer rebuild everything
                 if self.flush == "async":
                     self._sync()
                 self._clock_file.keep(self.clock)
