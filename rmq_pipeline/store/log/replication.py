@@ -29,6 +29,12 @@ _LAST_PAUSE_S: Final = 0.5
 _RENEWALS: Final = 4
 
 
+def _lease_clock_s() -> float:
+    """Return the time for the lease. The monotonic clock of Linux stops while a machine sleeps."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
 class Replication:
     """Replication of one log to a store that this broker leads. Thread-safe but for ``write``."""
 
@@ -106,11 +112,11 @@ class Replication:
     @property
     def lease_runs(self) -> bool:
         """Return True while no other broker can lead, as far as the last renewal tells."""
-        return time.monotonic() < self._fresh_until
+        return _lease_clock_s() < self._fresh_until
 
     def _wait_for_lease(self) -> None:
         with self._lease:
-            if time.monotonic() >= self._failed_until and not self._closing.is_set():
+            if _lease_clock_s() >= self._failed_until and not self._closing.is_set():
                 before = self._renewals
                 self._is_asked = True
                 self._lease.notify_all()
@@ -128,7 +134,7 @@ class Replication:
 
     def _renew(self) -> None:
         # Measured before the question: the server's lease ends later than this one.
-        began = time.monotonic()
+        began = _lease_clock_s()
         if not self.store.renew():
             error = LogFencedError(
                 f"Another broker has begun to lead the commit log in {self.store.address}."
@@ -153,7 +159,7 @@ class Replication:
             with self._lease:
                 self._lease_failure = failure
                 if failure:
-                    self._failed_until = time.monotonic() + self._lease_s / _RENEWALS
+                    self._failed_until = _lease_clock_s() + self._lease_s / _RENEWALS
                 self._renewals += 1
                 self._lease.notify_all()
 
