@@ -1,7 +1,7 @@
 """Leaders of one log in PostgreSQL die or stand still, and successors begin on empty homes.
 
 Nothing answered is lost, no order breaks, and a leader that wakes up late answers nothing.
-RMQ_CHAOS_LEADER_KILLS sets how often a leader is killed (5).
+RMQ_CHAOS_LEADER_KILLS sets how often a leader is killed (3).
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
-KILLS = int(os.environ.get("RMQ_CHAOS_LEADER_KILLS", "5"))
+KILLS = int(os.environ.get("RMQ_CHAOS_LEADER_KILLS", "3"))
 #: How long a leader lives after its first answers, at most.
 LIFE_S = 1.0
 LEASE_MS = 500
