@@ -512,6 +512,11 @@ class PostgresStore:
 
     def _failed(self, error: object) -> LogStoreError:
         said = " ".join(str(error).split())
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return LogStoreError(
+                f"The user of log_store lacks a right in {self.address}: {said}.",
+                remedy="Give it the right to create a schema, or those of the schema's owner.",
+            )
         return LogStoreError(f"The commit log in {self.address} cannot be reached: {said}.")
 
     def _fenced(self) -> LogFencedError:
