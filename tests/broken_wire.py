@@ -1,4 +1,4 @@
-"""A TCP proxy that loses answers: the server has done what it was asked, and nobody hears of it."""
+"""A TCP proxy that loses answers: the server has done what it was asked, unknown to the client."""
 
 import contextlib
 import socket

@@ -243,6 +243,8 @@ def test_a_file_is_handed_on_while_a_new_epoch_is_taken(open_store: Open) -> Non
         over.set()
         putting.result()
 
+    assert store.file("access.json")
+
 
 def test_trim_deletes_whole_frames(open_store: Open) -> None:
     store = open_store()

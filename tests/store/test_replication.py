@@ -9,7 +9,7 @@ import pytest
 from rmq_pipeline.errors import LogStoreError
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.log.postgres_store import PostgresStore
-from rmq_pipeline.store.log.replication import Replication
+from rmq_pipeline.store.log.replication import Mode, Replication
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
@@ -22,13 +22,13 @@ Start = Callable[..., Replication]
 def start(postgres: PostgresServer) -> Iterator[Start]:
     started: list[Replication] = []
 
-    def start_it(wire: BrokenWire, *, mode: str = "sync") -> Replication:
+    def start_it(wire: BrokenWire, *, mode: Mode = "sync") -> Replication:
         address = postgres.new_database().replace(postgres.address, wire.address)
         store = PostgresStore(address, timeout_s=1.0, lease_s=LEASE_S, home_format=1)
         store.look()
         store.claim(seconds=5.0)
         started.append(
-            Replication(store, mode=mode, lease_s=LEASE_S, timeout_s=1.0, behind_bytes=MIB)  # type: ignore[arg-type]
+            Replication(store, mode=mode, lease_s=LEASE_S, timeout_s=1.0, behind_bytes=MIB)
         )
         started[-1].start()
         started[-1].begin_meeting()

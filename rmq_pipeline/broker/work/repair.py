@@ -104,7 +104,7 @@ class Repair:
 
 
 def refusal(why: BaseException) -> OperatorError:
-    """Return the error for requests until the store is rebuilt, or for ever."""
+    """Return the error for requests until the store is rebuilt, or permanently."""
     if isinstance(why, LogFencedError):
         return LogFencedError(why.message)
     return StorageError(

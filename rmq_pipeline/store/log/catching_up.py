@@ -65,7 +65,7 @@ class LocalLog(Protocol):
         """Mark what ``take_over`` writes as incomplete until the block ends."""
         ...
 
-    def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
+    def take_over(self, position: int, frame: bytes, *, layout: Layout) -> None:
         """Write a frame of the store at the end, in a file of its layout."""
         ...
 
@@ -90,9 +90,9 @@ def meet(
 
     Args:
         local: the log's files, checked.
-        store: leads under its newest epoch, so nobody else appends.
-        failed_from: frames from here on failed in this process, and nobody was answered; None: the
-            process has just started.
+        store: leads under its newest epoch, so no other broker appends.
+        failed_from: frames from here on failed in this process, and no caller was answered; None:
+            the process has just started.
         answered_alone: the home may have answered frames that the store lacks (async).
         dispatched: position that DuckDB has reached.
 
@@ -153,7 +153,7 @@ def _parting(local: LocalLog, store: LogStore, *, start: int) -> int | None:
 def _check_unanswered(
     local: LocalLog, parted: int, *, answered_alone: bool, dispatched: int
 ) -> None:
-    """Check that the local frame at a position is the last one, and that nobody was answered."""
+    """Check that the local frame at a position is the last one, and that no caller was answered."""
     frame = local.stored_at(parted)
     is_last = frame is not None and frame.end == local.end
     if answered_alone or not is_last or dispatched > parted:
@@ -183,7 +183,7 @@ def _pull(local: LocalLog, store: LogStore) -> None:
             layout = _layout_at(layouts, stored.position)
             if layout is None:
                 raise _unsound(store, f"no layout of the frame at position {stored.position}")
-            local.take_over(stored.position, frame, layout)
+            local.take_over(stored.position, frame, layout=layout)
             unsynced += len(frame)
             if unsynced >= _SYNC_BYTES:
                 local.sync()

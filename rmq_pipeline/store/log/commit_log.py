@@ -452,7 +452,7 @@ class CommitLog:
         """Mark what ``take_over`` writes as incomplete until the block ends."""
         return recovery.pulling(self._folder, start=self.end)
 
-    def take_over(self, position: int, frame: bytes, layout: Layout) -> None:
+    def take_over(self, position: int, frame: bytes, *, layout: Layout) -> None:
         """Write a frame of the store at the end; ``sync`` puts it on disk.
 
         Raises:

@@ -42,7 +42,7 @@ class LogStore(Protocol):
     """One log outside the home. All methods raise LogStoreError if the store does not answer.
 
     ``begin``, ``finish`` and ``settle`` are for one thread at a time. So are the methods that read,
-    while nobody appends. ``renew`` is safe for all threads.
+    while no thread appends. ``renew`` is safe for all threads.
     """
 
     #: Address without secrets, for people.
