@@ -408,13 +408,17 @@ class CommitLog:
                 remedy="Use the store of this home, or an empty home for this store.",
             )
         failed_from = replication.begin_meeting()
-        end = catching_up.meet(
-            self,
-            replication.store,
-            failed_from=failed_from,
-            answered_alone=answered_alone,
-            dispatched=dispatched_position,
-        )
+        try:
+            end = catching_up.meet(
+                self,
+                replication.store,
+                failed_from=failed_from,
+                answered_alone=answered_alone,
+                dispatched=dispatched_position,
+            )
+        except LogFencedError as error:
+            replication.fence(error)
+            raise
         self.building = FrameBuilder(self.schemas, seed=seed, start=end)
         replication.go_on(end)
 
