@@ -191,10 +191,10 @@ class _Log:
             return None
         files, table = NOTHING.files, None
         if listing.checkpoints:
-            found = self._checkpoint(listing.base)
+            found = self.checkpoint_of(listing.base)
             files, table = delta.files_in(found), delta.table_in(found)
         numbers = range(listing.base + 1, listing.number + 1)
-        changes = [self._changes(number) for number in numbers]
+        changes = [self.changes(number) for number in numbers]
         table = changes[-1].table if changes else table
         assert table is not None
         files = _with_changes(files, ((each.add, each.remove) for each in changes))
@@ -203,14 +203,14 @@ class _Log:
     def table(self, listing: _Listing) -> delta.Metadata:
         """Return the table as the last commit has it."""
         if listing.number in listing.commits:
-            return self._changes(listing.number).table
-        return delta.table_in(self._checkpoint(listing.number))
+            return self.changes(listing.number).table
+        return delta.table_in(self.checkpoint_of(listing.number))
 
-    def _checkpoint(self, number: int) -> pa.Table:
+    def checkpoint_of(self, number: int) -> pa.Table:
         with self.sink.open(self.file(number, _CHECKPOINT)) as file:
             return checked_parquet.read(file)
 
-    def _changes(self, number: int) -> delta.Changes:
+    def changes(self, number: int) -> delta.Changes:
         path = self.file(number, _COMMIT)
         try:
             return delta.changes_in(self.sink.read(path))
@@ -452,6 +452,30 @@ def _finish(log: _Log) -> None:
         log.sink.replace(NAME, durable_files.dump_json({"format": FORMAT}))
     _delete_old(log.sink)
     log.tidy()
+
+
+def has_changed(sink: Place, number: int, *, add: pa.Table, remove: pa.Table) -> bool:
+    """Return True if a version of the table has added and removed these files.
+
+    A publisher asks this when another one may have written the version, or when the store's answer
+    to its own commit may be lost.
+
+    Args:
+        sink: the sink's folder.
+        number: version of the table.
+        add: schema.SINK_FILE.
+        remove: schema.SINK_FILE.
+    """
+    log = _Log(at(sink))
+    listing = log.listing()
+    if number in listing.checkpoints:
+        # Readers go on from it, even if the commit of this version has other files.
+        found = _paths(delta.files_in(log.checkpoint_of(number)))
+        return _paths(add) <= found and not _paths(remove) & found
+    if number not in listing.commits:
+        return False
+    changes = log.changes(number)
+    return _paths(add) <= _paths(as_files(changes.add)) and _paths(remove) <= set(changes.remove)
 
 
 def record(

@@ -10,11 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_pipeline.errors import RequestError, SinkChangedError
+from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError
 from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.spark.replay import sinks
 from rmq_pipeline.spark.replay.sinks import HOUR_MS, SideRange
+from rmq_pipeline.storage.place import Place, at
+from rmq_pipeline.storage.remote import ObjectRoot
+from tests.object_store import ObjectStore
 
 SINK = pa.schema([("text", pa.string()), ("born_at_ms", pa.int64())])
 #: Longer than anything here takes.
@@ -30,7 +33,7 @@ def hours(first: int, end: int, *, group: str = "walkers") -> SideRange:
     return SideRange(group, first * HOUR_MS, end * HOUR_MS)
 
 
-def stage(folder: Path, mine: SideRange, *, text: str, label: str = "") -> pa.Table:
+def stage(folder: Place, mine: SideRange, *, text: str, label: str = "") -> pa.Table:
     """A row for each hour of a range, in files that do not count yet."""
     rows = [[text, ms] for ms in range(mine.from_ms, mine.to_ms, HOUR_MS)]
     columns = [list(column) for column in zip(*rows, strict=True)]
@@ -44,11 +47,11 @@ def stage(folder: Path, mine: SideRange, *, text: str, label: str = "") -> pa.Ta
     )
 
 
-def fill(folder: Path, mine: SideRange, *, text: str, **label: str) -> int:
+def fill(folder: Place, mine: SideRange, *, text: str, **label: str) -> int:
     return sinks.publish_side_sink(folder, stage(folder, mine, text=text, **label), mine=mine)
 
 
-def rows(folder: Path) -> list[tuple[int, str]]:
+def rows(folder: Place) -> list[tuple[int, str]]:
     """Hour and text of what counts."""
     found: list[dict[str, Any]] = sink.read_sink(folder).to_pylist()
     return sorted((row["born_at_ms"] // HOUR_MS, row["text"]) for row in found)
@@ -168,3 +171,60 @@ def test_files_whose_names_do_not_say_their_range_are_told_of(folder: Path) -> N
     fill(folder, hours(2, 4), text="new")
 
     assert rows(folder) == [(0, "old"), (1, "old"), (2, "new"), (3, "new")]
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore, request: pytest.FixtureRequest) -> str:
+    """A folder without a lock: the faster one of several publishers wins."""
+    return object_store.uri(request.node.name.replace("[", "-").rstrip("]"))
+
+
+def in_bucket(folder: str) -> list[str]:
+    return sorted(path for path in at(folder).files("") if path.startswith("hour="))
+
+
+def test_a_commit_whose_answer_got_lost_is_found(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bucket, hours(5, 6), text="old")
+    real = ObjectRoot.put_if_absent
+    monkeypatch.setattr(ObjectRoot, "put_if_absent", lambda *args: real(*args) and False)
+
+    gone = fill(bucket, hours(5, 7), text="new")
+
+    assert gone == 1
+    assert rows(bucket) == [(5, "new"), (6, "new")]
+    assert in_bucket(bucket) == sorted(manifest.read(bucket).files["path"].to_pylist())
+
+
+@pytest.mark.parametrize("new", [["new"], []])
+def test_a_replay_that_two_others_overtook_publishes_again(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, new: list[str]
+) -> None:
+    fill(bucket, hours(5, 6), text="old")
+    publish = manifest.publish
+
+    def late(*args: Any, **options: Any) -> bool:
+        monkeypatch.setattr(manifest, "publish", publish)
+        for first in (3, 7):
+            fill(bucket, hours(first, first + 1), text="x")
+        return publish(*args, **options)
+
+    made = stage(bucket, hours(5, 6), text="new") if new else manifest.NOTHING.files
+    monkeypatch.setattr(manifest, "publish", late)
+
+    assert sinks.publish_side_sink(bucket, made, mine=hours(5, 6)) == 1
+    assert rows(bucket) == [(3, "x"), *((5, text) for text in new), (7, "x")]
+    assert in_bucket(bucket) == sorted(manifest.read(bucket).files["path"].to_pylist())
+
+
+def test_a_replay_that_others_overtake_each_time_ends(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bucket, hours(5, 6), text="old")
+    monkeypatch.setattr(manifest, "publish", lambda *_, **__: False)
+
+    with pytest.raises(BusyError, match="were faster"):
+        fill(bucket, hours(5, 6), text="new")
+
+    assert rows(bucket) == [(5, "old")]

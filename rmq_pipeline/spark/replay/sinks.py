@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_pipeline.errors import RequestError, SinkChangedError
+from rmq_pipeline.errors import BusyError, RequestError, SinkChangedError
 from rmq_pipeline.lake import manifest
 from rmq_pipeline.lake.manifest import checked
 from rmq_pipeline.storage.local import LocalRoot
@@ -27,6 +27,8 @@ from rmq_pipeline.storage.place import Place, at
 from rmq_pipeline.storage.root import Root
 
 HOUR_MS: Final = 3_600_000
+#: Times that a replay publishes its files, if others are faster.
+_TRIES: Final = 20
 _PREFIX: Final = "replay-"
 #: File whose lock serializes publishing. The underscore marks it as no data for readers of folders.
 PUBLISH_LOCK: Final = "_publish.lock"
@@ -185,39 +187,44 @@ def publish_side_sink(folder: Place, files: pa.Table, *, mine: SideRange) -> int
     Raises:
         RequestError: the side sink does not accept the files; they were deleted.
         SinkChangedError: another replay of the same range was faster, and deleted the files.
+        BusyError: other replays were faster each time. The staged files stay.
     """
     root = at(folder)
     with _locked(root):
-        while True:
-            before = manifest.read(root)
-            try:
-                gone = pa.array(replaced_files(root, before.files, mine=mine), pa.bool_())
-            except RequestError:
-                delete_files(root, files)
-                raise
-            if not all(root.exists(path) for path in files["path"].to_pylist()):
-                raise SinkChangedError(f"Another replay of {mine} has filled the side sink {root}.")
-            old = before.files.filter(gone)
-            counting = pa.concat_tables([before.files.filter(pc.invert(gone)), files])
-            if _is_published(root, counting, before=before):
-                break
+        old = _publish(root, files, mine=mine)
         delete_files(root, old)
         if isinstance(root, LocalRoot):
             # Elsewhere another replay of the range may still be about to publish its files.
-            sweep(root, label=mine.label, counting=counting["path"].to_pylist())
+            counting = manifest.read(root).files["path"].to_pylist()
+            sweep(root, label=mine.label, counting=counting)
     return int(old.num_rows)
 
 
-def _is_published(root: Root, counting: pa.Table, *, before: manifest.Snapshot) -> bool:
-    """Publish these files behind a version; return False if another replay was faster."""
-    version = before.version + 1
-    listed = counting.replace_schema_metadata({"version": str(version)})
-    if not manifest.publish(root, listed, known=before):
-        return False
-    now = manifest.read(root)
-    # Of a version that another replay has written, ``publish`` writes nothing.
-    mine = set(counting["path"].to_pylist())
-    return now.version > version or set(now.files["path"].to_pylist()) == mine
+def _publish(root: Root, files: pa.Table, *, mine: SideRange) -> pa.Table:
+    """Publish files of a range, and return the files that they replace."""
+    staged = files["path"].to_pylist()
+    old = manifest.NOTHING.files
+    for _ in range(_TRIES):
+        before = manifest.read(root)
+        if staged and set(staged) <= set(before.files["path"].to_pylist()):
+            return old
+        try:
+            gone = pa.array(replaced_files(root, before.files, mine=mine), pa.bool_())
+        except RequestError:
+            delete_files(root, files)
+            raise
+        if not all(root.exists(path) for path in staged):
+            raise SinkChangedError(f"Another replay of {mine} has filled the side sink {root}.")
+        old = before.files.filter(gone)
+        counting = pa.concat_tables([before.files.filter(pc.invert(gone)), files])
+        listed = counting.replace_schema_metadata({"version": str(before.version + 1)})
+        manifest.publish(root, listed, known=before)
+        # The answer of ``publish`` does not decide: the store's may be lost, and of a version that
+        # other replays have passed, nothing is written.
+        offset = 0 if before.table is None else before.table.offset
+        if manifest.has_changed(root, before.version + 1 + offset, add=files, remove=old):
+            return old
+    raise BusyError(f"Other replays into the side sink {root} were faster {_TRIES} times.")
 
 
 @contextmanager
