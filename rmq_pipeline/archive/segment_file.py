@@ -204,7 +204,7 @@ def place(root: Root, segment: Segment) -> str:
 def sync_names(root: Root, segments: Iterable[Segment]) -> None:
     """Sync the names under which segments are read."""
     paths = {path for each in segments for path in (place(root, each), each.index)}
-    root.sync_folders({path.rpartition("/")[0] for path in paths})
+    _sync_folders(root, paths)
 
 
 def sync_shown(root: Root, segments: Iterable[Segment]) -> None:
@@ -213,7 +213,12 @@ def sync_shown(root: Root, segments: Iterable[Segment]) -> None:
     Needed only after names were deleted, which a crash could restore; ``tidy`` restores missing
     ones.
     """
-    root.sync_folders({each.relative.rpartition("/")[0] for each in segments})
+    _sync_folders(root, {each.relative for each in segments})
+
+
+def _sync_folders(root: Root, paths: Iterable[str]) -> None:
+    # A folder that was never created, or was deleted when it became empty, has no names.
+    root.sync_folders({path.rpartition("/")[0] for path in paths}, missing_ok=True)
 
 
 def show(root: Root, segments: Iterable[Segment]) -> None:

@@ -89,6 +89,14 @@ class LocalRoot(Root):
         try:
             temporary.write_bytes(content)
             durable_files.sync(temporary)
+            return self._is_linked(temporary, whole)
+        finally:
+            temporary.unlink(missing_ok=True)
+            # The other writer may not have synced the name yet.
+            durable_files.sync(whole.parent)
+
+    def _is_linked(self, temporary: Path, whole: Path) -> bool:
+        try:
             os.link(temporary, whole)
         except FileExistsError:
             return False
@@ -96,10 +104,6 @@ class LocalRoot(Root):
             if error.errno not in _NO_LINKS:
                 raise
             raise self._without_links() from error
-        finally:
-            temporary.unlink(missing_ok=True)
-            # The other writer may not have synced the name yet.
-            durable_files.sync(whole.parent)
         return True
 
     @override
@@ -153,14 +157,17 @@ class LocalRoot(Root):
         durable_files.sync(self.folder / path)
 
     @override
-    def sync_folders(self, paths: Iterable[str]) -> None:
+    def sync_folders(self, paths: Iterable[str], *, missing_ok: bool = False) -> None:
         wanted = {self.folder}
         for path in paths:
             folder = self.folder / path
             wanted.update((folder, *folder.parents[: len(Path(path).parts)]))
         for folder in wanted:
-            with suppress(FileNotFoundError):  # the folder was never created
+            try:
                 durable_files.sync(folder)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
     @override
     def rename(self, old: str, new: str) -> None:

@@ -123,7 +123,7 @@ class RemoteRoot(Root):
         return
 
     @override
-    def sync_folders(self, paths: Iterable[str]) -> None:
+    def sync_folders(self, paths: Iterable[str], *, missing_ok: bool = False) -> None:
         return
 
     @override

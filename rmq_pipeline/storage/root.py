@@ -120,8 +120,12 @@ class Root(ABC):
         """Sync a written file to disk."""
 
     @abstractmethod
-    def sync_folders(self, paths: Iterable[str]) -> None:
-        """Sync these folders and their parents, so that created and deleted names are durable."""
+    def sync_folders(self, paths: Iterable[str], *, missing_ok: bool = False) -> None:
+        """Sync these folders and their parents, so that created and deleted names are durable.
+
+        Raises:
+            FileNotFoundError: a folder is missing, and so are the files that it had.
+        """
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:

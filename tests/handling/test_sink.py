@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rmq_pipeline import schema
 from rmq_pipeline.handling import sink
@@ -50,6 +53,22 @@ def test_a_partition_time_may_be_a_timestamp(tmp_path: Path) -> None:
     files = stage(tmp_path, pa.table({"born_at_ms": at}))
 
     assert files["partition"].to_pylist() == ["2013-01-01T05"]
+
+
+def test_files_whose_folder_was_deleted_are_not_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def delete_folder(handle: int) -> None:
+        fsync(handle)
+        if list(tmp_path.glob("hour=*/*.parquet")):
+            shutil.rmtree(tmp_path / "hour=2013-01-01T05")
+
+    monkeypatch.setattr(os, "fsync", delete_folder)
+
+    with pytest.raises(FileNotFoundError):
+        stage(tmp_path, rows(FIVE_MS))
 
 
 def messages(*places: tuple[int, int]) -> pa.Table:
