@@ -141,7 +141,9 @@ def spark_frame(
 
 def _nothing(sink: Place, sink_schema: pa.Schema | None) -> pa.Table:
     if sink_schema is None:
-        raise ValueError(f"The sink {sink} has no files. Pass sink_schema to read an empty table.")
+        raise ValueError(
+            f"The sink {at(sink)} has no files. Pass sink_schema to read an empty table."
+        )
     return sink_schema.empty_table()
 
 

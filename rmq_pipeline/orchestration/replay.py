@@ -329,6 +329,7 @@ def metadata(report: ReplayReport) -> dict[str, Any]:
         found["published"] = dict(report.published)
     walked = report.messages + report.warm_up + report.behind
     found["messages_per_second"] = round(walked / max(report.spark_s, 1e-3), 1)
+    facts |= {name: shown(facts[name]) for name in ("rows_report", "outcomes_report")}
     return {**found, **{name: value for name, value in facts.items() if value != ""}}
 
 

@@ -195,15 +195,14 @@ def shown(address: object) -> str:
     """Return an address for messages, without the secrets of a URI."""
     if not is_uri(address):
         return str(address)
-    parts = urlsplit(str(address))
-    host = parts.netloc.rpartition("@")[2]
-    if host != parts.netloc:
-        host = f"{HIDDEN}@{host}"
+    # A secret key may have a slash, which ends the host for ``urlsplit``.
+    scheme, _, rest = str(address).partition("://")
+    _, at, rest = rest.rpartition("@")
+    place, asked, query = rest.partition("?")
     options = "&".join(
-        f"{name}={HIDDEN if _SECRET.search(name) or '@' in value else value}"
-        for name, value in parse_qsl(parts.query)
+        f"{name}={HIDDEN if _SECRET.search(name) else value}" for name, value in parse_qsl(query)
     )
-    return urlunsplit((parts.scheme, host, parts.path, options, ""))
+    return f"{scheme}://{HIDDEN + at if at else ''}{place}{asked}{options}"
 
 
 def without_credentials(address: str | None) -> str | None:

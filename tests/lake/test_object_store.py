@@ -20,7 +20,7 @@ from rmq_pipeline.storage.place import at
 from rmq_pipeline.storage.root import StorageRootError
 from tests.lake.test_delta import ROW, begun, staged
 from tests.lake.test_delta import rows as of_hours
-from tests.object_store import ObjectStore
+from tests.object_store import SECRET, ObjectStore
 
 
 @pytest.fixture
@@ -171,3 +171,12 @@ def test_a_damaged_file_and_a_store_that_is_away_are_told_apart(tmp_path: Path) 
     with pytest.raises(OSError, match=r"(?i)connect") as told:
         compaction.stage(folder, merge, epoch=1)
     assert not isinstance(told.value, compaction.DamagedSinkError)
+
+
+def test_an_empty_sink_is_named_without_secrets(object_store: ObjectStore) -> None:
+    empty = object_store.address("empty")
+
+    with pytest.raises(ValueError, match="has no files") as told:
+        readers.duckdb_relation(duckdb.connect(), empty)
+
+    assert SECRET not in str(told.value)

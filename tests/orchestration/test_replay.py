@@ -16,10 +16,11 @@ from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.consumer import Consumer, ConsumerConfig, spark_consumer
 from rmq_pipeline.orchestration.declarations import topic
-from rmq_pipeline.orchestration.replay import ReplayConfig, replay_asset
+from rmq_pipeline.orchestration.replay import ReplayConfig, metadata, replay_asset
 from rmq_pipeline.orchestration.resources import BrokerResource, SinkResource, local
 from rmq_pipeline.orchestration.topic_log import log_spec
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.spark.replay.plan import ReplayReport
 from tests.broker.sealed_home import seal_all
 from tests.spark.handlers import SINK, kept, shouted_alone
 
@@ -241,3 +242,16 @@ def test_tags_say_what_the_form_says() -> None:
 
     assert (config.mode, config.tries, config.parallelism) == ("replace", 3, 7)
     assert all(field.description for field in ReplayConfig.model_fields.values())
+
+
+def test_metadata_has_no_secrets_of_an_address() -> None:
+    report = ReplayReport(
+        replay_id="x",
+        mode="replace",
+        from_ms=0,
+        to_ms=HOUR_MS,
+        rows_report="s3://key:a/secret@bucket/rows.parquet",
+    )
+
+    assert metadata(report)["rows_report"] == "s3://***@bucket/rows.parquet"
+    assert "outcomes_report" not in metadata(report)
