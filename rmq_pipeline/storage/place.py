@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -49,7 +49,11 @@ def opened(address: str | Path) -> Root:
 def _remote(address: str, _process: int) -> Root:
     """Return the root at a URI. A forked process opens its own connections."""
     try:
-        files, path = pafs.FileSystem.from_uri(address)
+        files, path = pafs.FileSystem.from_uri(_with_region(address))
+    except OSError as error:
+        if not address.startswith("s3://"):
+            raise
+        raise OSError(f"{shown(address)} cannot be opened: {error}. Set AWS_REGION.") from None
     except pa.ArrowException as error:
         # The message of pyarrow may repeat the URI with its secrets.
         why = str(error).replace(address, shown(address))
@@ -57,6 +61,15 @@ def _remote(address: str, _process: int) -> Root:
     if urlsplit(address).scheme in OBJECT_STORES and has_obstore():
         return ObjectRoot(files, path, address=address)
     return RemoteRoot(files, path, address=address)
+
+
+def _with_region(address: str) -> str:
+    """Name the region of a bucket: pyarrow would ask Amazon for it, which may be away."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    options = address.partition("?")[2]
+    if not address.startswith("s3://") or not region or "region" in dict(parse_qsl(options)):
+        return address
+    return f"{address}{'&' if options else '?'}region={quote(region)}"
 
 
 def make_temporary(parent: Address, *, prefix: str) -> Address:

@@ -197,6 +197,8 @@ class ObjectRoot(RemoteRoot):
         parts = urlsplit(self.address)
         kind, bucket = OBJECT_STORES[parts.scheme], parts.netloc.rpartition("@")[2]
         config = _config(self.address) if kind == "s3" else {}
+        if isinstance(self._files, pafs.S3FileSystem):
+            config["region"] = self._files.region
         options: Any = {"allow_http": config.get("endpoint", "").startswith("http://")}
         opened: Any = from_url
         retry = {"max_retries": 5, "retry_timeout": _RETRIES}
@@ -277,8 +279,6 @@ def _config(address: str) -> dict[str, str]:
     if endpoint is not None:
         scheme = options.get("scheme", "https")
         config["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-    if "region" in options:
-        config["region"] = options["region"]
     if parts.username and parts.password:
         config["access_key_id"] = unquote(parts.username)
         config["secret_access_key"] = unquote(parts.password)

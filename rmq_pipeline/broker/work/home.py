@@ -235,7 +235,8 @@ def _marked(
     try:
         place = address_of(address)
         root = at(place.absolute() if isinstance(place, Path) else place)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
+        # pyarrow asks Amazon for the region of a bucket if no variable names it.
         raise ArchiveError(f"{shown(address)} cannot be used: {error}.") from error
     try:
         _claim(root, home_id)
