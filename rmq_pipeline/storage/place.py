@@ -48,6 +48,9 @@ def opened(address: str | Path) -> Root:
 @functools.lru_cache(maxsize=64)
 def _remote(address: str, _process: int) -> Root:
     """Return the root at a URI. A forked process opens its own connections."""
+    if urlsplit(address).scheme in {"abfs", "abfss"}:
+        # The part before the @ is a container, or a user with a password.
+        raise ValueError(f"{shown(address)}: Azure's stores have not been tried, and are refused.")
     try:
         files, path = pafs.FileSystem.from_uri(_with_region(address))
     except OSError as error:

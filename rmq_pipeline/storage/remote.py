@@ -20,9 +20,7 @@ from rmq_pipeline.extras import lacking
 from rmq_pipeline.storage.root import Root, StorageRootError, below
 
 #: Schemes of object stores, with obstore's name of each. Object stores have no folders.
-OBJECT_STORES: Final = MappingProxyType(
-    {"s3": "s3", "gs": "gs", "gcs": "gs", "abfs": "az", "abfss": "az"}
-)
+OBJECT_STORES: Final = MappingProxyType({"s3": "s3", "gs": "gs", "gcs": "gs"})
 
 #: A call of a store is repeated for as long as this.
 _RETRIES: Final = timedelta(seconds=30)
@@ -183,7 +181,7 @@ class RemoteRoot(Root):
 
 
 class ObjectRoot(RemoteRoot):
-    """A folder of an object store: S3, Google Cloud Storage or Azure.
+    """A folder of an object store: S3 or Google Cloud Storage.
 
     pyarrow reads, and writes large files in parts. It has no conditional puts and takes several
     requests for a small file, so the package obstore puts and deletes whole files.
@@ -241,12 +239,11 @@ class ObjectRoot(RemoteRoot):
         return True
 
     def _put(self, path: str, content: bytes, **options: Any) -> None:
-        store = self._store
         import obstore
         from obstore import exceptions
 
         try:
-            obstore.put(store, self._key(path), content, **options)
+            obstore.put(self._store, self._key(path), content, **options)
         except exceptions.AlreadyExistsError:
             raise
         except exceptions.NotSupportedError as error:
@@ -257,12 +254,11 @@ class ObjectRoot(RemoteRoot):
     @override
     def delete(self, path: str) -> None:
         # pyarrow would write an empty object for the folder of a deleted file.
-        store = self._store
         import obstore
         from obstore import exceptions
 
         try:
-            obstore.delete(store, self._key(path))
+            obstore.delete(self._store, self._key(path))
         except FileNotFoundError:
             return
         except exceptions.BaseError as error:

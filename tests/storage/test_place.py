@@ -30,3 +30,11 @@ def test_an_archive_whose_address_cannot_be_opened_is_told(
 
     with pytest.raises(ArchiveError, match="s3://bucket/x cannot be used: When resolving"):
         homes._marked("s3://bucket/x", "id", is_claimed=True)
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss"])
+def test_azure_is_refused(scheme: str) -> None:
+    with pytest.raises(ValueError, match="have not been tried") as told:
+        at(f"{scheme}://container@account.dfs.core.windows.net/x")
+
+    assert f"{scheme}://***@account" in str(told.value)
