@@ -17,6 +17,7 @@ from rmq_pipeline.broker.work import verification
 from rmq_pipeline.handling import sink
 from rmq_pipeline.lake import compaction, manifest, publication, readers, rows
 from rmq_pipeline.storage.place import at
+from rmq_pipeline.storage.remote import ObjectRoot
 from rmq_pipeline.storage.root import StorageRootError
 from tests.lake.test_delta import ROW, begun, staged
 from tests.lake.test_delta import rows as of_hours
@@ -180,3 +181,12 @@ def test_an_empty_sink_is_named_without_secrets(object_store: ObjectStore) -> No
         readers.duckdb_relation(duckdb.connect(), empty)
 
     assert SECRET not in str(told.value)
+
+
+def test_a_lost_answer_refuses_no_store(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ObjectRoot.put_if_absent
+    monkeypatch.setattr(ObjectRoot, "put_if_absent", lambda *args: real(*args) and False)
+
+    at(folder).check_put_if_absent()
+
+    assert not at(folder).files("")
