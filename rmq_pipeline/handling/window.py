@@ -206,7 +206,7 @@ class Publication:
             # Ask the broker: the refused call may repeat a settle that had succeeded.
             named = self._verbs.sink_files(self._group)["path"].to_pylist()
             delete_staged(self._folder, staged, named=named)
-        except RocketMQError as error:
+        except (RocketMQError, OSError) as error:
             logger.warning("staged files kept group=%s why=%s", self._group, error)
 
 

@@ -10,10 +10,12 @@ import pytest
 from rmq_pipeline import errors, schema
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.handling.window import Publication
 from rmq_pipeline.lake import compaction, manifest
 from rmq_pipeline.lake.publication import delete_staged, publish, replace
 from rmq_pipeline.lake.readers import sink_table
 from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage.local import LocalRoot
 
 OUTSIDE = [
     "",
@@ -140,3 +142,16 @@ def test_no_file_outside_is_read_or_deleted_by_name(broker: Broker, folder: Path
 
     assert kept.exists()
     assert manifest.read(folder).files.num_rows == 0
+
+
+def test_a_store_that_is_away_keeps_staged_files(
+    broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(LocalRoot, "delete", away)
+
+    Publication(broker, group=GROUP, folder=folder).discard(described("hour=1/a.parquet"))
+
+    assert "the store is away" in caplog.text
