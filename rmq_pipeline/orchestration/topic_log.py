@@ -22,6 +22,7 @@ from rmq_pipeline.orchestration.declarations import KIND, DeclaredTopic, identif
 from rmq_pipeline.orchestration.resources import BrokerResource
 from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Segment, TopicLog
+from rmq_pipeline.storage.root import path_in
 
 INTERVAL_S: Final = 15
 #: One tick reports at most this many hours; each is an event in Dagster's storage.
@@ -193,7 +194,7 @@ def hours_of(log: TopicLog, segment: Segment, *, partition_time: str) -> Counter
         partition_time: stored, born, or a property.
     """
     column = _TIMES.get(partition_time)
-    files, path = fs.FileSystem.from_uri(f"{log.root}/{segment.path}")
+    files, path = fs.FileSystem.from_uri(path_in(log.root, segment.path))
     with files.open_input_file(path) as source:
         table = open_segment(source).read(columns=[column or "properties"])
     if column is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
 
@@ -234,17 +234,25 @@ def address_of(named: str | Path) -> Address:
 
 def below(parent: Address, name: str | Path) -> Address:
     """Return the address of a folder below another one; an absolute path or a URI is unchanged."""
-    own = address_of(name)
+    own = address_of(name or ".")
     if isinstance(own, str) or own.is_absolute():
         return own
     if isinstance(parent, Path):
         return parent / own
+    if own == Path():
+        return parent
     parts = urlsplit(parent)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{own.as_posix()}"))
+    path = quote(own.as_posix(), safe="/=")
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{path}"))
+
+
+def path_in(folder: str, path: str) -> str:
+    """Return the local path or the URI of a file in a folder, which may be a URI with options."""
+    return str(below(folder, path)) if is_uri(folder) else f"{folder}/{path}"
 
 
 def split(uri: str) -> tuple[str, str]:
     """Return the URI of the folder of a file, and the file's name in it."""
     parts = urlsplit(uri)
     folder, _, name = parts.path.rpartition("/")
-    return urlunsplit(parts._replace(path=folder)), name
+    return urlunsplit(parts._replace(path=folder)), unquote(name)

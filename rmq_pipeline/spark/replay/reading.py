@@ -34,7 +34,15 @@ from rmq_pipeline.spark.replay.sinks import HOUR_MS
 from rmq_pipeline.spark.replay.topic_log import Range, Stored, check_reachable, listed
 from rmq_pipeline.spark.replay.walk import BEHIND, RANGE, ROLE, WARM_UP
 from rmq_pipeline.storage.place import at
-from rmq_pipeline.storage.root import Address, StorageRootError, below, is_uri, shown, split
+from rmq_pipeline.storage.root import (
+    Address,
+    StorageRootError,
+    below,
+    is_uri,
+    path_in,
+    shown,
+    split,
+)
 
 #: Columns of a walk: a handler's message, and its role.
 WALKED: Final = pa.schema([*MESSAGES, (ROLE, pa.int32())])
@@ -158,7 +166,7 @@ def _paths(stored: Stored, root: str) -> list[str]:
     files, inside = fs.FileSystem.from_uri(stored.path)
     if files.get_file_info(inside).type == fs.FileType.File:
         return [stored.path]
-    if not stored.path.startswith(f"{root}/"):
+    if not stored.path.startswith(f"{root.partition('?')[0] if is_uri(root) else root}/"):
         raise StorageRootError(
             f"{shown(stored.path)} does not exist on this machine; the driver wrote it on its own.",
             remedy="Place the sinks where the driver and Spark's tasks reach them: a replay's files"
@@ -167,7 +175,7 @@ def _paths(stored: Stored, root: str) -> list[str]:
     paths, at = [], stored.base
     for segment in sorted(listed(root), key=lambda each: each.base):
         if segment.queue_id == stored.queue_id and segment.base <= at < segment.end:
-            paths.append(f"{root}/{segment.path}")
+            paths.append(path_in(root, segment.path))
             at = segment.end
     if at < stored.end:
         check_reachable(root)

@@ -19,7 +19,7 @@ from rmq_pipeline.errors import ArchiveError, RequestError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.lake.readers import read_in_tasks
 from rmq_pipeline.storage.place import at
-from rmq_pipeline.storage.root import HIDDEN, Address, below, is_uri, shown
+from rmq_pipeline.storage.root import HIDDEN, Address, below, is_uri, path_in, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -329,8 +329,8 @@ def frame(
     by_base = {str(folder): [each.path for each in tail]} if tail else {}
     for segment in segments:
         # Below this base path, queue_id= becomes a column.
-        base = f"{log.root}/{segment.path}".partition("/queue_id=")[0]
-        by_base.setdefault(base, []).append(f"{log.root}/{segment.path}")
+        path = path_in(log.root, segment.path)
+        by_base.setdefault(path.partition("/queue_id=")[0], []).append(path)
     for base, paths in by_base.items():
         if is_uri(base):
             parts += _read_in_tasks(spark, paths)
@@ -393,7 +393,7 @@ def listed(root: str) -> list[Segment]:
     if listed is None:
         return []
     if listed["format"] > _MANIFEST_FORMAT:
-        raise ValueError(f"{root}/{_MANIFEST} was written by a newer version.")
+        raise ValueError(f"{shown(path_in(root, _MANIFEST))} was written by a newer version.")
     return [
         Segment(entry["path"], entry["queue_id"], entry["base"], entry["end"], entry)
         for entry in listed["files"]
@@ -415,7 +415,7 @@ class Source:
         """Return the files of the selected segments, and the tail."""
         kept = (segment for segment in self.log.segments if keep(segment))
         paths = (
-            Stored(f"{self.log.root}/{each.path}", each.queue_id, each.base, each.end)
+            Stored(path_in(self.log.root, each.path), each.queue_id, each.base, each.end)
             for each in kept
         )
         return [*paths, *self.tail]

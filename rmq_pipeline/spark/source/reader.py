@@ -40,6 +40,7 @@ from rmq_pipeline.spark.source import filters, offsets
 from rmq_pipeline.spark.source.filters import CONSTANT_COLUMNS, Pushed
 from rmq_pipeline.spark.source.offsets import Offsets, TopicBounds
 from rmq_pipeline.spark.source.options import Address, ReadOptions
+from rmq_pipeline.storage.root import is_uri, path_in
 
 #: Rows of the first page, as the size of bodies is unknown; later pages have about _PAGE_BYTES.
 _FIRST_ROWS: Final = 64
@@ -189,11 +190,15 @@ def _indexed_row_groups(piece: FilePiece, pushed: Pushed) -> set[int] | None:
     """Return the row groups that may have the keys and ids of the filters; None: any."""
     if piece.file is None:
         return None
-    folder, _, name = piece.file.rpartition("/")
+    place, asked, options = (
+        piece.file.partition("?") if is_uri(piece.file) else (piece.file, "", "")
+    )
+    folder, _, name = place.rpartition("/")
     above, _, queue = folder.rpartition("/")
     if not above.endswith(f"/{HIDDEN}"):
         above = f"{above}/{HIDDEN}"
-    files, inside = fs.FileSystem.from_uri(f"{above}/{queue}/{name.rpartition('.')[0]}{INDEX}")
+    index_path = f"{above}/{queue}/{name.rpartition('.')[0]}{INDEX}"
+    files, inside = fs.FileSystem.from_uri(f"{index_path}{asked}{options}")
     try:
         with files.open_input_file(inside) as file:
             index = key_index.OneIndex(file.read_buffer())
@@ -274,7 +279,7 @@ def pieces(log: TopicLog, span: Span, *, pushed: Pushed | None = None) -> Iterat
             yield FilePiece(at, segment.base)
         low, high = max(at, segment.base), min(segment.end, span.end)
         if pushed is None or pushed.may_be_in(segment.facts):
-            yield FilePiece(low, high, f"{log.root}/{segment.path}", segment.base)
+            yield FilePiece(low, high, path_in(log.root, segment.path), segment.base)
         at = high
     if at < span.end:
         yield FilePiece(at, span.end)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,9 @@ from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.orchestration.topic_log import hours_of
+from rmq_pipeline.spark.replay.topic_log import TopicLog
 from rmq_pipeline.storage.local import LocalRoot
 from rmq_pipeline.storage.place import opened
 from rmq_pipeline.storage.remote import RemoteRoot
@@ -224,3 +228,19 @@ def test_a_new_home_needs_its_store(home: Path) -> None:
         archive_home.opened(home, archive_root=address)
 
     assert SECRET not in str(told.value)
+
+
+def test_an_archive_with_options_in_its_address_is_read(
+    home: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    endpoint = object_store.endpoint.removeprefix("http://")
+    address = f"{object_store.uri('options')}?scheme=http&endpoint_override={endpoint}"
+    with archive_home.opened(home, ManualClock(), archive_root=address) as broker:
+        fill(broker)
+        broker.compact()
+        log = TopicLog(cast(Client, broker), "t")
+
+        hours = [hours_of(log, each, partition_time="stored") for each in log.segments]
+
+    assert sum(sum(each.values()) for each in hours) == 480
