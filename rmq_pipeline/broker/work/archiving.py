@@ -53,6 +53,16 @@ class _Fact(NamedTuple):
     to_ms: int
 
 
+def _claim(engine: Engine) -> None:
+    try:
+        engine.segments.claim()
+    except OSError as error:
+        raise StorageError(
+            f"{engine.segments.root} cannot be reached: {error}.",
+            remedy="Check the store of the setting archive_root.",
+        ) from error
+
+
 def plan(engine: Engine, *, topic: str | None, limit_bytes: int) -> list[Merger]:
     """Return the merges that are worthwhile now, for one topic or all.
 
@@ -157,7 +167,7 @@ def compact(
         FencedError: a newer epoch has opened the window; earlier replacements remain.
         StoreFullError: the disk has no space for the large file.
     """
-    engine.segments.claim()
+    _claim(engine)
     report = dict.fromkeys(_COUNTS, 0)
     for merger in plan(engine, topic=topic, limit_bytes=limit_bytes):
         if engine.wakeups.closed:
@@ -197,7 +207,7 @@ def replace_segments(
     """
     segments = segments_of(engine)
     step = fault or _no_fault
-    engine.segments.claim()
+    _claim(engine)
     with segments.changing:
         counted = segments.of_queue(added.topic_id, added.queue_id)
         if added in counted:
@@ -297,7 +307,7 @@ def expire(
         FencedError: a newer epoch has opened the window; nothing has expired.
     """
     segments, step = segments_of(engine), fault or _no_fault
-    engine.segments.claim()
+    _claim(engine)
     report = dict.fromkeys(_EXPIRED, 0)
     now_ms = engine.clock.now_ms()
     engine.submit(CheckFence(window))

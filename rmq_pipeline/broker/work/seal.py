@@ -114,8 +114,13 @@ def due(engine: Engine) -> dict[str, Any]:
 
 
 def note_away(engine: Engine, error: Exception) -> None:
-    """Note that the archive's store cannot be reached, unless the archive is a local folder."""
+    """Note that the archive's store cannot be reached, unless the archive is a local folder.
+
+    Errors of the system have a number: those of the local log, or a file that is missing.
+    """
     address = engine.settings.archive_root
+    if not isinstance(error, OSError) or error.errno is not None:
+        return
     if address is not None and is_uri(address):
         why = f"{shown(address)} cannot be reached: {error}"
         engine.segments.away = engine.clock.now_ms(), why

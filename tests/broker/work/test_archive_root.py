@@ -1,5 +1,6 @@
 """Segments may be in a root of their own, local or of another file system."""
 
+import errno
 import json
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.archive import manifest
 from rmq_pipeline.archive.segment_file import Merger
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work.seal import note_away
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.topic_log import hours_of
@@ -189,6 +191,9 @@ def test_a_broker_works_while_the_store_is_away(home: Path, store: ObjectStore) 
         clock.advance(HOUR_MS)
         with pytest.raises(errors.StorageError, match="Sealing failed"):
             broker.seal()
+        for verb in (broker.compact, broker.expire):
+            with pytest.raises(errors.StorageError, match="cannot be reached"):
+                verb()
         waiting = broker.due()["jobs"]["seal"]
         assert "segments?scheme=http" in waiting["waits"]
         assert "cannot be reached" in waiting["waits"]
@@ -201,6 +206,7 @@ def test_a_broker_works_while_the_store_is_away(home: Path, store: ObjectStore) 
         assert broker.due()["jobs"]["seal"]["due"] > 0
 
         until(lambda: is_sealed(broker))
+        note_away(broker.engine, OSError(errno.ENOSPC, "the disk of the log is full"))
 
         assert "waits" not in broker.due()["jobs"]["seal"]
         assert broker.archive()["rows"] == 120
