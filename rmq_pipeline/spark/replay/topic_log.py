@@ -232,7 +232,7 @@ class TopicLog:
         root = str(status["settings"].get("archive_root") or f"{status['home']}/topics")
         if HIDDEN in root:
             raise RequestError(
-                f"The archive's address has credentials: {root}. The broker tells them nobody.",
+                f"The archive's address has credentials: {root}. The broker does not tell them.",
                 remedy="Give them to the broker and to Spark by environment variables.",
             )
         self.root = str(
