@@ -323,12 +323,12 @@ def verify(
     from rmq_pipeline.storage.place import at
     from rmq_pipeline.storage.root import address_of
 
-    place = at(address_of(sink or home or default_home()))
+    place = at(address_of(sink if sink is not None else home or default_home()))
     if isinstance(place, LocalRoot):
         place = LocalRoot(place.folder.absolute())
     where = str(place)
     found = _with_progress(
-        verification.verify_sink(place) if sink else verification.verify(Path(where))
+        verification.verify_sink(place) if sink is not None else verification.verify(Path(where))
     )
     damaged = [
         {"file": each.path, "kind": each.kind, "damage": each.damage, "remedy": each.remedy}

@@ -219,10 +219,20 @@ def address_of(named: str | Path) -> Address:
     """Return a local path as Path, and a URI as text.
 
     Raises:
-        ValueError: the path was a URI, and lost a slash when it became a Path.
+        ValueError: the path is empty, or was a URI, and lost a slash when it became a Path; or a
+            URI of a local path has a host or options.
     """
+    if not str(named):
+        raise ValueError("The address is empty. Give a path or a URI.")
+    if isinstance(named, str) and named.startswith("file://"):
+        parts = urlsplit(named)
+        if parts.netloc not in {"", "localhost"} or parts.query or parts.fragment:
+            raise ValueError(
+                f"{shown(named)} must be file:/// and a path, without host and options."
+            )
+        return Path(unquote(parts.path))
     if isinstance(named, str) and is_uri(named):
-        return named if not named.startswith("file://") else Path(unquote(urlsplit(named).path))
+        return named
     path = Path(named)
     first = path.parts[0] if path.parts else ""
     if len(first) > 2 and first.endswith(":"):

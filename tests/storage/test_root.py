@@ -1,8 +1,10 @@
 """Addresses: what messages show of them."""
 
+from pathlib import Path
+
 import pytest
 
-from rmq_pipeline.storage.root import below, path_in, shown, split
+from rmq_pipeline.storage.root import address_of, below, path_in, shown, split
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,13 @@ def test_options_stay_behind_the_path() -> None:
     assert split(path) == (above, "b c.parquet")
     assert path_in("/a?b", "%c") == "/a?b/%c"
     assert below(folder, "") == folder
+
+
+@pytest.mark.parametrize("address", ["", "file://host/x", "file:///x?a=b", "file:///x#y"])
+def test_an_address_that_names_another_place_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"is empty|must be file:///"):
+        address_of(address)
+
+
+def test_the_uri_of_a_local_path_is_a_path() -> None:
+    assert address_of("file:///x%20y") == address_of("file://localhost/x%20y") == Path("/x y")
