@@ -247,9 +247,9 @@ class ObjectRoot(RemoteRoot):
         except exceptions.AlreadyExistsError:
             raise
         except exceptions.NotSupportedError as error:
-            raise StorageRootError(f"{self} has no conditional puts: {error}.") from error
+            raise StorageRootError(f"{self} has no conditional puts: {_text_of(error)}.") from error
         except exceptions.BaseError as error:
-            raise OSError(f"{self} could not store {path}: {error}") from error
+            raise OSError(f"{self} could not store {path}: {_text_of(error)}") from error
 
     @override
     def delete(self, path: str) -> None:
@@ -262,7 +262,12 @@ class ObjectRoot(RemoteRoot):
         except FileNotFoundError:
             return
         except exceptions.BaseError as error:
-            raise OSError(f"{self} could not delete {path}: {error}") from error
+            raise OSError(f"{self} could not delete {path}: {_text_of(error)}") from error
+
+
+def _text_of(error: Exception) -> str:
+    """Return the message of obstore without the internals that follow it."""
+    return str(error).partition("\n\nDebug source")[0]
 
 
 def _config(address: str) -> dict[str, str]:

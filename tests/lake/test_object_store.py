@@ -1,5 +1,6 @@
 """Sinks in an object store: one of several publishers wins, and every engine reads the rows."""
 
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,14 +56,18 @@ def test_one_of_several_publishers_writes_a_version(folder: str) -> None:
     files = [staged(folder, of_hours(n)) for n in range(20)]
     barrier = threading.Barrier(4)
 
-    def publish(_: int) -> None:
+    def publish(_: int) -> int:
         barrier.wait()
         for version, add in enumerate(files, 1):
             while not manifest.record(folder, version, add=add):
                 pass
+        # All want this name, each with its own content.
+        return sum(at(folder).put_if_absent(f"one-{n}", secrets.token_bytes(8)) for n in range(20))
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(publish, range(4)))
+        won = list(pool.map(publish, range(4)))
+
+    assert sum(won) == 20
 
     assert manifest.read(folder).version == 20
     assert sorted(readers.sink_table(folder)["n"].to_pylist()) == list(range(20))
@@ -169,7 +174,10 @@ def test_a_damaged_file_and_a_store_that_is_away_are_told_apart(tmp_path: Path) 
         compaction.stage(folder, merge, epoch=1)
     store.stop()
 
-    with pytest.raises(OSError, match=r"(?i)connect") as told:
+    with pytest.raises(OSError, match="could not store x") as put:
+        at(folder).replace("x", b"")
+    assert "Debug source" not in str(put.value)
+    with pytest.raises(OSError, match=r"(?i)connect|error sending request") as told:
         compaction.stage(folder, merge, epoch=1)
     assert not isinstance(told.value, compaction.DamagedSinkError)
 
