@@ -175,7 +175,7 @@ class Root(ABC):
         """
         path = f"{_PROBE}-{secrets.token_hex(8)}"
         try:
-            # The answer of the first put may be lost: the store repeats it, and finds the name taken.
+            # The answer to the first put may be lost: the store repeats it, and the name is taken.
             self.put_if_absent(path, b"1")
             is_kept = not self.put_if_absent(path, b"2") and self.read(path) == b"1"
         finally:
