@@ -9,7 +9,7 @@ import dagster as dg
 from rmq_pipeline.errors import BusyError, NotFoundError
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.window_lease import WindowLease
-from rmq_pipeline.lake import compaction, manifest
+from rmq_pipeline.lake import compaction
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.orchestration.backoff import Backoff, skip_reason
 from rmq_pipeline.orchestration.consumer import Consumer
@@ -109,7 +109,7 @@ def _compacted(
     client: Client, group: str, *, folder: Address, lease: WindowLease, rules: compaction.Rules
 ) -> compaction.Compacted | None:
     """Compact a sink; return None if the group or the sink does not exist yet."""
-    if not at(folder).exists(manifest.NAME):
+    if not at(folder).folders(""):
         return None
     try:
         return compaction.compact(
@@ -185,6 +185,6 @@ def compact_sinks_sensor(consumers: Sequence[Consumer], job: Any) -> dg.SensorDe
 
 def _is_due(client: Client, group: str, *, folder: Address) -> bool:
     try:
-        return at(folder).exists(manifest.NAME) and compaction.is_due(client, group, sink=folder)
+        return bool(at(folder).folders("")) and compaction.is_due(client, group, sink=folder)
     except NotFoundError:
         return False
