@@ -145,7 +145,7 @@ def test_what_the_broker_finds_too_large_is_settled_in_parts(
     """A frame of the log has its own bound."""
     bodies = [f"{i}".ljust(2_000, "x") for i in range(32)]
     send(broker, *bodies, groups=32)
-    monkeypatch.setattr("rmq_pipeline.broker.work.writer.FRAME_BYTES_MAX", 20_000)
+    monkeypatch.setattr("rmq_pipeline.store.log.commit_log.FRAME_BYTES_MAX", 20_000)
 
     report, _ = run(broker, tmp_path, max_batch=32)
 
@@ -172,7 +172,7 @@ def test_a_window_learns_from_a_refusal_of_the_broker(
 ) -> None:
     """The client does not know the bound, so it goes by the number of messages."""
     send(broker, *(f"{i}".ljust(2_000, "x") for i in range(400)), groups=400)
-    monkeypatch.setattr("rmq_pipeline.broker.work.writer.FRAME_BYTES_MAX", 50_000)
+    monkeypatch.setattr("rmq_pipeline.store.log.commit_log.FRAME_BYTES_MAX", 50_000)
     called: list[int] = []
 
     def counted(messages: pa.Table, state: pa.Table) -> Outcome:

@@ -23,7 +23,7 @@ from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.limits import REASON_LENGTH
 from rmq_pipeline.store.events import Kind
-from rmq_pipeline.store.log import frame
+from rmq_pipeline.store.log import commit_log, frame
 from rmq_pipeline.store.log.frame_builder import FrameBuilder
 from tests.broker.held import BULK, WITHIN_S, Held
 from tests.broker.sealed_home import MIB, messages, open_broker
@@ -176,7 +176,7 @@ def test_a_large_message_group_that_is_with_a_receiver_is_given_up(
         assert got.num_rows == n
         broker.settle("g", failed(got, reason))
         got = broker.receive("g", "t", limit=n, invisible_duration_ms=INVISIBLE_MS)
-        monkeypatch.setattr(writer, "FRAME_BYTES_MAX", 4 * MIB)
+        monkeypatch.setattr(commit_log, "FRAME_BYTES_MAX", 4 * MIB)
         monkeypatch.setattr(limits, "STEP_BYTES", MIB)
 
         if how == "settle":
@@ -243,7 +243,7 @@ def test_requests_share_a_frame_only_as_far_as_their_events_fit(
 def test_a_request_that_no_frame_takes_is_refused_and_changes_nothing(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "FRAME_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(commit_log, "FRAME_BYTES_MAX", 64 * 1024)
     state = held.engine.state
 
     sent, large = held.engine.writer.submit_together(
