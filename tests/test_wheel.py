@@ -120,7 +120,7 @@ def test_a_new_project_runs_as_it_is(
         shop.run("rmq", "send", "orders", "--body", body, "--message-group", "anna")
 
     sinks = shop.folder / "home" / "sinks"
-    eventually(lambda: read_sink(sinks / "customer_totals").num_rows == 2, within_s=120)
+    eventually(lambda: read_sink(sinks / "customer_totals").num_rows == 2, within_s=300)
     eventually(lambda: read_sink(sinks / "invoices").num_rows == 2, within_s=60)
 
     totals = read_sink(sinks / "customer_totals").sort_by("orders")

@@ -21,9 +21,9 @@ RMQ = str(Path(sys.executable).with_name("rmq"))
 @pytest.mark.spark
 @pytest.mark.dagster
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_day_has_the_same_facts_when_the_broker_is_killed(tmp_path: Path) -> None:
-    command = [RMQ, "demo", "--days", "1", "--json", "--timeout", "400"]
+    command = [RMQ, "demo", "--days", "1", "--json", "--timeout", "900"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
