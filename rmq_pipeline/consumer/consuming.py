@@ -319,7 +319,8 @@ class Consuming:
             self._file.close()
 
     def _leased(self) -> list[ReceivedMessage]:
-        return self.queues.messages()
+        # The settler's thread may ask before the queues are there: then nothing is leased.
+        return self.queues.messages() if hasattr(self, "queues") else []
 
     def _holds(self, queue: MessageQueue) -> bool:
         return self.rebalancer.holds(queue)
