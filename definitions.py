@@ -1,6 +1,6 @@
 """Dagster definitions of this checkout: the broker's background work, and no pipeline.
 
-`rmq demo` and `rmq up -m examples.flights.definitions` add the flights example.
+`rmq demo` and `rmq up -m rmq_pipeline.examples.flights.definitions` add the flights example.
 """
 
 import dagster as dg

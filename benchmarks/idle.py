@@ -30,9 +30,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from examples.flights.dataset import departures
-from examples.flights.pipeline import AIRCRAFT_CHECKS, AIRCRAFT_ROTATIONS, DEPARTURES, PIPELINE
 from rmq_pipeline.cli.supervisor import Supervisor
+from rmq_pipeline.examples.flights.dataset import departures
+from rmq_pipeline.examples.flights.pipeline import (
+    AIRCRAFT_CHECKS,
+    AIRCRAFT_ROTATIONS,
+    DEPARTURES,
+    PIPELINE,
+)
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.orchestration.dev_server import DevServer
 from rmq_pipeline.orchestration.graphql import UNFINISHED
@@ -196,7 +201,7 @@ def running(folder: Path) -> Iterator[Idle]:
         client.create_topic(TOPIC, type="delay")
         PIPELINE.ensure(client)
         env = {"RMQ_HOME": str(home), "RMQ_BUSY_S": "0"}
-        code = CodeLocation.find("examples.flights.definitions")
+        code = CodeLocation.find("rmq_pipeline.examples.flights.definitions")
         dagster = stack.enter_context(DevServer(folder / "dagster_home", env=env, code=code))
         yield Idle(client, dagster)
 

@@ -35,7 +35,10 @@ from rmq_pipeline.settings import Settings
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = "rmq_pipeline"
-APPLICATION: Final = ("assets", "resources", "sensors", "examples")
+#: In the library's folder, because `rmq demo` runs from the wheel. They are code of a user, and
+#: count as such.
+EXAMPLES: Final = "rmq_pipeline/examples"
+APPLICATION: Final = ("assets", "resources", "sensors", EXAMPLES)
 SMALL_LINES: Final = 45
 #: Threads of the broker that work beside calls, by how their names begin.
 BACKGROUND: Final = ("dispatch", "rmq-upkeep", "rmq-house", "rmq-timers", "rmq-connections")
@@ -100,8 +103,13 @@ class Module:
 
 
 def modules(*folders: str) -> list[Module]:
-    """The Python files below folders of the project."""
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    """The Python files below folders of the project, without those of examples within them."""
+    found = [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if folder == EXAMPLES or not path.is_relative_to(ROOT / EXAMPLES)
+    ]
     return [
         Module(
             str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"),

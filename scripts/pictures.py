@@ -4,7 +4,7 @@
 
 Needs Chromium and its driver (Debian: chromium, chromium-driver). Runs the demo, looks up its runs,
 takes a picture of each page, and ends the demo. Then it plays the example of a replay
-(examples/flights/replaying.py), and takes the pictures of that.
+(rmq_pipeline/examples/flights/replaying.py), and takes the pictures of that.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from examples.flights import replaying
-from examples.flights.pipeline import AIRCRAFT_ROTATIONS
+from rmq_pipeline.examples.flights import replaying
+from rmq_pipeline.examples.flights.pipeline import AIRCRAFT_ROTATIONS
 from rmq_pipeline.orchestration.graphql import GraphQL
 
 _Found = TypeVar("_Found")
@@ -65,7 +65,7 @@ def main() -> int:
 
 def take_demo(days: int) -> None:
     """The pictures of a demo of so many days."""
-    command = [sys.executable, "-P", "-m", "examples.flights.demo"]
+    command = [sys.executable, "-P", "-m", "rmq_pipeline.examples.flights.demo"]
     command += ["--days", str(days), "--keep", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None

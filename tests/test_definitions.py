@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from definitions import defs as checkout
-from examples.flights.definitions import defs
 from rmq_pipeline.dagster import (
     BrokerResource,
     Outcome,
@@ -17,6 +16,7 @@ from rmq_pipeline.dagster import (
     topic,
     transaction_checker,
 )
+from rmq_pipeline.examples.flights.definitions import defs
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_TAG
 from rmq_pipeline.orchestration.windows import JOBS
 

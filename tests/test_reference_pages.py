@@ -16,7 +16,7 @@ from rmq_pipeline import errors
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.settings import Settings
 from tests.house_rules import Source
-from tests.test_house import LIBRARY, python
+from tests.test_house import EXAMPLES, LIBRARY, python
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 SETTINGS: Final = (DOCS / "settings.md").read_text("utf-8")
@@ -63,7 +63,7 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
 
 
 def test_the_page_lists_every_environment_variable() -> None:
-    read = {name for source in python(LIBRARY) for name in _variables(source)}
+    read = {name for source in python(LIBRARY, but=EXAMPLES) for name in _variables(source)}
 
     listed = [cell.strip("`") for cell, *_ in rows(SETTINGS, "variable")]
 
@@ -89,7 +89,7 @@ def declared_errors() -> dict[str, type[RocketMQError]]:
     size = 0
     while size != len(found):
         size = len(found)
-        for source in python(LIBRARY):
+        for source in python(LIBRARY, but=EXAMPLES):
             for node in source.tree.body:
                 if isinstance(node, ast.ClassDef) and node.name not in found:
                     bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}

@@ -18,6 +18,16 @@ def test_every_figure_is_there() -> None:
         assert 10 < files < functions
 
 
+def test_examples_are_no_part_of_the_library() -> None:
+    library, application = (
+        structure.modules(structure.LIBRARY),
+        structure.modules(structure.EXAMPLES),
+    )
+
+    assert len(application) > 10
+    assert not {module.name for module in library} & {module.name for module in application}
+
+
 def test_the_library_is_written_in_the_fields_words() -> None:
     found = structure.odd_words(structure.modules(structure.LIBRARY))
 

@@ -72,7 +72,7 @@ Reload = Annotated[
 ]
 #: In place of an address: serve no page.
 NO_PAGE: Final = "none"
-DEMO_MODULE: Final = "examples.flights.demo"
+DEMO_MODULE: Final = "rmq_pipeline.examples.flights.demo"
 
 
 def up(
@@ -370,8 +370,8 @@ def demo(
 
     Uses a new home, a new DAGSTER_HOME and free ports. Exit code 1: a check failed.
     """
-    # The library must not import the application, so this process becomes the example's program.
-    # With -P, a folder `examples` in the current directory cannot hide the example.
+    # No module of the library imports an example, so this process becomes the example's program.
+    # With -P, a folder `rmq_pipeline` in the current directory cannot hide the library.
     command = [sys.executable, "-P", "-m", DEMO_MODULE, "--days", str(days)]
     command += ["--micro-batch", str(micro_batch)] if micro_batch else []
     command += ["--keep"] if keep else []

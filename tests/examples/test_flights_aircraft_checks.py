@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from examples.flights import operations
-from examples.flights.aircraft_checks import CHECKED, STATE, GroundedError, handler
+from rmq_pipeline.examples.flights import operations
+from rmq_pipeline.examples.flights.aircraft_checks import CHECKED, STATE, GroundedError, handler
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from examples.flights.board import Board, consumer
-from examples.flights.dataset import departures
-from examples.flights.pipeline import DEPARTURES
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.examples.flights.board import Board, consumer
+from rmq_pipeline.examples.flights.dataset import departures
+from rmq_pipeline.examples.flights.pipeline import DEPARTURES
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.settings import Settings

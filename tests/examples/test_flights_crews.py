@@ -11,10 +11,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from examples.flights import crews, dataset, facts, operations, verify
-from examples.flights.crew_desk import BATCH_ROWS, CrewDesk
-from examples.flights.ledger import NOTE, Ledger
 from rmq_pipeline.cli.supervisor import Supervisor
+from rmq_pipeline.examples.flights import crews, dataset, facts, operations, verify
+from rmq_pipeline.examples.flights.crew_desk import BATCH_ROWS, CrewDesk
+from rmq_pipeline.examples.flights.ledger import NOTE, Ledger
 from rmq_pipeline.flight.client import Client
 from tests.conftest import Eventually
 

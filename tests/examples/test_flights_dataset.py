@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from examples.flights import dataset
+from rmq_pipeline.examples.flights import dataset
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.flights.demo import run
 from rmq_pipeline.endpoint import Endpoint
 from rmq_pipeline.errors import OperatorError
+from rmq_pipeline.examples.flights.demo import run
 
 RMQ = str(Path(sys.executable).with_name("rmq"))
 

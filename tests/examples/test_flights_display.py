@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from examples.flights.display import Display
-from examples.flights.facts import Fact
+from rmq_pipeline.examples.flights.display import Display
+from rmq_pipeline.examples.flights.facts import Fact
 
 FACTS = [
     Fact("published", 6_099, 6_099),

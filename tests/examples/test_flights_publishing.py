@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from examples.flights.facts import bodies
-from examples.flights.publishing import BATCH_ROWS, publish, stored
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError
+from rmq_pipeline.examples.flights.facts import bodies
+from rmq_pipeline.examples.flights.publishing import BATCH_ROWS, publish, stored
 from rmq_pipeline.flight.client import Client
 from tests.waiting import until
 

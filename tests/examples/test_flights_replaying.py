@@ -13,13 +13,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from examples.flights import verify
-from examples.flights.dataset import departures
-from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_SUMMARY
-from examples.flights.replaying import FROM_MS, HOURS, PIPELINE, TO_MS, consume, launch, mistaken
-from examples.flights.rotations import ROTATION
-from examples.flights.summary import INCREMENT
 from rmq_pipeline.broker import Broker
+from rmq_pipeline.examples.flights import verify
+from rmq_pipeline.examples.flights.dataset import departures
+from rmq_pipeline.examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_SUMMARY
+from rmq_pipeline.examples.flights.replaying import (
+    FROM_MS,
+    HOURS,
+    PIPELINE,
+    TO_MS,
+    consume,
+    launch,
+    mistaken,
+)
+from rmq_pipeline.examples.flights.rotations import ROTATION
+from rmq_pipeline.examples.flights.summary import INCREMENT
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.handling.sink import read_sink, sink_files
@@ -183,7 +191,7 @@ def ui(address: str, sinks: Path, tmp_path: Path, eventually: Eventually) -> Ite
         "RMQ_SINKS": str(sinks),
         "RMQ_FLIGHTS": str(tmp_path / "airline"),
     }
-    code = CodeLocation.find("examples.flights.replaying_definitions")
+    code = CodeLocation.find("rmq_pipeline.examples.flights.replaying_definitions")
     home = tmp_path / "dagster_home"
     with DevServer(home, port=free_port(), env=environment, code=code) as dagster:
         yield Ui(dagster, eventually)

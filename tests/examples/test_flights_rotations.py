@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from examples.flights import dataset, operations, rotations, summary, verify
+from rmq_pipeline.examples.flights import dataset, operations, rotations, summary, verify
 from rmq_pipeline.handling.group_walk import Rules, group_starts, walk
 from rmq_pipeline.handling.handler import Outcome
 

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from examples.flights import crews, dataset, verify
-from examples.flights.aircraft_checks import CHECKED
-from examples.flights.rotations import ROTATION
-from examples.flights.summary import INCREMENT
+from rmq_pipeline.examples.flights import crews, dataset, verify
+from rmq_pipeline.examples.flights.aircraft_checks import CHECKED
+from rmq_pipeline.examples.flights.rotations import ROTATION
+from rmq_pipeline.examples.flights.summary import INCREMENT
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from examples.flights.definitions import defs
+from rmq_pipeline.examples.flights.definitions import defs
 from rmq_pipeline.orchestration.upkeep_assets import WINDOW_MAX_S, WINDOW_TAG
 from rmq_pipeline.orchestration.windows import JOBS
 

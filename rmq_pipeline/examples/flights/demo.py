@@ -1,10 +1,10 @@
 """The demo: departures of 2013 through broker, Dagster and Spark, and every row checked.
 
-Run by `rmq demo`, or as ``python -m examples.flights.demo``. Everything lies in a fresh folder:
-the broker's home, DAGSTER_HOME, the sinks and the airline's own files. The demo only publishes
-departures and changes of crews; that anything happens to them is the doing of Dagster's sensors.
-When all that can be done is done, it releases a grounded aircraft and corrects a handler, and
-launches the jobs that give parked messages and dead letters another chance.
+Run by `rmq demo`, or as ``python -m rmq_pipeline.examples.flights.demo``. Everything lies in a
+fresh folder: the broker's home, DAGSTER_HOME, the sinks and the airline's own files. The demo only
+publishes departures and changes of crews; that anything happens to them is the doing of Dagster's
+sensors. When all that can be done is done, it releases a grounded aircraft and corrects a handler,
+and launches the jobs that give parked messages and dead letters another chance.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from examples.flights import CHECKOUT, crews, facts, operations, verify
-from examples.flights.crew_desk import CrewDesk
-from examples.flights.dataset import DAYS_OF_YEAR, departures
-from examples.flights.display import Display
-from examples.flights.pipeline import DEPARTURES, PIPELINE
-from examples.flights.progress import CHECKS, ROTATIONS, SUMMARY, Progress, Tally, look
-from examples.flights.publishing import publish
-from examples.flights.repairs import GROUNDED, Repairs
 from rmq_pipeline import logs
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
+from rmq_pipeline.examples.flights import CHECKOUT, crews, facts, operations, verify
+from rmq_pipeline.examples.flights.crew_desk import CrewDesk
+from rmq_pipeline.examples.flights.dataset import DAYS_OF_YEAR, departures
+from rmq_pipeline.examples.flights.display import Display
+from rmq_pipeline.examples.flights.pipeline import DEPARTURES, PIPELINE
+from rmq_pipeline.examples.flights.progress import CHECKS, ROTATIONS, SUMMARY, Progress, Tally, look
+from rmq_pipeline.examples.flights.publishing import publish
+from rmq_pipeline.examples.flights.repairs import GROUNDED, Repairs
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import Listening
 from rmq_pipeline.handling.sink import sink_files
@@ -115,7 +115,8 @@ class Demo:
             self._display.say("Dagster  starting …")
             dagster = stack.enter_context(
                 DevServer(
-                    self._dagster_home, code=CodeLocation("examples.flights.definitions", CHECKOUT)
+                    self._dagster_home,
+                    code=CodeLocation("rmq_pipeline.examples.flights.definitions", CHECKOUT),
                 )
             )
             self._display.say(f"Dagster  {dagster.url}   DAGSTER_HOME {self._dagster_home}")

@@ -14,11 +14,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import CHECKOUT, rotations
-from examples.flights.dataset import departures
-from examples.flights.pipeline import AIRCRAFT_ROTATIONS, DEPARTURES, LATE_AIRCRAFT, LATE_SUMMARY
-from examples.flights.publishing import publish
 from rmq_pipeline.cli.supervisor import Supervisor
+from rmq_pipeline.examples.flights import CHECKOUT, rotations
+from rmq_pipeline.examples.flights.dataset import departures
+from rmq_pipeline.examples.flights.pipeline import (
+    AIRCRAFT_ROTATIONS,
+    DEPARTURES,
+    LATE_AIRCRAFT,
+    LATE_SUMMARY,
+)
+from rmq_pipeline.examples.flights.publishing import publish
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.flight.flags import NO_ENDPOINT, Listening
 from rmq_pipeline.handling.handler import Outcome
@@ -92,7 +97,7 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
         while client.seal()["segments"]:
             pass
         environment = {"RMQ_FLIGHT": broker.endpoint.flight, "RMQ_SINKS": str(sinks)}
-        code = CodeLocation("examples.flights.replaying_definitions", CHECKOUT)
+        code = CodeLocation("rmq_pipeline.examples.flights.replaying_definitions", CHECKOUT)
         server = DevServer(folder / "dagster_home", env=environment, code=code)
         yield stack.enter_context(server)
 

@@ -14,9 +14,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import crews
-from examples.flights.ledger import ABANDONED, NOTE, Ledger
 from rmq_pipeline.errors import BusyError
+from rmq_pipeline.examples.flights import crews
+from rmq_pipeline.examples.flights.ledger import ABANDONED, NOTE, Ledger
 from rmq_pipeline.flight.client import Client
 
 PRODUCER_GROUP: Final = "crew_desk"

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from examples.flights import operations
+from rmq_pipeline.examples.flights import operations
 from rmq_pipeline.handling.handler import Outcome
 from rmq_pipeline.schema import SEND
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import operations
+from rmq_pipeline.examples.flights import operations
 from rmq_pipeline.handling.handler import Outcome
 
 #: How many departures of the aircraft were checked off; kept by its message group.

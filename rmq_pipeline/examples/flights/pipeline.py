@@ -5,7 +5,7 @@ Beside it, a log of aircraft checks, and changes of crews that are messages only
 
 from typing import Final
 
-from examples.flights import aircraft_checks, crews, rotations, summary
+from rmq_pipeline.examples.flights import aircraft_checks, crews, rotations, summary
 from rmq_pipeline.orchestration.checks import Thresholds
 from rmq_pipeline.orchestration.consumer import python_consumer, spark_consumer
 from rmq_pipeline.orchestration.declarations import topic

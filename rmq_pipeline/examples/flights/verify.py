@@ -16,10 +16,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import crews
-from examples.flights.dataset import DAYS_OF_YEAR, YEAR, csv_path
-from examples.flights.rotations import LATE_FIELDS, ROTATION
-from examples.flights.summary import INCREMENT
+from rmq_pipeline.examples.flights import crews
+from rmq_pipeline.examples.flights.dataset import DAYS_OF_YEAR, YEAR, csv_path
+from rmq_pipeline.examples.flights.rotations import LATE_FIELDS, ROTATION
+from rmq_pipeline.examples.flights.summary import INCREMENT
 
 LATE_MINUTES: Final = 60
 EXAMPLES: Final = 5

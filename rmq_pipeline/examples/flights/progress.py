@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from examples.flights.pipeline import (
+from rmq_pipeline.examples.flights.pipeline import (
     AIRCRAFT_CHECKS,
     AIRCRAFT_ROTATIONS,
     CREW_CHANGES,
@@ -12,7 +12,7 @@ from examples.flights.pipeline import (
     LATE_AIRCRAFT,
     LATE_SUMMARY,
 )
-from examples.flights.publishing import stored
+from rmq_pipeline.examples.flights.publishing import stored
 from rmq_pipeline.flight.client import Client
 
 ROTATIONS: Final = AIRCRAFT_ROTATIONS.group.name

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from examples.flights.facts import Fact
-from examples.flights.progress import Progress
+from rmq_pipeline.examples.flights.facts import Fact
+from rmq_pipeline.examples.flights.progress import Progress
 
 #: Where there is no terminal, a line this often says that something happens.
 LINE_EVERY_S: Final = 10.0

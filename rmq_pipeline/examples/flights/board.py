@@ -3,7 +3,7 @@
 Too quick for runs: it shows a departure some milliseconds after it was sent, each aircraft's in
 order. Start it as often as you like; the members share the queues. With a broker that runs
 (`rmq up`, `rmq demo --keep`), RMQ_HOME or RMQ_FLIGHT saying where:
-``python -m examples.flights.board``
+``python -m rmq_pipeline.examples.flights.board``
 """
 
 import json
@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from examples.flights.pipeline import DEPARTURES
 from rmq_pipeline.consumer.listener import KeyContext, Result
 from rmq_pipeline.consumer.push_consumer import PushConsumer
 from rmq_pipeline.consumer.received_message import ReceivedMessage
+from rmq_pipeline.examples.flights.pipeline import DEPARTURES
 from rmq_pipeline.flight.client import Client
 
 GROUP: Final = "departure_board"

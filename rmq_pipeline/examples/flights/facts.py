@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import verify
-from examples.flights.crew_desk import CrewDesk
-from examples.flights.pipeline import CREW_CHANGES, DEPARTURES, LATE_AIRCRAFT
-from examples.flights.progress import ROTATIONS, SUMMARY, Progress, Tally
-from examples.flights.rotations import ROTATION
-from examples.flights.summary import INCREMENT
+from rmq_pipeline.examples.flights import verify
+from rmq_pipeline.examples.flights.crew_desk import CrewDesk
+from rmq_pipeline.examples.flights.pipeline import CREW_CHANGES, DEPARTURES, LATE_AIRCRAFT
+from rmq_pipeline.examples.flights.progress import ROTATIONS, SUMMARY, Progress, Tally
+from rmq_pipeline.examples.flights.rotations import ROTATION
+from rmq_pipeline.examples.flights.summary import INCREMENT
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.topic import DLQ_PREFIX

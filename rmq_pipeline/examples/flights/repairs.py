@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from examples.flights import operations, verify
-from examples.flights.aircraft_checks import CHECKED
-from examples.flights.facts import Fact
-from examples.flights.progress import CHECKS, ROTATIONS, Progress
-from examples.flights.rotations import ROTATION
+from rmq_pipeline.examples.flights import operations, verify
+from rmq_pipeline.examples.flights.aircraft_checks import CHECKED
+from rmq_pipeline.examples.flights.facts import Fact
+from rmq_pipeline.examples.flights.progress import CHECKS, ROTATIONS, Progress
+from rmq_pipeline.examples.flights.rotations import ROTATION
 from rmq_pipeline.flight.client import Client
 from rmq_pipeline.handling.sink import read_sink
 from rmq_pipeline.orchestration.graphql import UNFINISHED, GraphQL
@@ -101,7 +101,7 @@ class Repairs:
     def _launch(self, job: str, *, name: str = "", **config: Any) -> None:
         ops = {f"upkeep__{job}": {"config": config}}
         self._runs[name or job] = self._graphql.launch(
-            job, location="examples.flights", config={"ops": ops}
+            job, location="rmq_pipeline.examples.flights", config={"ops": ops}
         )
 
     def _redrive(self, name: str) -> None:

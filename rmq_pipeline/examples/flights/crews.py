@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.flights import operations
-from examples.flights.ledger import CANCELLED, CONFIRMED, NOTE, Ledger
+from rmq_pipeline.examples.flights import operations
+from rmq_pipeline.examples.flights.ledger import CANCELLED, CONFIRMED, NOTE, Ledger
 from rmq_pipeline.schema import SEND
 from rmq_pipeline.transaction import COMMIT, ROLLBACK
 

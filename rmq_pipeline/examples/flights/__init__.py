@@ -3,5 +3,5 @@
 from pathlib import Path
 from typing import Final
 
-#: The folder from which `examples` is imported.
-CHECKOUT: Final = Path(__file__).resolve().parents[2]
+#: The folder from which `rmq_pipeline` is imported.
+CHECKOUT: Final = Path(__file__).resolve().parents[3]
