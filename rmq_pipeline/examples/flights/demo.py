@@ -24,7 +24,7 @@ from typing import Final
 from rmq_pipeline import logs
 from rmq_pipeline.cli.supervisor import Supervisor
 from rmq_pipeline.errors import OperatorError, RequestError, RocketMQError
-from rmq_pipeline.examples.flights import CHECKOUT, crews, facts, operations, verify
+from rmq_pipeline.examples.flights import crews, facts, operations, verify
 from rmq_pipeline.examples.flights.crew_desk import CrewDesk
 from rmq_pipeline.examples.flights.dataset import DAYS_OF_YEAR, departures
 from rmq_pipeline.examples.flights.display import Display
@@ -91,6 +91,7 @@ class Demo:
     def __init__(
         self, folder: Path, *, days: int, expected: verify.Expected, display: Display
     ) -> None:
+        self._folder = folder
         self._home = folder / "home"
         self._airline = folder / "airline"
         self._sinks = folder / "sinks"
@@ -113,12 +114,9 @@ class Demo:
             client = stack.enter_context(Client(home=self._home, retry_s=RETRY_S))
             PIPELINE.ensure(client)
             self._display.say("Dagster  starting …")
-            dagster = stack.enter_context(
-                DevServer(
-                    self._dagster_home,
-                    code=CodeLocation("rmq_pipeline.examples.flights.definitions", CHECKOUT),
-                )
-            )
+            # The code is installed. The folder is only where Dagster's processes import from first.
+            code = CodeLocation("rmq_pipeline.examples.flights.definitions", self._folder)
+            dagster = stack.enter_context(DevServer(self._dagster_home, code=code))
             self._display.say(f"Dagster  {dagster.url}   DAGSTER_HOME {self._dagster_home}")
             desk = CrewDesk(client, crews.ledger())
             with self._display.bars():

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline.cli.supervisor import Supervisor
-from rmq_pipeline.examples.flights import CHECKOUT, rotations
+from rmq_pipeline.examples.flights import rotations
 from rmq_pipeline.examples.flights.dataset import departures
 from rmq_pipeline.examples.flights.pipeline import (
     AIRCRAFT_ROTATIONS,
@@ -97,7 +97,7 @@ def story(folder: Path, *, days: int = 3) -> Iterator[DevServer]:
         while client.seal()["segments"]:
             pass
         environment = {"RMQ_FLIGHT": broker.endpoint.flight, "RMQ_SINKS": str(sinks)}
-        code = CodeLocation("rmq_pipeline.examples.flights.replaying_definitions", CHECKOUT)
+        code = CodeLocation("rmq_pipeline.examples.flights.replaying_definitions", folder)
         server = DevServer(folder / "dagster_home", env=environment, code=code)
         yield stack.enter_context(server)
 
