@@ -352,6 +352,15 @@ class BrokerUnavailableError(BusyError):
     remedy = "Start it with `rmq broker` or `rmq up`."
 
 
+class StandbyError(BrokerUnavailableError):
+    """This broker is a standby: it answers reads only, until it leads. Nothing was changed."""
+
+    remedy = "Call the broker that leads, or give the client the addresses of both."
+
+    def __init__(self, message: str = "This broker is a standby.", *, remedy: str | None = None):
+        super().__init__(message, remedy=remedy)
+
+
 class OperatorError(RocketMQError):
     """The store or its home needs an operator."""
 

@@ -82,6 +82,8 @@ class Settings(BaseModel):
     replication_behind_bytes: int = Field(64 * limits.MIB, ge=limits.MIB)
     #: Another broker may lead this long after the leader's last sign of life.
     log_lease_ms: int = Field(2000, ge=200)
+    #: auto: a standby leads once the leader's lease is over; manual: by `rmq promote` only.
+    failover: Literal["auto", "manual"] = "auto"
     #: Time in which the broker repeats a failed write to the store before it refuses the call.
     log_timeout_ms: int = Field(5000, ge=100)
     #: Target size of a merged segment, and the number of small neighbours that triggers a merge.

@@ -1635,6 +1635,22 @@ class Verbs(Protocol):
 
     # ------------------------------------------------------------------------------------ Operators
 
+    def promote(self, *, force: bool = False) -> dict[str, Any]:
+        """Let a standby begin to lead; return {"role", "epoch"} once it does.
+
+        Args:
+            force: begin also while another broker leads. That one ends, and has answered nothing
+                that is not stored, if its setting replication is sync. With async, its last
+                answers may be lost.
+
+        Raises:
+            ConflictError: this broker is no standby.
+            LogHeldError: another broker leads.
+            LogStoreError: the store does not answer in time; the standby goes on trying.
+        """
+        answer: dict[str, Any] = self.call("promote", {"force": force})
+        return answer
+
     def ping(self) -> dict[str, Any]:
         """Return {"pid"} of the broker's process; every authenticated caller may ask."""
         answer: dict[str, Any] = self.call("ping", {})
@@ -1739,6 +1755,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("delete_policy"),
         Verb("list_policies", repeatable=True),
         Verb("explain_access", repeatable=True),
+        Verb("promote"),
         Verb("ping", repeatable=True, quick=True),
         Verb("status", repeatable=True),
         Verb("metrics", repeatable=True),

@@ -70,6 +70,15 @@ class Access:
         rules = read_rules(home)
         return cls(home, rules, clock=clock or SystemClock(), utc_offsets_min=offsets)
 
+    def reload(self) -> None:
+        """Read the rules again, after the file was replaced.
+
+        Raises:
+            AccessFileError: the access file is damaged; the rules stay.
+        """
+        with self._changing:
+            self._rules = read_rules(self._home)
+
     @property
     def enabled(self) -> bool:
         """True if calls must have credentials."""

@@ -1,10 +1,11 @@
 """Façade with all verbs of an open broker, for endpoints, tests, notebooks and scripts."""
 
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
 
@@ -25,18 +26,21 @@ from rmq_pipeline.broker.verbs.transactions import Transactions
 from rmq_pipeline.broker.work import queries
 from rmq_pipeline.broker.work.dead_letter import finish_dead_lettering
 from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.following import Follower
 from rmq_pipeline.broker.work.measuring import Measuring
 from rmq_pipeline.broker.work.timekeeping import BrokerClock
 from rmq_pipeline.broker.work.upkeep import Mode, Upkeep
 from rmq_pipeline.broker.work.writer import Writer
 from rmq_pipeline.clock import Clock
-from rmq_pipeline.errors import RequestError
+from rmq_pipeline.errors import ConflictError, RequestError, StandbyError
 from rmq_pipeline.settings import Settings
 
 #: Limit for the broker's own seal: it runs until nothing is due or the broker closes.
 _SEAL_ALL_BYTES = 1 << 50
 #: Verbs about the process, which a broker answers that does not know whether it leads its log.
-_ANY_TIME = frozenset({"ping", "status", "metrics"})
+_ANY_TIME = frozenset({"ping", "status", "metrics", "promote"})
+#: Longest wait of a promotion for its end.
+_PROMOTION_S: Final = 30.0
 
 
 class Broker(
@@ -68,7 +72,42 @@ class Broker(
             "seal": lambda: self.seal(limit_bytes=_SEAL_ALL_BYTES),
             "compact": self.compact,
         }
-        self._upkeep = Upkeep(engine, mode, archive=archive, due=self.due)
+        self._archive = archive
+        self._leading = threading.Event()
+        self._when_leading: list[Callable[[], None]] = []
+        self._following = threading.Lock()
+        self._follower: Follower | None = None
+        if engine.followed is None:
+            self._begin()
+        else:
+            self._upkeep = self._upkeep_of("none")
+            self._follower = Follower(engine, on_leading=self._begin)
+
+    def _upkeep_of(self, mode: Mode) -> Upkeep:
+        return Upkeep(self._engine, mode, archive=self._archive, due=self.due)
+
+    def _begin(self) -> None:
+        """Finish what the last leader had begun, and do background work from now on."""
+        finish_dead_lettering(self._engine)
+        self._upkeep = self._upkeep_of(self._mode)
+        with self._following:
+            self._leading.set()
+            calls, self._when_leading = self._when_leading, []
+        for call in calls:
+            call()
+
+    def when_leading(self, call: Callable[[], None]) -> None:
+        """Call a function once this broker leads; at once if it does."""
+        with self._following:
+            if not self._leading.is_set():
+                self._when_leading.append(call)
+                return
+        call()
+
+    @property
+    def is_standby(self) -> bool:
+        """Return True if this broker is a standby, which answers reads only."""
+        return not self._leading.is_set()
 
     @classmethod
     def open(
@@ -79,6 +118,7 @@ class Broker(
         upkeep: Mode = "self",
         flush: Literal["sync", "async"] = "sync",
         settings: Settings | None = None,
+        standby: bool = False,
     ) -> Self:
         """Open a home, or create one; everything acknowledged before is there.
 
@@ -86,6 +126,8 @@ class Broker(
             upkeep: self: this process does background work; dagster: Dagster's runs do,
                 and the broker does what is overdue; none: nothing does it.
             flush: sync: answer after the sync; async: sync every 500 ms.
+            standby: if another broker leads the log of ``log_store``, follow it, answer reads,
+                and begin to lead once it has gone.
 
         Raises:
             HomeLockedError: another process has the home open.
@@ -93,8 +135,13 @@ class Broker(
             CorruptLogError: the log is damaged; names the place.
         """
         chosen = settings or Settings()
-        engine = Engine.open(Path(home), clock=clock or BrokerClock(), settings=chosen, flush=flush)
-        finish_dead_lettering(engine)
+        engine = Engine.open(
+            Path(home),
+            clock=clock or BrokerClock(),
+            settings=chosen,
+            flush=flush,
+            standby=standby,
+        )
         return cls(engine, upkeep)
 
     def call(self, verb: str, args: Mapping[str, Any]) -> Any:
@@ -107,9 +154,26 @@ class Broker(
             raise RequestError(f"There is no verb {verb!r}.")
         method = getattr(self, verb)
         signature.check(verb, method, args=args)
+        self.check_serves(verb)
         if verb not in _ANY_TIME:
             self._engine.check_leads()
         return method(**args)
+
+    def check_serves(self, verb: str, *, leader_only: bool = False) -> None:
+        """Check that this broker answers a verb now; only a standby may not.
+
+        Args:
+            leader_only: the caller wants the answer of the broker that leads.
+
+        Raises:
+            StandbyError: it does not.
+        """
+        if self._leading.is_set() or verb == "promote":
+            return
+        if leader_only or not declarations(Broker)[verb].on_standby:
+            followed = self._engine.followed
+            leader = f" {followed.leader} leads." if followed is not None else ""
+            raise StandbyError(f"This broker is a standby.{leader}")
 
     def wind_down(self) -> None:
         """Wake all waiting calls, and end queries and background work; other calls continue.
@@ -118,6 +182,8 @@ class Broker(
         """
         self._engine.wakeups.close()
         self._engine.members.close()
+        if self._follower is not None:
+            self._follower.stop()
         self._upkeep.stop()
         self._engine.database.stop_queries()
 
@@ -147,19 +213,39 @@ class Broker(
         """Parts of the open broker."""
         return self._engine
 
-    @verb(rights=Rights(), repeatable=True, quick=True)
+    @verb(rights=Rights(cluster="update"))
+    def promote(self, *, force: bool = False) -> dict[str, Any]:
+        """Let a standby begin to lead; return {"role", "epoch"} once it does.
+
+        Args:
+            force: begin also while another broker leads. That one ends, and has answered nothing
+                that is not stored, if its setting replication is sync. With async, its last
+                answers may be lost.
+
+        Raises:
+            ConflictError: this broker is no standby.
+            LogHeldError: another broker leads.
+            LogStoreError: the store does not answer in time; the standby goes on trying.
+        """
+        if self._follower is None or self._leading.is_set():
+            raise ConflictError("This broker is no standby.")
+        self._follower.promote(force=force, timeout_s=_PROMOTION_S)
+        replication = self._engine.replication
+        return {"role": "leader", "epoch": replication.store.epoch if replication else 0}
+
+    @verb(rights=Rights(), repeatable=True, quick=True, on_standby=True)
     def ping(self) -> dict[str, Any]:
         """Return {"pid"} of the broker's process; every authenticated caller may ask."""
         return {"pid": os.getpid()}
 
-    @verb(rights=Rights(cluster="get"), repeatable=True)
+    @verb(rights=Rights(cluster="get"), repeatable=True, on_standby=True)
     def status(self) -> dict[str, Any]:
         """Return versions, home, process, log positions, memory, counts and flags of the broker."""
         return queries.status(
             self._engine, self._started, mode=self._mode, fallback=self._upkeep.last_fallback
         )
 
-    @verb(rights=Rights(cluster="get"), repeatable=True)
+    @verb(rights=Rights(cluster="get"), repeatable=True, on_standby=True)
     def metrics(self) -> pa.Table:
         """Return samples of all metrics, as docs/metrics.md lists them; cheap enough for scrapes.
 

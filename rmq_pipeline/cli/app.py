@@ -79,6 +79,9 @@ app.command(
 )(broker.broker)
 app.command(epilog=examples("rmq stop", "rmq stop --home /srv/rmq"))(broker.stop)
 app.command(epilog=examples("rmq status", "rmq status --json | jq -r .flight"))(broker.status)
+app.command(epilog=examples("rmq promote", "rmq promote --home /srv/standby --force"))(
+    broker.promote
+)
 app.command(epilog=examples("rmq metrics", "rmq metrics | grep lag"))(broker.metrics)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.group_app, name="group")

@@ -120,6 +120,29 @@ LogStore = Annotated[
     ),
 ]
 
+Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby",
+        help="If another broker leads the log of --log, follow it and answer reads; lead once "
+        "it has gone, or after `rmq promote` (--set failover=manual).",
+    ),
+]
+UpkeepBy = Annotated[
+    Literal["self", "dagster"] | None,
+    typer.Option(
+        help="Who delivers scheduled messages, revives and seals: the broker itself, or runs "
+        "of Dagster. Default: as in the last run, at first self."
+    ),
+]
+FlushWhen = Annotated[
+    Literal["sync", "async"] | None,
+    typer.Option(
+        help="sync: answer a send after its sync to disk. async: answer before. Default: as in "
+        "the last run, at first sync."
+    ),
+]
+
 _MIB = 1 << 20
 
 
@@ -128,27 +151,16 @@ def broker(
     home: Home = None,
     grpc: ServedGrpc = None,
     flight: ServedFlight = None,
-    upkeep: Annotated[
-        Literal["self", "dagster"] | None,
-        typer.Option(
-            help="Who delivers scheduled messages, revives and seals: the broker itself, or runs "
-            "of Dagster. Default: as in the last run, at first self."
-        ),
-    ] = None,
+    upkeep: UpkeepBy = None,
     tls: ServedTls = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     grpc_tls: GrpcTls = None,
     metrics: Metrics = None,
     insecure: Insecure = False,
-    flush: Annotated[
-        Literal["sync", "async"] | None,
-        typer.Option(
-            help="sync: answer a send after its sync to disk. async: answer before. Default: as in "
-            "the last run, at first sync."
-        ),
-    ] = None,
+    flush: FlushWhen = None,
     log_store: LogStore = None,
+    standby: Standby = False,
     settings: SettingsFile = None,
     set_: SetSettings = None,
     log_level: LogLevel = None,
@@ -179,7 +191,14 @@ def broker(
     with without_pandas():
         from rmq_pipeline.serving.serve import serve
 
-        serve(where, listening=listening, upkeep=upkeep, flush=flush, settings=chosen)
+        serve(
+            where,
+            listening=listening,
+            upkeep=upkeep,
+            flush=flush,
+            settings=chosen,
+            standby=standby,
+        )
 
 
 def tls_to_serve(kind: str | None, certificate: Path | None, *, key: Path | None) -> "Tls | None":
@@ -226,6 +245,31 @@ def status(*, home: Home = None, flight: Flight = None, as_json: AsJson = False)
     if not as_json:
         facts["settings"] = _changed(facts["settings"])
     show_fields({**_addresses(facts), **facts}, as_json=as_json)
+
+
+def promote(
+    *,
+    home: Home = None,
+    flight: Flight = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Begin to lead also while another broker leads; that one ends."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a standby begin to lead.
+
+    The command returns once it leads. With --force the broker that leads ends, and its clients go
+    on at this one. With its setting replication = async, its last answers may be lost.
+    """
+    with connected(home, flight) as client:
+        shown = client.promote(force=force)
+    if as_json:
+        show_fields(shown, as_json=True)
+    else:
+        show_message(f"The standby leads now, under epoch {shown['epoch']}.")
 
 
 def metrics(*, home: Home = None, flight: Flight = None) -> None:
@@ -284,11 +328,17 @@ def listening_to_serve(
 
 def _flight_to_serve(flight: str | None) -> str | None:
     from rmq_pipeline.access.source import split_address
+    from rmq_pipeline.errors import RequestError
     from rmq_pipeline.flight.connection import bare
 
     address = flight or os.environ.get("RMQ_FLIGHT") or None
     if not address:
         return None
+    if flight is None and "," in address:
+        raise RequestError(
+            "RMQ_FLIGHT has several addresses; a broker listens at one.",
+            remedy="Give --flight the address of this broker.",
+        )
     # RMQ_FLIGHT also serves clients, so it may start with grpc+tls://.
     split_address(bare(address))
     return bare(address)

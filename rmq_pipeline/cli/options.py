@@ -104,10 +104,10 @@ def connected(home: Path | None, flight: str | None) -> Iterator["Client"]:
     from rmq_pipeline.access.source import split_address
     from rmq_pipeline.endpoint import default_home
     from rmq_pipeline.flight.client import Client
-    from rmq_pipeline.flight.connection import bare
+    from rmq_pipeline.flight.connection import addresses_of
 
     address = flight or (None if home else os.environ.get("RMQ_FLIGHT"))
-    if address and split_address(bare(address))[1] == 0:
+    if address and 0 in [split_address(each)[1] for each in addresses_of(address)]:
         # Port 0 means that the broker chose a free port; only the home has its number.
         address = None
     with Client(address, home=None if address else home or default_home(), retry_s=0) as client:

@@ -84,6 +84,8 @@ class FlightServer:
         self._broker = broker
         engine = getattr(broker, "engine", None)
         self._meter: Meter | None = getattr(engine, "meter", None)
+        #: Refuses what a standby does not answer.
+        self._check_serves: Callable[..., None] | None = getattr(broker, "check_serves", None)
         self._token = token
         self._access = access
         self._closing = threading.Event()
@@ -253,6 +255,8 @@ class FlightServer:
         said.expect(size)
         declared = _DECLARED[verb.name]
         self._authorize(declared, declared.rights.named(plain), caller=caller, call=call)
+        if self._check_serves is not None:
+            self._check_serves(verb.name, leader_only=wire.LEADER_ONLY in call.headers)
         named = _named(caller, call)
         with self._room.hold(size, caller=named, own=own):
             body = said.body(lambda rate: self._room.check_share(named, bytes_per_s=rate))

@@ -30,6 +30,8 @@ from rmq_pipeline.verb import Verb
 from rmq_pipeline.verbs import VERBS
 
 #: Header with the token of the home's broker.
+#: Header of a caller that wants no answer of a standby.
+LEADER_ONLY: Final = "x-rmq-leader-only"
 TOKEN: Final = "x-rmq-token"  # noqa: S105 - a name
 
 #: Maximum characters of a value in an error text.

@@ -66,6 +66,10 @@ class ConnectionGuard:
         if Path(_DESCRIPTORS).is_dir():
             self._thread.start()
 
+    def guard(self, ports: Collection[int]) -> None:
+        """Guard these ports, too."""
+        self._ports |= frozenset(ports)
+
     def stop(self) -> None:
         """End the checks."""
         self._over.set()

@@ -101,11 +101,18 @@ def import_ahead(grpc: str) -> None:
 
 
 class Endpoints:
-    """The Flight endpoint and, unless it is switched off, the gRPC endpoint of one broker."""
+    """The Flight endpoint and, unless it is switched off, the gRPC endpoint of one broker.
 
-    def __init__(self, flight: FlightServer, grpc: "GrpcEndpoint | None") -> None:
+    A standby has no gRPC endpoint until it leads. RocketMQ's clients try the addresses that they
+    are given in turn, and stay at the first one that takes their connection.
+    """
+
+    def __init__(
+        self, flight: FlightServer, open_grpc: "Callable[[], GrpcEndpoint] | None"
+    ) -> None:
         self.flight = flight
-        self.grpc = grpc
+        self._open_grpc = open_grpc
+        self.grpc: GrpcEndpoint | None = None
 
     @classmethod
     def open(
@@ -145,29 +152,25 @@ class Endpoints:
         )
         if flags.grpc == NO_ENDPOINT:
             return cls(flight, None)
-        from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
+        opened = cls(flight, lambda: _grpc(broker, flags, asked=asked, certificate=certificate))
+        if not broker.is_standby:
+            try:
+                opened.open_grpc()
+            except BaseException:
+                flight.shutdown()
+                raise
+        return opened
 
-        encrypted = None if flags.grpc_tls == NO_ENDPOINT else flags.grpc_tls
-        keys = (certificate.key, certificate.chain) if certificate and encrypted else None
-        try:
-            grpc = listen(
-                lambda at, tls_at: GrpcEndpoint(
-                    broker,
-                    at,
-                    tls_address=tls_at,
-                    certificates=keys,
-                    access=broker.access,
-                    connections=connections.most(),
-                ),
-                flags.grpc,
-                exchangeable=asked.grpc is None,
-                encrypted=encrypted,
-                encrypted_exchangeable=encrypted is not None and asked.grpc_tls is None,
-            )
-        except BaseException:
-            flight.shutdown()
-            raise
-        return cls(flight, grpc)
+    def open_grpc(self) -> bool:
+        """Open the gRPC endpoint; return False if it is switched off.
+
+        Raises:
+            RequestError: its address is taken.
+        """
+        if self._open_grpc is None:
+            return False
+        self.grpc = self._open_grpc()
+        return True
 
     def ports(self) -> list[int]:
         """Return the ports of all open endpoints."""
@@ -198,6 +201,29 @@ class Endpoints:
         if any(thread.is_alive() for thread in threads):
             log.warning("calls still run after %s s; the broker stops without them", _GRACE_S)
         self.flight.take_back()
+
+
+def _grpc(
+    broker: Broker, flags: Flags, *, asked: Listening, certificate: Certificate | None
+) -> "GrpcEndpoint":
+    from rmq_pipeline.rocketmq.grpc_endpoint import GrpcEndpoint
+
+    encrypted = None if flags.grpc_tls == NO_ENDPOINT else flags.grpc_tls
+    keys = (certificate.key, certificate.chain) if certificate and encrypted else None
+    return listen(
+        lambda at, tls_at: GrpcEndpoint(
+            broker,
+            at,
+            tls_address=tls_at,
+            certificates=keys,
+            access=broker.access,
+            connections=connections.most(),
+        ),
+        flags.grpc,
+        exchangeable=asked.grpc is None,
+        encrypted=encrypted,
+        encrypted_exchangeable=encrypted is not None and asked.grpc_tls is None,
+    )
 
 
 def listen(

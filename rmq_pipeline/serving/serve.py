@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -46,6 +46,7 @@ def serve(
     upkeep: Upkeep | None = None,
     flush: Flush | None = None,
     settings: Values | None = None,
+    standby: bool = False,
 ) -> NoReturn:
     """Serve a home until SIGTERM or SIGINT, then end the process. Call it in the main thread.
 
@@ -59,6 +60,7 @@ def serve(
             ``grpc_tls``. Beyond loopback a home needs users, or ``insecure`` at every start.
         upkeep, flush: at first "self" and "sync".
         settings: changes to the stored settings; "default" resets a setting.
+        standby: see ``Broker.open``. Its line has role=standby; it prints another once it leads.
 
     Raises:
         HomeLockedError: another process has the home open.
@@ -77,7 +79,9 @@ def serve(
     token = secrets.token_hex(16)
     with contextlib.ExitStack() as undoing:
         scraping = undoing.enter_context(Scraping(flags))
-        broker = Broker.open(home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen)
+        broker = Broker.open(
+            home, upkeep=flags.upkeep, flush=flags.flush, settings=chosen, standby=standby
+        )
         undoing.callback(_close, broker)
         certificate = _freeing_reserve(broker, lambda: certificate_of(home, flags))
         endpoints = Endpoints.open(
@@ -86,18 +90,81 @@ def serve(
         undoing.callback(endpoints.shut)
         undoing.callback(endpoints.refuse)
         scraping.serve(broker, asked=listening, certificate=certificate)
-        endpoint = _endpoint(home, flags, endpoints=endpoints, token=token, certificate=certificate)
-        _keep(broker, flags, endpoint=endpoint, metrics=scraping.address)
+        serving = _Serving(broker, flags, endpoints, scraping, token, certificate)
         interpreter.calm_garbage_collection()
-        undoing.callback(endpoint.remove)
-        _announce(broker, endpoint, metrics=scraping.address)
-        ConnectionGuard([*endpoints.ports(), *scraping.ports()]).start()
+        undoing.callback(serving.publish().remove)
         # The broker serves from here on, so _end closes everything, in its own order.
         undoing.pop_all()
-    stopping.wait()
-    log.info("stopping")
-    endpoint.remove()
-    _end(broker, endpoints, scraping=scraping)
+    serving.go_on(stopping)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """A broker with its open endpoints."""
+
+    broker: Broker
+    flags: Flags
+    endpoints: Endpoints
+    scraping: Scraping
+    token: str
+    certificate: Certificate | None
+    #: The endpoint file, as it was written last.
+    published: Endpoint | None = None
+    #: True if the last line that was printed says that this is a standby.
+    said_standby: bool = False
+
+    def go_on(self, stopping: Interruption) -> NoReturn:
+        """Serve until the process is told to stop, and end it."""
+        guard = ConnectionGuard([*self.endpoints.ports(), *self.scraping.ports()])
+        guard.start()
+        self.broker.when_leading(lambda: self.lead(guard))
+        stopping.wait()
+        log.info("stopping")
+        if self.published is not None:
+            self.published.remove()
+        _end(self.broker, self.endpoints, scraping=self.scraping)
+
+    def publish(self) -> Endpoint:
+        """Store the flags for the next start, publish the endpoint, and print the ready line."""
+        endpoint, metrics = self.endpoint(), self.scraping.address
+        self.said_standby = self.broker.is_standby
+        _keep(self.broker, self.flags, endpoint=endpoint, metrics=metrics)
+        try:
+            _announce(self.broker, endpoint, metrics=metrics)
+        except BaseException:
+            endpoint.remove()
+            raise
+        self.published = endpoint
+        return endpoint
+
+    def lead(self, guard: ConnectionGuard) -> None:
+        """Open what a standby does not have, and publish it; does nothing on another broker."""
+        opened = self.endpoints.grpc is None and self.endpoints.open_grpc()
+        if opened or self.said_standby:
+            guard.guard(self.endpoints.ports())
+            self.publish()
+
+    def endpoint(self) -> Endpoint:
+        """Return the content of the endpoint file."""
+        home, flight, grpc = (
+            self.broker.engine.home.path,
+            self.endpoints.flight,
+            self.endpoints.grpc,
+        )
+        return Endpoint(
+            pid=os.getpid(),
+            started_at_ms=time.time_ns() // 1_000_000,
+            token=self.token,
+            flight=flight.address,
+            grpc=grpc.address if grpc is not None else None,
+            grpc_tls=grpc.tls_address if grpc is not None else None,
+            home=str(home),
+            upkeep=self.flags.upkeep,
+            flush=self.flags.flush,
+            certificate=str(self.certificate.path) if self.certificate is not None else None,
+            server_name=self.certificate.name if self.certificate is not None else None,
+            mark=HomeMark.of(home),
+        )
 
 
 def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint, metrics: str | None) -> None:
@@ -106,8 +173,9 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint, metrics: str | No
     served = replace(
         flags,
         flight=endpoint.flight,
-        grpc=endpoint.grpc or NO_ENDPOINT,
-        grpc_tls=endpoint.grpc_tls or NO_ENDPOINT,
+        # A standby has no gRPC endpoint yet.
+        grpc=flags.grpc if broker.is_standby else endpoint.grpc or NO_ENDPOINT,
+        grpc_tls=flags.grpc_tls if broker.is_standby else endpoint.grpc_tls or NO_ENDPOINT,
         metrics=metrics or NO_ENDPOINT,
     )
     try:
@@ -122,7 +190,7 @@ def _keep(broker: Broker, flags: Flags, *, endpoint: Endpoint, metrics: str | No
 def _announce(broker: Broker, endpoint: Endpoint, *, metrics: str | None) -> None:
     """Publish the endpoint in the home, and print the line that tells that the broker serves."""
     _freeing_reserve(broker, endpoint.write)
-    _say_ready(endpoint, metrics=metrics)
+    _say_ready(endpoint, metrics=metrics, is_standby=broker.is_standby)
     engine = broker.engine
     engine.repair.on_unrepairable = _die
     engine.on_fenced = lambda why: _leave(endpoint, why)
@@ -130,11 +198,12 @@ def _announce(broker: Broker, endpoint: Endpoint, *, metrics: str | None) -> Non
         _leave(endpoint, fenced.message)
 
 
-def _say_ready(endpoint: Endpoint, *, metrics: str | None) -> None:
+def _say_ready(endpoint: Endpoint, *, metrics: str | None, is_standby: bool) -> None:
     also = f" grpc_tls={endpoint.grpc_tls}" if endpoint.grpc_tls else ""
     also += f" metrics={metrics}" if metrics else ""
     endpoints = f"grpc={endpoint.grpc or '-'}{also} flight={endpoint.flight}"
-    _tell(f"ready {endpoints} home={endpoint.home}\n")
+    role = " role=standby" if is_standby else ""
+    _tell(f"ready {endpoints} home={endpoint.home}{role}\n")
 
 
 def _tell(text: str = "") -> None:
@@ -148,25 +217,6 @@ def _tell(text: str = "") -> None:
     except OSError as error:
         if not _is_full(error):
             raise
-
-
-def _endpoint(
-    home: Path, flags: Flags, *, endpoints: Endpoints, token: str, certificate: Certificate | None
-) -> Endpoint:
-    return Endpoint(
-        pid=os.getpid(),
-        started_at_ms=time.time_ns() // 1_000_000,
-        token=token,
-        flight=endpoints.flight.address,
-        grpc=endpoints.grpc.address if endpoints.grpc is not None else None,
-        grpc_tls=endpoints.grpc.tls_address if endpoints.grpc is not None else None,
-        home=str(home),
-        upkeep=flags.upkeep,
-        flush=flags.flush,
-        certificate=str(certificate.path) if certificate is not None else None,
-        server_name=certificate.name if certificate is not None else None,
-        mark=HomeMark.of(home),
-    )
 
 
 def _die(why: str) -> None:

@@ -18,6 +18,9 @@ DECLARED = declarations(Broker)
 NOT_AT_THE_DOOR = {
     "call",
     "wind_down",
+    "check_serves",
+    "when_leading",
+    "is_standby",
     "deliveries_of",
     "sql_schema",
     "sql_views",

@@ -14,6 +14,7 @@ from rmq_pipeline.store.log.commit_log import CommitLog
 from rmq_pipeline.store.log.frame import FILE_HEADER_BYTES
 from rmq_pipeline.store.log.postgres_store import PostgresStore
 from rmq_pipeline.store.log.replication import Replication
+from rmq_pipeline.store.log.shared_log import LeadingLog
 from tests.postgres_server import PostgresServer
 
 OLD = pa.schema([("a", pa.int64())])
@@ -46,12 +47,13 @@ def open_log(tmp_path: Path, database: str) -> Iterator[Open]:
         replication = Replication(store, mode="sync", lease_s=0.5, timeout_s=2.0, behind_bytes=MIB)
         replication.start()
         open_ones.append((None, replication))
-        found = CommitLog.open(
+        found = LeadingLog.open(
             tmp_path / home,
             schemas={1: schema},
             file_bytes=MIB,
             reserve_bytes=0,
             replication=replication,
+            answered_alone=False,
         )
         open_ones[-1] = (found, replication)
         return found

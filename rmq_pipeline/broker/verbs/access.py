@@ -106,7 +106,7 @@ class AccessControl(Opened):
         """
         return {"policies": self._engine.access.delete_user(name)}
 
-    @verb(rights=SUPER, repeatable=True)
+    @verb(rights=SUPER, repeatable=True, on_standby=True)
     def list_users(self) -> pa.Table:
         """Return name, type, disabled, created_at_ms and altered_at_ms of all users."""
         users = self._engine.access.rules.users
@@ -171,13 +171,13 @@ class AccessControl(Opened):
             raise NotFoundError(f"User {user} has no such policy for {resource}.")
         return {"deleted": len(gone)}
 
-    @verb(rights=SUPER, repeatable=True)
+    @verb(rights=SUPER, repeatable=True, on_standby=True)
     def list_policies(self, user: str | None = None) -> pa.Table:
         """Return policies (user, resource, effect, actions, sources, tier) of a user, or all."""
         rows = [each.describe() for each in self._engine.access.rules.listed()]
         return pa.Table.from_pylist([r for r in rows if user in {None, r["user"]}], POLICIES)
 
-    @verb(rights=SUPER, repeatable=True)
+    @verb(rights=SUPER, repeatable=True, on_standby=True)
     def explain_access(
         self, user: str, *, resource: str, action: str, source: str = ""
     ) -> dict[str, Any]:

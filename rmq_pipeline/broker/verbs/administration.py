@@ -133,12 +133,12 @@ class Administration(Opened):
         dropped: dict[str, Any] = self._engine.submit(admin.DeleteTopic(name, force))
         return dropped
 
-    @verb(rights=Rights(cluster="list"), repeatable=True)
+    @verb(rights=Rights(cluster="list"), repeatable=True, on_standby=True)
     def list_topics(self) -> pa.Table:
         """Return all topics that clients see: name, topic_id and settings, one row each."""
         return admin.topics_table(self._engine.state)
 
-    @verb(rights=on_topic("get", "name"), repeatable=True)
+    @verb(rights=on_topic("get", "name"), repeatable=True, on_standby=True)
     def describe_topic(self, name: str) -> dict[str, Any]:
         """Return a topic's fields, and min_offset and max_offset of each queue in ``offsets``.
 
@@ -264,12 +264,12 @@ class Administration(Opened):
         self._engine.filters.forget(name)
         return dropped
 
-    @verb(rights=Rights(cluster="list"), repeatable=True)
+    @verb(rights=Rights(cluster="list"), repeatable=True, on_standby=True)
     def list_groups(self) -> pa.Table:
         """Return all consumer groups: name, group_id and settings, one row each."""
         return admin.groups_table(self._engine.state)
 
-    @verb(rights=on_group("get", "name"), repeatable=True)
+    @verb(rights=on_group("get", "name"), repeatable=True, on_standby=True)
     def describe_group(self, name: str) -> dict[str, Any]:
         """Return a group's fields, its members by client_id, and the locks of its queues.
 

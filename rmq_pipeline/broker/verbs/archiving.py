@@ -74,7 +74,7 @@ class Archiving(Opened):
             raise RequestError(f"A path is not that of a segment: {error}.") from error
         return archiving.replace_segments(self._engine, old, added=new, window=window)
 
-    @verb(rights=on_topic("sub"), repeatable=True)
+    @verb(rights=on_topic("sub"), repeatable=True, on_standby=True)
     def find(
         self,
         topic: str,
@@ -111,7 +111,7 @@ class Archiving(Opened):
         asked = (*named, from_ms, to_ms, limit, with_body)
         return lookup.find(self._engine, topic, wanted=lookup.Wanted(*asked))
 
-    @verb(rights=Rights(cluster="get"), repeatable=True)
+    @verb(rights=Rights(cluster="get"), repeatable=True, on_standby=True)
     def archive(self) -> dict[str, Any]:
         """Return the size of the archive.
 

@@ -27,6 +27,8 @@ class Declaration:
 
     verb: Verb
     rights: Rights
+    #: A standby answers it, too.
+    on_standby: bool = False
 
 
 def verb(
@@ -35,6 +37,7 @@ def verb(
     repeatable: bool = False,
     repeatable_with: tuple[str, ...] = (),
     quick: bool = False,
+    on_standby: bool = False,
 ) -> Callable[[Method], Method]:
     """Declare a method as a verb.
 
@@ -43,6 +46,7 @@ def verb(
         repeatable: see ``Verb``.
         repeatable_with: see ``Verb``.
         quick: see ``Verb``.
+        on_standby: a standby answers it, as of the last frame that it has.
     """
 
     def declare(method: Method) -> Method:
@@ -58,7 +62,7 @@ def verb(
         setattr(
             method,
             _MARK,
-            Declaration(declared, rights),
+            Declaration(declared, rights, on_standby),
         )
         return method
 

@@ -15,7 +15,7 @@ from rmq_pipeline.errors import QueryError
 class Reading(Opened):
     """Verbs for reading by offset, lag, keyed state and SQL."""
 
-    @verb(rights=on_topic("sub"), repeatable=True)
+    @verb(rights=on_topic("sub"), repeatable=True, on_standby=True)
     def read(
         self,
         topic: str,
@@ -49,7 +49,7 @@ class Reading(Opened):
             filter_type=filter_type,
         )
 
-    @verb(rights=on_topic("get"), repeatable=True, quick=True)
+    @verb(rights=on_topic("get"), repeatable=True, quick=True, on_standby=True)
     def offset_at(self, topic: str, queue_id: int, *, at_ms: int) -> int:
         """Return the first offset that was stored at or after a time, else the end of the queue."""
         at_ms = arguments.time_ms(at_ms, "at_ms")
@@ -114,7 +114,7 @@ class Reading(Opened):
         done: dict[int, int] = self._engine.submit(UpdateOffsets(group, topic, checked))
         return _places(done)
 
-    @verb(rights=Rights(group=("group", "get"), all_groups="get"), repeatable=True)
+    @verb(rights=Rights(group=("group", "get"), all_groups="get"), repeatable=True, on_standby=True)
     def lag(self, group: str | None = None) -> pa.Table:
         """Count messages that groups have not settled, and those that their filters match.
 
@@ -132,7 +132,7 @@ class Reading(Opened):
         """
         return queries.lag(self._engine, arguments.text_or_none(group, "group"))
 
-    @verb(rights=on_group("sub"), repeatable=True)
+    @verb(rights=on_group("sub"), repeatable=True, on_standby=True)
     def keyed_state(
         self, group: str, topic: str, *, message_groups: pa.Table | None = None
     ) -> pa.Table | None:
@@ -148,7 +148,7 @@ class Reading(Opened):
         """
         return queries.keyed_state(self._engine, group, topic=topic, message_groups=message_groups)
 
-    @verb(rights=on_group("sub"), repeatable=True)
+    @verb(rights=on_group("sub"), repeatable=True, on_standby=True)
     def keyed_state_history(self, group: str, topic: str, *, places: pa.Table) -> pa.Table:
         """Return the keyed state of message groups before and after a range of their messages.
 
@@ -166,7 +166,7 @@ class Reading(Opened):
         """
         return keyed_state.keyed_state_history(self._engine, group, topic=topic, places=places)
 
-    @verb(rights=Rights(cluster="get"), repeatable=True)
+    @verb(rights=Rights(cluster="get"), repeatable=True, on_standby=True)
     def sql(self, query: str, *, timeout_s: float = limits.QUERY_TIMEOUT_S) -> pa.Table:
         """Run one SELECT over the documented views; it sees everything that was answered before.
 

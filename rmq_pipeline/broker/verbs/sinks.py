@@ -16,7 +16,7 @@ from rmq_pipeline.verb import Window
 class Sinks(Opened):
     """Verbs for files of sinks."""
 
-    @verb(rights=on_group("get"), repeatable=True)
+    @verb(rights=on_group("get"), repeatable=True, on_standby=True)
     def sink_files(self, group: str, *, removed: bool = False) -> pa.Table:
         """Return the files that belong to a group's sink, in the order they were added.
 

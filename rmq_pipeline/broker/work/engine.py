@@ -28,7 +28,7 @@ from rmq_pipeline.broker.work.membership import Filters, Members
 from rmq_pipeline.broker.work.meter import Meter
 from rmq_pipeline.broker.work.recovery import recover
 from rmq_pipeline.broker.work.repair import Repair, forget_frames, refusal, text_of
-from rmq_pipeline.broker.work.replicating import Replicated, replicated
+from rmq_pipeline.broker.work.replicating import Followed, Replicated, shared_log
 from rmq_pipeline.broker.work.timekeeping import ClockFile
 from rmq_pipeline.broker.work.waiting import Wakeups
 from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES, Done, Writer
@@ -36,6 +36,7 @@ from rmq_pipeline.clock import Clock
 from rmq_pipeline.errors import (
     DispatchBehindError,
     LogFencedError,
+    StandbyError,
     StorageError,
     StoreFullError,
 )
@@ -85,13 +86,15 @@ class Engine:
         settings: Settings,
         flush: Literal["sync", "async"],
         fault: FaultPoint | None,
-        shared: Replicated | None = None,
+        shared: Replicated | Followed | None = None,
     ) -> None:
         self.home = home
         self.clock = clock
         self.settings = settings
         self.flush = flush
         self._fault = fault
+        #: Called once, in any thread, when another broker leads the log: this process must end.
+        self.on_fenced: Callable[[str], None] = lambda _: None
         self.access = Access.open(home.path, utc_offsets_min=settings.grpc_utc_offsets_min)
         self._share(shared)
         self.ids = MessageIds()
@@ -135,21 +138,26 @@ class Engine:
         self.repair = Repair()
         self._add_reports()
         self._closing = threading.Event()
-        if self.replication is not None:
-            self.replication.on_fenced = self._fenced
 
     def _add_reports(self) -> None:
         self.reports["store"] = lambda: self.repair.report(self.dispatcher.stuck)
-        self.reports["log_store"] = self._report_replication
+        self.reports["log_store"] = self._report_log_store
 
-    def _share(self, shared: Replicated | None) -> None:
+    def _share(self, shared: Replicated | Followed | None) -> None:
         self._shared = shared
-        #: Replication of the log to its store; None: only the home has it.
-        self.replication = shared.replication if shared else None
-        #: Called once, in any thread, when another broker leads the log: this process must end.
-        self.on_fenced: Callable[[str], None] = lambda _: None
-        if shared:
-            self.access.share = shared.share_access
+        leads = shared if isinstance(shared, Replicated) else None
+        #: Replication of the log to its store; None: only the home has it, or another broker leads.
+        self.replication = leads.replication if leads else None
+        #: The broker that leads, whose standby this one is; None: this one leads.
+        self.followed = shared if isinstance(shared, Followed) else None
+        if leads:
+            self.access.share = leads.share_access
+            leads.replication.on_fenced = self._fenced
+
+    @property
+    def shares_log(self) -> bool:
+        """Return True if the log is in a store, too."""
+        return self._shared is not None
 
     @classmethod
     def open(
@@ -159,11 +167,13 @@ class Engine:
         clock: Clock,
         settings: Settings,
         flush: Literal["sync", "async"],
+        standby: bool = False,
         fault: FaultPoint | None = None,
     ) -> "Engine":
         """Lock the home, recover the state, and start the writer.
 
         Args:
+            standby: follow the broker that leads the log, if another one does.
             fault: called with each step of commit and dispatch; crash tests end the process in it.
 
         Raises:
@@ -172,7 +182,7 @@ class Engine:
         home = Home.open(path)
         try:
             note_open(home, settings)
-            shared = replicated(home, settings)
+            shared = shared_log(home, settings, standby=standby)
         except BaseException:
             home.note_closed()
             home.close()
@@ -181,11 +191,12 @@ class Engine:
             engine = cls(home, clock, settings=settings, flush=flush, fault=fault, shared=shared)
             engine.writer.start()
             engine._start_dispatch(engine.log)
-            engine.submit(Found(len(settings.delay_levels_ms)))
+            if engine.followed is None:
+                engine.begin()
             threading.Thread(target=engine._keep_house, name="rmq-house", daemon=True).start()
         except BaseException:
             if shared is not None:
-                shared.replication.close()
+                shared.close()
             home.note_closed()
             home.close()
             raise
@@ -202,28 +213,48 @@ class Engine:
                 give_up_reserve(self.home.log, self.settings.reserve_bytes)
 
     def _open_log(self) -> CommitLog:
-        shared = self._shared
-        commit_log = CommitLog.open(
-            self.home.log,
-            schemas=SCHEMAS,
-            file_bytes=self.settings.log_file_bytes,
-            reserve_bytes=self.settings.reserve_bytes,
-            flush=self.flush,
-            dispatched_position=self.database.dispatched,
-            fault=self._fault,
-            replication=self.replication,
-            answered_alone=shared is not None and shared.answered_alone,
-        )
-        if shared is not None:
-            shared.met()
-        return commit_log
+        how: dict[str, Any] = {
+            "schemas": SCHEMAS,
+            "file_bytes": self.settings.log_file_bytes,
+            "reserve_bytes": self.settings.reserve_bytes,
+            "flush": self.flush,
+            "dispatched_position": self.database.dispatched,
+            "fault": self._fault,
+        }
+        if self._shared is None:
+            return CommitLog.open(self.home.log, **how)
+        return self._shared.open_log(self.home.log, **how)
+
+    def begin(self) -> None:
+        """Store the event of a start, from which time goes on."""
+        self.submit(Found(len(self.settings.delay_levels_ms)))
+
+    def lead(self, *, force: bool) -> None:
+        """Let a standby begin to lead; housekeeping repairs what fails once it has claimed the log.
+
+        Args:
+            force: begin also while another broker leads, which ends.
+
+        Raises:
+            LogHeldError: another broker leads.
+            LogStoreError: the store does not answer.
+        """
+        assert self.followed is not None, "a standby"
+        leader = self.followed.leader
+        shared = self.followed.lead(force=force)
+        log.warning("this standby begins to lead the log; the last leader was %s", leader)
+        self._share(shared)
+        self.writer.rebuild(StandbyError("This standby begins to lead."))
+        self.clock.go_on_from(self.state.last_at_ms)
 
     def _fenced(self, error: LogFencedError) -> None:
         """Refuse everything from now on: another broker leads the log."""
         self.repair.failed(error)
         self.on_fenced(error.message)
 
-    def _report_replication(self) -> dict[str, Any] | None:
+    def _report_log_store(self) -> dict[str, Any] | None:
+        if self.followed is not None:
+            return self.followed.report(self.log.end)
         return self.replication.report(self.log.end) if self.replication else None
 
     def check_leads(self) -> None:
@@ -487,8 +518,8 @@ class Engine:
             with ExitStack() as last:  # the home is unlocked even if another part fails to close
                 last.callback(self.home.close)
                 with ExitStack() as files:
-                    if self.replication is not None:
-                        files.callback(self.replication.close)
+                    if self._shared is not None:
+                        files.callback(self._shared.close)
                     files.callback(self.database.close)
                     files.callback(self.log.close)
                     files.callback(self.dispatcher.stop)

@@ -7,7 +7,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from rmq_pipeline.errors import LogFencedError, OperatorError, RocketMQError, StorageError
+from rmq_pipeline.errors import (
+    LogFencedError,
+    OperatorError,
+    RocketMQError,
+    StandbyError,
+    StorageError,
+)
 from rmq_pipeline.store.dispatch import Stuck
 
 log = logging.getLogger(__name__)
@@ -103,10 +109,12 @@ class Repair:
             }
 
 
-def refusal(why: BaseException) -> OperatorError:
+def refusal(why: BaseException) -> OperatorError | StandbyError:
     """Return the error for requests until the store is rebuilt, or permanently."""
     if isinstance(why, LogFencedError):
         return LogFencedError(why.message)
+    if isinstance(why, StandbyError):
+        return StandbyError(why.message)
     return StorageError(
         f"The broker's store has failed and is being rebuilt from disk: {text_of(why)}"
     )

@@ -1,9 +1,10 @@
-"""Opening of a home whose commit log is in a store: what must agree, and what leaders hand on.
+"""A home whose commit log is in a store: its broker leads the log, or follows it as a standby.
 
 The store never forgets a frame, and the broker neither seals nor drops the log: segments and event
 files are local, and the next leader would lack them. Access rules are in the store.
 """
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +12,13 @@ from typing import Any, Final
 from rmq_pipeline import durable_files, extras
 from rmq_pipeline.access import users
 from rmq_pipeline.broker.work.home import FORMAT, Home
-from rmq_pipeline.errors import OperatorError, RequestError
+from rmq_pipeline.errors import LogHeldError, OperatorError, RequestError
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.log import log_file
+from rmq_pipeline.store.log import catching_up, log_file
+from rmq_pipeline.store.log.commit_log import CommitLog
+from rmq_pipeline.store.log.log_store import LogStore
 from rmq_pipeline.store.log.replication import Replication
+from rmq_pipeline.store.log.shared_log import FollowingLog, LeadingLog, StoredFrame
 
 #: In the home: the id of the store of its log, and whether the home may have answered alone.
 STORE_FILE: Final = "log_store.json"
@@ -30,25 +34,149 @@ class OtherLogError(OperatorError):
 
 @dataclass
 class Replicated:
-    """The replication of an open home."""
+    """A home whose broker leads the log in a store."""
 
     home: Path
     replication: Replication
     #: The home may have answered frames that the store lacks.
     answered_alone: bool
 
-    def met(self) -> None:
-        """Record that the home has the log of the store, before the broker answers anything."""
+    def open_log(self, folder: Path, **how: Any) -> CommitLog:
+        """Open the log, and make the files and the store the same; see ``CommitLog.open``.
+
+        Raises:
+            LogStoreError: the store does not answer.
+            LogFencedError: another broker leads.
+        """
+        commit_log = LeadingLog.open(
+            folder, replication=self.replication, answered_alone=self.answered_alone, **how
+        )
+        # The home has the log of the store, before the broker answers anything.
         self.answered_alone = self.replication.mode == "async"
         _note(self.home, self.replication.store.id, answered_alone=self.answered_alone)
+        return commit_log
 
     def share_access(self, rules: dict[str, Any]) -> None:
         """Store the access rules for the next leader."""
         self.replication.store.put_file(users.FILE_NAME, durable_files.dump_json(rules))
 
+    def close(self) -> None:
+        """Append what waits, as far as the time limit allows, and end the lease."""
+        self.replication.close()
 
-def replicated(home: Home, settings: Settings) -> Replicated | None:
+
+class Followed:
+    """A home whose broker is a standby: another one leads the log. Thread-safe."""
+
+    def __init__(
+        self, home: Path, *, store: LogStore, settings: Settings, answered_alone: bool
+    ) -> None:
+        self._home, self._store, self._settings = home, store, settings
+        self._answered_alone = answered_alone
+        #: The store answers one thread at a time.
+        self._asking = threading.Lock()
+        #: Host and process of the broker that leads, as far as it is known.
+        self.leader = store.lease().holder
+        #: Why the store does not answer; None: it does.
+        self.failing: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Address of the store, without secrets."""
+        return self._store.address
+
+    def open_log(self, folder: Path, **how: Any) -> CommitLog:
+        """Open the log, and take over the frames that the files lack; see ``CommitLog.open``.
+
+        Raises:
+            LogStoreError: the store does not answer.
+            DivergedLogError: the home has answered messages that the store lacks.
+        """
+        with self._asking:
+            commit_log = FollowingLog.open(
+                folder, store=self._store, answered_alone=self._answered_alone, **how
+            )
+            self._answered_alone = False
+            _note(self._home, self._store.id, answered_alone=False)
+        return commit_log
+
+    def look(self) -> bool:
+        """Return True if a broker leads; connect again after a failure.
+
+        Raises:
+            LogStoreError: the store does not answer.
+        """
+        with self._asking:
+            if self.failing is not None:
+                self._store.look()
+            lease = self._store.lease()
+        self.leader = lease.holder
+        return lease.runs
+
+    def missing(self, start: int, *, most_bytes: int) -> list[StoredFrame]:
+        """Return the next frames of the store, at least one of them if there are any.
+
+        Raises:
+            LogStoreError: the store does not answer.
+        """
+        found: list[StoredFrame] = []
+        with self._asking:
+            for frame in catching_up.missing(self._store, start):
+                found.append(StoredFrame(*frame))
+                most_bytes -= len(found[-1].data)
+                if most_bytes <= 0:
+                    break
+        return found
+
+    def take_access(self) -> bool:
+        """Take the access rules of the leader; return True if they have changed."""
+        with self._asking:
+            return _take_access(self._home, self._store)
+
+    def lead(self, *, force: bool) -> Replicated:
+        """Begin to lead, if no other broker does.
+
+        Args:
+            force: begin also while another broker leads.
+
+        Raises:
+            LogHeldError: another broker leads.
+            LogStoreError: the store does not answer.
+        """
+        with self._asking:
+            self._store.claim(seconds=0.0, force=force)
+            return _leading(
+                self._home,
+                store=self._store,
+                settings=self._settings,
+                answered_alone=self._answered_alone,
+            )
+
+    def report(self, end: int) -> dict[str, Any]:
+        """Return the facts for the broker's status.
+
+        Args:
+            end: end of the log in the home.
+        """
+        return {
+            "role": "standby",
+            "store": self.address,
+            "leader": self.leader,
+            "end": end,
+            "failing": self.failing,
+        }
+
+    def close(self) -> None:
+        """End the connections."""
+        with self._asking:
+            self._store.close()
+
+
+def shared_log(home: Home, settings: Settings, *, standby: bool) -> Replicated | Followed | None:
     """Begin to lead the log in the store that the settings name; None if they name none.
+
+    Args:
+        standby: if another broker leads, follow it.
 
     Raises:
         OtherLogError: the home has a log of its own, or that of another store.
@@ -58,12 +186,7 @@ def replicated(home: Home, settings: Settings) -> Replicated | None:
     """
     known = _known(home.path / STORE_FILE)
     if settings.log_store is None:
-        if known is not None:
-            raise OtherLogError(
-                f"The log of {home.path} is in a store, and log_store is not set.",
-                remedy="Start with --log ADDRESS. A home that went on alone would begin a second"
-                " history.",
-            )
+        _check_alone(home, known, standby=standby)
         return None
     if settings.archive_root is not None:
         raise RequestError(
@@ -72,46 +195,92 @@ def replicated(home: Home, settings: Settings) -> Replicated | None:
         )
     if known is None and any(home.log.glob(f"*{log_file.SUFFIX}")):
         raise OtherLogError(f"{home.path} has a log of its own, which no store has.")
+    store = _store_of(settings)
+    try:
+        if known is not None and known["store"] != store.id:
+            raise OtherLogError(f"{home.path} does not belong to the log in {store.address}.")
+        alone = bool(known and known["answered_alone"])
+        try:
+            store.claim(seconds=_CLAIM_S)
+        except LogHeldError:
+            if not standby:
+                raise
+            return _following(home.path, store=store, settings=settings, answered_alone=alone)
+        return _leading(home.path, store=store, settings=settings, answered_alone=alone)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _check_alone(home: Home, known: dict[str, Any] | None, *, standby: bool) -> None:
+    if known is not None:
+        raise OtherLogError(
+            f"The log of {home.path} is in a store, and log_store is not set.",
+            remedy="Start with --log ADDRESS. A home that went on alone would begin a second"
+            " history.",
+        )
+    if standby:
+        raise RequestError(
+            "A standby needs the log of the broker that leads.",
+            remedy="Start it with --log and the address that the other broker has.",
+        )
+
+
+def _store_of(settings: Settings) -> LogStore:
+    assert settings.log_store is not None, "a home with a store"
     extras.check("postgres")
     from rmq_pipeline.store.log.postgres_store import PostgresStore
 
-    lease_s, timeout_s = settings.log_lease_ms / 1000, settings.log_timeout_ms / 1000
     store = PostgresStore(
-        settings.log_store, timeout_s=timeout_s, lease_s=lease_s, home_format=FORMAT
+        settings.log_store,
+        timeout_s=settings.log_timeout_ms / 1000,
+        lease_s=settings.log_lease_ms / 1000,
+        home_format=FORMAT,
     )
     store.look()
-    if known is not None and known["store"] != store.id:
-        store.close()
-        raise OtherLogError(f"{home.path} does not belong to the log in {store.address}.")
-    store.claim(seconds=_CLAIM_S)
+    return store
+
+
+def _leading(
+    home: Path, *, store: LogStore, settings: Settings, answered_alone: bool
+) -> Replicated:
+    """Return the replication to a store that was claimed; it keeps the lease from now on."""
     replication = Replication(
         store,
         mode=settings.replication,
-        lease_s=lease_s,
-        timeout_s=timeout_s,
+        lease_s=settings.log_lease_ms / 1000,
+        timeout_s=settings.log_timeout_ms / 1000,
         behind_bytes=settings.replication_behind_bytes,
     )
     try:
         replication.start()
-        alone = bool(known and known["answered_alone"])
-        if known is None:  # before the first frame
-            _note(home.path, store.id, answered_alone=False)
-        _take_access(home.path, replication)
+        # Before the first frame. The flag stays until the home has met the store.
+        _note(home, store.id, answered_alone=answered_alone)
+        _take_access(home, store)
+        if store.file(users.FILE_NAME) is None and (home / users.FILE_NAME).exists():
+            store.put_file(users.FILE_NAME, (home / users.FILE_NAME).read_bytes())
     except BaseException:
         replication.close()
         raise
-    return Replicated(home.path, replication, alone)
+    return Replicated(home, replication, answered_alone)
 
 
-def _take_access(home: Path, replication: Replication) -> None:
-    """Take the access rules of the last leader; the first one gives its own."""
-    path, store = home / users.FILE_NAME, replication.store
-    shared = store.file(users.FILE_NAME)
-    if shared is not None:
-        if not path.exists() or path.read_bytes() != shared:
-            durable_files.replace(path, shared, mode=durable_files.FOR_OWNER)
-    elif path.exists():
-        store.put_file(users.FILE_NAME, path.read_bytes())
+def _following(
+    home: Path, *, store: LogStore, settings: Settings, answered_alone: bool
+) -> Followed:
+    store.look()  # a refused claim drops the connection
+    _note(home, store.id, answered_alone=answered_alone)
+    _take_access(home, store)
+    return Followed(home, store=store, settings=settings, answered_alone=answered_alone)
+
+
+def _take_access(home: Path, store: LogStore) -> bool:
+    """Take the access rules of the last leader; return False if the home has them already."""
+    path, rules = home / users.FILE_NAME, store.file(users.FILE_NAME)
+    if rules is None or (path.exists() and path.read_bytes() == rules):
+        return False
+    durable_files.replace(path, rules, mode=durable_files.FOR_OWNER)
+    return True
 
 
 def _note(home: Path, store: str, *, answered_alone: bool) -> None:

@@ -92,7 +92,7 @@ def due(engine: Engine) -> dict[str, Any]:
 
     While the archive's store is away, ``waits`` says why, and seal is due every 30 seconds.
     """
-    if engine.replication is not None:
+    if engine.shares_log:
         return {"next_due_ms": None, "due": 0}
     segments = segments_of(engine)
     if segments.away is not None:
@@ -211,7 +211,7 @@ def seal(
     """
     if limit_bytes <= 0:
         raise RequestError(f"limit_bytes is {limit_bytes} and must be positive.")
-    if engine.replication is not None:  # the next leader would not have the files
+    if engine.shares_log:  # the next leader would not have the files
         engine.submit(RefillReserve(window))
         return dict.fromkeys((*_COUNTS, *event_history.COUNTS), 0)
     file_bytes = engine.settings.log_file_bytes

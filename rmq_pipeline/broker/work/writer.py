@@ -20,6 +20,7 @@ from rmq_pipeline.errors import (
     LogFencedError,
     MessageBodyTooLargeError,
     RocketMQError,
+    StandbyError,
     StorageError,
     StoreFullError,
 )
@@ -518,6 +519,8 @@ class Writer:
             raise StorageError("A frame that was decided before this one was not committed.")
         try:
             self.log.make_room(frame_bytes=needed, use_reserve=request.uses_reserve)
+        except StandbyError as error:
+            return error
         except StoreFullError as error:
             if not request.uses_reserve:
                 self._full_until_ms = frame.now_ms + FULL_PAUSE_MS

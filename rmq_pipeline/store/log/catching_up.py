@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Bytes of frames that are written locally between two syncs.
 _SYNC_BYTES: Final = 64 << 20
+#: Bytes of frames of a store that are kept until their layouts are read.
+_READ_BYTES: Final = 32 << 20
 
 
 class DivergedLogError(CorruptLogError):
@@ -122,6 +124,57 @@ def meet(
     return local.end
 
 
+def follow(local: LocalLog, store: LogStore, *, answered_alone: bool, dispatched: int) -> int:
+    """Make the local files a copy of a store that another broker leads; return their end.
+
+    The leader may append meanwhile. A local frame that the store lacks was written by an earlier
+    process of this home. Its epoch is over, so the store never gets it.
+
+    Args:
+        answered_alone: see ``meet``.
+        dispatched: see ``meet``.
+
+    Raises:
+        DivergedLogError: see ``meet``.
+    """
+    last = store.last()
+    end = last.end if last else 0
+    parted = _parting(local, store, start=min(local.confirmed(), last.position if last else 0))
+    if parted is None and local.end > end:
+        parted = end
+    if parted is not None:
+        _check_unanswered(local, parted, answered_alone=answered_alone, dispatched=dispatched)
+        log.warning("cut a frame that was never answered: position=%d", parted)
+        local.cut(parted)
+    _pull(local, store)
+    return local.end
+
+
+def missing(store: LogStore, start: int) -> Iterator[tuple[Stored, bytes, Layout]]:
+    """Yield the frames of a store from a position on, without gaps, and their layouts."""
+    some: list[tuple[Stored, bytes]] = []
+    size = 0
+    for found in _dense(store, start):
+        some.append(found)
+        size += len(found[1])
+        if size >= _READ_BYTES:
+            yield from _with_layouts(store, some)
+            some, size = [], 0
+    yield from _with_layouts(store, some)
+
+
+def _with_layouts(
+    store: LogStore, frames: list[tuple[Stored, bytes]]
+) -> Iterator[tuple[Stored, bytes, Layout]]:
+    """Yield frames with their layouts, read after them: a leader stores a layout before a frame."""
+    layouts = store.layouts() if frames else []
+    for stored, frame in frames:
+        layout = _layout_at(layouts, stored.position)
+        if layout is None:
+            raise _unsound(store, f"no layout of the frame at position {stored.position}")
+        yield stored, frame, layout
+
+
 def _tell_layout(store: LogStore, layout: Layout) -> None:
     """Store the layout of the frames from its start on, unless they are like those before."""
     if not layout.is_as(_layout_at(store.layouts(), layout.start)):
@@ -177,12 +230,9 @@ def _push(local: LocalLog, store: LogStore, *, start: int) -> None:
 
 
 def _pull(local: LocalLog, store: LogStore) -> None:
-    start, unsynced, layouts = local.end, 0, store.layouts()
+    start, unsynced = local.end, 0
     with local.pulling():
-        for stored, frame in _dense(store, start):
-            layout = _layout_at(layouts, stored.position)
-            if layout is None:
-                raise _unsound(store, f"no layout of the frame at position {stored.position}")
+        for stored, frame, layout in missing(store, start):
             local.take_over(stored.position, frame, layout=layout)
             unsynced += len(frame)
             if unsynced >= _SYNC_BYTES:

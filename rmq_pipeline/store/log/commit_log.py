@@ -16,35 +16,24 @@ space smaller than a file; their work allows old files to be deleted.
 import secrets
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
 from rmq_pipeline import durable_files
 from rmq_pipeline.errors import (
-    CorruptLogError,
     HomeFormatError,
-    LogFencedError,
     StorageError,
     StoreFullError,
 )
-from rmq_pipeline.store.log import catching_up, log_file, recovery
-from rmq_pipeline.store.log.frame import (
-    FRAME_BYTES_MAX,
-    VERSION,
-    crc32,
-    fingerprint,
-    unpack_frame_header,
-    written_schemas,
-)
+from rmq_pipeline.store.log import log_file, recovery
+from rmq_pipeline.store.log.frame import FRAME_BYTES_MAX, VERSION, written_schemas
 from rmq_pipeline.store.log.frame_builder import FrameBuilder, Payload
-from rmq_pipeline.store.log.log_file import FULL, LogFile
-from rmq_pipeline.store.log.log_store import Layout, Stored
+from rmq_pipeline.store.log.log_file import FULL, Bytes, LogFile
+from rmq_pipeline.store.log.log_store import Layout
 from rmq_pipeline.store.log.recovery import SyncedMark
-from rmq_pipeline.store.log.replication import Replication
 from rmq_pipeline.store.log.reserve import Reserve
 from rmq_pipeline.store.log.sections import Section, SectionReader
 
@@ -69,10 +58,8 @@ class CommitLog:
         reserve_bytes: int,
         sync_commits: bool,
         fault: FaultPoint | None,
-        replication: Replication | None = None,
     ) -> None:
         self._folder = folder
-        self._replication = replication
         #: Schemas of the kinds whose payloads omit the schema.
         self.schemas = dict(schemas)
         self._file_bytes = log_file.whole_pages(file_bytes)
@@ -101,8 +88,7 @@ class CommitLog:
         flush: Literal["sync", "async"] = "sync",
         dispatched_position: int = 0,
         fault: FaultPoint | None = None,
-        replication: Replication | None = None,
-        answered_alone: bool = False,
+        **own: Any,
     ) -> Self:
         """Open the log of a folder, or create it.
 
@@ -113,13 +99,10 @@ class CommitLog:
         Args:
             schemas: the kinds with a fixed schema; sections of other kinds contain theirs.
             dispatched_position: the start of the first frame that was not dispatched.
-            replication: to the log's store, which this broker leads; None: the files are all.
-            answered_alone: see ``catching_up.meet``.
+            own: arguments of a subclass.
 
         Raises:
             CorruptLogError: a frame is damaged or missing; the error names the place.
-            LogStoreError: the store does not answer.
-            LogFencedError: another broker leads.
             HomeFormatError: a newer version wrote the log.
             StoreFullError: the log is new, and its first file does not fit on the disk.
             StorageError: the disk failed.
@@ -133,12 +116,10 @@ class CommitLog:
                 reserve_bytes=reserve_bytes,
                 sync_commits=flush == "sync",
                 fault=fault,
-                replication=replication,
+                **own,
             )
             try:
                 log._recover(dispatched_position)
-                if replication is not None:
-                    log._meet(replication, dispatched_position, answered_alone=answered_alone)
             except BaseException:
                 log._let_go()
                 raise
@@ -154,9 +135,7 @@ class CommitLog:
     @property
     def frame_bytes_max(self) -> int:
         """Length of the longest frame that the log takes."""
-        if self._replication is None:
-            return FRAME_BYTES_MAX
-        return min(FRAME_BYTES_MAX, self._replication.store.frame_bytes_max)
+        return FRAME_BYTES_MAX
 
     @property
     def validates(self) -> bool:
@@ -217,23 +196,12 @@ class CommitLog:
         """
         self._check()
         if not taken.length:
-            if self._replication is not None:
-                self._replication.check()
             return
         if taken.start != self.end or taken.start + taken.length > self._files[-1].capacity_end:
             raise self._break("Writing to the commit log", ValueError("a frame without its place"))
         self._step("before_write")
         try:
-            if self._replication is not None:
-                self._replicate(self._replication, taken)
-            else:
-                self._files[-1].write_whole(
-                    taken.buffers(synced=self.synced),
-                    position=taken.start,
-                    length=taken.length,
-                    dsync=self._sync_commits,
-                    halfway=(lambda: self._step("half_written")) if self._fault else None,
-                )
+            self._put(taken)
         except OSError as error:
             broken, full = self._break("Writing to the commit log", error), error.errno in FULL
             raise (StoreFullError("The disk is full.") if full else broken) from error
@@ -242,24 +210,18 @@ class CommitLog:
         if self._sync_commits:
             self.synced = self.end
 
-    def _replicate(self, replication: Replication, taken: FrameBuilder) -> None:
-        """Write a frame to the store and to the file; both get the same bytes."""
-        data = b"".join(taken.buffers(synced=min(self.synced, replication.confirmed)))
+    def _put(self, taken: FrameBuilder) -> None:
+        buffers = taken.buffers(synced=self.synced)
+        self._put_locally(buffers, position=taken.start, length=taken.length)
 
-        def local() -> None:
-            self._files[-1].write_whole(
-                [data],
-                position=taken.start,
-                length=len(data),
-                dsync=self._sync_commits,
-                halfway=(lambda: self._step("half_written")) if self._fault else None,
-            )
-
-        try:
-            replication.write(taken.start, data, local=local)
-        except (LogFencedError, StorageError) as error:
-            self._broken = error.message
-            raise
+    def _put_locally(self, buffers: Sequence[Bytes], *, position: int, length: int) -> None:
+        self._files[-1].write_whole(
+            buffers,
+            position=position,
+            length=length,
+            dsync=self._sync_commits,
+            halfway=(lambda: self._step("half_written")) if self._fault else None,
+        )
 
     def needs_file(self, frame_bytes: int) -> bool:
         """Return True if a frame of this length would go to a new file."""
@@ -388,110 +350,15 @@ class CommitLog:
         files = recovery.open_files(self._folder, schemas=self.schemas)
         if not files:
             recovery.check_new(self._folder, dispatched_position=dispatched_position)
-            store = self._replication.store if self._replication is not None else None
-            files = [self._create_first(store.seed if store else secrets.randbits(32))]
+            files = [self._create_first(self._new_seed())]
         self._files = tuple(files)
         self._reader.validates = not recovery.is_validated(self._folder, seed=files[0].seed)
         end = recovery.sound_end(files, dispatched_position=dispatched_position, mark=self._mark)
         self.end = self.synced = end
         self.building = FrameBuilder(self.schemas, seed=files[0].seed, start=end)
 
-    # ------------------------------------------------- comparing the files with the log's store
-
-    def _meet(
-        self, replication: Replication, dispatched_position: int, *, answered_alone: bool
-    ) -> None:
-        if (seed := self._files[0].seed) != replication.store.seed:
-            raise CorruptLogError(
-                f"{self._folder} has another log than {replication.store.address}: their seeds are"
-                f" {seed} and {replication.store.seed}.",
-                remedy="Use the store of this home, or an empty home for this store.",
-            )
-        failed_from = replication.begin_meeting()
-        try:
-            end = catching_up.meet(
-                self,
-                replication.store,
-                failed_from=failed_from,
-                answered_alone=answered_alone,
-                dispatched=dispatched_position,
-            )
-        except LogFencedError as error:
-            replication.fence(error)
-            raise
-        self.building = FrameBuilder(self.schemas, seed=seed, start=end)
-        replication.go_on(end)
-
-    def confirmed(self) -> int:
-        """Return the position up to which the store surely had the log: the last header says so."""
-        for file in reversed(self._files):
-            if file.base < self.end:
-                header = recovery.ending_at(file, self.end)
-                return 0 if header is None else min(header.synced, header.position)
-        return self.end
-
-    def stored_at(self, position: int) -> Stored | None:
-        """Return position, length and CRC of the frame at a position; None if none begins there."""
-        try:
-            file = self.file_of(position)
-        except LookupError:
-            return None
-        header = file.frame_at(position)
-        if header is None:
-            return None
-        return Stored(position, header.length, crc32(file.copy(position, position + header.length)))
-
-    def bytes_at(self, frame: Stored) -> bytes:
-        """Return the bytes of a frame."""
-        return self.file_of(frame.position).copy(frame.position, frame.end)
-
-    def layout_at(self, position: int) -> Layout:
-        """Return the layout of the frame at a position, or of the next frame at the end."""
-        if position >= self.end:
-            return Layout(position, VERSION, fingerprint(self.schemas))
-        file = self.file_of(position)
-        return Layout(position, file.version, file.fingerprint)
-
-    def pulling(self) -> AbstractContextManager[None]:
-        """Mark what ``take_over`` writes as incomplete until the block ends."""
-        return recovery.pulling(self._folder, start=self.end)
-
-    def take_over(self, position: int, frame: bytes, *, layout: Layout) -> None:
-        """Write a frame of the store at the end; ``sync`` puts it on disk.
-
-        Raises:
-            CorruptLogError: it is not the frame of this log at this position.
-            HomeFormatError: it has columns that this version does not know.
-            StoreFullError: the disk is full.
-        """
-        header = unpack_frame_header(
-            memoryview(frame), 0, position=position, seed=self._files[-1].seed
-        )
-        if header is None or header.length != len(frame) or position != self.end:
-            raise CorruptLogError(f"The store has no frame of this log at position {position}.")
-        self.building = FrameBuilder(self.schemas, seed=self._files[-1].seed, start=position)
-        last = self._files[-1]
-        like_last = (last.version, last.fingerprint) == (layout.version, layout.fingerprint)
-        if not like_last or position + len(frame) > last.capacity_end:
-            self._roll(len(frame), use_reserve=True, layout=layout)
-        self._files[-1].write_whole(
-            [frame], position=position, length=len(frame), dsync=False, halfway=None
-        )
-        self.end += len(frame)
-
-    def cut(self, position: int) -> None:
-        """Drop the frames of the last file from a position on.
-
-        Raises:
-            CorruptLogError: the position is in an older file.
-        """
-        if position < self._files[-1].base:
-            raise CorruptLogError(f"Position {position} is not in the last file of the log.")
-        # The mark first: with an older end it would claim that answered frames are missing.
-        self._mark.write(position)
-        self._mark.sync()
-        self._files[-1].zero(position, self.end)
-        self.end = self.synced = position
+    def _new_seed(self) -> int:
+        return secrets.randbits(32)
 
     def _create_first(self, seed: int) -> LogFile:
         recovery.mark_validated(self._folder, seed=seed)

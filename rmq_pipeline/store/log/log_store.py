@@ -38,6 +38,15 @@ class Layout(NamedTuple):
         return other is not None and self[1:] == other[1:]
 
 
+class Lease(NamedTuple):
+    """The last lease of the log."""
+
+    #: Host and process of the broker that took it; empty if none did.
+    holder: str
+    #: False: another broker may try to lead.
+    runs: bool
+
+
 class LogStore(Protocol):
     """One log outside the home. All methods raise LogStoreError if the store does not answer.
 
@@ -64,11 +73,16 @@ class LogStore(Protocol):
         """
         ...
 
-    def claim(self, *, seconds: float) -> None:
+    def lease(self) -> Lease:
+        """Return the last lease."""
+        ...
+
+    def claim(self, *, seconds: float, force: bool = False) -> None:
         """Begin to lead under a new epoch, as soon as the lease of another broker has ended.
 
         Args:
             seconds: longest wait beyond a lease that is not renewed.
+            force: wait for no lease; the broker that leads is fenced.
 
         Raises:
             LogHeldError: another broker leads.

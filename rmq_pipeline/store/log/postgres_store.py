@@ -30,7 +30,7 @@ from rmq_pipeline.errors import (
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import LIBPQ_SECRETS, check_log_store
 from rmq_pipeline.store.log.frame import crc32
-from rmq_pipeline.store.log.log_store import Layout, Stored
+from rmq_pipeline.store.log.log_store import Layout, Lease, Stored
 from rmq_pipeline.store.statements import of_postgres, postgres_schema
 
 FORMAT: Final = 1
@@ -121,10 +121,16 @@ class PostgresStore:
         with self._answering():
             self._check_home_format(self._one("log_store").home_format)
 
-    def claim(self, *, seconds: float) -> None:
+    def lease(self) -> Lease:
+        """See LogStore."""
+        with self._answering():
+            held = self._one("log_held_lease")
+        return Lease(held.holder, held.runs)
+
+    def claim(self, *, seconds: float, force: bool = False) -> None:
         """See LogStore."""
         began, renewed, pause = time.monotonic(), None, threading.Event()
-        while (held := self._try_to_lead()) is not None:
+        while (held := self._try_to_lead(force=force)) is not None:
             lives = renewed is not None and held.renewed_at != renewed
             renewed = held.renewed_at
             if lives or time.monotonic() - began > seconds + held.lease_ms / 1000:
@@ -141,12 +147,12 @@ class PostgresStore:
                 raise self._fenced()
             self._lead()
 
-    def _try_to_lead(self) -> Any:
+    def _try_to_lead(self, *, force: bool) -> Any:
         """Begin to lead and return None, or return the running lease of another broker."""
         with self._answering(), self._now.transaction():
             self._check_home_format(self._one("log_lock_store").home_format)
             held = self._one("log_held_lease")
-            if held.runs and held.writer != self._writer:
+            if held.runs and held.writer != self._writer and not force:
                 return held
             self._lead()
             self._run(

@@ -379,6 +379,7 @@ class Replication:
             end: end of the log.
         """
         return {
+            "role": "leader",
             "store": self.store.address,
             "replication": self.mode,
             "epoch": self.store.epoch,

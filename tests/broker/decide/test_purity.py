@@ -66,11 +66,14 @@ from rmq_pipeline.broker.state.group_facts import SinkVersion
 from rmq_pipeline.broker.state.queue_index import PAGE_ROWS, IndexRows
 from rmq_pipeline.broker.state.schedule import Schedule
 from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work.following import Follow
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RocketMQError
 from rmq_pipeline.message import MessageIds
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
+from rmq_pipeline.store.log.postgres_store import PostgresStore
+from rmq_pipeline.store.log.shared_log import FollowingLog
 from rmq_pipeline.tables import columns_of
 from rmq_pipeline.topic import HALF_TOPIC_ID
 from tests.broker.sealed_home import messages, open_broker
@@ -330,6 +333,12 @@ def _columns(run: Any) -> Iterator[tuple[Any, ...]]:
     yield from zip((~run.gone).tolist(), run.due_at.tolist(), *columns, strict=True)
 
 
+def unopened_log(folder: Path) -> FollowingLog:
+    store = PostgresStore("postgresql://host/log", timeout_s=1.0, lease_s=1.0, home_format=1)
+    how: dict[str, Any] = {"schemas": {}, "file_bytes": 1, "reserve_bytes": 0, "fault": None}
+    return FollowingLog(folder, sync_commits=True, store=store, answered_alone=False, **how)
+
+
 def every_type() -> set[str]:
     """The names of all types of requests in the library."""
     path, name = rmq_pipeline.broker.__path__, rmq_pipeline.broker.__name__
@@ -344,7 +353,7 @@ def name_of(kind: type[Request]) -> str:
 
 @pytest.mark.parametrize("later_ms", MOMENTS)
 def test_a_decision_leaves_the_state_as_it_was(
-    home_state: tuple[State, dict[str, Receipts], int], later_ms: int
+    home_state: tuple[State, dict[str, Receipts], int], later_ms: int, tmp_path: Path
 ) -> None:
     state, receipts, start = home_state
     state, now_ms = deepcopy(state), start + later_ms
@@ -352,6 +361,7 @@ def test_a_decision_leaves_the_state_as_it_was(
         *of_groups(state, receipts, now_ms),
         *of_topics(state),
         *of_jobs(state, now_ms),
+        Follow(unopened_log(tmp_path), []),
     ]
     before = content(state)
     decided = set()

@@ -1,0 +1,202 @@
+"""A standby: it follows the log of the broker that leads, and leads once that one has gone.
+
+A thread reads new frames from the store. The writer's turn writes them to the files and applies
+them to the state, as recovery does, so reads see whole frames. Dispatch works as on every broker.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rmq_pipeline.broker.decide.request import Decision, Request
+from rmq_pipeline.broker.state.state import State
+from rmq_pipeline.broker.work.engine import Engine
+from rmq_pipeline.broker.work.recovery import replay
+from rmq_pipeline.broker.work.replicating import Followed
+from rmq_pipeline.clock import Deadline
+from rmq_pipeline.errors import ConflictError, LogHeldError, LogStoreError, RocketMQError
+from rmq_pipeline.limits import MIB
+from rmq_pipeline.store.log.shared_log import FollowingLog, StoredFrame
+
+log = logging.getLogger(__name__)
+
+#: Pause between two looks for new frames.
+_PAUSE_S: Final = 0.05
+#: Looks at the lease within its time, and longest pause between two.
+_LOOKS: Final = 8
+_LOOK_S: Final = 0.5
+#: Bytes of frames that are applied in one turn of the writer.
+_TURN_BYTES: Final = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Follow(Request):
+    """Request that appends frames of the store to the log, and applies them to the state."""
+
+    log: FollowingLog
+    frames: Sequence[StoredFrame]
+
+    def decide(self, state: State, now_ms: int) -> Decision:
+        """Store nothing of this broker's own."""
+        self.log.check_open()
+        return Decision(unlogged=[self._apply])
+
+    def _apply(self, state: State) -> None:
+        start = self.log.end
+        self.log.append(self.frames)
+        replay(state, self.log, start=start)
+
+
+class Follower:
+    """Thread of a standby."""
+
+    def __init__(self, engine: Engine, *, on_leading: Callable[[], None]) -> None:
+        """Start to follow.
+
+        Args:
+            on_leading: called once, in the thread, when this broker leads.
+        """
+        self._engine = engine
+        self._on_leading = on_leading
+        self._takes_over = engine.settings.failover == "auto"
+        self._look_s = min(engine.settings.log_lease_ms / 1000 / _LOOKS, _LOOK_S)
+        self._wakes = threading.Condition()
+        self._closing = False
+        #: The promotion that was asked for; None: none was.
+        self._asked: _Promotion | None = None
+        self._thread = threading.Thread(target=self._run, name="rmq-standby", daemon=True)
+        self._thread.start()
+
+    def promote(self, *, force: bool, timeout_s: float) -> None:
+        """Begin to lead, and return once this broker does.
+
+        Args:
+            force: begin also while another broker leads, which ends.
+
+        Raises:
+            LogHeldError: another broker leads.
+            LogStoreError: the store does not answer in time.
+            ConflictError: another promotion is under way, or the broker closes.
+        """
+        asked = _Promotion(force)
+        with self._wakes:
+            if self._asked is not None or self._closing:
+                raise ConflictError("This standby is being promoted, or closes.")
+            self._asked = asked
+            self._wakes.notify_all()
+        if not asked.done.wait(timeout_s):
+            raise LogStoreError("The standby does not lead yet; it goes on trying.")
+        if asked.error is not None:
+            raise asked.error
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._wakes:
+            self._closing = True
+            self._wakes.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._follow_and_lead()
+        finally:
+            self._answer(ConflictError("The standby closes."))
+
+    def _follow_and_lead(self) -> None:
+        look = Deadline(0.0)
+        while not self._closing:
+            followed = self._engine.followed
+            if followed is None:
+                self._begin()
+                return
+            try:
+                if look.is_over or self._asked is not None:
+                    look = Deadline(self._look_s)
+                    self._look(followed)
+                    continue
+                more = self._follow(followed)
+                self._has_failed(followed, None)
+            except LogStoreError as error:
+                self._has_failed(followed, error.message)
+                more = False
+            except Exception as error:  # without this thread the standby would be of no use
+                self._has_failed(followed, repr(error))
+                log.exception("The standby could not follow; it tries again.")
+                more = False
+            if not more:
+                self._rest()
+
+    def _rest(self) -> None:
+        asked = self._asked
+        with self._wakes:
+            self._wakes.wait_for(lambda: self._closing or self._asked is not asked, _PAUSE_S)
+
+    def _has_failed(self, followed: Followed, why: str | None) -> None:
+        if why is not None and followed.failing is None:
+            log.warning("The standby does not follow: %s", why)
+        followed.failing = why
+
+    def _look(self, followed: Followed) -> None:
+        """Look at the lease and the access rules, and begin to lead if that is due."""
+        asked, runs = self._asked, followed.look()
+        if followed.take_access():
+            self._engine.access.reload()
+        force = asked is not None and asked.force
+        if asked is None and (runs or not self._takes_over):
+            return
+        if asked is not None and runs and not force:
+            self._answer(LogHeldError(f"The log is led by {followed.leader}."))
+            return
+        try:
+            self._engine.lead(force=force)
+        except LogHeldError as error:  # another standby was faster
+            log.info("%s", error.message)
+            self._answer(error)
+
+    def _follow(self, followed: Followed) -> bool:
+        """Take over the next frames; return False if there are none."""
+        commit_log = self._engine.log
+        if not isinstance(commit_log, FollowingLog):  # a rebuild has failed
+            return False
+        frames = followed.missing(commit_log.end, most_bytes=_TURN_BYTES)
+        if not frames:
+            return False
+        self._engine.writer.submit(Follow(commit_log, frames))
+        self._engine.dispatcher.notify(commit_log.synced)
+        return True
+
+    def _begin(self) -> None:
+        """Wait until the engine works as the leader's; housekeeping repairs what fails."""
+        while not self._closing and self._engine.writer.failure is not None:
+            self._rest()
+        if self._closing:
+            return
+        try:
+            self._engine.begin()
+            self._on_leading()
+        except Exception as error:
+            log.exception("The standby could not begin to lead.")
+            failed = error if isinstance(error, RocketMQError) else LogStoreError(repr(error))
+            self._answer(failed)
+            self._engine.repair.on_unrepairable(str(error))
+            return
+        self._answer(None)
+
+    def _answer(self, error: RocketMQError | None) -> None:
+        with self._wakes:
+            asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.error = error
+            asked.done.set()
+
+
+class _Promotion:
+    """A request to lead, and its outcome."""
+
+    def __init__(self, force: bool) -> None:
+        self.force = force
+        self.error: RocketMQError | None = None
+        self.done = threading.Event()
