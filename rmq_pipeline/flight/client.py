@@ -152,7 +152,8 @@ class Client(Verbs):
     """A connection to a broker. Thread-safe.
 
     While the broker is away, repeatable calls are repeated for up to ``retry_s``. Other calls raise
-    BrokerUnavailableError, and may or may not have been carried out.
+    BrokerUnavailableError, and may or may not have been carried out. With several addresses, every
+    call waits for up to ``retry_s`` until one of the brokers leads.
     """
 
     def __init__(
@@ -171,9 +172,10 @@ class Client(Verbs):
         """Find the broker; the first call connects.
 
         Args:
-            address: host:port of its Flight endpoint, or grpc+tls://host:port. Default: the broker
-                of ``home``, else RMQ_FLIGHT, else the broker of RMQ_HOME or of ``.rmq`` in the
-                current project.
+            address: host:port of its Flight endpoint, or grpc+tls://host:port. A leader and its
+                standbys are separated by commas: the client finds the one that leads. Default: the
+                broker of ``home``, else RMQ_FLIGHT, else the broker of RMQ_HOME or of ``.rmq`` in
+                the current project.
             autostart: start the broker of the home unless it is serving.
             token: refuse a broker start with another token. The token is stored in the home, and
                 proves that the caller is the home's owner.

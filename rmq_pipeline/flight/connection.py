@@ -1,5 +1,6 @@
 """A connection to the Flight endpoint: finds the broker, makes calls, reconnects."""
 
+import logging
 import os
 import random
 import threading
@@ -17,6 +18,9 @@ from rmq_pipeline.access import credentials
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.endpoint import Endpoint, default_home, stamp
 from rmq_pipeline.flight import framing, wire
+from rmq_pipeline.verb import Verb
+
+log = logging.getLogger(__name__)
 
 ENCRYPTED: Final = "grpc+tls://"
 #: Other prefixes of an address.
@@ -41,8 +45,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Target:
-    """How to find the broker: a fixed address, or the endpoint file of a home."""
+    """How to find the broker: fixed addresses, or the endpoint file of a home."""
 
+    #: host:port; of a leader and its standbys, separated by commas.
     address: str | None = None
     home: Path | None = None
     token: str | None = field(default=None, repr=False)
@@ -68,8 +73,9 @@ class Target:
     ) -> "Target":
         """Combine the arguments with the environment; without both, use the default home.
 
-        RMQ_FLIGHT is an address; RMQ_USER, RMQ_PASSWORD and RMQ_CERTIFICATE are the other
-        variables. An anonymous target has no token of the home, and no user of the environment.
+        RMQ_FLIGHT has one address or several. RMQ_USER, RMQ_PASSWORD and RMQ_CERTIFICATE are the
+        other variables. An anonymous target has no token of the home, and no user of the
+        environment.
 
         Raises:
             RequestError: a user without a password, or a password without a user.
@@ -84,7 +90,7 @@ class Target:
             where = Path(home) if home else default_home()
             return cls(None, where, token, user or None, password or None, anonymous=anonymous)
         return cls(
-            bare(address),
+            ",".join(addresses_of(address)),
             None,
             token,
             user or None,
@@ -99,8 +105,15 @@ class Target:
             return None
         return credentials.basic(self.user, self.password)
 
-    def locate(self) -> Place:
+    def addresses(self) -> list[str]:
+        """Return the fixed addresses; none if the home says where its broker is."""
+        return self.address.split(",") if self.address else []
+
+    def locate(self, address: str | None = None) -> Place:
         """Return the address and the token to send.
+
+        Args:
+            address: one of ``addresses``; None: the only one, or that of the home's broker.
 
         Raises:
             BrokerUnavailableError: the home has no running broker.
@@ -108,7 +121,7 @@ class Target:
         """
         if self.address:
             trusted = self.certificate.read_bytes() if self.certificate else None
-            return Place(self.address, self.token, self.encrypted, trusted)
+            return Place(address or self.address, self.token, self.encrypted, trusted)
         assert self.home is not None
         endpoint = Endpoint.read(self.home)
         if endpoint is None or not endpoint.is_alive():
@@ -119,6 +132,25 @@ class Target:
     def stamp(self) -> object:
         """Return a value that changes when another broker may serve the home."""
         return stamp(self.home) if self.home else None
+
+
+def addresses_of(text: str) -> list[str]:
+    """Return each host:port of addresses that are separated by commas.
+
+    Raises:
+        RequestError: some are encrypted and others are not, or one is empty.
+    """
+    each = [address.strip() for address in text.split(",")]
+    if len({address.startswith(ENCRYPTED) for address in each if "://" in address}) > 1:
+        raise errors.RequestError(
+            f"{text!r} has encrypted and other addresses.",
+            remedy=f"Write {ENCRYPTED} before all of them.",
+        )
+    if len(each) > 1 and not all(each):
+        raise errors.RequestError(
+            f"{text!r} has an empty address.", remedy="Write HOST:PORT,HOST:PORT."
+        )
+    return list(map(bare, each))
 
 
 def bare(address: str) -> str:
@@ -159,8 +191,23 @@ _CHANNEL = [
 ]
 
 
+#: Text of gRPC's error if it could not even connect.
+_NO_CONNECTION = "failed to connect to all addresses"
+#: Longest wait for one of several brokers, which may be on a machine that is gone.
+_PROBE_S = 2.0
+
+
+#: Answers of a broker that does not lead its log, or does so no more.
+_NOT_LEADING = (errors.StandbyError, errors.LogFencedError)
+
+
 class LostConnectionError(Exception):
     """The call has no answer; it may or may not have been sent."""
+
+    @property
+    def was_sent(self) -> bool:
+        """Return False if the call was surely not sent."""
+        return _NO_CONNECTION not in str(self)
 
 
 class Connection:
@@ -174,6 +221,10 @@ class Connection:
         self._token: str | None = None
         authorization = target.authorization()
         self._headers = [(b"authorization", authorization.encode())] if authorization else []
+        #: Several are those of a leader and its standbys, the one that was used last first.
+        self._addresses = target.addresses()
+        if len(self._addresses) > 1:
+            self._headers.append((wire.LEADER_ONLY.encode(), b"1"))
         self._stamp: object = None
         self._closed = threading.Event()
         self._running: set[flight.FlightStreamReader] = set()
@@ -193,9 +244,18 @@ class Connection:
         while True:
             try:
                 return self._once(request, parts)
+            except _NOT_LEADING as error:  # nothing was changed, so any call may be repeated
+                if len(self._addresses) < 2 or self._closed.is_set() or pause_s > deadline.left_s:
+                    raise
+                self._client = None  # the next try looks for the broker that leads
+                log.info("the broker does not lead: %s", error.message)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 late = pause_s > deadline.left_s
-                if self._closed.is_set() or late or not request.verb.may_repeat(args):
+                if (
+                    self._closed.is_set()
+                    or late
+                    or not self._may_repeat(error, request.verb, args=args)
+                ):
                     raise _unavailable(error) from error
             except wire.TooManyCallsError as error:  # not begun, so any call may be repeated
                 if self._closed.is_set() or pause_s > deadline.left_s:
@@ -203,6 +263,12 @@ class Connection:
             # Jitter, so that the clients of a broker do not reconnect in step.
             self._closed.wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+    def _may_repeat(self, error: Exception, verb: Verb, *, args: Mapping[str, Any]) -> bool:
+        if verb.may_repeat(args):
+            return True
+        not_sent = isinstance(error, LostConnectionError) and not error.was_sent
+        return not_sent and len(self._addresses) > 1  # another broker may lead by now
 
     def close(self) -> None:
         """Disconnect: cancel calls that may take long, let quick calls finish."""
@@ -216,8 +282,22 @@ class Connection:
             reader.cancel()
 
     def _once(self, request: wire.Request, parts: Sequence[framing.Part]) -> Any:
-        command = request.command(parts)
         client, token = self._connected()
+        try:
+            return self._answer(client, token, request=request, parts=parts)
+        except _NOT_LEADING:
+            self._drop(client)  # the next call looks for the broker that leads
+            raise
+
+    def _answer(
+        self,
+        client: flight.FlightClient,
+        token: str | None,
+        *,
+        request: wire.Request,
+        parts: Sequence[framing.Part],
+    ) -> Any:
+        command = request.command(parts)
         headers = [*self._headers, (_TOKEN, token.encode())] if token else self._headers
         options = flight.FlightCallOptions(
             timeout=ANSWER_S + _waits_s(request.args), headers=headers
@@ -238,7 +318,11 @@ class Connection:
         return wire.read_answer(answer)
 
     def _connected(self) -> tuple[flight.FlightClient, str | None]:
-        """Return the open client; a new one if another broker now serves the home."""
+        """Return the open client; a new one if another broker now serves the home.
+
+        Raises:
+            BrokerUnavailableError: the home has no running broker, or no given one leads.
+        """
         with self._lock:
             if self._closed.is_set():
                 raise errors.BrokerUnavailableError(
@@ -246,12 +330,55 @@ class Connection:
                 )
             now = self.target.stamp()
             if self._client is None or now != self._stamp:
-                place = self.target.locate()
                 # Do not close the old client: other threads may wait on it; the last of them
                 # releases it.
-                self._client = _client(place)
-                self._token, self._stamp = place.token, now
+                if len(self._addresses) > 1:
+                    self._client = self._leader()
+                    self._token = self.target.token
+                else:
+                    place = self.target.locate()
+                    self._client, self._token = _client(place), place.token
+                self._stamp = now
             return self._client, self._token
+
+    def _leader(self) -> flight.FlightClient:
+        """Return a client of the broker that leads, and remember its address for the next time."""
+        why = []
+        for address in list(self._addresses):
+            client = _client(self.target.locate(address))
+            try:
+                self._probe(client)
+            except (LostConnectionError, errors.BrokerUnavailableError) as error:
+                why.append(f"{address}: {' '.join(str(error).split())}")
+                continue
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+            return client
+        raise errors.StandbyError(
+            f"No broker leads at {self.target.address}. {' '.join(why)}",
+            remedy="Start one of them, or promote the standby: `rmq promote`.",
+        )
+
+    def _probe(self, client: flight.FlightClient) -> None:
+        """Ask a broker for a sign of life.
+
+        Raises:
+            LostConnectionError: it does not answer.
+            StandbyError: it is a standby.
+        """
+        request = wire.request("ping", {})
+        parts = request.parts()
+        headers = [*self._headers]
+        if self.target.token:
+            headers.append((_TOKEN, self.target.token.encode()))
+        options = flight.FlightCallOptions(timeout=_PROBE_S, headers=headers)
+        action = flight.Action(framing.CALL, framing.action(request.command(parts), parts))
+        try:
+            answer = [result.body for result in client.do_action(action, options)]
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            wire.check_status(str(error))
+            raise LostConnectionError(str(error)) from error
+        wire.read_answer(answer)
 
     def _exchange(
         self,

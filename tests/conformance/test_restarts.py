@@ -1,7 +1,12 @@
-"""Unmodified clients live through the broker's death: they send and hear on, in order, and all."""
+"""Unmodified clients live through the broker's death: they send and hear on, in order, and all.
+
+The broker starts again, or a standby takes over at the other address that the client has. Node's
+client takes one address only.
+"""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from dataclasses import dataclass
@@ -15,7 +20,10 @@ from tests.free_address import free_address
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -23,6 +31,7 @@ PREFIXES = {"python": "py", "node": "js"}
 #: How much goes on before the broker dies, and after it is back.
 BEFORE = 200
 AFTER_S = 6.0
+LEASE_MS = 1000
 
 
 @dataclass(frozen=True)
@@ -43,40 +52,87 @@ class Survived:
         return max(least_ms, 2 * (self.back_ms - self.died_ms))
 
 
+@dataclass(frozen=True)
+class Lives:
+    """How a broker begins to serve, the first time and after its death."""
+
+    #: Addresses of gRPC, as RocketMQ's clients take them.
+    endpoints: str
+    begin: Callable[[], brokers.Served]
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@pytest.fixture(scope="module")
-def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Survived]]:
-    """Both clients at once, and one restart for both."""
-    home = tmp_path_factory.mktemp("restarts") / "home"
+def restarting(folder: Path) -> Lives:
     # At a port that no connection of others takes while the broker is dead.
-    served = brokers.serve(home, grpc=free_address())
+    address = free_address()
+    return Lives(address, lambda: brokers.serve(folder / "home", grpc=address))
+
+
+def succeeding(folder: Path, database: str) -> Lives:
+    first, second = free_address(), free_address()
+    flags = ("--log", database, "--standby", "--set", f"log_lease_ms={LEASE_MS}")
+    standbys: list[brokers.Served] = []
+
+    def begin() -> brokers.Served:
+        """Start the broker that leads and its standby, or wait until that one leads."""
+        if not standbys:
+            leader = brokers.serve(folder / "one", *flags, grpc=first)
+            standbys.append(brokers.serve(folder / "two", *flags, grpc=second))
+            assert standbys[0].grpc == "-"
+            return leader
+        with Client(standbys[0].flight) as client:
+            until(lambda: client.status()["log_store"]["role"] == "leader")
+        return standbys[0]
+
+    return Lives(f"{first};{second}", begin)
+
+
+@pytest.fixture(scope="module")
+def survived(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Callable[[str], dict[str, Survived]]:
+    """The clients at once, and one death of the broker for all of them."""
+
+    @functools.cache
+    def live(how: str) -> dict[str, Survived]:
+        folder = tmp_path_factory.mktemp(how)
+        if how == "restart":
+            return _survived(restarting(folder), PREFIXES)
+        lives = succeeding(folder, postgres.new_database())
+        return _survived(lives, {"python": PREFIXES["python"]})
+
+    return live
+
+
+def _survived(lives: Lives, clients: dict[str, str]) -> dict[str, Survived]:
+    served = lives.begin()
     officials: dict[str, brokers.Official] = {}
     try:
         with Client(served.flight) as client:
-            for prefix in PREFIXES.values():
+            for prefix in clients.values():
                 client.ensure_topic(f"{prefix}-restart")
                 client.ensure_topic(f"{prefix}-restart-fifo", type="fifo")
                 client.ensure_group(f"{prefix}-restart-fifo-group", order="message_group")
-            for name, prefix in PREFIXES.items():
-                todo = {"place": {"endpoints": served.grpc, "prefix": prefix}}
+            for name, prefix in clients.items():
+                todo = {"place": {"endpoints": lives.endpoints, "prefix": prefix}}
                 if name == "python":
                     officials[name] = brokers.python("python_restart", todo)
                 elif shutil.which("node"):
                     officials[name] = brokers.node("restart.js", todo)
-            running = [PREFIXES[name] for name in officials]
+            running = [clients[name] for name in officials]
             until(lambda: all(_stored(client, prefix) >= BEFORE for prefix in running))
         served.end(kill=True)
         died_ms = now_ms()
-        served = brokers.serve(home, grpc=served.grpc)
+        served = lives.begin()
         back_ms = now_ms()
         until(lambda: now_ms() - back_ms > AFTER_S * 1000)
         for official in officials.values():
             official.close_input()
         found = {name: official.facts() for name, official in officials.items()}
-        yield {
+        return {
             name: Survived(facts["sent"], facts["heard"], died_ms, back_ms)
             for name, facts in found.items()
         }
@@ -91,11 +147,17 @@ def _stored(client: Client, prefix: str) -> int:
     return sum(row["max_offset"] for row in offsets)
 
 
-@pytest.fixture(params=PREFIXES)
-def client(request: pytest.FixtureRequest, survived: dict[str, Survived]) -> Survived:
-    if request.param not in survived:
+@pytest.fixture(
+    params=[("restart", "python"), ("restart", "node"), ("standby", "python")], ids="-".join
+)
+def client(
+    request: pytest.FixtureRequest, survived: Callable[[str], dict[str, Survived]]
+) -> Survived:
+    how, name = request.param
+    found = survived(how)
+    if name not in found:
         pytest.skip("node is not installed: nothing runs the Node client")
-    return survived[request.param]
+    return found[name]
 
 
 def test_sends_resume_within_three_seconds(client: Survived) -> None:
