@@ -456,6 +456,23 @@ class Verbs(Protocol):
         answer: dict[str, int] = restored(self.call("expire", {"window": window}), dict[str, int])
         return answer
 
+    def copy_state(self) -> dict[str, Any]:
+        """Copy the database to the folder ``backup`` of the home, for `rmq backup`.
+
+        Dispatch waits meanwhile; sends, receives and settles go on. One copy at a time, which
+        replaces the copy before.
+
+        Returns:
+            {"position", "bytes", "waited_ms"}: the log position of the copy, and how long dispatch
+            waited.
+
+        Raises:
+            BusyError: another copy is under way.
+            StoreFullError: the disk has no space for it.
+        """
+        answer: dict[str, Any] = self.call("copy_state", {})
+        return answer
+
     # -------------------------------------------------------------- Sending, receiving and settling
 
     def send(self, topic: str, messages: pa.Table) -> pa.Table:
@@ -1697,6 +1714,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("find", repeatable=True),
         Verb("archive", repeatable=True),
         Verb("expire", repeatable=True),
+        Verb("copy_state", repeatable=True),
         Verb("send", tables=("messages",), quick=True),
         Verb("recall", tables=("handles",), quick=True),
         Verb("receive"),

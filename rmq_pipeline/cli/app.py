@@ -10,6 +10,7 @@ import typer
 from rmq_pipeline import __version__, extras
 from rmq_pipeline.cli import (
     access,
+    backup,
     broker,
     failures,
     groups,
@@ -146,6 +147,19 @@ app.command(
         "rmq verify --sink /srv/sinks/flights",
     )
 )(broker.verify)
+app.command(
+    epilog=examples(
+        "rmq backup /backup/rmq",
+        "rmq backup s3://bucket/backups/rmq --home /srv/rmq --keep 14d --json",
+        "rmq backup /backup/rmq --list",
+    )
+)(backup.backup)
+app.command(
+    epilog=examples(
+        "rmq restore /backup/rmq /srv/rmq2",
+        "rmq restore /backup/rmq /srv/rmq2 --to-time 2030-01-31T09:00:00Z",
+    )
+)(backup.restore)
 app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(up.demo)
 
 

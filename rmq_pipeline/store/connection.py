@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import duckdb
 
+from rmq_pipeline import durable_files
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import StorageError, StoreFullError
 from rmq_pipeline.store.log import log_file
@@ -125,6 +126,43 @@ def translation(what: str, error: duckdb.Error | OSError) -> StorageError | Stor
     text = f"{what} failed in DuckDB: {error}."
     is_full = any(os.strerror(number) in str(error) for number in log_file.FULL)
     return StoreFullError(text) if is_full else StorageError(text)
+
+
+class FileCopier:
+    """Copies the files of an open database; one thread at a time.
+
+    DuckDB locks its file for the process, and the lock ends when the process closes any descriptor
+    of the file. The descriptor of the copier therefore stays open as long as the database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def copy(self, folder: Path) -> None:
+        """Copy the file, and the write-ahead log if there is one; nobody writes meanwhile.
+
+        Raises:
+            OSError: copying failed.
+        """
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        durable_files.copy_open(self._descriptor, folder / self._path.name)
+        wal = self._path.with_name(f"{self._path.name}.wal")
+        try:
+            descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            durable_files.copy_open(descriptor, folder / wal.name)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Release the file, after DuckDB has. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Exporter:

@@ -6,6 +6,7 @@ cursor and sees the last committed transaction.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from rmq_pipeline.store import (
     opening,
     stored_state,
 )
-from rmq_pipeline.store.connection import Exporter
+from rmq_pipeline.store.connection import Exporter, FileCopier
 from rmq_pipeline.store.consume_queue import IndexPage, Question
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
@@ -65,6 +66,7 @@ class Database:
         self._home = home
         self._sweep = history.Sweep(home)
         self._files = history.FilesInUse(home)
+        self._copier = FileCopier(home / FILE_NAME)
         #: Used only to create cursors: a connection serves one thread at a time.
         self._root = root
         self._writer = root.cursor()
@@ -388,6 +390,28 @@ class Database:
         """
         self._insist("Checkpoint", self._take_checkpoint)
 
+    def copy(self, folder: Path) -> tuple[int, float]:
+        """Copy the database, as it is between two transactions, to a folder; not synced.
+
+        Dispatch, expiry and checkpoints wait meanwhile.
+
+        Returns:
+            The log position of the copy, and the seconds that the others waited.
+
+        Raises:
+            StoreFullError: the disk is full.
+            StorageError: copying failed, or the database must be reopened.
+        """
+        with self._lock:
+            if self.broken is not None or self._closed:
+                raise StorageError(self.broken or "The database is closed.")
+            started = time.monotonic()
+            try:
+                self._copier.copy(folder)
+            except OSError as error:
+                raise connection.translation("Copying", error) from error
+            return self.dispatched, time.monotonic() - started
+
     def close(self) -> None:
         """Stop queries and exports, and release the file. Idempotent."""
         self._closed = True
@@ -398,6 +422,7 @@ class Database:
                 with suppress(duckdb.Error):  # an executing cursor must not keep the others open
                     cursor.close()
             self._idle.clear()
+            self._copier.close()
 
     def let_go(self) -> None:
         """Close a broken database, so that the next open reads the file on disk.

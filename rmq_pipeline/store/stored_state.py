@@ -216,3 +216,31 @@ def read_database(path: Path) -> DatabaseFacts:
     except duckdb.Error as error:
         raise ValueError(str(error).partition("\n")[0]) from error
     return DatabaseFacts(dispatched, frozenset(file for (file,) in files))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFacts:
+    """A copied database: its log position, the time of its last frame, and the files it names."""
+
+    dispatched: int
+    last_at_ms: int
+    #: All earlier frames are in the files.
+    sealed_to: int
+    files: frozenset[str]
+
+
+def finish_copy(path: Path) -> CopyFacts:
+    """Write the write-ahead log of a copied database into its file, and return what it says.
+
+    Raises:
+        ValueError: the database cannot be read; the error says why.
+    """
+    try:
+        with duckdb.connect(path, config={"threads": 1}) as connection:
+            connection.checkpoint()
+            ((dispatched, at_ms, *_),) = connection.sql(named("state_reached")).fetchall()
+            ((sealed_to,),) = connection.sql(named("sealed_position")).fetchall()
+            files = connection.sql(named("registered_files")).fetchall()
+    except duckdb.Error as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    return CopyFacts(dispatched, at_ms, sealed_to, frozenset(file for (file,) in files))

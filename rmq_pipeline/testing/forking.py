@@ -8,51 +8,28 @@ fork are in its log and its database, and its sinks are empty.
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from rmq_pipeline.broker.work.engine import SCHEMAS
+from rmq_pipeline.backup import deriving
+from rmq_pipeline.backup.deriving import LOG, OF_HISTORY, OF_SINKS, Cut
 from rmq_pipeline.broker.work.home import FORMAT_FILE, FORMATS
-from rmq_pipeline.broker.work.writer import EVENTS, MESSAGES
 from rmq_pipeline.errors import ConflictError, RequestError
 from rmq_pipeline.limits import TIME_MAX_MS
 from rmq_pipeline.settings import Settings
-from rmq_pipeline.store.database import FILE_NAME, Database
-from rmq_pipeline.store.events import Kind
 from rmq_pipeline.store.log import frame, log_file
-from rmq_pipeline.store.log.commit_log import CommitLog, Section
-from rmq_pipeline.store.log.recovery import MARK_FILE, VALIDATED_FILE
-from rmq_pipeline.store.log.stretch import Rows, Stretch, Stretches
+from rmq_pipeline.store.log.recovery import VALIDATED_FILE
 
 #: A moment: a datetime with a time zone, the same as ISO text, or ms since 1970.
 Moment: TypeAlias = datetime | str | int
 
-#: Events about files of the home, which a fork does not have.
-_OF_FILES: Final = (
-    Kind.SEGMENT,
-    Kind.SEGMENTS_REPLACED,
-    Kind.EVENT_SEGMENT,
-    Kind.EVENT_SEGMENTS_REPLACED,
-    Kind.SNAPSHOT,
-    Kind.SINK_FILE,
-    Kind.SINK_REPLACED,
-)
-#: Columns with the time of a frame, by kind of section.
-_TIMES: Final = {MESSAGES: "stored_at_ms", EVENTS: "at_ms"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LOG: Final = "log"
 _PIECE_BYTES: Final = 16 << 20
 _EMPTY: Final = "Start its broker once, and create a topic."
-#: Rows of one transaction: a row group of DuckDB.
-_ROWS: Final = 122_880
 #: Times that the log is copied again because files were dropped from it meanwhile.
 _TRIES: Final = 5
 
@@ -96,15 +73,16 @@ def fork_home(source: Path, target: Path, *, at_ms: int | None, settings: Settin
         ConflictError: the log no longer has its beginning.
     """
     _check_home(source)
-    log = target / _LOG
+    log = target / LOG
     shutil.rmtree(log)
     log.mkdir()
-    _copy_log(source / _LOG, log)
-    with _opened(log, settings) as opened:
-        cut = _Cut.find(opened, at_ms=at_ms)
+    _copy_log(source / LOG, log)
+    with deriving.opened(target, settings) as opened:
+        cut = Cut.find(opened, start=0, at_ms=at_ms)
     _check_moment(source, cut, at_ms=at_ms)
-    _truncate(log, cut.position)
-    _make_database(target, settings)
+    deriving.truncate(target, cut.position)
+    # Its sinks are empty, too.
+    deriving.derive(target, settings, without=OF_HISTORY | OF_SINKS)
     return cut.at_ms if at_ms is None else at_ms
 
 
@@ -113,10 +91,10 @@ def _check_home(source: Path) -> None:
         text = (source / FORMAT_FILE).read_bytes().strip(b"\0 \n").decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         text = None
-    if text is None or not (source / _LOG).is_dir():
+    if text is None or not (source / LOG).is_dir():
         raise RequestError(
             f"{source} is no home of a broker.",
-            remedy=f"Give the folder with the file {FORMAT_FILE} and the folder {_LOG};"
+            remedy=f"Give the folder with the file {FORMAT_FILE} and the folder {LOG};"
             " `rmq status` prints it.",
         )
     if text not in FORMATS:
@@ -213,41 +191,7 @@ def _check_whole(source: Path, files: Sequence[_Source]) -> None:
         )
 
 
-# -------------------------------------------------------------------------------- cutting the log
-
-
-class _Cut(NamedTuple):
-    """Where a log is cut: before the first frame that is later than a moment."""
-
-    position: int
-    #: Time of the last frame before it.
-    at_ms: int
-    #: Time of the first frame of the log.
-    first_ms: int
-
-    @classmethod
-    def find(cls, log: CommitLog, *, at_ms: int | None) -> "_Cut":
-        """Read frames until one is later; None: until the end."""
-        position, reached, first = 0, 0, -1
-        for end, sections in log.frames(0, log.end):
-            time_ms = max((_time_of(section) for section in sections), default=0)
-            if at_ms is not None and time_ms > at_ms:
-                first = time_ms if first < 0 else first
-                break
-            position, reached = end, max(reached, time_ms)
-            first = time_ms if first < 0 else first
-        return cls(position, reached, first)
-
-
-def _time_of(section: Section) -> int:
-    """Return when a section was written, as its rows say."""
-    name = _TIMES.get(section.kind)
-    if name is None or not section.batch.num_rows:
-        return 0
-    return int(pc.max(section.batch.column(name)).as_py() or 0)
-
-
-def _check_moment(source: Path, cut: _Cut, *, at_ms: int | None) -> None:
+def _check_moment(source: Path, cut: Cut, *, at_ms: int | None) -> None:
     if cut.first_ms < 0:
         raise RequestError(f"The log of {source} is empty.", remedy=_EMPTY)
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -266,71 +210,3 @@ def _check_moment(source: Path, cut: _Cut, *, at_ms: int | None) -> None:
 
 def _text(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def _truncate(log: Path, position: int) -> None:
-    """Drop all frames of a closed log from a position on."""
-    (log / MARK_FILE).unlink()
-    for path in sorted(log.glob(f"*{log_file.SUFFIX}")):
-        base = int(path.stem)
-        if base and base >= position:
-            path.unlink()
-            continue
-        end = frame.FILE_HEADER_BYTES + position - base
-        if end < path.stat().st_size:
-            os.truncate(path, end)
-            os.truncate(path, log_file.whole_pages(end + frame.HEADER_BYTES))
-
-
-@contextmanager
-def _opened(log: Path, settings: Settings) -> Iterator[CommitLog]:
-    opened = CommitLog.open(
-        log,
-        schemas=SCHEMAS,
-        file_bytes=settings.log_file_bytes,
-        reserve_bytes=settings.reserve_bytes,
-        flush="async",
-    )
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-# ---------------------------------------------------------------------------- making the database
-
-
-def _make_database(home: Path, settings: Settings) -> None:
-    """Apply all frames of the log to the empty database, without the events about files."""
-    database = Database.open(home / FILE_NAME, memory_bytes=settings.duckdb_memory_bytes)
-    try:
-        with _opened(home / _LOG, settings) as log:
-            some: list[Stretch] = []
-            count = 0
-            for stretch in Stretches(log).between(0, log.end):
-                some.append(_without_files(stretch))
-                count += sum(rows.batch.num_rows for rows in stretch.rows)
-                if count >= _ROWS:
-                    database.dispatch(some)
-                    some, count = [], 0
-            database.dispatch(some)
-    finally:
-        database.close()
-
-
-def _without_files(stretch: Stretch) -> Stretch:
-    return Stretch(
-        stretch.end,
-        [_kept(rows) if rows.kind == EVENTS else rows for rows in stretch.rows],
-    )
-
-
-def _kept(rows: Rows) -> Rows:
-    """Return the events that are not about files."""
-    kinds = rows.batch.column("kind").to_numpy()
-    keep = ~np.isin(kinds, np.array(_OF_FILES))
-    if keep.all():
-        return rows
-    section = np.repeat(np.arange(len(rows.counts)), rows.counts)
-    counts = np.bincount(section[keep], minlength=len(rows.counts)).tolist()
-    return rows._replace(batch=rows.batch.filter(pa.array(keep)), counts=counts)

@@ -111,6 +111,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "plan_compaction": ({}, [f"{CLUSTER} update"]),
     "replace_segments": ({"removed": ["x"], "added": "y"}, [f"{CLUSTER} update"]),
     "expire": ({}, [f"{CLUSTER} update"]),
+    "copy_state": ({}, [f"{CLUSTER} update"]),
     **consumer_rights.CASES,
 }
 SUPER: dict[str, dict[str, Any]] = {

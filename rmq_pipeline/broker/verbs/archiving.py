@@ -9,7 +9,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import UPKEEP, Rights, on_topic
 from rmq_pipeline.archive.segment import Segment
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import archiving, arguments, lookup
+from rmq_pipeline.broker.work import archiving, arguments, lookup, state_copy
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.verb import Window
 
@@ -129,3 +129,20 @@ class Archiving(Opened):
             {"segments", "rows", "bytes", "held_back", "deleted_files"}.
         """
         return archiving.expire(self._engine, window=window)
+
+    @verb(rights=UPKEEP, repeatable=True)
+    def copy_state(self) -> dict[str, Any]:
+        """Copy the database to the folder ``backup`` of the home, for `rmq backup`.
+
+        Dispatch waits meanwhile; sends, receives and settles go on. One copy at a time, which
+        replaces the copy before.
+
+        Returns:
+            {"position", "bytes", "waited_ms"}: the log position of the copy, and how long dispatch
+            waited.
+
+        Raises:
+            BusyError: another copy is under way.
+            StoreFullError: the disk has no space for it.
+        """
+        return state_copy.copy_state(self._engine)

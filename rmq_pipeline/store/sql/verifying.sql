@@ -13,3 +13,7 @@ SELECT count(*) AS n, bit_xor(hash(t)) AS digest FROM "{table}" AS t;
 SELECT path FROM store.segments
 UNION ALL SELECT path FROM store.event_segments
 UNION ALL SELECT path FROM store.snapshots WHERE path IS NOT NULL;
+
+-- name: sealed_position
+-- In: nothing. Out: one row: all earlier frames of the log are in files that count.
+SELECT coalesce(max(to_position), 0) AS sealed_to FROM store.event_segments;

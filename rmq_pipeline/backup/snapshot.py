@@ -1,0 +1,152 @@
+"""A snapshot of a home: its database as of one log position, copied to ``backup/`` in the home.
+
+The broker copies the file of a live home, because only it can keep the file from changing. Of a
+home without a broker this process copies it, and holds the lock of the home meanwhile.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rmq_pipeline import durable_files
+from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE, FORMATS
+from rmq_pipeline.broker.work.replicating import STORE_FILE
+from rmq_pipeline.broker.work.state_copy import FOLDER
+from rmq_pipeline.endpoint import LOCK_FILE
+from rmq_pipeline.errors import BusyError, ConflictError, RequestError, StorageError
+from rmq_pipeline.storage.place import at, opened
+from rmq_pipeline.storage.root import Root, shown
+from rmq_pipeline.store.database import FILE_NAME
+from rmq_pipeline.store.stored_state import CopyFacts, finish_copy
+
+#: In the home: locked by the backup that runs.
+_LOCK: Final = "backup.lock"
+#: Asks the live broker of the home for a copy; returns the answer of ``copy_state``.
+AskBroker = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSnapshot:
+    """A copied database, its facts, and how long dispatch waited for the copy."""
+
+    path: Path
+    facts: CopyFacts
+    waited_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHome:
+    """A home to be backed up, and the archive of its segments."""
+
+    path: Path
+    id: str
+    archive: Root
+
+    @classmethod
+    def open(cls, path: Path) -> "SourceHome":
+        """Check that a folder is a home that can be backed up.
+
+        Raises:
+            RequestError: it is no home, or its log is in a store, or its archive cannot be opened.
+        """
+        path = path.absolute()
+        try:
+            text = (path / FORMAT_FILE).read_bytes().strip(b"\0 \n").decode(errors="replace")
+            said = durable_files.load_json((path / ARCHIVE_FILE).read_bytes())
+            home_id, address = str(said["id"]), said["root"]
+        except (OSError, ValueError, KeyError) as error:
+            raise RequestError(
+                f"{path} is no home of a broker, or cannot be read: {error}.",
+                remedy="Give --home, and run the command as the user of the broker.",
+            ) from error
+        if text not in FORMATS:
+            raise RequestError(
+                f"{path} has format {text!r}; this version reads {' and '.join(FORMATS)}.",
+                remedy="Back it up with the version of rmq_pipeline that wrote it.",
+            )
+        if (path / STORE_FILE).exists():
+            raise RequestError(
+                f"The log of {path} is in log_store: the home alone is no backup.",
+                remedy="Back up the database of log_store.",
+            )
+        try:
+            archive = opened(path / "topics") if address is None else at(address)
+        except (ValueError, OSError) as error:
+            raise RequestError(
+                f"The archive {shown(address)} cannot be opened: {error}.",
+                remedy="Set the variables by which the broker opens it.",
+            ) from error
+        return cls(path, home_id, archive)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other backups of the home away, and delete the snapshot at the end.
+
+        Raises:
+            ConflictError: another backup of the home is running.
+        """
+        lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConflictError(
+                    f"Another backup of {self.path} is running.", remedy="Wait until it has ended."
+                ) from error
+            try:
+                yield
+            finally:
+                shutil.rmtree(self.path / FOLDER, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+    def snapshot(self, ask_broker: AskBroker) -> TakenSnapshot:
+        """Copy the database.
+
+        Raises:
+            StorageError: the copy cannot be made or read.
+            BrokerUnavailableError: the broker of the home does not answer.
+            RocketMQError: the broker refuses.
+        """
+        lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                waited_ms = float(ask_broker()["waited_ms"])
+            else:
+                self._copy_closed()
+                waited_ms = 0.0
+        finally:
+            os.close(lock)
+        path = self.path / FOLDER / FILE_NAME
+        try:
+            return TakenSnapshot(path, finish_copy(path), waited_ms)
+        except ValueError as error:
+            raise StorageError(f"The copy of the state cannot be read: {error}.") from error
+
+    def _copy_closed(self) -> None:
+        folder = self.path / FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        for name in (FILE_NAME, f"{FILE_NAME}.wal"):
+            try:
+                source = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                durable_files.copy_open(source, folder / name)
+            finally:
+                os.close(source)
+
+
+def no_broker() -> dict[str, Any]:
+    """Refuse a home that is open in a process without an address."""
+    raise BusyError(
+        "A process has the home open, and serves no endpoint.", remedy="Wait until it has ended."
+    )

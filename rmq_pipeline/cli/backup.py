@@ -1,0 +1,164 @@
+"""``rmq backup`` and ``rmq restore``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rmq_pipeline.cli.options import MOMENT, AsJson, Home
+from rmq_pipeline.cli.output import print_json, progress, show_fields, show_message, show_rows
+from rmq_pipeline.text import format_ms, parse_ms
+
+if TYPE_CHECKING:
+    from rmq_pipeline.backup.manifest import Manifest
+    from rmq_pipeline.backup.taking import Report
+
+Dest = Annotated[
+    str,
+    typer.Argument(metavar="DEST", help="A folder, or a URI such as s3://bucket/backups/rmq."),
+]
+ToTime = Annotated[
+    str | None,
+    typer.Option("--to-time", metavar="TIME", help=f"Restore this moment: {MOMENT}."),
+]
+_MIB: Final = 1 << 20
+_COLUMNS: Final = ("number", "taken", "earliest", "latest", "files", "bytes")
+
+
+def backup(
+    dest: Dest,
+    *,
+    home: Home = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|DAYSd",
+            help="Keep this many backups, or those of this many days (14d). Default: all.",
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the backups of DEST, and take none.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Back up a home, also while its broker runs: only what is new is copied.
+
+    Run it on the machine of the broker, as its user. RMQ_USER and RMQ_PASSWORD need the right
+    cluster update if the home has users.
+    """
+    from rmq_pipeline.backup.destination import Destination
+    from rmq_pipeline.backup.taking import back_up
+    from rmq_pipeline.endpoint import default_home
+
+    destination = Destination.open(dest)
+    if listed:
+        rows = [_row(each) for each in destination.manifests()]
+        show_rows(rows, as_json=as_json, columns=_COLUMNS, empty="There is no backup.")
+        return
+    where = (home or default_home()).absolute()
+    with _bar("copying") as tell:
+        report = back_up(
+            where, destination, ask_broker=lambda: _copied(where), keep=keep, tell=tell
+        )
+    if as_json:
+        print_json(_facts(report))
+        return
+    manifest = report.manifest
+    state = f"new, dispatch waited {report.waited_ms:.0f} ms" if report.is_new_snapshot else "kept"
+    show_message(
+        f"Backup {manifest.number} of {where}: {report.written_bytes / _MIB:.1f} MiB written,"
+        f" {manifest.size / _MIB:.1f} MiB in all; the snapshot is {state}."
+    )
+    if report.deleted_backups or report.deleted_objects:
+        show_message(
+            f"Deleted {report.deleted_backups} old backups and {report.deleted_objects} files."
+        )
+    for first, last in report.spans:
+        show_message(f"Any moment can be restored from {format_ms(first)} to {format_ms(last)}.")
+
+
+def restore(
+    dest: Dest,
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="A new or an empty folder.")],
+    *,
+    to_time: ToTime = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a home from a backup, as it was at a moment. Default: the last one."""
+    from rmq_pipeline.backup.destination import Destination
+    from rmq_pipeline.backup.restoring import restore as restored_home
+
+    to_ms = None if to_time is None else parse_ms(to_time)
+    with _bar("restoring") as tell:
+        done = restored_home(Destination.open(dest), home, to_ms=to_ms, tell=tell)
+    facts = {
+        "home": str(home.absolute()),
+        "backup": done.manifest.number,
+        "last_frame": format_ms(done.at_ms),
+        "log_end": done.log_end,
+        "cut_bytes": done.cut_bytes,
+        "bytes": done.manifest.size,
+    }
+    if as_json:
+        show_fields(facts, as_json=True)
+        return
+    show_message(
+        f"{facts['home']} is as it was at {format_ms(to_ms or done.manifest.latest_ms)}; its last"
+        f" frame is of {facts['last_frame']}. Start it: rmq broker --home {home}"
+    )
+
+
+def _copied(home: Path) -> dict[str, Any]:
+    """Let the broker of a home copy its state."""
+    from rmq_pipeline.backup.snapshot import no_broker
+    from rmq_pipeline.endpoint import Endpoint
+    from rmq_pipeline.flight.client import Client
+
+    if Endpoint.read(home) is None:
+        return no_broker()
+    with Client(home=home, retry_s=0) as client:
+        return client.copy_state()
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[str, int], None]]:
+    done = 0
+    with progress(unit="MiB") as bars:
+        task = bars.add_task(what, total=None, done=0)
+
+        def tell(_name: str, size: int) -> None:
+            nonlocal done
+            done += size
+            bars.update(task, done=done // _MIB)
+
+        yield tell
+
+
+def _row(manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "number": manifest.number,
+        "taken": format_ms(manifest.taken_at_ms),
+        "earliest": format_ms(manifest.earliest_ms),
+        "latest": format_ms(manifest.latest_ms),
+        "files": len(manifest.files) + len(manifest.log),
+        "bytes": manifest.size,
+    }
+
+
+def _facts(report: "Report") -> dict[str, Any]:
+    return {
+        **_row(report.manifest),
+        "home": report.manifest.home,
+        "is_new_snapshot": report.is_new_snapshot,
+        "waited_ms": report.waited_ms,
+        "written": report.written,
+        "written_bytes": report.written_bytes,
+        "log_bytes": report.log_bytes,
+        "deleted_backups": report.deleted_backups,
+        "deleted_objects": report.deleted_objects,
+        "restorable": [
+            {"from": format_ms(first), "to": format_ms(last)} for first, last in report.spans
+        ],
+    }

@@ -1,0 +1,370 @@
+"""Backups of live homes, and homes restored from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq_pipeline.backup import manifest as deciding
+from rmq_pipeline.backup.destination import DamagedBackupError, Destination
+from rmq_pipeline.backup.restoring import RESTORING, restore
+from rmq_pipeline.backup.taking import Report, back_up
+from rmq_pipeline.broker import Broker
+from rmq_pipeline.broker.work.home import FORMAT_FILE
+from rmq_pipeline.clock import ManualClock
+from rmq_pipeline.errors import (
+    BusyError,
+    ConflictError,
+    HomeFormatError,
+    RequestError,
+)
+from rmq_pipeline.text import format_ms
+from tests.broker.sealed_home import (
+    assert_folders_hold,
+    fill,
+    messages,
+    open_broker,
+    seal_all,
+    stored,
+)
+from tests.incident_night import NIGHT, Night, live_through
+
+#: The views that have an ``*_at`` twin.
+VIEWS = (
+    *("in_flight", "retrying", "scheduled", "half", "parked", "quarantined_groups", "progress"),
+    *("waiting", "lag"),
+)
+
+
+def taken(broker: Broker, folder: Path, **how: Any) -> Report:
+    home = Path(broker.status()["home"])
+    destination = Destination.open(str(folder))
+    return back_up(home, destination, ask_broker=broker.copy_state, **how)
+
+
+def restored(folder: Path, home: Path, to_ms: int | None = None) -> int:
+    return restore(Destination.open(str(folder)), home, to_ms=to_ms).at_ms
+
+
+def asked(broker: Broker, source: str) -> list[str]:
+    rows = broker.sql(f"SELECT * FROM {source}").to_pylist()
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+
+
+def at_clock(home: Path, at_ms: int) -> Broker:
+    return open_broker(home, ManualClock(at_ms))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "objects").rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A night with a backup at its beginning and one at its end; its broker is still open."""
+    folder = tmp_path_factory.mktemp("night")
+    night = Night(folder / "home")
+    first = taken(night.broker, folder / "backup")
+    live_through(night)
+    second = taken(night.broker, folder / "backup")
+    assert (first.is_new_snapshot, second.is_new_snapshot) == (True, False)
+    yield night
+    night.broker.close()
+
+
+@pytest.mark.parametrize("minute", [60, 120, 133, 140, 155])
+def test_a_restored_home_is_what_the_source_says_of_that_moment(
+    night: Night, tmp_path: Path, minute: int
+) -> None:
+    at = NIGHT + timedelta(minutes=minute)
+    at_ms = int(at.timestamp() * 1000)
+    folder = Path(night.broker.status()["home"]).parent / "backup"
+
+    restored(folder, tmp_path / "home", at_ms)
+
+    with at_clock(tmp_path / "home", at_ms) as broker:
+        for view in VIEWS:
+            moment = f"TIMESTAMPTZ '{at.isoformat()}'"
+            assert asked(broker, view) == asked(night.broker, f"{view}_at({moment})"), view
+
+
+def test_messages_segments_and_history_come_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock, snapshot_events=100) as broker:
+        fill(broker)
+        seal_all(broker)
+        clock.advance(60_000)
+        broker.send("plain", messages(30))
+        report = taken(broker, tmp_path / "backup")
+        expected = stored(broker)
+        views = {view: asked(broker, view) for view in (*VIEWS, "dead_letters", "topics")}
+        events = broker.sql("SELECT count(*) AS n FROM events").to_pylist()
+        broker.send("plain", messages(5))
+    assert report.is_new_snapshot
+
+    restored(tmp_path / "backup", tmp_path / "again")
+
+    with at_clock(tmp_path / "again", clock.now_ms()) as broker:
+        assert stored(broker) == expected
+        assert {view: asked(broker, view) for view in views} == views
+        assert broker.sql("SELECT count(*) AS n FROM events").to_pylist() == events
+        seal_all(broker)
+        assert_folders_hold(tmp_path / "again", expected)
+
+
+def test_a_second_backup_writes_only_what_is_new(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker)
+        seal_all(broker)
+        first = taken(broker, tmp_path / "backup")
+        broker.send("plain", messages(1, body_bytes=1000))
+        second = taken(broker, tmp_path / "backup")
+
+    assert first.written_bytes > 100_000
+    assert 1000 < second.written_bytes < 20_000
+    assert not second.is_new_snapshot
+    assert second.spans == [(first.manifest.earliest_ms, second.manifest.latest_ms)]
+
+
+def test_a_new_snapshot_is_taken_when_the_log_was_dropped(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with open_broker(tmp_path / "home", clock) as broker:
+        fill(broker)
+        taken(broker, tmp_path / "backup")
+        for _ in range(8):
+            broker.send("plain", messages(40, body_bytes=40_000))
+        clock.advance(60_000)
+        seal_all(broker)
+        assert broker.engine.log.first > 0
+        report = taken(broker, tmp_path / "backup")
+        expected = stored(broker)
+
+    assert report.is_new_snapshot
+    assert len(report.manifest.log) < 8
+    restored(tmp_path / "backup", tmp_path / "again")
+    with at_clock(tmp_path / "again", clock.now_ms()) as broker:
+        assert stored(broker) == expected
+
+
+def test_a_stopped_home_is_backed_up_and_restored(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker)
+        seal_all(broker)
+        expected = stored(broker)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "home").rglob("*.parquet")}
+
+    back_up(tmp_path / "home", Destination.open(str(tmp_path / "backup")), ask_broker=_never_asked)
+
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "home").rglob("*.parquet")}
+    assert not (tmp_path / "home" / "backup").exists()
+    restored(tmp_path / "backup", tmp_path / "again")
+    with open_broker(tmp_path / "again") as broker:
+        assert stored(broker) == expected
+
+
+def test_an_interrupted_backup_leaves_the_older_one(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(path: str, _size: int) -> None:
+        if path.startswith("topics/"):
+            raise StoppedError
+
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=2)
+        first = taken(broker, tmp_path / "backup")
+        fill_more(broker)
+        expected = stored(broker)
+        with pytest.raises(StoppedError):
+            taken(broker, tmp_path / "other", tell=stop)
+        with pytest.raises(RequestError, match="There is no backup"):
+            restored(tmp_path / "other", tmp_path / "again")
+        left = names(tmp_path / "other")
+        whole = taken(broker, tmp_path / "other")
+        assert not (tmp_path / "home" / "backup").exists()
+
+    assert left
+    assert names(tmp_path / "other") == whole.manifest.objects()
+    restored(tmp_path / "backup", tmp_path / "again", first.manifest.earliest_ms)
+    restored(tmp_path / "other", tmp_path / "whole")
+    with open_broker(tmp_path / "whole") as broker:
+        assert stored(broker) == expected
+
+
+def fill_more(broker: Broker) -> None:
+    broker.send("plain", messages(60, body_bytes=4000))
+    seal_all(broker)
+
+
+def test_old_backups_go_with_the_files_that_only_they_name(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        for _ in range(3):
+            broker.send("plain", messages(3))
+            taken(broker, tmp_path / "backup", keep="9")
+        (tmp_path / "backup" / "objects" / "left.tmp").write_bytes(b"of a kill")
+        report = taken(broker, tmp_path / "backup", keep="2")
+        with pytest.raises(RequestError, match="says neither"):
+            taken(broker, tmp_path / "backup", keep="0")
+
+    kept = Destination.open(str(tmp_path / "backup")).manifests()
+    assert [each.number for each in kept] == [3, 4]
+    assert report.deleted_backups == 2
+    assert names(tmp_path / "backup") == kept[0].objects() | kept[1].objects()
+
+
+def test_secrets_are_for_the_owner_only(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_user("ann", type="super", password="a-long-password")
+        taken(broker, tmp_path / "backup")
+
+    restored(tmp_path / "backup", tmp_path / "again")
+
+    for folder in ("objects", "manifests"):
+        assert stat.S_IMODE((tmp_path / "backup" / folder).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "again" / "access.json").stat().st_mode) == 0o600
+    with open_broker(tmp_path / "again") as broker:
+        assert broker.list_users()["name"].to_pylist() == ["ann"]
+
+
+def test_damage_of_a_backup_is_found_and_the_home_does_not_start(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        report = taken(broker, tmp_path / "backup")
+    (part, *_) = report.manifest.log
+    path = tmp_path / "backup" / "objects" / part.sha256[:2] / part.sha256
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(DamagedBackupError, match="does not match its checksum"):
+        restored(tmp_path / "backup", tmp_path / "again")
+
+    assert (tmp_path / "again" / FORMAT_FILE).read_bytes() == RESTORING
+    with pytest.raises(HomeFormatError, match="restoring"):
+        open_broker(tmp_path / "again")
+    path.unlink()
+    with pytest.raises(DamagedBackupError, match="is missing"):
+        restored(tmp_path / "backup", tmp_path / "third")
+
+
+def test_what_cannot_be_backed_up_or_restored_is_refused(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        fill(broker, rounds=1)
+        report = taken(broker, tmp_path / "backup")
+        with pytest.raises(BusyError):
+            back_up(
+                tmp_path / "home",
+                Destination.open(str(tmp_path / "other")),
+                ask_broker=_no_endpoint,
+            )
+        with (
+            open_broker(tmp_path / "stranger") as stranger,
+            pytest.raises(ConflictError, match="backups of another home"),
+        ):
+            taken(stranger, tmp_path / "backup")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "file").touch()
+        with pytest.raises(ConflictError, match="is not empty, and no backup"):
+            taken(broker, tmp_path / "full")
+    with pytest.raises(ConflictError, match="is not empty"):
+        restored(tmp_path / "backup", tmp_path / "full")
+    with pytest.raises(RequestError, match="has no backup"):
+        restored(tmp_path / "nothing", tmp_path / "new")
+    earliest = format_ms(report.manifest.earliest_ms)
+    with pytest.raises(RequestError, match=f"They restore {earliest} to "):
+        restored(tmp_path / "backup", tmp_path / "new", report.manifest.earliest_ms - 1)
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(RequestError, match="is no home of a broker"):
+            back_up(folder, Destination.open(str(tmp_path / "x")), ask_broker=_never_asked)
+    os.close(os.open(tmp_path / "home" / "log_store.json", os.O_CREAT))
+    with pytest.raises(RequestError, match="is in log_store"):
+        back_up(tmp_path / "home", Destination.open(str(tmp_path / "x")), ask_broker=_never_asked)
+
+
+def test_a_log_that_was_cut_gets_a_new_snapshot(tmp_path: Path) -> None:
+    """A frame that was copied and is gone: the machine lost power before it was on disk."""
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_topic("plain", queues=1)
+        broker.send("plain", messages(3))
+        end = broker.engine.log.end
+        broker.send("plain", messages(4))
+        first = taken(broker, tmp_path / "backup")
+    log = tmp_path / "home" / "log"
+    (path,) = log.glob("*.log")
+    os.truncate(path, 4096 + end)
+    os.truncate(path, 1 << 20)
+    (log / "synced").unlink()
+    (tmp_path / "home" / "state.duckdb").unlink()
+    with open_broker(tmp_path / "home") as broker:
+        broker.send("plain", messages(2, start=100))
+        second = taken(broker, tmp_path / "backup")
+        expected = stored(broker)
+
+    assert (first.is_new_snapshot, second.is_new_snapshot) == (True, True)
+    restored(tmp_path / "backup", tmp_path / "again")
+    with open_broker(tmp_path / "again") as broker:
+        assert stored(broker) == expected
+        assert broker.read("plain", 0, offset=0, limit=10).num_rows == 5
+
+
+def test_the_copy_of_the_state_is_one_at_a_time(tmp_path: Path) -> None:
+    with open_broker(tmp_path / "home") as broker:
+        broker.create_topic("plain", queues=1)
+        answers = [broker.copy_state() for _ in range(2)]
+
+        assert {path.name for path in (tmp_path / "home" / "backup").iterdir()} <= {
+            "state.duckdb",
+            "state.duckdb.wal",
+        }
+        assert answers[0]["position"] <= answers[1]["position"] <= broker.engine.log.end
+        broker.send("plain", messages(3))
+        assert broker.sql("SELECT count(*) AS n FROM messages").to_pylist() == [{"n": 3}]
+
+
+def made(number: int, first_ms: int, last_ms: int) -> deciding.Manifest:
+    return deciding.Manifest(
+        number, "/home", last_ms, deciding.Snapshot(0, first_ms, 0), 10, last_ms, None, (), ()
+    )
+
+
+def test_the_newest_backup_of_a_moment_is_chosen() -> None:
+    backups = [made(1, 10, 20), made(2, 10, 30), made(3, 40, 50)]
+
+    assert deciding.restorable(backups) == [(10, 30), (40, 50)]
+    chosen = {at: deciding.chosen(backups, at).number for at in (10, 25, 30, 40, 50)}
+    assert chosen == {10: 2, 25: 2, 30: 2, 40: 3, 50: 3}
+    assert deciding.chosen(backups, None).number == 3
+    for at in (9, 31, 51):
+        with pytest.raises(RequestError, match="cannot restore"):
+            deciding.chosen(backups, at)
+
+
+def test_backups_are_kept_by_number_or_by_days() -> None:
+    day = 86_400_000
+    backups = [made(n, n * day, n * day + 1) for n in range(1, 11)]
+
+    def gone(keep: str) -> list[int]:
+        return [each.number for each in deciding.dropped(backups, keep=keep, now_ms=10 * day)]
+
+    assert gone("10") == []
+    assert gone("3") == [1, 2, 3, 4, 5, 6, 7]
+    assert gone("2d") == [1, 2, 3, 4, 5, 6, 7]
+    assert gone("1d") == [1, 2, 3, 4, 5, 6, 7, 8]
+    for wrong in ("", "0", "-1", "2w", "d", "1.5d"):
+        with pytest.raises(RequestError, match="says neither"):
+            gone(wrong)
+
+
+def _never_asked() -> dict[str, Any]:
+    raise AssertionError("no broker has the home open")
+
+
+def _no_endpoint() -> dict[str, Any]:
+    raise BusyError("no endpoint")
