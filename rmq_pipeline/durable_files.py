@@ -13,9 +13,9 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,8 +93,7 @@ def copy_open(source: int, target: Path) -> None:
     """
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FOR_OWNER)
     try:
-        with suppress(OSError):
-            fcntl.ioctl(handle, _FICLONE, source)
+        if _is_cloned(source, handle):
             return
         at, size = 0, os.fstat(source).st_size
         while at < size:
@@ -104,6 +103,37 @@ def copy_open(source: int, target: Path) -> None:
             at += os.write(handle, data)
     finally:
         os.close(handle)
+
+
+def share(source: Path, target: Path) -> bool:
+    """Give a file that never changes a copy, or a second name, without copying its content.
+
+    Returns:
+        False: the file system can do neither, and the content was copied.
+
+    Raises:
+        OSError: the file is missing, or the disk is full.
+    """
+    with source.open("rb") as old, target.open("xb") as new:
+        if _is_cloned(old.fileno(), new.fileno()):
+            return True
+    target.unlink()
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+        return False
+    return True
+
+
+def _is_cloned(source: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
 
 
 class DamagedFileError(OperatorError):

@@ -19,7 +19,7 @@ from rmq_pipeline.backup import deriving
 from rmq_pipeline.backup.deriving import LOG, OF_HISTORY, Cut
 from rmq_pipeline.backup.destination import Destination
 from rmq_pipeline.backup.manifest import LogPart, Manifest, StoredFile, chosen
-from rmq_pipeline.backup.taking import TOPICS
+from rmq_pipeline.backup.snapshot import TOPICS
 from rmq_pipeline.broker.work.home import FORMAT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import ConflictError
@@ -67,10 +67,7 @@ def restore(
     """
     home = home.absolute()
     manifest = chosen(destination.manifests(), to_ms)
-    if home.exists() and any(home.iterdir()):
-        raise ConflictError(f"{home} is not empty.", remedy="Give a new or an empty folder.")
-    durable_files.make_folder(home)
-    durable_files.replace(home / FORMAT_FILE, RESTORING)
+    start_home(home)
     root = LocalRoot(home / TOPICS)
     root.create_folder()
     restoring = _Restoring(destination, home, root=root, tell=tell)
@@ -78,7 +75,7 @@ def restore(
         if file.path != FORMAT_FILE:
             restoring.write_file(file)
     restoring.write_log(manifest.log)
-    settings = _settings(home)
+    settings = settings_of(home)
     position, at_ms = manifest.log_end, manifest.log_end_ms
     if to_ms is not None:
         with deriving.opened(home, settings, dispatched=manifest.snapshot.position) as log:
@@ -87,8 +84,7 @@ def restore(
         position, at_ms = cut.position, max(cut.at_ms, manifest.snapshot.at_ms)
     deriving.derive(home, settings, without=OF_HISTORY)
     _tidy(root, manifest)
-    os.sync()  # the names of all files, before the one that makes this a home
-    restoring.finish(manifest)
+    finish_home(home, restoring.format_of(manifest))
     return Restored(manifest, at_ms, position, manifest.log_end - position)
 
 
@@ -138,15 +134,32 @@ class _Restoring:
             file.flush()
             os.fsync(file.fileno())
 
-    def finish(self, manifest: Manifest) -> None:
-        """Make the folder a home: write its format."""
+    def format_of(self, manifest: Manifest) -> bytes:
+        """Return the content of the format file."""
         (found,) = (file for file in manifest.files if file.path == FORMAT_FILE)
-        content = b"".join(self._destination.content(found.sha256, found.size))
-        (self._home / LOCK_FILE).touch()
-        durable_files.replace(self._home / FORMAT_FILE, content)
+        return b"".join(self._destination.content(found.sha256, found.size))
 
 
-def _settings(home: Path) -> Settings:
+def start_home(home: Path) -> None:
+    """Begin to write a home, which cannot be started until ``finish_home``.
+
+    Raises:
+        ConflictError: the folder is not empty.
+    """
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise ConflictError(f"{home} is not empty.", remedy="Give a new or an empty folder.")
+    durable_files.make_folder(home)
+    durable_files.replace(home / FORMAT_FILE, RESTORING)
+
+
+def finish_home(home: Path, content: bytes) -> None:
+    """Make a folder with all files of a home a home: write its format."""
+    (home / LOCK_FILE).touch()
+    os.sync()  # the names of all files, before the one that makes this a home
+    durable_files.replace(home / FORMAT_FILE, content)
+
+
+def settings_of(home: Path) -> Settings:
     """Return the settings of the home; its segments are in the home from now on."""
     path = home / SETTINGS_FILE
     try:

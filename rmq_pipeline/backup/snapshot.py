@@ -4,6 +4,7 @@ The broker copies the file of a live home, because only it can keep the file fro
 home without a broker this process copies it, and holds the lock of the home meanwhile.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,9 @@ from rmq_pipeline.storage.root import Root, shown
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.stored_state import CopyFacts, finish_copy
 
+#: Folders of the segments, and of the histories of keyed states.
+TOPICS: Final = "topics"
+_STATES: Final = "state"
 #: In the home: locked by the backup that runs.
 _LOCK: Final = "backup.lock"
 #: Asks the live broker of the home for a copy; returns the answer of ``copy_state``.
@@ -129,6 +133,19 @@ class SourceHome:
             return TakenSnapshot(path, finish_copy(path), waited_ms)
         except ValueError as error:
             raise StorageError(f"The copy of the state cannot be read: {error}.") from error
+
+    def keyed_states(self, sealed_to: int) -> Iterator[Path]:
+        """Yield the files of the histories of keyed states up to a log position.
+
+        Raises:
+            FileNotFoundError: a file was merged with later ones meanwhile.
+        """
+        for path in sorted((self.path / _STATES).glob("*/*-*.parquet")):
+            start, end = (int(each) for each in path.stem.split("-"))
+            if start < sealed_to < end:
+                raise FileNotFoundError(errno.ENOENT, "merged meanwhile", str(path))
+            if start < sealed_to:  # the others are written again from the log
+                yield path
 
     def _copy_closed(self) -> None:
         folder = self.path / FOLDER

@@ -17,16 +17,13 @@ from rmq_pipeline.backup.deriving import LOG
 from rmq_pipeline.backup.destination import PIECE_BYTES, Destination, Reader
 from rmq_pipeline.backup.log_files import DroppedError, LogFiles
 from rmq_pipeline.backup.manifest import LogPart, Manifest, Snapshot, StoredFile
-from rmq_pipeline.backup.snapshot import AskBroker, SourceHome
+from rmq_pipeline.backup.snapshot import TOPICS, AskBroker, SourceHome
 from rmq_pipeline.broker.work.home import FORMAT_FILE
 from rmq_pipeline.errors import ConflictError
 from rmq_pipeline.flight.flags import SETTINGS_FILE
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log.recovery import VALIDATED_FILE
 
-TOPICS: Final = "topics"
-#: Folder of the histories of keyed states.
-_STATES: Final = "state"
 #: Small files of a home that a backup has; they may change at any time.
 _SMALL: Final = (FORMAT_FILE, SETTINGS_FILE, ACCESS_FILE, f"{LOG}/{VALIDATED_FILE}")
 #: A frame is on disk this long after the time in it, unless the disk hangs.
@@ -244,17 +241,12 @@ class _Taking:
             raise _GoneError(path) from error
 
     def _keyed_states(self, sealed_to: int) -> Iterator[StoredFile]:
-        folder = self._source.path / _STATES
-        for path in sorted(folder.glob("*/*-*.parquet")):
-            start, end = (int(each) for each in path.stem.split("-"))
-            if start >= sealed_to:  # it is written again from the log
-                continue
-            if end > sealed_to:
-                raise _GoneError(str(path))
-            try:
-                yield self._store(path.relative_to(self._source.path).as_posix(), _reader_of(path))
-            except FileNotFoundError as error:
-                raise _GoneError(str(path)) from error
+        home = self._source.path
+        try:
+            for path in self._source.keyed_states(sealed_to):
+                yield self._store(path.relative_to(home).as_posix(), _reader_of(path))
+        except FileNotFoundError as error:
+            raise _GoneError(str(error.filename)) from error
 
     def _small_files(self) -> Iterator[StoredFile]:
         names = [*_SMALL]

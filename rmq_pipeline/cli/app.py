@@ -160,6 +160,12 @@ app.command(
         "rmq restore /backup/rmq /srv/rmq2 --to-time 2030-01-31T09:00:00Z",
     )
 )(backup.restore)
+app.command(
+    epilog=examples(
+        "rmq fork /srv/rmq /tmp/rmq-dev",
+        "rmq fork /srv/rmq /tmp/rmq-dev --at 2030-01-31T09:00:00Z",
+    )
+)(backup.fork)
 app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(up.demo)
 
 

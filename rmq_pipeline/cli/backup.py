@@ -1,4 +1,4 @@
-"""``rmq backup`` and ``rmq restore``."""
+"""``rmq backup``, ``rmq restore`` and ``rmq fork``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +107,37 @@ def restore(
     show_message(
         f"{facts['home']} is as it was at {format_ms(to_ms or done.manifest.latest_ms)}; its last"
         f" frame is of {facts['last_frame']}. Start it: rmq broker --home {home}"
+    )
+
+
+def fork(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="The home of a broker.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new or an empty folder.")],
+    *,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help=f"The state of this moment: {MOMENT}."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a home with the state of another one, for development. Default: the state of now.
+
+    The files of messages are not copied where the file system can share them. A fork has no
+    users and no addresses.
+    """
+    from rmq_pipeline.backup.forking import fork as forked_home
+
+    where = home.absolute()
+    at_ms = None if at is None else parse_ms(at)
+    with _bar("forking") as tell:
+        done = forked_home(where, target, at_ms=at_ms, ask_broker=lambda: _copied(where), tell=tell)
+    facts = {"home": str(target.absolute()), "at": format_ms(done.at_ms)}
+    if as_json:
+        show_fields({**facts, "shared": done.shared, "copied": done.copied}, as_json=True)
+        return
+    show_message(
+        f"{facts['home']} is as {where} was at {facts['at']}; it shares {done.shared} files with"
+        f" it. Start it: rmq broker --home {target}"
     )
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_pipeline import limits, schema, tracing
+from rmq_pipeline.backup.forking import fork_home
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.clock import ManualClock
 from rmq_pipeline.errors import RequestError, StorageError, TopicNotFoundError
@@ -23,7 +24,7 @@ from rmq_pipeline.orchestration.pipeline import Pipeline
 from rmq_pipeline.orchestration.transaction_checker import TransactionChecker, checking_job
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.testing.draining import OWNER, DrainResult, drain, placed, sink_rows
-from rmq_pipeline.testing.forking import Moment, fork_home, moment_ms
+from rmq_pipeline.testing.forking import Moment, moment_ms
 from rmq_pipeline.testing.sent_messages import Message, table_of
 from rmq_pipeline.testing.virtual_time import Duration, VirtualTime, advance, milliseconds
 from rmq_pipeline.topic import DLQ_PREFIX
