@@ -399,7 +399,10 @@ class LogHeldError(OperatorError):
 class CorruptLogError(OperatorError):
     """A frame of the commit log, or a segment, does not match its checksum."""
 
-    remedy = "Restore the file from a copy."
+    remedy = (
+        "Restore the file, or a backup (`rmq restore`). If a start fails, `rmq repair HOME"
+        " --dry-run` says what can be kept."
+    )
 
 
 class HomeLockedError(OperatorError):

@@ -166,6 +166,9 @@ app.command(
         "rmq fork /srv/rmq /tmp/rmq-dev --at 2030-01-31T09:00:00Z",
     )
 )(backup.fork)
+app.command(epilog=examples("rmq repair /srv/rmq --dry-run", "rmq repair /srv/rmq --yes"))(
+    backup.repair
+)
 app.command(epilog=examples("rmq demo", "rmq demo --days 365 --keep"))(up.demo)
 
 

@@ -1,5 +1,6 @@
-"""``rmq backup``, ``rmq restore`` and ``rmq fork``."""
+"""``rmq backup``, ``rmq restore``, ``rmq fork`` and ``rmq repair``."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from rmq_pipeline.text import format_ms, parse_ms
 
 if TYPE_CHECKING:
     from rmq_pipeline.backup.manifest import Manifest
+    from rmq_pipeline.backup.repairing import Plan
     from rmq_pipeline.backup.taking import Report
 
 Dest = Annotated[
@@ -139,6 +141,79 @@ def fork(
         f"{facts['home']} is as {where} was at {facts['at']}; it shares {done.shared} files with"
         f" it. Start it: rmq broker --home {target}"
     )
+
+
+def repair(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="The home of a stopped broker.")],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the command would do, and change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repair a home that a start refuses: keep all up to the damage, and set the rest aside.
+
+    Without --yes the command asks. Exit code 1: there is damage, and it was not repaired.
+    """
+    from rmq_pipeline.backup import repairing
+
+    with repairing.locked(home) as where:
+        found = repairing.plan(where)
+        if not as_json:
+            for line in _plan_lines(found):
+                show_message(line)
+        wanted = found.is_needed and not dry_run
+        if wanted and not yes:
+            wanted = not as_json and sys.stdin.isatty() and typer.confirm("Repair it?")
+        aside = repairing.repair(found) if wanted else None
+    if as_json:
+        print_json({**_plan_facts(found), "aside": str(aside) if aside else None})
+    elif aside is not None:
+        show_message(f"Repaired. {aside} has what was taken out.")
+    if found.is_needed and aside is None:
+        raise typer.Exit(1)
+
+
+def _plan_facts(found: "Plan") -> dict[str, Any]:
+    cut_at, end = found.cut or (None, None)
+    lost = found.lost
+    return {
+        "home": str(found.home),
+        "damage": list(found.damage),
+        "cut_at": cut_at,
+        "log_end": end,
+        "derives_database": found.is_derived,
+        "lost_frames": lost.frames,
+        "lost_from": None if lost.first_ms is None else format_ms(lost.first_ms),
+        "lost_to": None if lost.last_ms is None else format_ms(lost.last_ms),
+        "lost_messages": [
+            {"topic_id": topic_id, "queue_id": queue_id, "from_offset": first, "messages": count}
+            for (topic_id, queue_id), count in sorted(lost.messages.items())
+            for first in (lost.first_offset[topic_id, queue_id],)
+        ],
+    }
+
+
+def _plan_lines(found: "Plan") -> Iterator[str]:
+    facts = _plan_facts(found)
+    if not found.is_needed:
+        yield f"{found.home} has no damage that a start refuses and this command repairs."
+        return
+    yield from found.damage
+    if found.cut is not None:
+        yield (
+            f"The log is cut at position {facts['cut_at']}: it loses"
+            f" {facts['log_end'] - facts['cut_at']} bytes, with {facts['lost_frames']} frames that"
+            f" can be read, from {facts['lost_from']} to {facts['lost_to']}."
+        )
+    for row in facts["lost_messages"]:
+        yield (
+            f"It loses {row['messages']} messages of topic {row['topic_id']} from offset"
+            f" {row['from_offset']} of queue {row['queue_id']} on."
+        )
+    if found.is_derived:
+        yield "The database is made again from the log."
 
 
 def _copied(home: Path) -> dict[str, Any]:

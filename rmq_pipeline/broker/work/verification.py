@@ -37,7 +37,7 @@ RESTORE: Final = "Restore the file from a copy."
 #: Remedy for a damaged file, by kind.
 REMEDIES: Final = {
     "log": "Restore the file from a copy; its sealed messages are in segments.",
-    "database": "Restore the whole home from a copy of one moment.",
+    "database": "Run `rmq repair HOME --dry-run`, or restore a backup: `rmq restore DEST HOME`.",
     "segment": "Restore the file from a copy; other messages are delivered, merges skip the file.",
     "index": "Delete it: the segment is searched without it, and a merge writes another.",
     "manifest": "Delete it: the next seal writes it again.",

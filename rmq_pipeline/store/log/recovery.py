@@ -205,8 +205,8 @@ class LostLogError(CorruptLogError):
     """Acknowledged frames of the commit log are missing."""
 
     remedy = (
-        "Restore the log's files from a copy. To start once without the lost frames, create an "
-        "empty file accept_loss next to these files and start again."
+        "Restore the log's files from a copy, or a backup (`rmq restore`). To start once without "
+        "the lost frames, create an empty file accept_loss next to these files and start again."
     )
 
 
