@@ -150,6 +150,9 @@ class QueryLimits:
     #: memory of that process beyond its memory at start.
     copy_bytes: int = 256 * MIB
     process_bytes: int = 1024 * MIB
+    #: Messages whose bodies one query reads, and the bytes of these bodies.
+    body_rows: int = 10_000
+    body_bytes: int = 64 * MIB
     #: Time to wait for an interrupted query.
     stop_s: float = 5.0
 

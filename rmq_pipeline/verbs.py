@@ -1115,6 +1115,7 @@ class Verbs(Protocol):
 
         Raises:
             QueryError: the query is no single SELECT, does not parse, or ran out of time or memory.
+            ForbiddenError: it names bodies of messages, and the caller lacks get or sub on a topic.
         """
         answer: pa.Table = self.call("sql", {"query": query, "timeout_s": timeout_s})
         return answer

@@ -1,6 +1,8 @@
 """Rights that a verb needs, told from the arguments of a call."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -110,3 +112,32 @@ CONSUMES: Final = Rights(topic=("topic", "sub"), group=("group", "sub"))
 SETTLES: Final = Rights(settles="receipts")
 UPKEEP: Final = Rights(cluster="update")
 SUPER: Final = Rights(super_only=True)
+
+
+Check = Callable[[Iterable[Right]], None]
+_check: ContextVar[Check | None] = ContextVar("rmq_rights_check", default=None)
+
+
+@contextmanager
+def checking(check: Check) -> Iterator[None]:
+    """Let a verb in this block check rights that only its work tells.
+
+    Args:
+        check: raises the refusal of a right that the caller lacks.
+    """
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check_rights(rights: Iterable[Right]) -> None:
+    """Check rights of the running verb's caller; callers in this process have all rights.
+
+    Raises:
+        ForbiddenError: the caller lacks one.
+    """
+    check = _check.get()
+    if check is not None:
+        check(rights)

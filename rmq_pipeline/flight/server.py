@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from rmq_pipeline import errors, limits, receipt
 from rmq_pipeline.access import Access, Principal
 from rmq_pipeline.access.certificates import Certificate
-from rmq_pipeline.access.rights import Right
+from rmq_pipeline.access.rights import Right, checking
 from rmq_pipeline.access.source import check_free, listening
 from rmq_pipeline.access.users import OWNER
 from rmq_pipeline.broker import Broker
@@ -332,8 +333,9 @@ class FlightServer:
 
         try:
             rights = declared.rights.of(args, self._broker)
-            self._authorize(declared, rights, caller=caller, call=call)
-            with watching(is_gone, is_closing=self._closing.is_set):
+            authorize = partial(self._authorize, declared, caller=caller, call=call)
+            authorize(rights)
+            with watching(is_gone, is_closing=self._closing.is_set), checking(authorize):
                 result = does(**args)
         except errors.RocketMQError:
             raise

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import StorageError, StoreFullError
+from rmq_pipeline.errors import QueryError, StorageError, StoreFullError
 from rmq_pipeline.limits import QUERY_TIMEOUT_S, QueryLimits
 from rmq_pipeline.message import Int32s, Int64s
 from rmq_pipeline.store import (
@@ -32,7 +32,8 @@ from rmq_pipeline.store.consume_queue import IndexPage, Question
 from rmq_pipeline.store.fold import Fold
 from rmq_pipeline.store.history import KeptHistory, Snapshot
 from rmq_pipeline.store.log.stretch import Stretch
-from rmq_pipeline.store.query.runner import QueryRunner
+from rmq_pipeline.store.query import body_columns, body_uses
+from rmq_pipeline.store.query.runner import Bodies, BodySource, QueryRunner
 from rmq_pipeline.store.statements import named, quoted
 from rmq_pipeline.store.stored_state import SinkTables, StoredSegments, StoredState
 
@@ -196,7 +197,12 @@ class Database:
         return self._read(question.run)
 
     def query(
-        self, sql: str, *, timeout_s: float, is_abandoned: Callable[[], bool] = lambda: False
+        self,
+        sql: str,
+        *,
+        timeout_s: float,
+        is_abandoned: Callable[[], bool] = lambda: False,
+        bodies: BodySource | None = None,
     ) -> pa.Table:
         """Return the result of one SELECT over the views.
 
@@ -204,16 +210,37 @@ class Database:
             sql: the query.
             timeout_s: its time limit.
             is_abandoned: called now and then; once it returns True, the query is stopped.
+            bodies: reads bodies and properties; None: messages has no such columns.
 
         Raises:
             QueryError: the query is not one SELECT over the views, fails, or exceeds ``timeout_s``.
+            ForbiddenError: the query reads bodies that its caller may not read.
         """
         # A broker that answers no query need not import sqlglot: 0.14 s of the processor at start.
         from rmq_pipeline.store.query import analysis
 
         views = self._view_names()
         analysis.check(sql, views, macros=self._queries.macros)
-        return self._queries.run(sql, views=views, timeout_s=timeout_s, is_abandoned=is_abandoned)
+        try:
+            return self._queries.run(
+                sql,
+                views=views,
+                timeout_s=timeout_s,
+                is_abandoned=is_abandoned,
+                bodies=None if bodies is None else self._bodies(sql, bodies),
+            )
+        except QueryError as error:
+            if not body_columns.is_missing(error.message):
+                raise
+            raise QueryError(error.message, remedy=body_columns.WHO_HAS_THEM) from error
+
+    def _bodies(self, sql: str, source: BodySource | None) -> Bodies | None:
+        """Return what a query needs that may name bodies of messages; None if it does not."""
+        if not body_columns.may_name(sql):
+            return None
+        # Made once. This query is not stopped meanwhile.
+        views = {name: columns.names for name, columns in self._view_columns().items()}
+        return Bodies(views, source)
 
     def columns(self, sql: str, *, is_abandoned: Callable[[], bool] = lambda: False) -> pa.Schema:
         """Return the columns of one SELECT over the views; names that repeat get numbers.
@@ -230,9 +257,20 @@ class Database:
     def views(self, *, is_abandoned: Callable[[], bool] = lambda: False) -> Mapping[str, pa.Schema]:
         """Return the columns of each view that a query may read, by name.
 
+        Those of messages include the columns that a star leaves out.
+
         Raises:
             QueryError: as ``query``.
         """
+        found = dict(self._view_columns(is_abandoned=is_abandoned))
+        for name, of_type in body_uses.COLUMNS.items():
+            found[body_uses.VIEW] = found[body_uses.VIEW].append(pa.field(name, of_type))
+        return found
+
+    def _view_columns(
+        self, *, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> Mapping[str, pa.Schema]:
+        """Return the columns that a star of each view has."""
         if not self._views:  # opening the home has made them, and nothing changes them
             names = self._view_names()
             self._views = {
@@ -262,6 +300,7 @@ class Database:
             views=views,
             timeout_s=QUERY_TIMEOUT_S,
             is_abandoned=is_abandoned,
+            bodies=self._bodies(sql, None),
         ).schema
 
     def stop_queries(self) -> None:

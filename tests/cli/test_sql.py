@@ -330,3 +330,18 @@ def test_a_message_that_expires_before_it_is_read_has_no_body(tmp_path: Path) ->
 
     assert places.num_rows == 3
     assert found["body"].to_pylist() == [None, None, b"2:"]
+
+
+def test_a_query_reads_bodies_itself(rmq: Rmq, topic: str) -> None:
+    lines = b'{"body": "{\\"id\\": 7}"}\n{"body_base64": "/wA="}\n'
+    assert rmq("send", topic, "--file", "-", stdin=lines).code == 0
+    query = f"FROM messages WHERE topic = '{topic}' ORDER BY queue_offset"
+
+    text = rmq("sql", f"SELECT body::VARCHAR AS body {query}", "--json").json
+    whole = rmq("sql", f"SELECT body, properties {query} LIMIT 1").text.splitlines()
+    ids = rmq("sql", f"SELECT body::JSON ->> '$.id' AS id {query} LIMIT 1", "--json").json
+
+    assert [row["body"] for row in text] == ['{"id": 7}', r"\xFF\x00"]
+    assert ids == [{"id": "7"}]
+    assert whole[0].split() == ["body", "properties"]
+    assert '{"id": 7}' in whole[1]

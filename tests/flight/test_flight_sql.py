@@ -23,6 +23,8 @@ from tests.conftest import Eventually
 
 SMALL = Settings(reserve_bytes=1024 * 1024, log_file_bytes=8 * 1024 * 1024)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+#: Columns of messages that a star leaves out.
+UNSTARRED = {"body", "properties"}
 #: One of each type that a query can return.
 TYPES = (
     *("true", "1::TINYINT", "1::UTINYINT", "1::BIGINT", "1::UBIGINT", "sum(1::BIGINT)"),
@@ -88,7 +90,8 @@ def test_each_view_has_the_rows_of_the_verb(connection: adbc.Connection, broker:
         sql = f"SELECT * FROM {view} ORDER BY ALL"
         found = select(connection, sql)
 
-        assert found.schema == columns
+        in_star = [each for each in columns if view != "messages" or each.name not in UNSTARRED]
+        assert found.schema == pa.schema(in_star)
         assert found.equals(broker.sql(sql))
 
 
@@ -580,8 +583,8 @@ def test_the_python_of_the_page_runs(endpoint: FlightServer) -> None:
     for block in blocks:
         exec(block.replace("127.0.0.1:8082", endpoint.address), names)
 
-    assert len(blocks) == 5
-    assert len(names["found"]) == 20
+    assert len(blocks) == 6
+    assert len(names["found"]) == len(names["newest"]) == 20
     assert names["parked"].num_rows == len(names["failed"]) == 0
 
 

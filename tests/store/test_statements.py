@@ -32,7 +32,7 @@ TABLES = {
 GIVEN = {"files": ["nowhere.parquet"], "differ": False}
 #: Of a query for columns, and of one that runs in a process of its own.
 COPIED = {
-    "query": "(SELECT 1)",
+    "query": "(SELECT 1 AS topic_id)",
     "source": "store.topics",
     "columns": "name",
     "alias": "a",
@@ -43,6 +43,8 @@ COPIED = {
     "branches": "(SELECT t AS t)",
     "argument": "now()",
     "former": "true",
+    "most": "1",
+    "bodies": "b.body",
 }
 
 
@@ -92,6 +94,10 @@ def connection(
         made.register("asked_halves", pa.table({"queue_offset": [1]}))
         places = {"queue_id": [0], "queue_offset": [0], "ordinal": [0]}
         made.register("asked_places", pa.table(places))
+        place = {"topic": ["a"], "queue_id": [0], "queue_offset": [0]}
+        made.register("wanted_places", pa.table(place))
+        made.execute("CREATE SCHEMA bodies; CREATE TABLE main.read_bodies AS FROM wanted_places")
+        made.execute("ALTER TABLE main.read_bodies ADD COLUMN body BLOB")
         made.register("asked_keys", pa.table({"idempotency_key": ["k"], "ordinal": [0]}))
         folds = [name for table in STATE_TABLES if table.is_regular for name in table.folding]
         for name in (*folds, "fold_halves", "fold_redrives", "fold_state"):

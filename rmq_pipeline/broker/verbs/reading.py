@@ -8,7 +8,7 @@ from rmq_pipeline import limits
 from rmq_pipeline.access.rights import CONSUMES, Rights, on_group, on_topic
 from rmq_pipeline.broker.decide.group_offsets import ResetOffset, UpdateOffsets
 from rmq_pipeline.broker.verbs.declaration import Opened, verb
-from rmq_pipeline.broker.work import arguments, keyed_state, queries, waiting
+from rmq_pipeline.broker.work import arguments, bodies, keyed_state, queries, waiting
 from rmq_pipeline.errors import QueryError
 
 
@@ -176,12 +176,16 @@ class Reading(Opened):
 
         Raises:
             QueryError: the query is no single SELECT, does not parse, or ran out of time or memory.
+            ForbiddenError: it names bodies of messages, and the caller lacks get or sub on a topic.
         """
         select = arguments.text(query, "query", error=QueryError)
         timeout_s = arguments.query_s(timeout_s)
         self._engine.dispatched()  # a query may read any table
         return self._engine.database.query(
-            select, timeout_s=timeout_s, is_abandoned=waiting.caller()
+            select,
+            timeout_s=timeout_s,
+            is_abandoned=waiting.caller(),
+            bodies=bodies.Bodies(self._engine),
         )
 
     def sql_schema(self, query: str) -> pa.Schema:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import duckdb
 
-from rmq_pipeline.store.statements import named
+from rmq_pipeline.store.statements import named, view_macros
 
 #: Longer queries count as uninterruptible, and so do queries with longer constants.
 _QUERY_CHARACTERS: Final = 262_144
@@ -62,6 +62,7 @@ _AGGREGATES: Final = _words(
     "approx_count_distinct approx_quantile stddev stddev_pop stddev_samp variance var_pop var_samp "
     "list array_agg string_agg group_concat listagg"
 )
+_SCALARS: Final = _OPERATORS | _BY_CONSTANT | _NUMBERS | _TEXTS | _TIMES | {"decode"}
 _TABLE_FUNCTIONS: Final = frozenset({"unnest", "generate_series", "range"})
 _ALWAYS: Final = _OPERATORS - _BY_CONSTANT | _NUMBERS | _TEXTS | _TIMES | _AGGREGATES | {"unnest"}
 #: Other window functions compute each frame from its first row on.
@@ -87,6 +88,16 @@ _PARTS: Final = _words(
     "LIMIT_PERCENT_MODIFIER ORDER_DEFAULT ASCENDING DESCENDING"
 )
 _PATH: Final = re.compile(r"[\w.$\[\]\"/-]*")
+#: Functions whose result also depends on the time, or on the order of the rows.
+_NOW: Final = _words(
+    "now today current_date current_timestamp get_current_timestamp transaction_timestamp age"
+)
+_BY_ORDER: Final = _words(
+    "any_value first last arg_min arg_max min_by max_by argmin argmax mode list array_agg "
+    "string_agg group_concat listagg approx_count_distinct approx_quantile"
+)
+#: Parts of a query that choose among rows in no certain order.
+_CHOOSING: Final = frozenset({"LIMIT_MODIFIER", "LIMIT_PERCENT_MODIFIER", "DISTINCT_MODIFIER"})
 
 
 def is_interruptible(
@@ -105,6 +116,45 @@ def is_interruptible(
         return _Search(macros).holds(json.loads(parsed))
     except (duckdb.Error, RecursionError, ValueError):
         return False
+
+
+def is_repeatable(tree: dict[str, Any], *, or_now: bool) -> bool:
+    """Return True if a part of a query is interruptible, and means the same each time it is run.
+
+    Args:
+        tree: a part of a syntax tree, such as a condition.
+        or_now: functions of the time are no matter.
+    """
+    varying = _BY_ORDER if or_now else _BY_ORDER | _NOW
+    left: list[Any] = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            kind = node.get("type")
+            if node.get("class") == "WINDOW" or (isinstance(kind, str) and kind in _CHOOSING):
+                return False
+            if _name(node) in varying:
+                return False
+            left += node.values()
+    return _Search(frozenset(view_macros())).holds({"statements": [tree]})
+
+
+def is_scalar(tree: dict[str, Any]) -> bool:
+    """Return True if an item of a SELECT list certainly gives one value for each row."""
+    left: list[Any] = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            if node.get("class") in {"WINDOW", "SUBQUERY"}:
+                return False
+            if node.get("class") == "FUNCTION" and _name(node) not in _SCALARS:
+                return False
+            left += node.values()
+    return True
 
 
 class _Search:

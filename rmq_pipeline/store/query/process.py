@@ -23,6 +23,9 @@ import pyarrow as pa
 from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError, QueryPostponedError
 from rmq_pipeline.limits import MIB, QueryLimits
+from rmq_pipeline.store.query.body_columns import TYPES
+from rmq_pipeline.store.query.body_places import PLACE
+from rmq_pipeline.store.query.body_uses import COLUMNS
 from rmq_pipeline.store.statements import named, quoted
 
 if TYPE_CHECKING:
@@ -43,6 +46,10 @@ _CONFIG: Final = {
 _Turn = TypeVar("_Turn")
 #: Interval at which a query checks for its caller.
 LOOK_S: Final = 0.5
+READ_FEWER: Final = (
+    "Compare topic, queue_id, queue_offset or stored_at_ms of messages with constants in WHERE, or"
+    " add LIMIT."
+)
 SELECT_LESS: Final = "Select fewer rows or columns, or set a longer timeout_s."
 
 
@@ -226,12 +233,14 @@ class QueryProcess:
         readings: Sequence[Reading],
         parameters: Mapping[str, str],
         may_run: Callable[[str], bool],
+        bodies: Sequence[str] = (),
     ) -> None:
         """Copy the rows that the query reads, in the cursor's open transaction, and start it.
 
         Args:
             parameters: the parameter of each macro.
             may_run: returns True if the broker's own process may run a query.
+            bodies: columns of messages that ``feed_bodies`` must then send.
 
         Raises:
             QueryError: the query reads too much, or its process was killed.
@@ -240,12 +249,16 @@ class QueryProcess:
         sources = [
             self._source(cursor, reading, copies=copies, may_run=may_run) for reading in readings
         ]
+        after = [
+            _macro(name, parameters[name], calls=calls) for name, calls in copies.calls.items()
+        ]
+        if bodies:
+            copies.tables.append(_body_table(bodies))
+            after += _body_views(bodies)
         given = {
             "query": query,
             "tables": copies.tables,
-            "after": [
-                _macro(name, parameters[name], calls=calls) for name, calls in copies.calls.items()
-            ],
+            "after": after,
             "lock": named("lock_settings"),
             "memory_bytes": self._limits.process_bytes,
             "config": _CONFIG | {"memory_limit": f"{self._limits.process_bytes // 2}B"},
@@ -259,6 +272,37 @@ class QueryProcess:
                 room = self._copy(cursor, source, room=room)
             self._process.stdin.flush()
         self.phase = "running"
+
+    def feed_bodies(self, read: Iterable[pa.Table], columns: Sequence[str]) -> None:
+        """Send the bodies of messages, each as soon as it is read.
+
+        No transaction is open meanwhile. The process is killed at its limit, which ends this, too.
+
+        Args:
+            read: tables with PLACE and the columns.
+            columns: some of COLUMNS.
+
+        Raises:
+            QueryError: the bodies are too large, or the process was killed.
+        """
+        places = [(name, pa.string() if name == "topic" else pa.int64()) for name in PLACE]
+        wanted = pa.schema([*places, *((name, COLUMNS[name]) for name in columns)])
+        room = self._limits.body_bytes
+        with self._explained():
+            stream = pa.ipc.new_stream(self._process.stdin, wanted)
+        for table in read:
+            room -= table.select(list(columns)).nbytes
+            if room < 0:
+                raise QueryError(
+                    f"The query reads more than {self._limits.body_bytes // MIB} MiB of bodies.",
+                    remedy=READ_FEWER,
+                )
+            with self._explained():
+                stream.write_table(table.select(wanted.names).cast(wanted))
+        with self._explained():
+            stream.close()
+            assert self._process.stdin is not None
+            self._process.stdin.flush()
 
     def answer(self, most_bytes: int) -> pa.Table:
         """Return the result of the query.
@@ -396,6 +440,24 @@ def _start(limits: QueryLimits, limit: Limit) -> QueryProcess:
         raise QueryPostponedError(
             f"The query needs a process of its own, which did not start: {error}."
         ) from error
+
+
+def _body_table(columns: Sequence[str]) -> tuple[str, str]:
+    """Return the statements that create and fill the table of the bodies."""
+    types = {"topic": "VARCHAR", "queue_id": "BIGINT", "queue_offset": "BIGINT", **TYPES}
+    typed = ", ".join(f"NULL::{types[name]} AS {name}" for name in (*PLACE, *columns))
+    table = "read_bodies"
+    return named("create_copy", table=table, typed=typed), named("fill_copy", table=table)
+
+
+def _body_views(columns: Sequence[str]) -> list[str]:
+    """Return the statements that put the bodies beside the copied rows of messages."""
+    given = ", ".join(f"b.{name}" for name in columns)
+    return [
+        named("create_bodies"),
+        named("create_messages_with_bodies", bodies=given),
+        named("create_text_of_body"),
+    ]
 
 
 def _macro(name: str, parameter: str, *, calls: Sequence[tuple[str, str]]) -> str:

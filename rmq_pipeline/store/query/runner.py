@@ -3,9 +3,10 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -14,9 +15,13 @@ from rmq_pipeline.clock import Deadline
 from rmq_pipeline.errors import QueryError
 from rmq_pipeline.limits import QueryLimits
 from rmq_pipeline.store.connection import is_short_of_memory
+from rmq_pipeline.store.query.body_columns import BodyQuery, body_query, original
+from rmq_pipeline.store.query.body_places import PLACE, PLACED
+from rmq_pipeline.store.query.body_uses import VIEW
 from rmq_pipeline.store.query.interruptible import is_interruptible
 from rmq_pipeline.store.query.process import (
     LOOK_S,
+    READ_FEWER,
     Limit,
     Line,
     QueryProcesses,
@@ -27,6 +32,9 @@ from rmq_pipeline.store.query.process import (
 )
 from rmq_pipeline.store.statements import named, view_macros
 
+if TYPE_CHECKING:
+    from rmq_pipeline.store.query.analysis import Reading
+
 log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
@@ -35,6 +43,32 @@ _AGAIN_S: Final = 0.05
 #: A late interruption may hit the end of a transaction.
 _TRIES: Final = 3
 _Answer = TypeVar("_Answer")
+
+
+class BodySource(Protocol):
+    """Reads the bodies of messages for the caller of a query."""
+
+    def check(self, topics: Sequence[str]) -> None:
+        """Check that the caller may read the messages of these topics.
+
+        Raises:
+            ForbiddenError: the caller may not.
+        """
+        ...
+
+    def read(self, places: pa.Table, columns: Sequence[str]) -> Iterable[pa.Table]:
+        """Yield the places, which have the columns PLACED, with columns of their messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Facts for a query that may name ``body`` or ``properties`` of messages."""
+
+    #: The columns of each view.
+    views: Mapping[str, Sequence[str]]
+    #: None: the query is only asked for its columns.
+    source: BodySource | None = None
 
 
 class QueryRunner:
@@ -78,6 +112,7 @@ class QueryRunner:
         views: Collection[str] = (),
         timeout_s: float,
         is_abandoned: Callable[[], bool] = lambda: False,
+        bodies: Bodies | None = None,
     ) -> pa.Table:
         """Return the result of a checked query.
 
@@ -86,17 +121,25 @@ class QueryRunner:
                 a process of its own, on a copy of their rows.
             timeout_s: the time limit.
             is_abandoned: called now and then; once it returns True, the query is stopped.
+            bodies: given if the query may name ``body`` or ``properties`` of messages.
 
         Raises:
             QueryError: DuckDB refuses the query, it exceeds ``timeout_s``, its result is larger
                 than the limits allow, or it was stopped to free memory or for a checkpoint.
+            ForbiddenError: the caller may not read messages whose bodies the query reads.
         """
         limit = Limit(timeout_s, Deadline(timeout_s), _guarded(is_abandoned))
+        wanted = None if bodies is None else self._body_query(sql, bodies.views)
+        if bodies is not None and wanted is not None:
+            read = self._readings(sql, views)
+            try:
+                answer = self._run_with_bodies(wanted, read, source=bodies.source, limit=limit)
+            except QueryError as error:
+                raise type(error)(original(error.message), remedy=error.remedy) from error
+            return answer.rename_columns(list(map(original, answer.column_names)))
         if self._is_interruptible(sql):
             return self._in_turn(lambda cursor: self._answer(cursor, sql), limit)
-        from rmq_pipeline.store.query.analysis import readings
-
-        read = readings(sql, views, macros=self.macros)
+        read = self._readings(sql, views)
         with self._processes.started(limit) as process:
 
             def feed(cursor: duckdb.DuckDBPyConnection) -> None:
@@ -111,6 +154,87 @@ class QueryRunner:
 
             self._in_turn(feed, limit)
             return process.answer(self._limits.result_bytes)
+
+    def _readings(self, sql: str, views: Collection[str]) -> "list[Reading]":
+        from rmq_pipeline.store.query.analysis import readings
+
+        return readings(sql, views, macros=self.macros)
+
+    def _body_query(self, sql: str, views: Mapping[str, Sequence[str]]) -> BodyQuery | None:
+        with (
+            suppress(duckdb.ConnectionException),
+            self._parser_lock,
+            self._parser.cursor() as cursor,
+        ):
+            return body_query(cursor, sql, views=views)
+        return None
+
+    def _run_with_bodies(
+        self,
+        wanted: BodyQuery,
+        read: "list[Reading]",
+        *,
+        source: BodySource | None,
+        limit: Limit,
+    ) -> pa.Table:
+        """Run a query in a process that also gets the bodies of the messages that it may need."""
+        with self._processes.started(limit) as process:
+
+            def feed(cursor: duckdb.DuckDBPyConnection) -> pa.Table:
+                self._begin(cursor, wanted.sql)
+                places = self._places(cursor, wanted, source=source)
+                with _registered(cursor, places.select(PLACE)):
+                    process.feed(
+                        cursor,
+                        wanted.sql,
+                        readings=[_with_place(each, wanted) for each in read],
+                        parameters=self.macros,
+                        may_run=self._is_interruptible,
+                        bodies=wanted.columns,
+                    )
+                return places
+
+            places = self._in_turn(feed, limit)
+            # The transaction has ended: bodies are read from the log and from segments.
+            bodies = () if source is None else source.read(places, wanted.columns)
+            process.feed_bodies(bodies, wanted.columns)
+            return process.answer(self._limits.result_bytes)
+
+    def _places(
+        self, cursor: duckdb.DuckDBPyConnection, wanted: BodyQuery, *, source: BodySource | None
+    ) -> pa.Table:
+        """Return the places of the messages whose bodies a query may need.
+
+        Raises:
+            QueryError: there are more than the limits allow.
+            ForbiddenError: the caller may not read messages of their topics.
+        """
+        most = self._limits.body_rows
+        rows = 0 if source is None else most + 1
+        parts = [self._places_of(cursor, queries, rows=rows) for queries in wanted.places]
+        whole = pa.concat_tables(parts).group_by(list(PLACED), use_threads=False).aggregate([])
+        found = whole.sort_by([(name, "ascending") for name in ("topic_id", *PLACE[1:])])
+        if source is not None:
+            source.check(sorted(found["topic"].unique().to_pylist()))
+        if found.num_rows > most:
+            raise QueryError(
+                f"The query reads the bodies of more than {most} messages.", remedy=READ_FEWER
+            )
+        return found
+
+    def _places_of(
+        self, cursor: duckdb.DuckDBPyConnection, queries: Sequence[str], *, rows: int
+    ) -> pa.Table:
+        for query in queries:
+            text = named("places_of_use", query=query, most=str(rows)).rstrip(";")
+            if not query or not self._is_interruptible(text):
+                continue
+            with suppress(duckdb.BinderException, duckdb.CatalogException):
+                relation = cursor.sql(text)
+                return relation.to_arrow_table()
+        raise QueryError(
+            "The broker cannot tell of which messages the query reads bodies.", remedy=READ_FEWER
+        )
 
     def _is_interruptible(self, sql: str) -> bool:
         # The connection may be closed. Under the lock, because closing it closes the cursor, too,
@@ -236,6 +360,25 @@ class QueryRunner:
             except queue.Empty:
                 if deadline.is_over:
                     return None
+
+
+@contextmanager
+def _registered(cursor: duckdb.DuckDBPyConnection, places: pa.Table) -> Iterator[None]:
+    """Let queries of the cursor read ``wanted_places``."""
+    cursor.register("wanted_places", places)
+    try:
+        yield
+    finally:
+        cursor.unregister("wanted_places")
+
+
+def _with_place(reading: "Reading", wanted: BodyQuery) -> "Reading":
+    """Return a reading of messages with the columns that name the messages."""
+    if reading.name != VIEW:
+        return reading
+    names = None if reading.names is None else reading.names | set(PLACE)
+    source = named("messages_at_places").rstrip(";") if wanted.is_complete else reading.source
+    return replace(reading, names=names, source=source)
 
 
 def _guarded(is_abandoned: Callable[[], bool]) -> Callable[[], bool]:

@@ -34,3 +34,31 @@ CREATE MACRO "{macro}"("{parameter}") AS TABLE SELECT * FROM "{branches}";
 -- Out: the rows of the table, when it is this call that is asked for.
 SELECT * FROM "{table}"
 WHERE ("{parameter}")::VARCHAR IS NOT DISTINCT FROM ("{argument}")::VARCHAR AND "{former}";
+
+-- name: written_query
+-- In: $tree, as parsed_query returns it. Out: the query as text.
+SELECT json_deserialize_sql($tree);
+
+-- name: places_of_use
+-- In: "{query}", whose rows are places, or nulls by an outer join; "{most}". Out: the first places.
+SELECT * FROM ("{query}") WHERE topic_id IS NOT NULL LIMIT "{most}";
+
+-- name: messages_at_places
+-- In: wanted_places, a table of places. Out: a source of the rows of messages at these.
+(SELECT m.* FROM main.messages AS m SEMI JOIN wanted_places USING (topic, queue_id, queue_offset));
+
+-- name: create_bodies
+-- In: nothing. Out: the process has a place for what stands for messages with bodies.
+CREATE SCHEMA IF NOT EXISTS bodies;
+
+-- name: create_messages_with_bodies
+-- In: "{bodies}": columns of read_bodies, as b, that messages lacks. Out: messages with them.
+CREATE VIEW bodies.messages AS
+SELECT m.*, "{bodies}" FROM main.messages AS m
+LEFT JOIN main.read_bodies AS b USING (topic, queue_id, queue_offset);
+
+-- name: create_text_of_body
+-- In: nothing. Out: a macro that returns a body as text: UTF-8, or as DuckDB writes other bytes.
+CREATE MACRO bodies.text(body) AS
+CASE WHEN typeof(body) = 'BLOB' THEN coalesce(TRY(decode(body::BLOB)), body::VARCHAR)
+ELSE body::VARCHAR END;

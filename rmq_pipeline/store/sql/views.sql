@@ -22,6 +22,12 @@ SELECT name AS consumer_group, group_id, detail ->> '$.order' AS "order",
        (detail ->> '$.created_at_ms')::BIGINT AS created_at_ms
 FROM store.groups;
 
+-- main.messages, with the place of each message in the log.
+CREATE OR REPLACE VIEW store.placed_messages AS
+SELECT t.name AS topic, q.queue_id, q.queue_offset, q.message_id, q.tag, q.keys, q.message_group,
+       q.born_at_ms, q.stored_at_ms, q.deliver_at_ms, q.topic_id, q."position", q."row"
+FROM store.consume_queue AS q JOIN store.topics AS t USING (topic_id);
+
 -- Messages without bodies and properties.
 CREATE OR REPLACE VIEW main.messages AS
 SELECT t.name AS topic, q.queue_id, q.queue_offset, q.message_id, q.tag, q.keys, q.message_group,
