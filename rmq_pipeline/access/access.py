@@ -2,6 +2,7 @@
 
 import dataclasses
 import hmac
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from rmq_pipeline.errors import (
     NotFoundError,
     UnauthorizedError,
 )
+
+log = logging.getLogger(__name__)
 
 #: Validity of a bearer token.
 TOKEN_MS: Final = 12 * 3600 * 1000
@@ -73,11 +76,17 @@ class Access:
     def reload(self) -> None:
         """Read the rules again, after the file was replaced.
 
+        Rules without a user would turn access control off: beyond loopback the old ones stay.
+
         Raises:
             AccessFileError: the access file is damaged; the rules stay.
         """
         with self._changing:
-            self._rules = read_rules(self._home)
+            rules = read_rules(self._home)
+            if self.is_required and not rules.users:
+                log.error("The leader has no users any more; the users of before stay in force.")
+                return
+            self._rules = rules
 
     @property
     def enabled(self) -> bool:

@@ -155,20 +155,30 @@ class Broker(
         method = getattr(self, verb)
         signature.check(verb, method, args=args)
         self.check_serves(verb)
-        if verb not in _ANY_TIME:
-            self._engine.check_leads()
         return method(**args)
 
     def check_serves(self, verb: str, *, leader_only: bool = False) -> None:
-        """Check that this broker answers a verb now; only a standby may not.
+        """Check that this broker answers a verb now.
 
         Args:
             leader_only: the caller wants the answer of the broker that leads.
 
         Raises:
-            StandbyError: it does not.
+            StandbyError: this broker is a standby, or may not lead any more.
+            LogFencedError: another broker leads.
+            LogStoreError: the store does not answer, and the lease is over.
         """
-        if self._leading.is_set() or verb == "promote":
+        replication = self._engine.replication
+        if self._leading.is_set():
+            if leader_only and replication is not None and not replication.lease_runs:
+                raise StandbyError(
+                    "This broker may not lead any more: its lease of the log is over.",
+                    remedy="Call the broker that leads, or check the database of log_store.",
+                )
+            if verb not in _ANY_TIME:
+                self._engine.check_leads()
+            return
+        if verb == "promote":
             return
         if leader_only or not declarations(Broker)[verb].on_standby:
             followed = self._engine.followed

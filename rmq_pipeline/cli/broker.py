@@ -264,6 +264,13 @@ def promote(
     The command returns once it leads. With --force the broker that leads ends, and its clients go
     on at this one. With its setting replication = async, its last answers may be lost.
     """
+    from rmq_pipeline.errors import RequestError
+
+    if "," in (flight or ("" if home else os.environ.get("RMQ_FLIGHT", ""))):
+        raise RequestError(
+            "Several addresses name no standby.",
+            remedy="Give the address of the standby to promote: --flight HOST:PORT.",
+        )
     with connected(home, flight) as client:
         shown = client.promote(force=force)
     if as_json:

@@ -78,7 +78,8 @@ class Target:
         environment.
 
         Raises:
-            RequestError: a user without a password, or a password without a user.
+            RequestError: a user without a password, or a password without a user. Or the addresses
+                are malformed, or go with a token.
         """
         address = address or (None if home else os.environ.get("RMQ_FLIGHT"))
         if user is None and password is None and not anonymous:
@@ -89,13 +90,20 @@ class Target:
         if not address:
             where = Path(home) if home else default_home()
             return cls(None, where, token, user or None, password or None, anonymous=anonymous)
+        addresses = addresses_of(address)
+        if token and len(addresses) > 1:
+            raise errors.RequestError(
+                "A token is that of one start of one broker; it cannot go with several addresses.",
+                remedy="Leave the token out, and give a user and a password if the brokers have"
+                " users.",
+            )
         return cls(
-            ",".join(addresses_of(address)),
+            ",".join(addresses),
             None,
             token,
             user or None,
             password or None,
-            encrypted=address.startswith(ENCRYPTED) or trusted is not None,
+            encrypted=ENCRYPTED in address or trusted is not None,
             certificate=Path(trusted) if trusted else None,
         )
 
@@ -141,12 +149,13 @@ def addresses_of(text: str) -> list[str]:
         RequestError: some are encrypted and others are not, or one is empty.
     """
     each = [address.strip() for address in text.split(",")]
-    if len({address.startswith(ENCRYPTED) for address in each if "://" in address}) > 1:
+    encrypted = {address.startswith(ENCRYPTED) for address in each}
+    if len(encrypted) > 1:
         raise errors.RequestError(
             f"{text!r} has encrypted and other addresses.",
-            remedy=f"Write {ENCRYPTED} before all of them.",
+            remedy=f"Write {ENCRYPTED} before each of them.",
         )
-    if len(each) > 1 and not all(each):
+    if len(each) > 1 and not all(map(bare, each)):
         raise errors.RequestError(
             f"{text!r} has an empty address.", remedy="Write HOST:PORT,HOST:PORT."
         )
@@ -201,6 +210,14 @@ _PROBE_S = 2.0
 _NOT_LEADING = (errors.StandbyError, errors.LogFencedError)
 
 
+#: With several addresses: a machine that is gone closes no connection, so ask for signs of life.
+_WATCHED = [
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
 class LostConnectionError(Exception):
     """The call has no answer; it may or may not have been sent."""
 
@@ -217,6 +234,8 @@ class Connection:
         self.target = target
         self._retry_s = retry_s
         self._lock = threading.Lock()
+        #: Held while a broker is looked for.
+        self._searching = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._token: str | None = None
         authorization = target.authorization()
@@ -247,7 +266,6 @@ class Connection:
             except _NOT_LEADING as error:  # nothing was changed, so any call may be repeated
                 if len(self._addresses) < 2 or self._closed.is_set() or pause_s > deadline.left_s:
                     raise
-                self._client = None  # the next try looks for the broker that leads
                 log.info("the broker does not lead: %s", error.message)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 late = pause_s > deadline.left_s
@@ -285,8 +303,9 @@ class Connection:
         client, token = self._connected()
         try:
             return self._answer(client, token, request=request, parts=parts)
-        except _NOT_LEADING:
-            self._drop(client)  # the next call looks for the broker that leads
+        except (*_NOT_LEADING, errors.StorageError):
+            if len(self._addresses) > 1:
+                self._drop(client)  # the next call looks for the broker that leads
             raise
 
     def _answer(
@@ -323,40 +342,59 @@ class Connection:
         Raises:
             BrokerUnavailableError: the home has no running broker, or no given one leads.
         """
+        if (found := self._open()) is not None:
+            return found
+        with self._searching:  # the first thread looks for the broker, others use what it finds
+            if (found := self._open()) is not None:
+                return found
+            now = self.target.stamp()
+            if len(self._addresses) > 1:
+                client, token = self._leader(), None
+            else:
+                place = self.target.locate()
+                client, token = _client(place), place.token
+            with self._lock:
+                # Do not close the old client: other threads may wait on it; the last of them
+                # releases it.
+                self._client, self._token, self._stamp = client, token, now
+            return client, token
+
+    def _open(self) -> tuple[flight.FlightClient, str | None] | None:
         with self._lock:
             if self._closed.is_set():
                 raise errors.BrokerUnavailableError(
                     "This client is closed.", remedy="Make a new client."
                 )
-            now = self.target.stamp()
-            if self._client is None or now != self._stamp:
-                # Do not close the old client: other threads may wait on it; the last of them
-                # releases it.
-                if len(self._addresses) > 1:
-                    self._client = self._leader()
-                    self._token = self.target.token
-                else:
-                    place = self.target.locate()
-                    self._client, self._token = _client(place), place.token
-                self._stamp = now
+            if self._client is None or self.target.stamp() != self._stamp:
+                return None
             return self._client, self._token
 
     def _leader(self) -> flight.FlightClient:
-        """Return a client of the broker that leads, and remember its address for the next time."""
-        why = []
+        """Return a client of the broker that leads, and remember its address for the next time.
+
+        Raises:
+            StandbyError: none of them leads, or answers.
+            RocketMQError: none of them leads, and one refuses the caller.
+        """
+        why, refusal = [], None
         for address in list(self._addresses):
-            client = _client(self.target.locate(address))
+            client = _client(self.target.locate(address), options=_WATCHED)
             try:
                 self._probe(client)
             except (LostConnectionError, errors.BrokerUnavailableError) as error:
                 why.append(f"{address}: {' '.join(str(error).split())}")
                 continue
+            except errors.RocketMQError as error:  # a standby may have older rules
+                refusal = refusal or error
+                continue
             self._addresses.remove(address)
             self._addresses.insert(0, address)
             return client
+        if refusal is not None:
+            raise refusal
         raise errors.StandbyError(
             f"No broker leads at {self.target.address}. {' '.join(why)}",
-            remedy="Start one of them, or promote the standby: `rmq promote`.",
+            remedy="Start one of them, or promote a standby: `rmq promote --flight HOST:PORT`.",
         )
 
     def _probe(self, client: flight.FlightClient) -> None:
@@ -368,10 +406,7 @@ class Connection:
         """
         request = wire.request("ping", {})
         parts = request.parts()
-        headers = [*self._headers]
-        if self.target.token:
-            headers.append((_TOKEN, self.target.token.encode()))
-        options = flight.FlightCallOptions(timeout=_PROBE_S, headers=headers)
+        options = flight.FlightCallOptions(timeout=_PROBE_S, headers=self._headers)
         action = flight.Action(framing.CALL, framing.action(request.command(parts), parts))
         try:
             answer = [result.body for result in client.do_action(action, options)]
@@ -421,12 +456,13 @@ class Connection:
                 self._client = None
 
 
-def _client(place: Place) -> flight.FlightClient:
+def _client(place: Place, *, options: Sequence[tuple[str, int]] = ()) -> flight.FlightClient:
+    chosen = [*_CHANNEL, *options]
     if not place.encrypted:
-        return flight.FlightClient(f"grpc://{place.address}", generic_options=_CHANNEL)
+        return flight.FlightClient(f"grpc://{place.address}", generic_options=chosen)
     return flight.FlightClient(
         f"grpc+tls://{place.address}",
-        generic_options=_CHANNEL,
+        generic_options=chosen,
         tls_root_certs=place.trusted,
         override_hostname=place.server_name,
     )

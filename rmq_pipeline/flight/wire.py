@@ -29,9 +29,9 @@ from rmq_pipeline.tables import check_readable
 from rmq_pipeline.verb import Verb
 from rmq_pipeline.verbs import VERBS
 
-#: Header with the token of the home's broker.
 #: Header of a caller that wants no answer of a standby.
 LEADER_ONLY: Final = "x-rmq-leader-only"
+#: Header with the token of the home's broker.
 TOKEN: Final = "x-rmq-token"  # noqa: S105 - a name
 
 #: Maximum characters of a value in an error text.

@@ -54,11 +54,11 @@ class BrokerResource(dg.ConfigurableResource["BrokerResource"]):
     Without settings, RMQ_FLIGHT and RMQ_HOME are read at run time, as in every client.
     """
 
-    #: host:port of the Flight endpoint.
+    #: host:port of the Flight endpoint; those of a leader and its standbys, separated by commas.
     address: str | None = None
     #: A home on this machine; its endpoint file contains the address and the token.
     home: str | None = None
-    #: Token sent to the broker; read from the endpoint file of a home, required with an address.
+    #: Refuse a start of the broker with another token; that of a home is in its endpoint file.
     token: str | None = None
     #: User of the calls, if the broker has access control. Default: RMQ_USER and RMQ_PASSWORD.
     user: str | None = None

@@ -110,6 +110,7 @@ class _Serving:
     certificate: Certificate | None
     #: The endpoint file, as it was written last.
     published: Endpoint | None = None
+    is_stopping: bool = False
     #: True if the last line that was printed says that this is a standby.
     said_standby: bool = False
 
@@ -120,6 +121,7 @@ class _Serving:
         self.broker.when_leading(lambda: self.lead(guard))
         stopping.wait()
         log.info("stopping")
+        self.is_stopping = True
         if self.published is not None:
             self.published.remove()
         _end(self.broker, self.endpoints, scraping=self.scraping)
@@ -139,6 +141,8 @@ class _Serving:
 
     def lead(self, guard: ConnectionGuard) -> None:
         """Open what a standby does not have, and publish it; does nothing on another broker."""
+        if self.is_stopping:
+            return
         opened = self.endpoints.grpc is None and self.endpoints.open_grpc()
         if opened or self.said_standby:
             guard.guard(self.endpoints.ports())

@@ -144,7 +144,7 @@ class Traffic:
             messages = pa.table(columns)
             try:
                 sent = self.client.send(topic, messages)
-            except errors.BrokerUnavailableError:
+            except (errors.BrokerUnavailableError, errors.LogStoreError):
                 self.ledger.lost_calls += 1
             else:
                 self.ledger.answered(topic, messages, sent)
@@ -168,6 +168,6 @@ class Traffic:
                         ledger.tried.subtract(ids)
                 else:
                     ledger.acked.update(dict.fromkeys(ids, time.monotonic()))
-            except errors.BrokerUnavailableError:
+            except (errors.BrokerUnavailableError, errors.LogStoreError):
                 ledger.lost_calls += 1
                 self.receiving.wait(PAUSE_S)

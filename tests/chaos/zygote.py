@@ -1,9 +1,9 @@
 """A process with everything imported, which forks those that are to be killed.
 
 A fork is a broker in a moment, where an interpreter with DuckDB and Arrow takes a second to start.
-A line of its input is a task: {"serve": home, "flight": address, "upkeep": who, "settings": some,
-"standby": True}, {"victim": arguments} or {"reap": pid}; its answers are a pid, or
-the status of a process that has ended.
+A line of its input is a task: {"serve": home, "flight": address, "grpc": address, "upkeep": who,
+"settings": some, "standby": True}, {"victim": arguments} or {"reap": pid}; its answers are a pid,
+or the status of a process that has ended.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def _run(task: dict[str, Any]) -> None:
     if "serve" in task:
         serve.serve(
             Path(task["serve"]),
-            listening=flags.Listening(flight=task["flight"]),
+            listening=flags.Listening(flight=task["flight"], grpc=task.get("grpc")),
             upkeep=task.get("upkeep", "self"),
             flush="sync",
             settings={**(flags.given() or {}), **task.get("settings", {})},

@@ -46,6 +46,9 @@ def test_a_planned_change_of_leaders(pair: tuple[Served, Served]) -> None:
     assert refused.returncode != 0
     assert "is a standby" in refused.stderr
     assert "addresses of both" in refused.stderr
+    unclear = rmq("promote", flight=both)
+    assert unclear.returncode != 0
+    assert "--flight HOST:PORT" in unclear.stderr
     held = rmq("promote", flight=standby.flight)
     assert held.returncode != 0
     assert "led by" in held.stderr
@@ -77,7 +80,7 @@ def test_addresses_without_a_leader_are_told() -> None:
         client.send("orders", pa.table({"body": [b"a"]}))
 
 
-@pytest.mark.parametrize("flight", ["127.0.0.1:1,", "grpc+tls://127.0.0.1:1,grpc://127.0.0.1:2"])
+@pytest.mark.parametrize("flight", ["127.0.0.1:1,", "127.0.0.1:1, grpc+tls://127.0.0.1:2"])
 def test_wrong_addresses_are_refused(flight: str) -> None:
     done = rmq("lag", flight=flight)
 

@@ -227,6 +227,7 @@ class Engine:
 
     def begin(self) -> None:
         """Store the event of a start, from which time goes on."""
+        self.clock.go_on_from(self.state.last_at_ms)
         self.submit(Found(len(self.settings.delay_levels_ms)))
 
     def lead(self, *, force: bool) -> None:
@@ -239,13 +240,21 @@ class Engine:
             LogHeldError: another broker leads.
             LogStoreError: the store does not answer.
         """
-        assert self.followed is not None, "a standby"
-        leader = self.followed.leader
-        shared = self.followed.lead(force=force)
+        followed = self.followed
+        assert followed is not None, "a standby"
+        leader = followed.leader
+        shared = followed.lead(force=force)
         log.warning("this standby begins to lead the log; the last leader was %s", leader)
         self._share(shared)
+        if (fenced := shared.replication.fenced) is not None:  # before anybody could be told
+            self._fenced(fenced)
+        self.access.reload()
         self.writer.rebuild(StandbyError("This standby begins to lead."))
-        self.clock.go_on_from(self.state.last_at_ms)
+
+    def leave_log(self) -> None:
+        """End the lease, so that another broker can lead; this one answers nothing more."""
+        if self.replication is not None:
+            self.replication.close()
 
     def _fenced(self, error: LogFencedError) -> None:
         """Refuse everything from now on: another broker leads the log."""
@@ -253,8 +262,8 @@ class Engine:
         self.on_fenced(error.message)
 
     def _report_log_store(self) -> dict[str, Any] | None:
-        if self.followed is not None:
-            return self.followed.report(self.log.end)
+        if (followed := self.followed) is not None:
+            return followed.report(self.log.end)
         return self.replication.report(self.log.end) if self.replication else None
 
     def check_leads(self) -> None:
@@ -376,7 +385,8 @@ class Engine:
                 if self.replication is not None and self.replication.fenced is not None:
                     return
                 if why := self._why_failed():
-                    if not self._closing.wait(self.repair.next_attempt_s()):
+                    pause_s = self.repair.next_attempt_s()
+                    if not self._closing.wait(pause_s) and self._why_failed() is not None:
                         self.writer.rebuild(why)
                     continue
                 if self.replication is not None and not self.replication.lease_runs:
@@ -397,6 +407,8 @@ class Engine:
         if (broken := self.database.broken) is not None:
             self.repair.failed(StorageError(broken))
         elif (fatal := self.writer.failure) is not None:
+            if isinstance(fatal, StandbyError):  # the thread that promotes it rebuilds it
+                return None
             self.repair.failed(fatal)
         return self.repair.why
 

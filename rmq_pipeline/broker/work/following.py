@@ -14,9 +14,19 @@ from rmq_pipeline.broker.decide.request import Decision, Request
 from rmq_pipeline.broker.state.state import State
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.recovery import replay
+from rmq_pipeline.broker.work.repair import text_of
 from rmq_pipeline.broker.work.replicating import Followed
 from rmq_pipeline.clock import Deadline
-from rmq_pipeline.errors import ConflictError, LogHeldError, LogStoreError, RocketMQError
+from rmq_pipeline.errors import (
+    ConflictError,
+    HomeFormatError,
+    LogFencedError,
+    LogHeldError,
+    LogStoreError,
+    OperatorError,
+    RequestError,
+    RocketMQError,
+)
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.store.log.shared_log import FollowingLog, StoredFrame
 
@@ -29,6 +39,8 @@ _LOOKS: Final = 8
 _LOOK_S: Final = 0.5
 #: Bytes of frames that are applied in one turn of the writer.
 _TURN_BYTES: Final = 32 * MIB
+#: A standby that has claimed the log and does not work within this time leaves it to another one.
+_BEGIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class Follow(Request):
         start = self.log.end
         self.log.append(self.frames)
         replay(state, self.log, start=start)
+        self.log.publish()
 
 
 class Follower:
@@ -66,6 +79,8 @@ class Follower:
         self._closing = False
         #: The promotion that was asked for; None: none was.
         self._asked: _Promotion | None = None
+        #: The access rules of the home have changed, and are not in force yet.
+        self._has_new_rules = False
         self._thread = threading.Thread(target=self._run, name="rmq-standby", daemon=True)
         self._thread.start()
 
@@ -87,7 +102,10 @@ class Follower:
             self._asked = asked
             self._wakes.notify_all()
         if not asked.done.wait(timeout_s):
-            raise LogStoreError("The standby does not lead yet; it goes on trying.")
+            with self._wakes:  # an old promotion must not end a leader later
+                if self._asked is asked:
+                    self._asked = None
+            raise LogStoreError("The standby did not begin to lead in time.")
         if asked.error is not None:
             raise asked.error
 
@@ -118,13 +136,13 @@ class Follower:
                     self._look(followed)
                     continue
                 more = self._follow(followed)
-                self._has_failed(followed, None)
-            except LogStoreError as error:
+                if self._engine.writer.failure is None:
+                    self._has_failed(followed, None)
+            except RocketMQError as error:
                 self._has_failed(followed, error.message)
                 more = False
-            except Exception as error:  # without this thread the standby would be of no use
+            except Exception as error:  # noqa: BLE001 without this thread it would never follow
                 self._has_failed(followed, repr(error))
-                log.exception("The standby could not follow; it tries again.")
                 more = False
             if not more:
                 self._rest()
@@ -135,19 +153,25 @@ class Follower:
             self._wakes.wait_for(lambda: self._closing or self._asked is not asked, _PAUSE_S)
 
     def _has_failed(self, followed: Followed, why: str | None) -> None:
-        if why is not None and followed.failing is None:
-            log.warning("The standby does not follow: %s", why)
+        if why is not None and followed.failing != why:
+            log.warning("The standby does not follow, and tries again: %s", why)
         followed.failing = why
 
     def _look(self, followed: Followed) -> None:
         """Look at the lease and the access rules, and begin to lead if that is due."""
         asked, runs = self._asked, followed.look()
-        if followed.take_access():
+        self._has_new_rules = followed.take_access() or self._has_new_rules
+        if self._has_new_rules:
             self._engine.access.reload()
+            self._has_new_rules = False
         force = asked is not None and asked.force
-        if asked is None and (runs or not self._takes_over):
+        broken = self._engine.writer.failure
+        if asked is None and (runs or not self._takes_over or broken is not None):
             return
-        if asked is not None and runs and not force:
+        if broken is not None:
+            self._answer(OperatorError(f"This standby does not follow the log: {text_of(broken)}"))
+            return
+        if runs and not force:
             self._answer(LogHeldError(f"The log is led by {followed.leader}."))
             return
         try:
@@ -158,9 +182,11 @@ class Follower:
 
     def _follow(self, followed: Followed) -> bool:
         """Take over the next frames; return False if there are none."""
-        commit_log = self._engine.log
-        if not isinstance(commit_log, FollowingLog):  # a rebuild has failed
+        commit_log, broken = self._engine.log, self._engine.writer.failure
+        if broken is not None:  # housekeeping rebuilds it
+            self._has_failed(followed, text_of(broken))
             return False
+        assert isinstance(commit_log, FollowingLog), "the log of a standby"
         frames = followed.missing(commit_log.end, most_bytes=_TURN_BYTES)
         if not frames:
             return False
@@ -169,21 +195,35 @@ class Follower:
         return True
 
     def _begin(self) -> None:
-        """Wait until the engine works as the leader's; housekeeping repairs what fails."""
-        while not self._closing and self._engine.writer.failure is not None:
+        """Begin to work as the leader; leave the log to another broker if that does not succeed."""
+        over, error = Deadline(_BEGIN_S), None
+        while not self._closing:
+            broken = self._engine.writer.failure
+            error = broken if isinstance(broken, RocketMQError) else None
+            try:
+                if broken is None:
+                    self._engine.begin()
+                    self._on_leading()
+                    self._answer(None)
+                    return
+            except RocketMQError as failed:  # the database or the disk may be away for a moment
+                error = failed
+            except Exception as failed:
+                log.exception("The standby could not begin to lead.")
+                error = OperatorError(repr(failed))
+            if isinstance(error, LogFencedError):  # the process has been told
+                break
+            if over.is_over or isinstance(error, HomeFormatError | RequestError):
+                self._give_up(error)
+                break
             self._rest()
-        if self._closing:
-            return
-        try:
-            self._engine.begin()
-            self._on_leading()
-        except Exception as error:
-            log.exception("The standby could not begin to lead.")
-            failed = error if isinstance(error, RocketMQError) else LogStoreError(repr(error))
-            self._answer(failed)
-            self._engine.repair.on_unrepairable(str(error))
-            return
-        self._answer(None)
+        self._answer(error or ConflictError("The standby closes."))
+
+    def _give_up(self, error: RocketMQError | None) -> None:
+        why = error.message if error is not None else "it does not work"
+        log.error("This standby has claimed the log, and leaves it to another broker: %s", why)
+        self._engine.leave_log()
+        self._engine.repair.on_unrepairable(why)
 
     def _answer(self, error: RocketMQError | None) -> None:
         with self._wakes:

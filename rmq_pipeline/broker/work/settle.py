@@ -1,6 +1,7 @@
 """The part of a settle outside the writer: reading tables, dead-lettering, answering."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,12 +26,14 @@ from rmq_pipeline.broker.work.dead_letter import dead_letter_exhausted, told
 from rmq_pipeline.broker.work.engine import Engine
 from rmq_pipeline.broker.work.keyed_state import state_batch
 from rmq_pipeline.broker.work.sinks import described_files
-from rmq_pipeline.errors import TableSchemaError
+from rmq_pipeline.errors import LogFencedError, StandbyError, TableSchemaError
 from rmq_pipeline.failure import Failure
 from rmq_pipeline.message import Int64s
 from rmq_pipeline.receipt import Receipts
 from rmq_pipeline.store.events import Kind
 from rmq_pipeline.tables import check, columns_of, sound
+
+log = logging.getLogger(__name__)
 
 
 def receipts_of(given: pa.Table | Sequence[str]) -> Receipts:
@@ -176,7 +179,12 @@ def settle(
     )
     settled: Settled = engine.submit(request)
     if settled.exhausted:
-        dead_letter_exhausted(engine, settled.exhausted)
+        try:
+            dead_letter_exhausted(engine, settled.exhausted)
+        except (LogFencedError, StandbyError) as error:
+            # The batch is settled, and these errors say that nothing was changed. The broker that
+            # leads does the rest, as after a restart.
+            log.warning("exhausted messages are left to the next leader: %s", error.message)
     return settled.counts()
 
 

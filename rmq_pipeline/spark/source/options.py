@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rmq_pipeline.errors import RequestError
 from rmq_pipeline.flight.client import Client
-from rmq_pipeline.flight.connection import Target
+from rmq_pipeline.flight.connection import ENCRYPTED, Target
 from rmq_pipeline.topic import DLQ_PREFIX
 
 EARLIEST: Final = -2
@@ -240,6 +240,8 @@ def _address(options: Mapping[str, str]) -> Address:
     if endpoint and home:
         raise RequestError("Set either endpoint or home, not both.")
     target = Target.find(endpoint, home=home, token=None)
+    if target.address is not None and target.encrypted:
+        return Address(",".join(ENCRYPTED + each for each in target.addresses()), None)
     return Address(target.address, None if target.home is None else str(Path.absolute(target.home)))
 
 

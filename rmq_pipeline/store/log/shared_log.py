@@ -225,7 +225,7 @@ class FollowingLog(SharedLog):
         self._check()
 
     def append(self, frames: Sequence[StoredFrame]) -> None:
-        """Write the next frames of the store; all are on disk when this returns.
+        """Write the next frames of the store; ``publish`` lets dispatch read them.
 
         A frame is on disk before the next one is written, because that one's header says so.
 
@@ -236,10 +236,13 @@ class FollowingLog(SharedLog):
         try:
             for stored, data, layout in frames:
                 self.take_over(stored.position, data, layout=layout, dsync=True)
-                self.synced = self.end
         except OSError as error:
             raise self._break("Writing to the commit log", error) from error
         self._build_from(self.end)
+
+    def publish(self) -> None:
+        """Let dispatch read what ``append`` has written, once the state has it."""
+        self.synced = self.end
 
     @override
     def make_room(self, *, frame_bytes: int, use_reserve: bool) -> None:

@@ -10,23 +10,34 @@ import pytest
 
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.broker.verbs.declaration import declarations
+from rmq_pipeline.broker.work.engine import SCHEMAS
+from rmq_pipeline.broker.work.home import FORMAT
+from rmq_pipeline.broker.work.writer import EVENTS
 from rmq_pipeline.errors import (
     ConflictError,
     LogFencedError,
     LogHeldError,
     LogStoreError,
+    OperatorError,
     RequestError,
     StandbyError,
 )
+from rmq_pipeline.flight.client import Client
+from rmq_pipeline.flight.process import ANY_PORT
+from rmq_pipeline.flight.server import FlightServer
 from rmq_pipeline.limits import MIB
 from rmq_pipeline.settings import Settings
 from rmq_pipeline.store.log.catching_up import DivergedLogError
+from rmq_pipeline.store.log.postgres_store import PostgresStore
+from rmq_pipeline.store.log.replication import Replication
+from rmq_pipeline.store.log.shared_log import LeadingLog
 from tests.broken_wire import BrokenWire
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 Open = Callable[..., Broker]
-LEASE_MS = 400
+#: Longer than any pause of a test, and that of a leader that dies.
+LEASE_MS, SHORT_MS = 60_000, 400
 
 
 @pytest.fixture
@@ -60,7 +71,16 @@ def open_broker(tmp_path: Path, database: str) -> Iterator[Open]:
 @pytest.fixture
 def leader(open_broker: Open) -> Broker:
     """The first broker that starts leads, also with --standby."""
-    broker = open_broker()
+    return prepared(open_broker())
+
+
+@pytest.fixture
+def mortal(open_broker: Open) -> Broker:
+    """A leader whose lease is over soon after it died."""
+    return prepared(open_broker(log_lease_ms=SHORT_MS))
+
+
+def prepared(broker: Broker) -> Broker:
     assert not broker.is_standby
     broker.ensure_topic("orders", type="fifo", queues=1)
     broker.ensure_group("billing", order="message_group")
@@ -193,14 +213,14 @@ def test_the_status_of_a_standby_names_the_leader(
     assert leader.status()["log_store"]["role"] == "leader"
 
 
-def test_a_standby_leads_once_the_leader_is_gone(leader: Broker, open_broker: Open) -> None:
-    send(leader, "a", "b")
-    received = leader.receive("billing", "orders", limit=1)
-    leader.ack(received["receipt_handle"].to_pylist())
+def test_a_standby_leads_once_the_leader_is_gone(mortal: Broker, open_broker: Open) -> None:
+    send(mortal, "a", "b")
+    received = mortal.receive("billing", "orders", limit=1)
+    mortal.ack(received["receipt_handle"].to_pylist())
     standby = open_broker("second")
     leads = threading.Event()
     standby.when_leading(leads.set)
-    die(leader)
+    die(mortal)
 
     until(leads.is_set)
 
@@ -215,16 +235,16 @@ def test_a_standby_leads_once_the_leader_is_gone(leader: Broker, open_broker: Op
     standby.when_leading(told.set)
     assert told.is_set()
     with pytest.raises(LogFencedError):
-        send(leader, "of the old leader")
+        send(mortal, "of the old leader")
 
 
 def test_a_receipt_of_the_old_leader_holds_at_the_new_one(
-    leader: Broker, open_broker: Open
+    mortal: Broker, open_broker: Open
 ) -> None:
-    send(leader, "a")
-    receipt = leader.receive("billing", "orders", limit=1)["receipt_handle"].to_pylist()
+    send(mortal, "a")
+    receipt = mortal.receive("billing", "orders", limit=1)["receipt_handle"].to_pylist()
     standby = open_broker("second")
-    die(leader)
+    die(mortal)
     until(lambda: not standby.is_standby)
 
     standby.ack(receipt)
@@ -234,12 +254,12 @@ def test_a_receipt_of_the_old_leader_holds_at_the_new_one(
 
 
 def test_a_leader_that_stops_hands_over_at_once(leader: Broker, open_broker: Open) -> None:
-    standby = open_broker("second", log_lease_ms=60_000)
+    standby = open_broker("second")
     send(leader, "a")
 
     leader.close()
 
-    until(lambda: not standby.is_standby)
+    until(lambda: not standby.is_standby, within_s=LEASE_MS / 1000 / 2)
     assert bodies(standby) == ["a"]
 
 
@@ -382,6 +402,99 @@ def test_a_home_whose_last_answers_the_store_lacks_is_no_standby(
     assert bodies(second) == ["b"]
 
 
+def test_a_standby_that_cannot_read_the_log_leaves_it_to_others(
+    leader: Broker, open_broker: Open, database: str, tmp_path: Path
+) -> None:
+    """A newer version has led, whose columns this one does not know."""
+    standby = open_broker("second")
+    send(leader, "a")
+    until(caught_up(standby, leader))
+    store = PostgresStore(database, timeout_s=2.0, lease_s=60.0, home_format=FORMAT)
+    store.look()
+    store.claim(seconds=0.0, force=True)
+    replication = Replication(store, mode="sync", lease_s=60.0, timeout_s=2.0, behind_bytes=MIB)
+    replication.start()
+    newer = {**SCHEMAS, EVENTS: SCHEMAS[EVENTS].append(pa.field("of_tomorrow", pa.string()))}
+    commit_log = LeadingLog.open(
+        tmp_path / "newer",
+        schemas=newer,
+        file_bytes=MIB,
+        reserve_bytes=0,
+        replication=replication,
+        answered_alone=False,
+    )
+    fields = newer[EVENTS]
+    row = {field.name: [None if field.nullable else 0] for field in fields}
+    commit_log.stage(EVENTS, pa.record_batch(row, schema=fields))
+    commit_log.commit()
+    assert standby.is_standby
+    until(lambda: "columns" in (standby.status()["log_store"]["failing"] or ""))
+    commit_log.close()
+    replication.close()
+
+    followed = standby.engine.followed
+    assert followed is not None
+    until(lambda: not followed.look())
+    with pytest.raises(OperatorError, match="does not follow the log"):
+        standby.promote()
+    assert standby.is_standby
+    assert not followed.look()
+
+
 def test_a_refused_store_is_told(open_broker: Open) -> None:
     with pytest.raises(LogStoreError):
         open_broker("second", "postgresql://127.0.0.1:1/none")
+
+
+# ----------------------------------------------------------------------------------------- clients
+
+
+def test_clients_leave_a_leader_that_has_lost_its_database(
+    open_broker: Open, postgres: PostgresServer, database: str
+) -> None:
+    with BrokenWire(postgres.address) as wire:
+        through = database.replace(postgres.address, wire.address)
+        old = prepared(open_broker("first", through, log_lease_ms=SHORT_MS))
+        standby = open_broker("second")
+        with FlightServer(old, ANY_PORT) as one, FlightServer(standby, ANY_PORT) as two:
+            with Client(f"{one.address},{two.address}") as client:
+                client.send("orders", pa.table({"body": [b"a"], "message_group": ["a"]}))
+                wire.cut()
+                until(lambda: not standby.is_standby)
+                standby.create_topic("later")
+
+                assert "later" in client.list_topics()["name"].to_pylist()
+                client.send("orders", pa.table({"body": [b"b"], "message_group": ["a"]}))
+            with Client(f"{one.address},{two.address}") as another:
+                assert "later" in another.list_topics()["name"].to_pylist()
+            with Client(one.address) as client, pytest.raises(LogStoreError):
+                client.list_topics()
+        assert bodies(standby) == ["a", "b"]
+
+
+def test_a_client_with_one_address_gets_the_answers_of_a_standby(
+    leader: Broker, open_broker: Open
+) -> None:
+    send(leader, "a")
+    standby = open_broker("second")
+    until(caught_up(standby, leader))
+
+    with FlightServer(standby, ANY_PORT) as server, Client(server.address) as client:
+        assert client.read("orders", 0, offset=0, limit=10)["body"].to_pylist() == [b"a"]
+        with pytest.raises(StandbyError, match=r"process .* leads"):
+            client.send("orders", pa.table({"body": [b"b"], "message_group": ["a"]}))
+
+
+def test_rules_without_users_do_not_open_a_standby_beyond_loopback(
+    leader: Broker, open_broker: Open
+) -> None:
+    leader.create_user("ann", password="secret-of-ann", type="super")
+    standby = open_broker("second")
+    assert standby.access.enabled
+    standby.access.is_required = True  # as an endpoint beyond loopback sets it
+
+    leader.delete_user("ann")
+    until(lambda: "ann" not in (standby.engine.home.path / "access.json").read_text())
+    standby.access.reload()
+
+    assert standby.access.enabled
