@@ -214,6 +214,8 @@ _NOT_LEADING = (errors.StandbyError, errors.LogFencedError)
 _WATCHED = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 2_000),
+    # Otherwise a ping waits a minute for its answer.
+    ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
