@@ -27,12 +27,12 @@ from rmq_pipeline import durable_files
 from rmq_pipeline.backup import deriving
 from rmq_pipeline.backup.deriving import LOG
 from rmq_pipeline.backup.log_files import TIMES
-from rmq_pipeline.backup.restoring import settings_of
 from rmq_pipeline.backup.snapshot import SourceHome
 from rmq_pipeline.broker.work.engine import SCHEMAS
 from rmq_pipeline.broker.work.writer import MESSAGES
 from rmq_pipeline.endpoint import LOCK_FILE
 from rmq_pipeline.errors import CorruptLogError, HomeLockedError, OperatorError
+from rmq_pipeline.flight.flags import Flags, checked
 from rmq_pipeline.store.database import FILE_NAME
 from rmq_pipeline.store.log import log_file
 from rmq_pipeline.store.log.frame import FrameHeader, completed, decode
@@ -237,7 +237,7 @@ def repair(found: Plan) -> Path:
         for name in (FILE_NAME, f"{FILE_NAME}.wal"):
             if (home / name).exists():
                 (home / name).rename(aside / name)
-        deriving.derive(home, settings_of(home), without=())
+        deriving.derive(home, checked(Flags.remembered(home).settings), without=())
     os.sync()
     return aside
 

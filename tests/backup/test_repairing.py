@@ -8,6 +8,7 @@ import pytest
 from rmq_pipeline.backup.repairing import UnrepairableError, locked, plan, repair
 from rmq_pipeline.broker import Broker
 from rmq_pipeline.errors import CorruptLogError, HomeLockedError, RocketMQError
+from rmq_pipeline.flight.flags import Flags
 from tests.broker.sealed_home import fill, messages, open_broker, seal_all, stored
 from tests.cli.conftest import RMQ, process
 
@@ -95,6 +96,28 @@ def test_a_damaged_database_is_made_again_from_the_log(home: Path) -> None:
     with open_broker(home, log_file_bytes=8 << 20) as broker:
         assert stored(broker) == expected
         seal_all(broker)
+        assert stored(broker) == expected
+
+
+def mend(home: Path) -> Path:
+    with locked(home) as where:
+        return repair(plan(where))
+
+
+def test_a_repair_keeps_the_settings(home: Path, tmp_path: Path) -> None:
+    settings = {"archive_root": str(tmp_path / "archive"), "log_file_bytes": 8 << 20}
+    with open_broker(home, **settings) as broker:
+        fill(broker, rounds=2)
+        seal_all(broker)
+        expected = stored(broker)
+    Flags(settings=settings).keep(home)
+    kept = (home / "settings.json").read_bytes()
+    (home / "state.duckdb").write_bytes(b"no database")
+
+    mend(home)
+
+    assert (home / "settings.json").read_bytes() == kept
+    with open_broker(home, **Flags.remembered(home).settings) as broker:
         assert stored(broker) == expected
 
 
