@@ -2,46 +2,59 @@
 
 | damage | repair |
 | --- | --- |
-| a frame that the database does not have yet | the log is cut before it |
-| a log file between two others is gone or has no header | the log is cut at its place |
-| ``state.duckdb`` cannot be read, and the log has its beginning | it is made again from the log |
+| a frame that the database does not have yet, or a log file there | the log is cut before it |
+| the header of a log file whose frames are sound | it is written again |
+| a log file that was sealed | it and the earlier ones are set aside |
+| the content of ``state.duckdb``, and the log has its beginning | it is made again from the log |
 
-Nothing is deleted: what is taken out lies in ``damaged/<time>/`` of the home.
+A plan is tried on a scratch copy first: what a start would still refuse is refused, and nothing is
+changed. What is taken out is on disk in ``damaged/<time>/`` of the home before anything is changed.
 """
 
 import fcntl
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from rmq_pipeline import durable_files
-from rmq_pipeline.backup import deriving
+from rmq_pipeline.archive.segment import HIDDEN, KEPT, SUFFIX, Segment
+from rmq_pipeline.backup import deriving, log_damage
 from rmq_pipeline.backup.deriving import LOG
-from rmq_pipeline.backup.log_files import TIMES
+from rmq_pipeline.backup.log_damage import DamagedLog, Lost, Reached, SoundEnd
 from rmq_pipeline.backup.snapshot import SourceHome
-from rmq_pipeline.broker.work.engine import SCHEMAS
-from rmq_pipeline.broker.work.writer import MESSAGES
+from rmq_pipeline.broker.work.home import ARCHIVE_FILE, FORMAT_FILE
 from rmq_pipeline.endpoint import LOCK_FILE
-from rmq_pipeline.errors import CorruptLogError, HomeLockedError, OperatorError
+from rmq_pipeline.errors import (
+    CorruptLogError,
+    HomeLockedError,
+    OperatorError,
+)
 from rmq_pipeline.flight.flags import Flags, checked
+from rmq_pipeline.settings import Settings
+from rmq_pipeline.storage.place import at, opened
+from rmq_pipeline.storage.root import Root
+from rmq_pipeline.store import history
 from rmq_pipeline.store.database import FILE_NAME
-from rmq_pipeline.store.log import log_file
-from rmq_pipeline.store.log.frame import FrameHeader, completed, decode
-from rmq_pipeline.store.log.log_file import LogFile
-from rmq_pipeline.store.stored_state import read_database
+from rmq_pipeline.store.log import frame, log_file
+from rmq_pipeline.store.log.recovery import ACCEPTED, MARK_FILE, VALIDATED_FILE, SyncedMark
+from rmq_pipeline.store.stored_state import DatabaseFacts, Ends, read_database, read_ends
 
 #: Folder of what repairs took out.
 ASIDE: Final = "damaged"
 _RESTORE: Final = "Restore a backup: `rmq restore DEST HOME`."
+_WAL: Final = f"{FILE_NAME}.wal"
+_TOPICS: Final = "topics/"
+_PIECE_BYTES: Final = 8 << 20
+#: What a damaged database says.
+_NOTHING: Final = DatabaseFacts(0, frozenset())
+_NO_ENDS: Final = Ends(0, 0, {}, {})
 
 
 class UnrepairableError(OperatorError):
@@ -50,35 +63,65 @@ class UnrepairableError(OperatorError):
     remedy = _RESTORE
 
 
-@dataclass(slots=True)
-class Lost:
-    """Sound frames behind a cut, which go with it."""
-
-    frames: int = 0
-    first_ms: int | None = None
-    last_ms: int | None = None
-    #: Number of messages, and first offset, by (topic_id, queue_id).
-    messages: Counter[tuple[int, int]] = field(default_factory=Counter)
-    first_offset: dict[tuple[int, int], int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """A database; empty if it is damaged."""
+
+    facts: DatabaseFacts = _NOTHING
+    ends: Ends = _NO_ENDS
+    damage: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "_Stored":
+        """Read a database."""
+        if not path.exists():
+            return cls(damage=f"{path} is missing.")
+        try:
+            return cls(read_database(path), read_ends(path))
+        except ValueError as error:
+            return cls(damage=f"{path}: {error}")
+
+    @property
+    def dispatched(self) -> int:
+        """Log position that the tables reflect."""
+        return self.facts.dispatched
+
+    @property
+    def sealed_to(self) -> int:
+        """All earlier frames are in the files."""
+        return self.ends.sealed_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a repair does to a home."""
 
     home: Path
+    settings: Settings
     #: Description of each damage.
     damage: tuple[str, ...]
-    #: Position at which the log is cut, and its end before; None: it is whole.
+    #: Position at which the log is cut, and its end before; None: its end is whole.
     cut: tuple[int, int] | None
     lost: Lost
+    #: Names of topics, by id.
+    topics: Mapping[int, str]
     #: The database is made again from the log.
     is_derived: bool
+    #: Position at which the log begins; earlier files are sealed, and set aside.
+    first: int
+    #: First pages of log files that are written again, by base.
+    headers: Mapping[int, bytes]
 
     @property
     def is_needed(self) -> bool:
         """Return True if there is something to do."""
-        return self.cut is not None or self.is_derived
+        return bool(self.damage)
+
+    @property
+    def sets_aside(self) -> bool:
+        """Return True if sealed files at the beginning of the log are set aside."""
+        paths = (self.home / LOG).glob(f"*{log_file.SUFFIX}")
+        return any(int(path.stem) < self.first for path in paths)
 
 
 @contextmanager
@@ -86,11 +129,11 @@ def locked(home: Path) -> Iterator[Path]:
     """Keep brokers away from a home.
 
     Raises:
-        RequestError: it is no home.
+        RequestError: it is no home, or has another format, or its log is in a store.
         HomeLockedError: a process has it open.
     """
     path = SourceHome.open(home).path
-    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,146 +150,357 @@ def plan(home: Path) -> Plan:
     Raises:
         UnrepairableError: the damage cannot be repaired.
     """
-    damage: list[str] = []
-    dispatched, is_derived = 0, False
-    try:
-        dispatched = read_database(home / FILE_NAME).dispatched
-    except ValueError as error:
-        damage.append(f"{FILE_NAME}: {error}")
-        is_derived = True
-    paths = sorted((home / LOG).glob(f"*{log_file.SUFFIX}"))
-    if not paths:
-        raise UnrepairableError(f"{home / LOG} has no file of the log.")
-    first = int(paths[0].stem)
-    if is_derived and first:
-        raise UnrepairableError(
-            f"{damage[0]}. It cannot be made from the log, which begins at position {first}."
+    settings = checked(Flags.remembered(home).settings)
+    stored = _Stored.read(home / FILE_NAME)
+    with closing(DamagedLog(home / LOG)) as log:
+        return _Planning(home, settings, stored=stored, log=log).plan()
+
+
+class _Planning:
+    def __init__(self, home: Path, settings: Settings, *, stored: _Stored, log: DamagedLog) -> None:
+        self._home = home
+        self._settings = settings
+        self._stored = stored
+        self._log = log
+
+    def plan(self) -> Plan:
+        """Return what is to be done."""
+        stored, log = self._stored, self._log
+        damage = [stored.damage] if stored.damage else []
+        first = self._first(damage)
+        marked, accepted = _mark(self._home / LOG, log.seeds)
+        try:
+            sound = log_damage.sound_end(log, first=first, start=stored.dispatched, marked=marked)
+        except CorruptLogError as error:
+            raise UnrepairableError(error.message) from error
+        cut, lost = None, Lost()
+        reached = Reached(dict(stored.ends.heads), dict(stored.ends.topics))
+        if sound.why is not None:
+            damage.append(sound.why)
+            cut = self._cut(sound, accepted=accepted)
+            self._read_up_to(cut[0], reached)
+            lost = log_damage.lost_of(sound.behind, reached)
+        if sound.why is not None or stored.damage:
+            self._check_sealed(sound.position, lost)
+        headers = {
+            base: each.header
+            for base, each in log.files.items()
+            if each.is_headless
+            and base >= first
+            and (cut is None or base < cut[0] or base == first)
+        }
+        damage += [log.damage[base] for base in headers]
+        found = Plan(
+            home=self._home,
+            settings=self._settings,
+            damage=tuple(damage),
+            cut=cut,
+            lost=lost,
+            topics=reached.topics,
+            is_derived=stored.damage is not None,
+            first=first,
+            headers=headers,
         )
-    end, why, sound = _sound_end(paths, dispatched)
-    cut, lost = None, Lost()
-    if why is not None:
-        damage.append(why)
-        cut = end, max([end, *(header.position + header.length for _, header in sound)])
-        lost = _lost(sound)
-    return Plan(home, tuple(damage), cut, lost, is_derived)
+        return self._tried(found)
 
-
-def _sound_end(
-    paths: Sequence[Path], dispatched: int
-) -> tuple[int, str | None, list[tuple[LogFile, FrameHeader]]]:
-    """Return where the sound frames end, the damage there, and the frame headers behind it.
-
-    Frames before ``dispatched`` are not read, as a start does not.
-    """
-    end, why = int(paths[0].stem), None
-    behind: list[tuple[LogFile, FrameHeader]] = []
-    for number, path in enumerate(paths):
-        is_last = number + 1 == len(paths)
-        following = None if is_last else int(paths[number + 1].stem)
-        if following is not None and following <= dispatched and why is None:
-            end = following  # a start does not read it
-            continue
-        try:
-            file = LogFile.open(path, schemas=SCHEMAS)
-        except CorruptLogError as error:
-            why = why or error.message
-            continue
-        try:
-            if why is None and file.base > max(end, dispatched):
-                why = f"{path}: the log file before it is gone, from position {end} on."
-            start = max(file.base, dispatched)
-            if why is None:
-                end, why = _walk(file, start, following=following)
-                start = end
-            if why is not None:
-                behind += _frames_from(file, start)
-        finally:
-            file.finish()
-    if why is not None and end < dispatched:
-        raise UnrepairableError(f"{why} The database has reached position {dispatched}.")
-    return end, why, behind
-
-
-def _walk(file: LogFile, position: int, *, following: int | None) -> tuple[int, str | None]:
-    while following is None or position < following:
-        try:
-            end, sections = file.frame_sections(position)
-            for section in sections:
-                file.payload(section)
-        except CorruptLogError as error:
-            after = file.frames_after(position, file.written_end(position))
-            is_torn = following is None and not any(each.synced > position for each in after)
-            return position, None if is_torn else error.message
-        position = end
-    return position, None
-
-
-def _frames_from(file: LogFile, start: int) -> Iterator[tuple[LogFile, FrameHeader]]:
-    stop = file.written_end(start)
-    first = file.frame_at(start)
-    for header in [*([first] if first else []), *file.frames_after(start, stop)]:
-        yield file, header
-
-
-def _lost(frames: Sequence[tuple[LogFile, FrameHeader]]) -> Lost:
-    """Describe the frames that can still be read."""
-    lost = Lost()
-    for file, header in frames:
-        try:
-            _, sections = file.frame_sections(header.position)
-            batches = [
-                (each.kind, decode(file.payload(each), file.schemas[each.kind]))
-                for each in sections
-                if each.kind in TIMES
-            ]
-        except CorruptLogError:
-            continue
-        lost.frames += 1
-        for kind, found in batches:
-            rows = completed(found, SCHEMAS[kind])
-            if not rows.num_rows:
+    def _first(self, damage: list[str]) -> int:
+        """Return where the log begins: behind sealed files that are damaged or missing."""
+        stored, log, folder = self._stored, self._log, self._home / LOG
+        if not log.paths:
+            raise UnrepairableError(f"{folder} has no file of the log.")
+        if len(log.seeds) > 1:
+            raise UnrepairableError(f"{folder} has files of different logs.")
+        first = log.bases[0]
+        if stored.damage and first:
+            raise UnrepairableError(
+                f"{stored.damage} It cannot be made from the log, which begins at position {first}."
+            )
+        for base, following in pairwise([*log.bases, -1]):
+            read = log.files.get(base)
+            end = base if read is None else read.file.capacity_end
+            if read is not None and following <= end:
                 continue
-            times = pc.min_max(rows.column(TIMES[kind])).as_py()
-            lost.first_ms = min(times["min"], lost.first_ms or times["min"])
-            lost.last_ms = max(times["max"], lost.last_ms or 0)
-            if kind == MESSAGES:
-                _count(lost, rows)
-    return lost
+            why = log.damage.get(base) or (
+                f"{log_file.path_of(folder, base)}: the file after it, from {end} on, is gone."
+            )
+            if 0 <= following <= stored.sealed_to:
+                first = following
+                damage.append(why)
+            elif end < stored.dispatched:
+                raise UnrepairableError(
+                    f"{why} The database has read the log up to position {stored.dispatched};"
+                    f" it is sealed up to {stored.sealed_to}."
+                )
+        if stored.dispatched < first or first not in log.files:
+            raise UnrepairableError(
+                f"{log.damage.get(first, '')} The log begins at {first}, and the database has read"
+                f" it up to {stored.dispatched}.".strip()
+            )
+        return first
+
+    def _cut(self, sound: SoundEnd, *, accepted: int) -> tuple[int, int]:
+        position, dispatched = sound.position, self._stored.dispatched
+        if position < dispatched:
+            raise UnrepairableError(f"{sound.why} The database has reached position {dispatched}.")
+        if position < accepted:
+            raise UnrepairableError(
+                f"{sound.why} A loss of the log before position {accepted} was accepted."
+            )
+        ends = [header.position + header.length for _, header in sound.behind]
+        return position, max([position, *ends])
+
+    def _read_up_to(self, cut: int, reached: Reached) -> None:
+        bases = self._log.bases
+        for base, following in zip(bases, [*bases[1:], cut], strict=True):
+            start, stop = max(base, self._stored.dispatched), min(following, cut)
+            if start < stop:
+                reached.read(self._log.files[base].file, start=start, stop=stop)
+
+    def _check_sealed(self, end: int, lost: Lost) -> None:
+        """Refuse to lose messages that are in files."""
+        known = [self._stored.sealed_to, lost.sealed_to]
+        names = (each.stem for each in (self._home / history.EVENTS).glob(f"*-*{SUFFIX}"))
+        ends = (name.partition("-")[2] for name in names)
+        known += [int(each) for each in ends if each.isdigit()]
+        if max(known) > end:
+            raise UnrepairableError(
+                f"The log is sound up to position {end}, and sealed up to {max(known)}: the sealed"
+                " messages behind the damage would be lost."
+            )
+
+    def _tried(self, found: Plan) -> Plan:
+        """Do the plan to a scratch copy, as a start reads it; return it."""
+        with TemporaryDirectory(prefix="rmq-repair-") as name:
+            scratch = Path(name)
+            _copy_log(found, scratch / LOG, seeds=self._log.seeds)
+            stored = self._stored
+            try:
+                if found.is_derived:
+                    deriving.derive(scratch, found.settings, without=())
+                    stored = _Stored.read(scratch / FILE_NAME)
+                else:
+                    with deriving.opened(scratch, found.settings, dispatched=stored.dispatched):
+                        pass
+            except CorruptLogError as error:
+                remedy = _RESTORE if type(error) is CorruptLogError else error.remedy
+                why = error.message.replace(name, str(self._home))
+                raise UnrepairableError(why, remedy=remedy) from error
+        if found.cut is None and not found.is_derived:
+            return found
+        if found.is_derived:
+            _check_behind(_archive(self._home).files(""), stored)
+        return found
 
 
-def _count(lost: Lost, rows: pa.RecordBatch) -> None:
-    names = ("topic_id", "queue_id", "queue_offset")
-    for topic_id, queue_id, offset in zip(
-        *(rows.column(name).to_pylist() for name in names), strict=True
-    ):
-        key = (topic_id, queue_id)
-        lost.messages[key] += 1
-        lost.first_offset[key] = min(offset, lost.first_offset.get(key, offset))
+def _segments(files: Mapping[str, int]) -> Iterator[Segment]:
+    for path in files:
+        if path.endswith((KEPT, SUFFIX)):
+            name = path.replace(f"/{HIDDEN}/", "/").removesuffix(KEPT)
+            try:
+                yield Segment.from_path(name)
+            except ValueError:
+                continue
+
+
+def _check_behind(files: Mapping[str, int], stored: _Stored) -> None:
+    """Refuse a database that lacks messages that are in files."""
+    for segment in _segments(files):
+        key = (segment.topic_id, segment.queue_id)
+        is_deleted = segment.topic_id < stored.ends.next_topic_id and (
+            segment.topic_id not in stored.ends.topics
+        )
+        if not is_deleted and segment.end > stored.ends.heads.get(key, 0):
+            raise UnrepairableError(
+                f"{segment.relative} has messages up to offset {segment.end}, and the sound log"
+                f" only up to {stored.ends.heads.get(key, 0)}: they would be lost."
+            )
+
+
+def _archive(home: Path) -> Root:
+    try:
+        said = durable_files.load_json((home / ARCHIVE_FILE).read_bytes())
+        return opened(home / "topics") if said["root"] is None else at(said["root"])
+    except FileNotFoundError:
+        return opened(home / "topics")
+    except (OSError, ValueError, KeyError) as error:
+        raise UnrepairableError(
+            f"The archive of {home} cannot be read: {error}.",
+            remedy=f"Restore {ARCHIVE_FILE}, and set the variables by which the broker opens it.",
+        ) from error
+
+
+def _mark(folder: Path, seeds: set[int]) -> tuple[int, int]:
+    """Return the position up to which the log was on disk, and the accepted loss."""
+    if len(seeds) != 1 or not (folder / MARK_FILE).exists():
+        return 0, 0
+    with closing(SyncedMark(folder)) as mark:
+        return mark.read(seed=min(seeds)), mark.accepted
+
+
+def _copy_log(found: Plan, folder: Path, *, seeds: set[int]) -> None:
+    """Write the log as a repair leaves it; its large files are links."""
+    log = found.home / LOG
+    folder.mkdir()
+    for name in (MARK_FILE, VALIDATED_FILE, ACCEPTED):
+        if (log / name).exists():
+            shutil.copyfile(log / name, folder / name)
+    paths = sorted(log.glob(f"*{log_file.SUFFIX}"))
+    kept = [path for path in paths if int(path.stem) >= found.first and not _is_cut(path, found)]
+    for path in kept:
+        base = int(path.stem)
+        if path != kept[-1] and base not in found.headers:
+            (folder / path.name).symlink_to(path)
+            continue
+        _copy_sparse(path, folder / path.name)
+        if base in found.headers:
+            _write_header(folder / path.name, found.headers[base])
+    if found.cut is not None:
+        _lower_mark(folder, found.cut[0], seeds=seeds)
+        _truncate(folder, found.cut[0])
+
+
+def _copy_sparse(source: Path, target: Path) -> None:
+    with source.open("rb") as read, target.open("xb") as written:
+        while piece := read.read(_PIECE_BYTES):
+            if piece.count(0) == len(piece):
+                written.seek(len(piece), os.SEEK_CUR)
+            else:
+                written.write(piece)
+        written.truncate(source.stat().st_size)
+
+
+def _is_cut(path: Path, found: Plan) -> bool:
+    """Return True if a file goes as a whole; the first one stays, for its header."""
+    return found.cut is not None and found.first < int(path.stem) >= found.cut[0]
+
+
+def _write_header(path: Path, header: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(header)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lower_mark(folder: Path, position: int, *, seeds: set[int]) -> None:
+    """Say that the log is on disk only up to a position; an accepted loss stays accepted."""
+    if _mark(folder, seeds)[0] > position:
+        with closing(SyncedMark(folder)) as mark:
+            mark.read(seed=min(seeds))
+            mark.write(position)
+            mark.sync()
+
+
+def _truncate(folder: Path, position: int) -> None:
+    """Drop all frames from a position on, which is in the last file."""
+    last = max(folder.glob(f"*{log_file.SUFFIX}"))
+    end = frame.FILE_HEADER_BYTES + position - int(last.stem)
+    if end < last.stat().st_size:
+        with last.open("r+b") as file:
+            file.truncate(end)
+            file.truncate(log_file.whole_pages(end + frame.HEADER_BYTES))
+            os.fsync(file.fileno())
 
 
 def repair(found: Plan) -> Path:
-    """Do what a plan says to a locked home; return the folder of what was taken out."""
+    """Do what a plan says to a locked home; return the folder of what was taken out.
+
+    An interrupted repair can be planned and done again.
+
+    Raises:
+        UnrepairableError: this user must not write the home, or a segment is damaged; nothing was
+            changed.
+    """
     home = found.home
-    name = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    aside = home / ASIDE / name
-    durable_files.make_folder(aside)
-    (home / ASIDE).chmod(0o700)
+    owner = (home / FORMAT_FILE).stat().st_uid
+    if os.geteuid() != owner:
+        raise UnrepairableError(
+            f"{home} belongs to user {owner}, and this is user {os.geteuid()}: the broker could"
+            " not write what the repair writes.",
+            remedy="Run the command as the user of the broker.",
+        )
+    aside = _aside(home)
+    try:
+        _copy_aside(found, aside)
+    except BaseException:
+        shutil.rmtree(aside)
+        raise
+    log = home / LOG
+    for base, header in found.headers.items():
+        _write_header(log_file.path_of(log, base), header)
+    paths = sorted(log.glob(f"*{log_file.SUFFIX}"))
+    for path in paths:
+        if int(path.stem) < found.first:
+            _move(path, aside)
     if found.cut is not None:
-        _cut_log(home, found.cut[0], aside=aside)
+        _cut_log(found, aside)
     if found.is_derived:
-        for name in (FILE_NAME, f"{FILE_NAME}.wal"):
+        for name in (_WAL, FILE_NAME):
             if (home / name).exists():
-                (home / name).rename(aside / name)
-        deriving.derive(home, checked(Flags.remembered(home).settings), without=())
+                _move(home / name, aside)
+        deriving.derive(home, found.settings, without=())
     os.sync()
     return aside
 
 
-def _cut_log(home: Path, position: int, *, aside: Path) -> None:
-    for path in sorted((home / LOG).glob(f"*{log_file.SUFFIX}")):
-        base = int(path.stem)
-        if base and base >= position:
-            path.rename(aside / path.name)
-        elif position < base + path.stat().st_size:
-            shutil.copyfile(path, aside / path.name)
-    deriving.truncate(home, position)
+def _aside(home: Path) -> Path:
+    """Create the folder of what is taken out, for the owner only.
+
+    Raises:
+        UnrepairableError: ``damaged`` is not a folder of the home's file system.
+    """
+    parent = home / ASIDE
+    if not parent.is_symlink() and not parent.exists():
+        parent.mkdir(mode=0o700)
+    if parent.is_symlink() or not parent.is_dir() or parent.stat().st_dev != home.stat().st_dev:
+        raise UnrepairableError(
+            f"{parent} is not a folder of the file system of the home.", remedy=f"Move {parent}."
+        )
+    parent.chmod(0o700)
+    aside = parent / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    aside.mkdir(mode=0o700)
+    durable_files.sync(parent)
+    durable_files.sync(home)
+    return aside
+
+
+def _copy_aside(found: Plan, aside: Path) -> None:
+    """Copy what is changed in place, and sync the copies."""
+    log = found.home / LOG
+    for base in found.headers:
+        path = log_file.path_of(log, base)
+        with path.open("rb") as file:
+            durable_files.replace(
+                aside / f"{path.name}.header", file.read(log_file.PAGE_BYTES), mode=0o600
+            )
+    if found.cut is not None:
+        kept = [path for path in log.glob(f"*{log_file.SUFFIX}") if not _is_cut(path, found)]
+        copy = aside / max(kept).name
+        end = frame.FILE_HEADER_BYTES + found.cut[0] - int(copy.stem)
+        if end < max(kept).stat().st_size:
+            _copy_sparse(max(kept), copy)
+            durable_files.sync(copy)
+    if (log / MARK_FILE).exists():
+        shutil.copyfile(log / MARK_FILE, aside / MARK_FILE)
+        durable_files.sync(aside / MARK_FILE)
+    durable_files.sync(aside)
+
+
+def _move(path: Path, aside: Path) -> None:
+    path.rename(aside / path.name)
+    durable_files.sync(aside)
+    durable_files.sync(path.parent)
+
+
+def _cut_log(found: Plan, aside: Path) -> None:
+    """Move the files behind the cut away, the last one first, then truncate the file before it.
+
+    The mark is lowered first: after a crash in between, the log would seem to have lost frames.
+    """
+    assert found.cut is not None
+    log = found.home / LOG
+    with closing(DamagedLog(log)) as files:
+        _lower_mark(log, found.cut[0], seeds=files.seeds)
+    for path in sorted(log.glob(f"*{log_file.SUFFIX}"), reverse=True):
+        if _is_cut(path, found):
+            _move(path, aside)
+    _truncate(log, found.cut[0])

@@ -176,6 +176,8 @@ def repair(
 
 
 def _plan_facts(found: "Plan") -> dict[str, Any]:
+    from rmq_pipeline.store.log import log_file
+
     cut_at, end = found.cut or (None, None)
     lost = found.lost
     return {
@@ -188,17 +190,24 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
         "lost_from": None if lost.first_ms is None else format_ms(lost.first_ms),
         "lost_to": None if lost.last_ms is None else format_ms(lost.last_ms),
         "lost_messages": [
-            {"topic_id": topic_id, "queue_id": queue_id, "from_offset": first, "messages": count}
-            for (topic_id, queue_id), count in sorted(lost.messages.items())
-            for first in (lost.first_offset[topic_id, queue_id],)
+            {
+                "topic": found.topics.get(topic_id),
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "from_offset": first,
+                "messages": end - first,
+            }
+            for (topic_id, queue_id), (first, end) in sorted(lost.offsets.items())
         ],
+        "log_begins_at": found.first,
+        "new_headers": [str(log_file.path_of(found.home / "log", each)) for each in found.headers],
     }
 
 
 def _plan_lines(found: "Plan") -> Iterator[str]:
     facts = _plan_facts(found)
     if not found.is_needed:
-        yield f"{found.home} has no damage that a start refuses and this command repairs."
+        yield f"{found.home} has no damage that a start refuses."
         return
     yield from found.damage
     if found.cut is not None:
@@ -209,8 +218,16 @@ def _plan_lines(found: "Plan") -> Iterator[str]:
         )
     for row in facts["lost_messages"]:
         yield (
-            f"It loses {row['messages']} messages of topic {row['topic_id']} from offset"
-            f" {row['from_offset']} of queue {row['queue_id']} on."
+            f"It loses at least {row['messages']} messages of topic"
+            f" {row['topic'] or row['topic_id']} from offset {row['from_offset']} of queue"
+            f" {row['queue_id']} on."
+        )
+    for path in facts["new_headers"]:
+        yield f"The header of {path} is written again; its frames are sound."
+    if found.first and found.sets_aside:
+        yield (
+            f"The files of the log before position {found.first} are set aside: their messages are"
+            " in segments, and nothing is lost."
         )
     if found.is_derived:
         yield "The database is made again from the log."

@@ -219,6 +219,41 @@ def read_database(path: Path) -> DatabaseFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """What a readable database says about where things end."""
+
+    #: All earlier frames are in the files.
+    sealed_to: int
+    next_topic_id: int
+    #: max_offset of each queue, by (topic_id, queue_id).
+    heads: Mapping[tuple[int, int], int]
+    #: Names of the topics, by id.
+    topics: Mapping[int, str]
+
+
+def read_ends(path: Path) -> Ends:
+    """Read where the queues and the sealed log of a database end.
+
+    Raises:
+        ValueError: the database cannot be read; the error says why.
+    """
+    try:
+        with duckdb.connect(path, read_only=True) as connection:
+            ((sealed_to,),) = connection.sql(named("sealed_position")).fetchall()
+            ((_, _, next_topic_id, _),) = connection.sql(named("state_reached")).fetchall()
+            heads = connection.sql(named("state_heads")).fetchall()
+            topics = connection.sql(named("state_topics")).fetchall()
+    except duckdb.Error as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    return Ends(
+        sealed_to,
+        next_topic_id,
+        {(topic_id, queue_id): end for topic_id, queue_id, _, end in heads},
+        {topic_id: Topic.from_json(detail).name for topic_id, detail in topics},
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CopyFacts:
     """A copied database: its log position, the time of its last frame, and the files it names."""
 
