@@ -5,6 +5,7 @@ its base is its name, the seed is that of the other files, and its frames are so
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class DamagedLog:
             except CorruptLogError as error:
                 self.damage[int(path.stem)] = error.message
         self.seeds = {each.file.seed for each in self.files.values()} or _seed_of(folder)
+        for base in list(self.damage):
+            found = self._without_header(log_file.path_of(folder, base))
+            if found is not None:
+                self.files[base] = ReadFile(found, True)
 
     def close(self) -> None:
         """Close all files."""
@@ -83,11 +88,53 @@ class DamagedLog:
         """Positions at which files begin by their names, also those that cannot be read."""
         return [int(path.stem) for path in self.paths]
 
+    def _without_header(self, path: Path) -> LogFile | None:
+        """Open a file without its header; None if its frames do not prove what it said."""
+        base = int(path.stem)
+        before = [each for each in self.files if each < base]
+        after = [each for each in self.files if each > base]
+        near = [*([max(before)] if before else []), *([min(after)] if after else [])]
+        kinds = {
+            (each.version, frame.fingerprint(each.schemas))
+            for each in (self.files[base].file for base in near)
+        } or {(frame.VERSION, frame.fingerprint(SCHEMAS))}
+        if len(self.seeds) != 1 or len(kinds) != 1 or path.stat().st_size <= log_file.PAGE_BYTES:
+            return None
+        ((version, print_),) = kinds
+        schemas = frame.written_schemas(print_, SCHEMAS)
+        is_current = (version, schemas) == (frame.VERSION, SCHEMAS)
+        if schemas is None or (len(near) < 2 and not is_current):
+            return None  # the columns may have changed in this file
+        (seed,) = self.seeds
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        found = LogFile(
+            path,
+            seed=seed,
+            base=base,
+            descriptor=descriptor,
+            schemas=schemas,
+            version=version,
+            is_current=is_current,
+        )
+        if _is_readable(found):
+            return found
+        found.finish()
+        return None
+
 
 def _seed_of(folder: Path) -> set[int]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         return {int(durable_files.load_json((folder / VALIDATED_FILE).read_bytes())["seed"])}
     return set()
+
+
+def _is_readable(file: LogFile) -> bool:
+    """Return True if the first frame is sound, and has the columns of the file."""
+    try:
+        sections_of(file, file.base)
+    except (CorruptLogError, pa.ArrowException, OSError, ValueError):
+        return False
+    return True
 
 
 def sections_of(file: LogFile, position: int) -> tuple[int, list[tuple[int, pa.RecordBatch]]]:

@@ -187,6 +187,11 @@ def small_logs(home: Path, *, sealed: bool = False) -> list[Path]:
     return sorted((home / "log").glob("*.log"))
 
 
+def break_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"damaged!" * 8)
+
+
 def test_a_cut_before_sealed_messages_is_refused(home: Path) -> None:
     with open_broker(home, log_file_bytes=8 << 20) as broker:
         broker.create_topic("plain", queues=1)
@@ -199,6 +204,34 @@ def test_a_cut_before_sealed_messages_is_refused(home: Path) -> None:
     (home / "state.duckdb").write_bytes(b"no database")
 
     assert "would be lost" in refusal(home).message
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_header_is_written_again(home: Path, which: int) -> None:
+    paths = small_logs(home)
+    assert len(paths) > 2
+    sound = paths[which].read_bytes()
+    break_header(paths[which])
+    with pytest.raises(CorruptLogError):
+        open_broker(home)
+
+    aside = mend(home)
+
+    assert paths[which].read_bytes()[:4096] == sound[:4096]
+    assert (aside / f"{paths[which].name}.header").read_bytes()[:8] == b"damaged!"
+    with open_broker(home) as broker:
+        assert read(broker) == 60
+
+
+def test_the_header_of_the_only_file_is_written_again(home: Path) -> None:
+    sent_undispatched(home)
+    (path,) = (home / "log").glob("*.log")
+    break_header(path)
+
+    mend(home)
+
+    with open_broker(home) as broker:
+        assert read(broker) == 26
 
 
 def test_a_sealed_file_that_is_gone_is_not_needed(home: Path) -> None:
